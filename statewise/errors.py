@@ -1,0 +1,35 @@
+"""The errors that Statewise raises at its boundaries.
+
+Each carries one line that names what was given, what was expected and what to do.
+The command line prints that line and exits with 2 (1 for a run that failed half-way).
+"""
+
+from __future__ import annotations
+
+
+class StatewiseError(Exception):
+    """Base of all errors that are meant to be read by a user; ``exit_code`` is what the command line returns."""
+
+    exit_code = 2
+
+
+class InputError(StatewiseError, ValueError):
+    """A tensor argument has the wrong shape, dtype or value."""
+
+
+class ConfigError(StatewiseError, ValueError):
+    """A configuration has an unknown field, a wrong type, or values that contradict each other."""
+
+
+class DataError(StatewiseError, ValueError):
+    """A text, a folder or a tokenizer cannot be used."""
+
+
+class CheckpointError(StatewiseError, ValueError):
+    """A checkpoint or run folder is missing, damaged, of another architecture, or already in use."""
+
+
+class TrainingError(StatewiseError, RuntimeError):
+    """A run cannot go on: its loss or a gradient is not finite."""
+
+    exit_code = 1

@@ -1,0 +1,172 @@
+"""A language model: embedding, any tuple of layers, norm, head. One call trains, prefills and decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.base import MixerConfig
+from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
+
+
+class LanguageModelState(NamedTuple):
+    """position: (batch,) int64, tokens read since the row's document began; layers: one state per layer."""
+
+    position: Tensor
+    layers: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig:
+    """A causal language model. ``layers`` is a tuple of blocks or bare mixer configs, so a hybrid is tuple arithmetic."""
+
+    vocab_size: int
+    d_model: int
+    layers: tuple[BlockConfig | MixerConfig, ...]
+    norm: str = "rms"
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = True
+    embedding_dropout: float = 0.0
+    embedding_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 1 or self.d_model < 1:
+            raise ConfigError(
+                f"LanguageModelConfig needs vocab_size >= 1 and d_model >= 1, got {self.vocab_size} and {self.d_model}"
+            )
+        if self.norm not in NORMS:
+            raise ConfigError(f"LanguageModelConfig.norm={self.norm!r} is unknown; use one of {list(NORMS)}")
+        if not isinstance(self.layers, Sequence) or not self.layers:
+            raise ConfigError("LanguageModelConfig.layers must be a tuple with at least one layer")
+        for i, layer in enumerate(self.layers):
+            if not isinstance(layer, (BlockConfig, MixerConfig)):
+                raise ConfigError(
+                    f"LanguageModelConfig.layers[{i}] is a {type(layer).__name__}; "
+                    "expected a BlockConfig or a mixer's config"
+                )
+        object.__setattr__(self, "layers", tuple(self.layers))
+
+    @property
+    def blocks(self) -> tuple[BlockConfig, ...]:
+        """The layers, with bare mixer configs made into blocks."""
+        return tuple(as_block(layer) for layer in self.layers)
+
+    def build(self) -> LanguageModel:
+        """The model, its parameters drawn from torch's global generator."""
+        return LanguageModel(self)
+
+
+class LanguageModel(nn.Module):
+    """tokens (batch, length) -> logits (batch, length, vocab_size), and the state if one was given.
+
+    Padded positions (beyond ``lengths``) give logits that mean nothing; their tokens may hold any id.
+    """
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.embedding_dropout = nn.Dropout(config.embedding_dropout)
+        self.layers = nn.ModuleList(block.build(config.d_model) for block in config.blocks)
+        self.norm = build_norm(config.norm, config.d_model, config.norm_eps)
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        self.gradient_checkpointing = False  # set True to recompute each block in the backward pass
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
+        nn.init.normal_(self.embedding.weight, std=self.config.embedding_std)
+        if not self.config.tie_embeddings:
+            nn.init.normal_(self.head.weight, std=self.config.embedding_std)
+        scale = sum(block.n_branches for block in self.config.blocks) ** -0.5
+        for layer in self.layers:
+            layer.reset_parameters(scale)
+        self.norm.reset_parameters()
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> LanguageModelState:
+        """The state before the first token. ``dtype`` defaults to float32, or wider if the parameters are."""
+        device = self.embedding.weight.device if device is None else torch.device(device)
+        layers = tuple(layer.initial_state(batch, device=device, dtype=dtype) for layer in self.layers)
+        return LanguageModelState(torch.zeros(batch, dtype=torch.int64, device=device), layers)
+
+    def features(
+        self,
+        tokens: Tensor,
+        state: LanguageModelState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, LanguageModelState | None]:
+        """The normed output of the last layer, (batch, length, d_model): what ``head`` turns into logits.
+
+        Call this and then ``head`` on the positions you need, where all logits would be a waste.
+        """
+        self._check(tokens, state, lengths, starts)
+        if lengths is not None:  # padding may hold anything, also ids that the embedding does not have
+            valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+            tokens = tokens.masked_fill(~valid, 0)
+        x = self.embedding_dropout(self.embedding(tokens))
+        states: list[Any] = []
+        for i, layer in enumerate(self.layers):
+            layer_state = None if state is None else state.layers[i]
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x, layer_state = checkpoint(
+                    layer, x, layer_state, lengths=lengths, starts=starts, use_reentrant=False
+                )  # type: ignore[misc]
+            else:
+                x, layer_state = layer(x, layer_state, lengths=lengths, starts=starts)
+            states.append(layer_state)
+        x = self.norm(x)
+        if state is None:
+            return x, None
+        return x, LanguageModelState(_advance(state.position, tokens, lengths, starts), tuple(states))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        state: LanguageModelState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, LanguageModelState | None]:
+        x, state = self.features(tokens, state, lengths=lengths, starts=starts)
+        return self.head(x), state
+
+    def _check(
+        self, tokens: Tensor, state: LanguageModelState | None, lengths: Tensor | None, starts: Tensor | None
+    ) -> None:
+        if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+            raise InputError(
+                f"tokens must be integers of shape (batch, length), got {tokens.dtype} {tuple(tokens.shape)}"
+            )
+        batch, length = tokens.shape
+        if state is not None and (len(state.layers) != len(self.layers) or state.position.shape != (batch,)):
+            raise InputError(
+                f"state is for {len(state.layers)} layers and batch {tuple(state.position.shape)}; "
+                f"this model has {len(self.layers)} layers and the tokens have batch {batch}"
+            )
+        if lengths is not None and lengths.shape != (batch,):
+            raise InputError(f"lengths must have shape ({batch},), got {tuple(lengths.shape)}")
+        if starts is not None and starts.shape != (batch, length):
+            raise InputError(f"starts must have shape ({batch}, {length}), got {tuple(starts.shape)}")
+
+
+def _advance(position: Tensor, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None) -> Tensor:
+    """The position after these tokens: counted from the last start, if there was one, and only over real tokens."""
+    length = tokens.shape[1]
+    end = torch.full_like(position, length) if lengths is None else lengths.to(position)
+    if starts is None:
+        return position + end
+    time = torch.arange(length, device=tokens.device)
+    last = torch.where(starts & (time < end[:, None]), time, -1).amax(1) if length else torch.full_like(end, -1)
+    return torch.where(last >= 0, end - last, position + end)
