@@ -1,0 +1,178 @@
+"""The scalar-identity state-space model h_t = a_t h_{t-1} + x_t B_t^T, y_t = h_t C_t as one operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.kernels.ssd.chunked import backward_chunks, forward_chunks
+from statewise.kernels.ssd.reference import ssd_differentiable, ssd_reference
+
+__all__ = ["ssd", "ssd_reference"]
+
+
+def _pieces(length: int, q: int) -> list[tuple[int, int, int]]:
+    """(start, stop, chunk length): all full chunks as one piece, then the ragged rest as a chunk of its own."""
+    full = length - length % q
+    pieces = [(0, full, q)] if full else []
+    return pieces + ([(full, length, length - full)] if full < length else [])
+
+
+def _entering(segments: Tensor | None, start: int) -> Tensor | None:
+    """The segment of the step before ``start``; what comes in from outside is segment 0."""
+    if segments is None:
+        return None
+    return segments[:, start - 1] if start else torch.zeros_like(segments[:, 0])
+
+
+def _slice(segments: Tensor | None, start: int, stop: int) -> Tensor | None:
+    return None if segments is None else segments[:, start:stop]
+
+
+@torch.library.custom_op("statewise::ssd", mutates_args=())
+def _ssd(
+    x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None, chunk_length: int
+) -> tuple[Tensor, Tensor]:
+    outputs, state = [], h0
+    for start, stop, q in _pieces(x.shape[1], chunk_length):
+        piece = (m[:, start:stop] for m in (x, log_a, B, C))
+        y, state = forward_chunks(*piece, state, _slice(segments, start, stop), _entering(segments, start), q)
+        outputs.append(y)
+    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1) if outputs else torch.zeros_like(x)
+    return y.contiguous(), state.clone() if state is h0 else state
+
+
+@_ssd.register_fake
+def _(
+    x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None, chunk_length: int
+) -> tuple[Tensor, Tensor]:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty(h0.shape, dtype=x.dtype, device=x.device)
+
+
+@torch.library.custom_op("statewise::ssd_backward", mutates_args=())
+def _ssd_backward(
+    grad_y: Tensor,
+    grad_state: Tensor,
+    x: Tensor,
+    log_a: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    segments: Tensor | None,
+    y: Tensor,
+    chunk_length: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    pieces = _pieces(x.shape[1], chunk_length)
+    states = [h0]
+    for start, stop, q in pieces[:-1]:  # at most one: the state before the ragged rest
+        piece = (m[:, start:stop] for m in (x, log_a, B, C))
+        states.append(
+            forward_chunks(*piece, states[-1], _slice(segments, start, stop), _entering(segments, start), q)[1]
+        )
+    gradients: list[tuple[Tensor, ...]] = []
+    for (start, stop, q), state in zip(reversed(pieces), reversed(states)):
+        inputs = tuple(m[:, start:stop] for m in (x, log_a, B, C))
+        ids, entering = _slice(segments, start, stop), _entering(segments, start)
+        *gradient, grad_state = backward_chunks(
+            grad_y[:, start:stop], grad_state, *inputs, state, ids, entering, y[:, start:stop], q
+        )
+        gradients.append(tuple(gradient))
+    if not gradients:
+        dx, da, dB, dC = (torch.zeros_like(m) for m in (x, log_a, B, C))
+        return dx, da, dB, dC, grad_state.clone()
+    dx, da, dB, dC = (torch.cat(parts[::-1], 1).contiguous() for parts in zip(*gradients))
+    return dx, da, dB, dC, grad_state.contiguous()
+
+
+@_ssd_backward.register_fake
+def _(
+    grad_y: Tensor,
+    grad_state: Tensor,
+    x: Tensor,
+    log_a: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    segments: Tensor | None,
+    y: Tensor,
+    chunk_length: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dx, da, dB, dC, dh = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (x, log_a, B, C, h0))
+    return dx, da, dB, dC, dh
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.chunk_length = inputs
+    ctx.save_for_backward(*tensors, output[0])
+
+
+def _backward(ctx: Any, grad_y: Tensor, grad_state: Tensor) -> tuple[Any, ...]:
+    x, log_a, B, C, h0, segments, y = ctx.saved_tensors
+    gradients = _ssd_backward(grad_y, grad_state, x, log_a, B, C, h0, segments, y, ctx.chunk_length)
+    return *gradients, None, None
+
+
+def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    grad_y, grad_state, x, log_a, B, C, h0, segments, _, ctx.chunk_length = inputs
+    ctx.save_for_backward(grad_y, grad_state, x, log_a, B, C, h0, segments)
+
+
+def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    """The derivative of the adjoint, taken through the plain definition: rare, so it need not be fast."""
+    *tensors, segments = ctx.saved_tensors
+    with torch.enable_grad():
+        leaves = [m.detach().requires_grad_() for m in tensors]
+        grad_y, grad_state, *inputs = leaves
+        outputs = ssd_differentiable(*inputs, segments, ctx.chunk_length)
+        first = torch.autograd.grad(outputs, inputs, (grad_y, grad_state), create_graph=True, materialize_grads=True)
+        second = torch.autograd.grad(first, leaves, grads, materialize_grads=True)
+    return *second, None, None, None
+
+
+_ssd.register_autograd(_backward, setup_context=_setup_context)
+_ssd_backward.register_autograd(_second_backward, setup_context=_setup_second)
+
+
+def ssd(
+    x: Tensor,
+    log_a: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    segments: Tensor | None = None,
+    *,
+    chunk_length: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """Scalar-identity state-space model: h_t = exp(log_a_t) h_{t-1} + x_t B_t^T, y_t = h_t C_t.
+
+    Shapes:   x: (batch, length, n_heads, d_head)   log_a: (batch, length, n_heads), <= 0
+              B, C: (batch, length, n_groups, d_state), each group shared by n_heads / n_groups heads
+              h0: (batch, n_heads, d_head, d_state)   ->   y like x, h like h0 (the state after the last step)
+              segments: (batch, length) integers that never fall, h0 being segment 0; nothing passes from one
+              segment to the next.
+    Cost:     O(length (chunk_length + d_state) d_head) per head, in matrix products; the adjoint three times
+              that. Memory above the outputs: length * chunk_length per head, and a state per chunk.
+    Numerics: computed in float32, or float64 if an input is; y comes in the dtype of x. Decays are
+              differences of float64 sums inside a chunk. Second derivatives go through the plain definition.
+    Errors:   InputError if the shapes disagree; the message gives them.
+    Source:   Dao & Gu 2024, arXiv:2405.21060, sec. 6 and listing 1.
+    """
+    b, length, h, p = x.shape if x.ndim == 4 else (0, 0, 0, 0)
+    g, n = B.shape[2:] if B.ndim == 4 else (0, 0)
+    if not (g and h % g == 0 and B.shape == C.shape == (b, length, g, n) and log_a.shape == (b, length, h)):
+        raise InputError(
+            "ssd needs x (batch, length, heads, d_head), log_a (batch, length, heads), B and C "
+            "(batch, length, groups, d_state) with groups dividing heads; "
+            f"got {tuple(x.shape)}, {tuple(log_a.shape)}, {tuple(B.shape)}, {tuple(C.shape)}"
+        )
+    if h0.shape != (b, h, p, n):
+        raise InputError(f"ssd needs h0 of shape {(b, h, p, n)} (batch, heads, d_head, d_state); got {tuple(h0.shape)}")
+    if chunk_length < 1:
+        raise InputError(f"ssd needs chunk_length >= 1; got {chunk_length}")
+    dtype = torch.float64 if torch.float64 in (x.dtype, log_a.dtype, B.dtype, C.dtype, h0.dtype) else torch.float32
+    inputs = (m.to(dtype) for m in (x, log_a, B, C, h0))
+    y, state = _ssd(*inputs, segments, chunk_length)
+    return y.to(x.dtype), state

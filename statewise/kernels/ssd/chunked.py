@@ -1,0 +1,169 @@
+"""SSD by chunks: matrix products inside a chunk, a recurrence from chunk to chunk; and its adjoint.
+
+Notation: b batch, c chunks, q steps of a chunk, g groups, r heads of a group, p head width, n state.
+The products with the state (B^T x, C h) run over all r heads of a group at once, as one (q, n, r p) product.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class _Decays(NamedTuple):
+    """The decays of each chunk: within it, from the carried state, to its end, and across it."""
+
+    within: Tensor  # (b, c, h, q, q)   prod a over (s, t], zero above the diagonal and across documents
+    from_start: Tensor  # (b, c, q, h)  prod a over [0, t], zero if the document of t began inside
+    to_end: Tensor  # (b, c, q, h)      prod a over (s, end], zero if the document of s ends inside
+    across: Tensor  # (b, c, h)         prod a over the chunk, zero if a document begins inside
+
+
+def _decays(log_a: Tensor, segments: Tensor | None, before: Tensor | None, dtype: torch.dtype) -> _Decays:
+    """log_a: (b, c, q, h); segments: (b, c, q); before: (b, c), the segment of the step before each chunk.
+
+    The cumulative sums are float64: their differences are then exact to float32, which differences of float32
+    sums are not (Dao & Gu 2024, arXiv:2405.21060, listing 1, masks and cumulates instead, which costs q^2 adds).
+    """
+    total = log_a.double().cumsum(2)
+    by_head = total.transpose(2, 3)  # (b, c, h, q)
+    b, c, h, q = by_head.shape
+    within = torch.empty(b, c, h, q, q, dtype=dtype, device=log_a.device)
+    torch.sub(by_head.unsqueeze(-1), by_head.unsqueeze(-2), out=within)
+    within.exp_().tril_()
+    from_start = total.to(dtype).exp()
+    to_end = (total[:, :, -1:] - total).to(dtype).exp_()
+    across = from_start[:, :, -1]
+    if segments is not None and before is not None:
+        same = segments.unsqueeze(-1) == segments.unsqueeze(-2)  # (b, c, q, q)
+        within.mul_(same.unsqueeze(2))
+        from_start = from_start * (segments == before.unsqueeze(-1)).unsqueeze(-1)
+        to_end = to_end * (segments == segments[:, :, -1:]).unsqueeze(-1)
+        across = from_start[:, :, -1]
+    return _Decays(within, from_start, to_end, across)
+
+
+def _merge_heads(x: Tensor, n_groups: int) -> Tensor:
+    """(b, c, q, h, p) -> (b, c, g, q, r p), the layout of the products with the state."""
+    b, c, q, h, p = x.shape
+    return x.reshape(b, c, q, n_groups, (h // n_groups) * p).transpose(2, 3)
+
+
+def _split_heads(x: Tensor, n_heads: int) -> Tensor:
+    """(b, c, g, q, r p) -> (b, c, q, h, p)"""
+    b, c, g, q, rp = x.shape
+    return x.transpose(2, 3).reshape(b, c, q, n_heads, rp * g // n_heads)
+
+
+def _per_head(x: Tensor) -> Tensor:
+    """(b, c, q, h, p) -> contiguous (b, c, h, q, p), the layout of the products within a chunk."""
+    return x.transpose(2, 3).contiguous()
+
+
+def _over_chunks(added: Tensor, across: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """States entering each chunk, written over ``added`` (b, c, h, p, n), and the state after the last."""
+    for k in range(added.shape[1]):
+        following = torch.addcmul(added[:, k], across[:, k, :, None, None], state)
+        added[:, k] = state
+        state = following
+    return added, state
+
+
+def _scores(B: Tensor, C: Tensor) -> Tensor:
+    """C_t . B_s within each chunk and group: (b, c, g, q, q) from (b, c, q, g, n)."""
+    return C.transpose(2, 3) @ B.permute(0, 1, 3, 4, 2)
+
+
+def _chunk(m: Tensor, q: int) -> Tensor:
+    return m.unflatten(1, (m.shape[1] // q, q))
+
+
+def _before(segments: Tensor, entering: Tensor, q: int) -> Tensor:
+    """(b, c) segment of the last step before each chunk."""
+    return torch.cat([entering.unsqueeze(1), segments[:, q - 1 : -1 : q]], 1)
+
+
+def forward_chunks(
+    x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None, entering: Tensor | None, q: int
+) -> tuple[Tensor, Tensor]:
+    """y and the state after the last step; the length must be a multiple of q. entering: (b,) segment of h0."""
+    n_groups, n_heads = B.shape[2], x.shape[2]
+    before = None if segments is None or entering is None else _before(segments, entering, q)
+    x, log_a, B, C = (_chunk(m, q) for m in (x, log_a, B, C))
+    decays = _decays(log_a, None if segments is None else _chunk(segments, q), before, x.dtype)
+    b, c, _, h, p = x.shape
+
+    scores = _scores(B, C).unsqueeze(3)  # (b, c, g, 1, q, q)
+    mixing = decays.within.view(b, c, n_groups, h // n_groups, q, q).mul_(scores).view(b * c * h, q, q)
+    y_within = torch.bmm(mixing, _per_head(x).view(b * c * h, q, p)).view(b, c, h, q, p)
+
+    weighted = _merge_heads(x * decays.to_end.unsqueeze(-1), n_groups)
+    added = (weighted.transpose(3, 4) @ B.transpose(2, 3)).reshape(b, c, h, p, -1)
+    entering_states, state = _over_chunks(added, decays.across, h0)
+
+    by_group = entering_states.view(b, c, n_groups, (h // n_groups) * p, -1)
+    y = _split_heads(C.transpose(2, 3) @ by_group.transpose(3, 4), n_heads)
+    y = torch.addcmul(y_within.transpose(2, 3), y, decays.from_start.unsqueeze(-1))
+    return y.flatten(1, 2), state
+
+
+def backward_chunks(
+    grad_y: Tensor,
+    grad_state: Tensor,
+    x: Tensor,
+    log_a: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    segments: Tensor | None,
+    entering: Tensor | None,
+    y: Tensor,
+    q: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, log_a, B, C and h0. Chunk states are recomputed, so the forward pass keeps none of them.
+
+    With l_t the cumulative log decay, y_t scales with exp(l_t) and x_s enters with exp(-l_s), so
+    dl_t = <dy_t, y_t> - <dx_t, x_t>, and dlog_a is the sum of dl over the rest of the chunk.
+    """
+    n_groups, n_heads = B.shape[2], x.shape[2]
+    before = None if segments is None or entering is None else _before(segments, entering, q)
+    x, log_a, B, C, y, dy = (_chunk(m, q) for m in (x, log_a, B, C, y, grad_y))
+    decays = _decays(log_a, None if segments is None else _chunk(segments, q), before, x.dtype)
+    b, c, _, h, p = x.shape
+    r, n = h // n_groups, B.shape[-1]
+    B_g, C_g = B.transpose(2, 3), C.transpose(2, 3)  # (b, c, g, q, n)
+
+    # the states, forwards in time, as in the forward pass
+    weighted = _merge_heads(x * decays.to_end.unsqueeze(-1), n_groups)  # (b, c, g, q, rp)
+    added = (weighted.transpose(3, 4) @ B_g).reshape(b, c, h, p, n)
+    entering_states, _ = _over_chunks(added, decays.across, h0)
+
+    # the gradients of the states, backwards in time: after[k] belongs to the state after chunk k
+    dy_start = _merge_heads(dy * decays.from_start.unsqueeze(-1), n_groups)  # (b, c, g, q, rp)
+    direct = (dy_start.transpose(3, 4) @ C_g).reshape(b, c, h, p, n)
+    after, grad_h0 = _over_chunks(direct.flip(1), decays.across.flip(1), grad_state)
+    after = after.flip(1)
+    d_across = (after * entering_states).sum((-2, -1)) * decays.across  # (b, c, h)
+    states_g = entering_states.view(b, c, n_groups, r * p, n)
+    after_g = after.view(b, c, n_groups, r * p, n)
+    dC = dy_start @ states_g
+    dB = weighted @ after_g
+    dx_state = _split_heads(B_g @ after_g.transpose(3, 4), n_heads) * decays.to_end.unsqueeze(-1)
+
+    # within each chunk
+    dy_h, x_h = _per_head(dy).view(b * c * h, q, p), _per_head(x).view(b * c * h, q, p)
+    d_mixing = torch.bmm(dy_h, x_h.transpose(1, 2)).view(b, c, n_groups, r, q, q)
+    within = decays.within.view(b, c, n_groups, r, q, q)
+    d_scores = d_mixing.mul_(within).sum(3)  # (b, c, g, q, q)
+    mixing = within.mul_(_scores(B, C).unsqueeze(3)).view(b * c * h, q, q)
+    dx_within = torch.bmm(mixing.transpose(1, 2), dy_h).view(b, c, h, q, p).transpose(2, 3)
+    dC = dC + d_scores @ B_g
+    dB = dB + d_scores.transpose(3, 4) @ C_g
+    dx = dx_within + dx_state
+
+    d_total = ((dy * y) - (dx * x)).sum(-1)  # (b, c, q, h)
+    d_total[:, :, -1] += (dx_state * x).sum((2, 4)) + d_across
+    d_log_a = d_total.flip(2).cumsum(2).flip(2)
+    return dx.flatten(1, 2), d_log_a.flatten(1, 2), dB.transpose(2, 3).flatten(1, 2), dC.transpose(2, 3).flatten(1, 2), grad_h0
