@@ -1,0 +1,36 @@
+"""RMSNorm with a SiLU gate, as Mamba-2 has it after its system."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class GatedRMSNorm(nn.Module):
+    """RMSNorm(x * SiLU(z)), or with ``norm_before_gate`` RMSNorm(x) * SiLU(z); each group normed by itself.
+
+    Shapes:   x, z: (..., width)  ->  (..., width); the mean square is over width / n_groups features
+    Numerics: computed in float32 or wider, returned in the dtype of x.
+    Source:   Dao & Gu 2024, arXiv:2405.21060, sec. 7.2 (the norm) and sec. 8.1 (groups, for tensor parallelism).
+    """
+
+    def __init__(self, width: int, *, n_groups: int = 1, norm_before_gate: bool = False, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.n_groups, self.norm_before_gate, self.eps = n_groups, norm_before_gate, eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        y, gate = x.to(dtype), F.silu(z.to(dtype))
+        if not self.norm_before_gate:
+            y = y * gate
+        if self.n_groups == 1:
+            y = F.rms_norm(y, y.shape[-1:], self.weight.to(dtype), self.eps)
+        else:
+            groups = y.unflatten(-1, (self.n_groups, -1))
+            y = F.rms_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2) * self.weight.to(dtype)
+        return (y * gate if self.norm_before_gate else y).to(x.dtype)

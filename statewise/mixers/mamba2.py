@@ -1,0 +1,179 @@
+"""Mamba-2: a scalar-identity state-space model (SSD) between two projections, with a gate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from statewise.errors import ConfigError
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig
+from statewise.mixers.gated_norm import GatedRMSNorm
+from statewise.mixers.short_convolution import ShortConvolution
+from statewise.operators.causal_convolution import ConvolutionState
+from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.ssd import SSD, SSDState
+
+
+class Mamba2State(NamedTuple):
+    """convolution: the last inputs of the short convolution; ssm: (batch, n_heads, d_head, d_state)."""
+
+    convolution: ConvolutionState
+    ssm: SSDState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Config(MixerConfig):
+    """Mamba-2 with its published defaults (Dao & Gu 2024, arXiv:2405.21060, sec. 7; ``mamba_ssm``'s Mamba2)."""
+
+    d_state: int = 128
+    d_head: int = 64
+    expand: int = 2
+    n_groups: int = 1
+    n_taps: int = 4
+    chunk_length: int = 64
+    norm_before_gate: bool = False
+    norm_groups: int | None = None  # groups of the gated norm; None: as many as n_groups
+    norm_eps: float = 1e-5
+    a_range: tuple[float, float] = (1.0, 16.0)  # -A is drawn uniformly from it
+    dt_range: tuple[float, float] = (1e-3, 1e-1)  # dt at initialisation is drawn log-uniformly from it
+    dt_floor: float = 1e-4
+    dt_limit: tuple[float, float] = (0.0, math.inf)  # dt is clamped to it after the softplus
+    bias: bool = False
+    convolution_bias: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("d_state", "d_head", "expand", "n_groups", "n_taps", "chunk_length"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Mamba2Config.{name}={getattr(self, name)} is too small; use at least 1")
+        if self.norm_groups is not None and self.norm_groups < 1:
+            raise ConfigError(f"Mamba2Config.norm_groups={self.norm_groups} is too small; use at least 1, or None")
+        for name in ("a_range", "dt_range"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high < math.inf:
+                raise ConfigError(f"Mamba2Config.{name}={(low, high)} is no range; use 0 < low <= high")
+        if not 0 <= self.dt_limit[0] < self.dt_limit[1]:
+            raise ConfigError(f"Mamba2Config.dt_limit={self.dt_limit} is no range; use 0 <= low < high")
+        if self.dt_floor <= 0:
+            raise ConfigError(f"Mamba2Config.dt_floor={self.dt_floor} is out of range; use a number above 0")
+
+    def build(self, d_model: int) -> Mamba2:
+        return Mamba2(d_model, self)
+
+
+class Mamba2Dynamics(Dynamics):
+    """A = -exp(A_log), the bias of dt before its softplus, and the skip D, one number a head each."""
+
+    def __init__(self, n_heads: int, config: Mamba2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.A_log = nn.Parameter(torch.empty(n_heads))
+        self.dt_bias = nn.Parameter(torch.empty(n_heads))
+        self.D = nn.Parameter(torch.empty(n_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        config = self.config
+        with torch.no_grad():
+            self.A_log.copy_(torch.empty_like(self.A_log).uniform_(*config.a_range).log())
+            log_low, log_high = (math.log(dt) for dt in config.dt_range)
+            dt = torch.empty_like(self.dt_bias).uniform_(log_low, log_high).exp().clamp(min=config.dt_floor)
+            self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+            self.D.fill_(1.0)
+
+    def forward(self, dt: Tensor) -> tuple[Tensor, Tensor]:
+        """Raw dt (batch, length, n_heads) -> the step sizes and log_a = dt A, in float32 or wider."""
+        dt = F.softplus(dt.to(self.dt_bias.dtype) + self.dt_bias)
+        low, high = self.config.dt_limit
+        if low > 0 or high < math.inf:
+            dt = dt.clamp(low, high)
+        return dt, -dt * self.A_log.exp()
+
+
+class Mamba2(Mixer):
+    """[z, x, B, C, dt] = W_in u; x, B, C pass a short convolution and SiLU; h_t = e^{dt_t A} h_{t-1} + dt_t x_t B_t^T,
+    y_t = h_t C_t + D x_t; W_out GatedRMSNorm(y, z).
+
+    Shapes:  x: (batch, length, d_model) -> y the same; state: :class:`Mamba2State`
+    Cost:    O(length d_model (d_model + d_state)) multiply-adds; the state has d_inner (d_state) + n_taps inputs.
+    Errors:  ConfigError if the sizes do not divide; InputError for shapes that disagree.
+    Source:  Dao & Gu 2024, arXiv:2405.21060, sec. 7.1, fig. 6 (the parallel block).
+    """
+
+    def __init__(self, d_model: int, config: Mamba2Config) -> None:
+        super().__init__()
+        self.d_model, self.config = d_model, config
+        self.d_inner = config.expand * d_model
+        if self.d_inner % config.d_head:
+            raise ConfigError(
+                f"Mamba2Config.d_head={config.d_head} does not divide expand * d_model = {self.d_inner}; "
+                "choose a head width that does"
+            )
+        self.n_heads = self.d_inner // config.d_head
+        norm_groups = config.n_groups if config.norm_groups is None else config.norm_groups
+        for name, groups, size in (
+            ("n_groups", config.n_groups, self.n_heads),
+            ("norm_groups", norm_groups, self.d_inner),
+        ):
+            if size % groups:
+                raise ConfigError(f"Mamba2Config.{name}={groups} does not divide {size}; choose one that does")
+        d_groups = config.n_groups * config.d_state
+        self.sizes = [self.d_inner, self.d_inner + 2 * d_groups, self.n_heads]  # z; x, B, C; dt
+        self.convolved_sizes = [self.d_inner, d_groups, d_groups]
+        self.in_proj = nn.Linear(d_model, sum(self.sizes), bias=config.bias)
+        self.convolution = ShortConvolution(self.sizes[1], config.n_taps, bias=config.convolution_bias)
+        self.dynamics = Mamba2Dynamics(self.n_heads, config)
+        self.norm = GatedRMSNorm(
+            self.d_inner, n_groups=norm_groups, norm_before_gate=config.norm_before_gate, eps=config.norm_eps
+        )
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=config.bias)
+
+    def reset_parameters(self, residual_scale: float = 1.0) -> None:
+        """As published: PyTorch's default for the projections (biases zero), the output's scaled."""
+        for projection in (self.in_proj, self.out_proj):
+            nn.init.kaiming_uniform_(projection.weight, a=math.sqrt(5))
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+        with torch.no_grad():
+            self.out_proj.weight.mul_(residual_scale)
+        self.convolution.reset_parameters()
+        self.dynamics.reset_parameters()
+        self.norm.reset_parameters()
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Mamba2State:
+        weight = self.in_proj.weight
+        device = weight.device if device is None else device
+        dtype = torch.promote_types(weight.dtype, torch.float32) if dtype is None else dtype
+        h = torch.zeros(batch, self.n_heads, self.config.d_head, self.config.d_state, device=device, dtype=dtype)
+        return Mamba2State(self.convolution.initial_state(batch, device=device, dtype=dtype), SSDState(h))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Mamba2State | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, Mamba2State | None]:
+        x = mask_time(x, build_masks(*x.shape[:2], lengths, starts).valid)
+        z, xBC, dt = self.in_proj(x).split(self.sizes, -1)
+        before = None if state is None else state.convolution
+        xBC, convolution = self.convolution(xBC, before, lengths=lengths, starts=starts)
+        values, B, C = F.silu(xBC).split(self.convolved_sizes, -1)
+        values = values.unflatten(-1, (self.n_heads, self.config.d_head))
+        B, C = (m.unflatten(-1, (self.config.n_groups, self.config.d_state)) for m in (B, C))
+        dt, log_a = self.dynamics(dt)
+        operator = SSD(log_a, B, C, self.config.chunk_length)
+        before_ssm = None if state is None else state.ssm
+        y, ssm = operator((values * dt.unsqueeze(-1)), before_ssm, lengths=lengths, starts=starts)
+        y = torch.addcmul(y, values.to(y.dtype), self.dynamics.D.to(y.dtype).unsqueeze(-1)).flatten(-2)
+        y = self.out_proj(self.norm(y, z).to(x.dtype))
+        if state is None or convolution is None:
+            return y, None
+        return y, Mamba2State(convolution, ssm)

@@ -1,0 +1,165 @@
+"""The operator: a causal linear map y = M u that carries a state, h_t = A_t h_{t-1} + B_t u_t, y_t = C_t h_t."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from statewise.errors import InputError
+from statewise.operators.masks import NO_MASKS, Masks, build_masks, mask_time
+from statewise.operators.plan import plan
+
+
+class Operator(abc.ABC):
+    """A family of linear recurrences: a frozen dataclass of its coefficients that writes ``step``.
+
+    ``step`` is the definition; every other form in ``forms`` equals it in outputs, final state and gradients
+    (``tests/laws.py`` checks each). A form is a method ``form(u, state, masks) -> (y, final state)``.
+
+    Shapes:  u: (batch, length, *channels, *trailing)  ->  y of the same shape. The coefficients act on
+             ``channels``; each index of the trailing axes is an independent copy of the system.
+    """
+
+    forms: ClassVar[tuple[str, ...]] = ("recurrent",)
+    time_varying: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    @abc.abstractmethod
+    def channels(self) -> tuple[int, ...]:
+        """The sizes of the axes of u that the coefficients act on."""
+
+    @abc.abstractmethod
+    def step(self, u: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One step in time: u (batch, *channels, *trailing); the coefficients without their time axis."""
+
+    @abc.abstractmethod
+    def initial_state(
+        self,
+        batch: int,
+        *,
+        trailing: tuple[int, ...] = (),
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Any:
+        """The state of a system at rest. ``device`` and ``dtype`` default to the coefficients', float32 or wider."""
+
+    @abc.abstractmethod
+    def _check(self, u: Tensor) -> None:
+        """Raise InputError unless the coefficients fit one another and u."""
+
+    @abc.abstractmethod
+    def _like(self) -> Tensor:
+        """A coefficient, for its device and dtype."""
+
+    def __call__(
+        self,
+        u: Tensor,
+        state: Any = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        form: str | None = None,
+    ) -> tuple[Tensor, Any]:
+        """y and, if a state was given, the state after the last real step of each row.
+
+        ``lengths`` (batch,): rows are right-padded and end there; padded outputs are zero. ``starts`` (batch,
+        length): a document begins, and nothing passes it. ``form`` forces one of ``forms``; without it
+        :func:`statewise.operators.plan.plan` picks (``statewise.explain`` says which and why).
+        """
+        self._check(u)
+        if form is not None and form not in self.forms:
+            raise InputError(f"{type(self).__name__} has no form {form!r}; its forms are {', '.join(self.forms)}")
+        if state is not None:
+            self._check_state(u, state)
+        masks = NO_MASKS if lengths is None and starts is None else build_masks(*u.shape[:2], lengths, starts)
+        op, u = self, mask_time(u, masks.valid)
+        if masks.valid is not None:
+            op = self._mask(masks.valid)
+        if form is None:
+            form = plan(
+                type(self).__name__, length=u.shape[1], device=u.device.type, packed=masks.starts is not None
+            ).form
+        y, final = getattr(op, form)(u, state, masks)
+        return mask_time(y, masks.valid), None if state is None else final
+
+    def __getitem__(self, times: slice) -> Any:
+        """The operator over those times: ``op[:t]`` then ``op[t:]`` is ``op``. Time-invariant ones are unchanged."""
+        if not isinstance(times, slice) or times.step not in (None, 1):
+            raise InputError(f"an operator is sliced in time by op[t0:t1], got {times!r}")
+        return replace(self, **{name: getattr(self, name)[:, times] for name in self.time_varying})  # type: ignore[type-var]
+
+    def recurrent(self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS) -> tuple[Tensor, Any]:
+        """``step`` folded over time. It unbinds, because indexing h[:, t] makes the backward pass quadratic."""
+        rest = self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=self._state_dtype(u))
+        state = rest if state is None else state
+        coefficients = [getattr(self, name).unbind(1) for name in self.time_varying]
+        outputs = []
+        for t, u_t in enumerate(u.unbind(1)):
+            now = replace(self, **{name: c[t] for name, c in zip(self.time_varying, coefficients)})  # type: ignore[type-var]
+            if masks.starts is not None:
+                state = _choose(masks.starts[:, t], rest, state)
+            y, following = now.step(u_t, state)
+            state = following if masks.valid is None else _choose(masks.valid[:, t], following, state)
+            outputs.append(y)
+        return (torch.stack(outputs, 1) if outputs else torch.zeros_like(u)), state
+
+    def matrix(self, length: int | None = None) -> Tensor:
+        """The lower-triangular map of the whole sequence, y = M u: (batch, *channels, length, length).
+
+        Column s is the response to a unit impulse at time s. Time-invariant operators need ``length`` and give
+        (*channels, length, length). Costs a run over ``length`` copies of the system: to read, test and plot.
+        """
+        like = self._like()
+        if self.time_varying:
+            batch, own = getattr(self, self.time_varying[0]).shape[:2]
+            if length not in (None, own):
+                raise InputError(f"this operator has {own} steps; matrix(length={length}) needs op[:{length}] first")
+            length = own
+        elif length is None:
+            raise InputError("matrix(length) of a time-invariant operator needs a length")
+        else:
+            batch = 1
+        real = like.real if like.is_complex() else like
+        impulses = torch.eye(length, dtype=real.dtype, device=real.device)
+        impulses = impulses.reshape(1, length, *[1] * len(self.channels), length)
+        y, _ = self(impulses.expand(batch, length, *self.channels, length))
+        matrix = y.movedim(1, -2)
+        return matrix if self.time_varying else matrix.squeeze(0)
+
+    def _trailing(self, u: Tensor) -> tuple[int, ...]:
+        return tuple(u.shape[2 + len(self.channels) :])
+
+    def _state_dtype(self, u: Tensor) -> torch.dtype:
+        return wide(u.dtype, self._like().dtype)
+
+    def _mask(self, valid: Tensor) -> Any:
+        """The operator whose steps that are not real are the identity on the state."""
+        return self
+
+    def _check_state(self, u: Tensor, state: Any) -> None:
+        expected = self.initial_state(u.shape[0], trailing=self._trailing(u), device="meta")
+        if type(state) is not type(expected):
+            raise InputError(
+                f"{type(self).__name__} needs a {type(expected).__name__} as its state, got {type(state).__name__}"
+            )
+        for name, have, want in zip(expected._fields, state, expected):
+            if have.shape != want.shape:
+                raise InputError(
+                    f"{type(expected).__name__}.{name} must have shape {tuple(want.shape)} for this input, "
+                    f"got {tuple(have.shape)}"
+                )
+
+
+def wide(*dtypes: torch.dtype) -> torch.dtype:
+    """The real dtype that states of these inputs are kept in: float64 if one of them is that wide, else float32."""
+    return torch.float64 if any(dtype in (torch.float64, torch.complex128) for dtype in dtypes) else torch.float32
+
+
+def _choose(condition: Tensor, yes: Any, no: Any) -> Any:
+    """yes where the row's condition holds, else no, leaf by leaf."""
+    return pytree.tree_map(lambda a, b: torch.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b), yes, no)

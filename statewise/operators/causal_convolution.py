@@ -1,0 +1,113 @@
+"""Convolution with a finite causal filter: Mamba's short convolution, and H3's shift SSM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.kernels.short_convolution import short_convolution
+from statewise.operators.base import Operator, wide
+from statewise.operators.masks import NO_MASKS, Masks
+
+
+class ConvolutionState(NamedTuple):
+    """inputs: (batch, n_taps - 1, width, *trailing), the last inputs, oldest first; zero before the document."""
+
+    inputs: Tensor
+
+
+@dataclass(frozen=True)
+class CausalConvolution(Operator):
+    """y_t = sum_{i < n_taps} taps_i u_{t-i}; the state is a shift register of the last n_taps - 1 inputs.
+
+    Shapes:  taps: (width, n_taps)   u: (batch, length, width, *trailing)
+    Forms:   ``recurrent``; ``direct``, O(length width n_taps), one pass for each tap.
+    Errors:  InputError for shapes that disagree.
+    """
+
+    taps: Tensor
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "direct")
+
+    @classmethod
+    def from_shift(cls, B: Tensor, C: Tensor) -> CausalConvolution:
+        """H3's shift SSM: A moves the state down by one place, so its filter is taps_i = sum_n C[n + i] B[n].
+
+        Shapes:  B, C: (width, n)   ->   n taps
+        Cost:    O(width n^2).
+        Source:  Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.1.
+        """
+        if B.ndim != 2 or B.shape != C.shape:
+            raise InputError(f"a shift SSM needs B and C of one shape (width, n); got {tuple(B.shape)}, {tuple(C.shape)}")
+        n = B.shape[1]
+        return cls(torch.stack([(C[:, i:] * B[:, : n - i]).sum(1) for i in range(n)], 1))
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        return (self.taps.shape[0],)
+
+    def _like(self) -> Tensor:
+        return self.taps
+
+    def _check(self, u: Tensor) -> None:
+        if self.taps.ndim != 2 or self.taps.shape[1] < 1:
+            raise InputError(f"CausalConvolution needs taps (width, n_taps >= 1); got {tuple(self.taps.shape)}")
+        if u.ndim < 3 or u.shape[2] != self.taps.shape[0]:
+            raise InputError(
+                f"CausalConvolution of width {self.taps.shape[0]} needs u (batch, length, {self.taps.shape[0]}, ...); "
+                f"got {tuple(u.shape)}"
+            )
+
+    def initial_state(
+        self,
+        batch: int,
+        *,
+        trailing: tuple[int, ...] = (),
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> ConvolutionState:
+        width, n_taps = self.taps.shape
+        device = self.taps.device if device is None else device
+        dtype = wide(self.taps.dtype) if dtype is None else dtype
+        return ConvolutionState(torch.zeros(batch, n_taps - 1, width, *trailing, device=device, dtype=dtype))
+
+    def step(self, u: Tensor, state: ConvolutionState) -> tuple[Tensor, ConvolutionState]:
+        past = torch.cat([state.inputs, u.unsqueeze(1).to(state.inputs.dtype)], 1)
+        weight = self.taps.to(past.dtype).flip(1).mT.reshape(1, *self.taps.shape[::-1], *[1] * (u.ndim - 2))
+        return (weight * past).sum(1).to(u.dtype), ConvolutionState(past[:, 1:])
+
+    def direct(
+        self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
+    ) -> tuple[Tensor, ConvolutionState | None]:
+        """Shifted copies of the input, each times its tap."""
+        dtype = wide(u.dtype, self.taps.dtype)
+        history = (
+            self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=dtype)
+            if state is None
+            else state
+        ).inputs.to(dtype)
+        x = u.to(dtype)
+        y = short_convolution(x, self.taps.to(dtype), history, masks.segments).to(u.dtype)
+        return y, None if state is None else ConvolutionState(self._final(x, history, masks))
+
+    def _final(self, x: Tensor, history: Tensor, masks: Masks) -> Tensor:
+        """The last n_taps - 1 real inputs of each row, zero where they lie before its document."""
+        n_kept = history.shape[1]
+        if x.shape[1] == 0:
+            return history
+        past = torch.cat([history, x], 1)
+        if masks.lengths is None:
+            kept = past[:, x.shape[1] :]
+            last = None if masks.segments is None else masks.segments[:, -1:]
+        else:
+            index = masks.lengths[:, None] + torch.arange(n_kept, device=x.device)  # into past
+            kept = past.gather(1, index.reshape(*index.shape, *[1] * (x.ndim - 2)).expand(-1, -1, *x.shape[2:]))
+            last = None if masks.segments is None else masks.segments.amax(1, keepdim=True)
+        if masks.segments is None or last is None:
+            return kept
+        ids = torch.cat([masks.segments.new_zeros(x.shape[0], n_kept), masks.segments], 1)
+        ids = ids[:, x.shape[1] :] if masks.lengths is None else ids.gather(1, index)
+        return kept * (ids == last).reshape(*ids.shape, *[1] * (x.ndim - 2))

@@ -1,0 +1,120 @@
+"""SSD, the system behind Mamba-2: a_t I for the transition, so that it is masked linear attention as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.kernels.ssd import ssd
+from statewise.operators.base import Operator, wide
+from statewise.operators.masks import NO_MASKS, Masks, mask_time
+
+
+class SSDState(NamedTuple):
+    """h: (batch, n_heads, *trailing, d_state), trailing being (d_head,) in a Mamba-2 layer."""
+
+    h: Tensor
+
+
+@dataclass(frozen=True)
+class SSD(Operator):
+    """h_t = a_t h_{t-1} + x_t B_t^T, y_t = h_t C_t, with a_t = exp(log_a_t) a number for each head.
+
+    Linear attention is log_a = 0 with C, B, x as queries, keys, values; a column of ones beside the values
+    gives the normaliser. RetNet is a constant log_a. ``matrix()`` is L * (C B^T), the mask L being 1-semiseparable.
+
+    Shapes:  log_a: (batch, length, n_heads), <= 0   B, C: (batch, length, n_groups, d_state), a group shared by
+             n_heads / n_groups consecutive heads   u: (batch, length, n_heads, *trailing)
+    Forms:   ``recurrent``; ``quadratic``, the attention form, O(length^2); ``chunked``, O(length chunk_length).
+    Errors:  InputError for shapes that disagree.
+    Source:  Dao & Gu 2024, arXiv:2405.21060, eq. 1, 15 and sec. 6.
+    """
+
+    log_a: Tensor
+    B: Tensor
+    C: Tensor
+    chunk_length: int = 64  # 64 balances the two products on a CPU
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "quadratic", "chunked")
+    time_varying: ClassVar[tuple[str, ...]] = ("log_a", "B", "C")
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        return (self.log_a.shape[-1],)
+
+    def _like(self) -> Tensor:
+        return self.B
+
+    def _check(self, u: Tensor) -> None:
+        shapes = ", ".join(str(tuple(m.shape)) for m in (self.log_a, self.B, self.C))
+        if not (
+            self.log_a.ndim == 3
+            and self.B.ndim == 4
+            and self.B.shape == self.C.shape
+            and self.B.shape[:2] == self.log_a.shape[:2]
+            and self.B.shape[2] > 0
+            and self.log_a.shape[2] % self.B.shape[2] == 0
+        ):
+            raise InputError(
+                "SSD needs log_a (batch, length, heads), B and C (batch, length, groups, d_state) with groups "
+                f"dividing heads; got {shapes}"
+            )
+        if u.ndim < 3 or u.shape[:3] != self.log_a.shape:
+            raise InputError(
+                f"SSD over (batch, length, heads) = {tuple(self.log_a.shape)} needs u of that shape and then "
+                f"(d_head,); got {tuple(u.shape)}"
+            )
+        if self.chunk_length < 1:
+            raise InputError(f"SSD needs chunk_length >= 1; got {self.chunk_length}")
+
+    def initial_state(
+        self,
+        batch: int,
+        *,
+        trailing: tuple[int, ...] = (),
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> SSDState:
+        device = self.B.device if device is None else device
+        dtype = wide(self.B.dtype) if dtype is None else dtype
+        return SSDState(
+            torch.zeros(batch, self.log_a.shape[-1], *trailing, self.B.shape[-1], device=device, dtype=dtype)
+        )
+
+    def step(self, u: Tensor, state: SSDState) -> tuple[Tensor, SSDState]:
+        per_group = self.log_a.shape[-1] // self.B.shape[-2]
+        dtype = self._state_dtype(u)
+        ones = [1] * (u.ndim - 2)
+        # (batch, heads, 1 per trailing axis, d_state)
+        B, C = (
+            m.to(dtype).repeat_interleave(per_group, 1).reshape(m.shape[0], -1, *ones, m.shape[-1])
+            for m in (self.B, self.C)
+        )
+        a = self.log_a.to(dtype).exp().reshape(*self.log_a.shape, *ones, 1)
+        h = a * state.h + u.to(dtype).unsqueeze(-1) * B
+        return (h * C).sum(-1).to(u.dtype), SSDState(h)
+
+    def quadratic(self, u: Tensor, state: SSDState | None, masks: Masks = NO_MASKS) -> tuple[Tensor, SSDState]:
+        """One chunk as long as the sequence: y = (L * C B^T) u, plus what the initial state gives."""
+        return self._ssd(u, state, masks, max(u.shape[1], 1))
+
+    def chunked(self, u: Tensor, state: SSDState | None, masks: Masks = NO_MASKS) -> tuple[Tensor, SSDState]:
+        """The attention form inside chunks of ``chunk_length``, the recurrence from chunk to chunk."""
+        return self._ssd(u, state, masks, self.chunk_length)
+
+    def _ssd(self, u: Tensor, state: SSDState | None, masks: Masks, chunk_length: int) -> tuple[Tensor, SSDState]:
+        batch, length, heads = u.shape[:3]
+        trailing = self._trailing(u)
+        flat = u.reshape(batch, length, heads, -1) if trailing else u.unsqueeze(-1)
+        if state is None:
+            state = self.initial_state(batch, trailing=trailing, device=u.device, dtype=self._state_dtype(u))
+        h0 = state.h.reshape(batch, heads, flat.shape[3], self.B.shape[-1])
+        y, h = ssd(flat, self.log_a, self.B, self.C, h0, masks.segments, chunk_length=chunk_length)
+        return y.reshape(u.shape), SSDState(h.reshape(state.h.shape))
+
+    def _mask(self, valid: Tensor) -> SSD:
+        log_a, B, C = (mask_time(m, valid) for m in (self.log_a, self.B, self.C))
+        return replace(self, log_a=log_a, B=B, C=C)
