@@ -1,0 +1,119 @@
+"""State-space sequence models: train, stream, generate and understand them, on any machine.
+
+The names below are imported when they are first used, so that ``import statewise`` costs nothing:
+
+>>> import statewise as sw
+>>> sw.MLPConfig(expand=2).expand
+2
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives. Tests hold this table against the imports for type checkers below.
+_EXPORTS = {
+    "AttentionConfig": "statewise.mixers.attention",
+    "BlockConfig": "statewise.models.block",
+    "ByteTokenizer": "statewise.data.tokenizers",
+    "CausalConvolution": "statewise.operators.causal_convolution",
+    "CheckpointError": "statewise.errors",
+    "ConfigError": "statewise.errors",
+    "DataError": "statewise.errors",
+    "DiagonalLTI": "statewise.operators.diagonal",
+    "FileTokenizer": "statewise.data.tokenizers",
+    "InputError": "statewise.errors",
+    "LanguageModel": "statewise.models.language_model",
+    "LanguageModelConfig": "statewise.models.language_model",
+    "LanguageModelState": "statewise.models.language_model",
+    "MLPConfig": "statewise.models.mlp",
+    "Mamba2Config": "statewise.mixers.mamba2",
+    "Mixer": "statewise.mixers.base",
+    "MixerConfig": "statewise.mixers.base",
+    "Operator": "statewise.operators.base",
+    "RunConfig": "statewise.train.config",
+    "SSD": "statewise.operators.ssd",
+    "StatewiseError": "statewise.errors",
+    "TextDataConfig": "statewise.data.text",
+    "TrainConfig": "statewise.train.config",
+    "TrainingError": "statewise.errors",
+    "explain": "statewise.operators.plan",
+    "load": "statewise.checkpoints",
+    "save": "statewise.checkpoints",
+}
+# Parts of the package that are reached by attribute as well. `statewise.generate` is also the function: its
+# module can be called.
+_MODULES = (
+    "checkpoints",
+    "configuration",
+    "data",
+    "errors",
+    "evaluate",
+    "generate",
+    "kernels",
+    "mixers",
+    "models",
+    "operators",
+    "semiseparable",
+    "train",
+)
+
+if TYPE_CHECKING:
+    from statewise import checkpoints as checkpoints
+    from statewise import configuration as configuration
+    from statewise import data as data
+    from statewise import errors as errors
+    from statewise import evaluate as evaluate
+    from statewise import generate as generate
+    from statewise import kernels as kernels
+    from statewise import mixers as mixers
+    from statewise import models as models
+    from statewise import operators as operators
+    from statewise import semiseparable as semiseparable
+    from statewise import train as train
+    from statewise.checkpoints import load as load
+    from statewise.checkpoints import save as save
+    from statewise.data.text import TextDataConfig as TextDataConfig
+    from statewise.data.tokenizers import ByteTokenizer as ByteTokenizer
+    from statewise.data.tokenizers import FileTokenizer as FileTokenizer
+    from statewise.errors import CheckpointError as CheckpointError
+    from statewise.errors import ConfigError as ConfigError
+    from statewise.errors import DataError as DataError
+    from statewise.errors import InputError as InputError
+    from statewise.errors import StatewiseError as StatewiseError
+    from statewise.errors import TrainingError as TrainingError
+    from statewise.mixers.attention import AttentionConfig as AttentionConfig
+    from statewise.mixers.base import Mixer as Mixer
+    from statewise.mixers.base import MixerConfig as MixerConfig
+    from statewise.mixers.mamba2 import Mamba2Config as Mamba2Config
+    from statewise.models.block import BlockConfig as BlockConfig
+    from statewise.models.language_model import LanguageModel as LanguageModel
+    from statewise.models.language_model import LanguageModelConfig as LanguageModelConfig
+    from statewise.models.language_model import LanguageModelState as LanguageModelState
+    from statewise.models.mlp import MLPConfig as MLPConfig
+    from statewise.operators.base import Operator as Operator
+    from statewise.operators.causal_convolution import CausalConvolution as CausalConvolution
+    from statewise.operators.diagonal import DiagonalLTI as DiagonalLTI
+    from statewise.operators.plan import explain as explain
+    from statewise.operators.ssd import SSD as SSD
+    from statewise.train.config import RunConfig as RunConfig
+    from statewise.train.config import TrainConfig as TrainConfig
+
+__all__ = sorted((*_EXPORTS, *_MODULES, "__version__"))
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"statewise.{name}")
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'statewise' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_EXPORTS[name]), name)
+    globals()[name] = value  # found directly from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

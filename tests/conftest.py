@@ -1,0 +1,49 @@
+"""What every test shares: one thread a worker, a cache folder of its own, marks for slow and CUDA tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before torch is imported anywhere: the workers of pytest-xdist are the parallelism.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import hypothesis
+import pytest
+import torch
+
+# A shared machine may stall for seconds: a deadline would find slow machines and no mistakes.
+hypothesis.settings.register_profile("statewise", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("statewise")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    cuda = torch.cuda.is_available()
+    for item in items:
+        if item.get_closest_marker("slow") and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes; run with --slow"))
+        if item.get_closest_marker("cuda") and not cuda:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def statewise_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of tokenised texts: nothing is read from or left in the user's own."""
+    folder = tmp_path_factory.mktemp("cache")
+    previous = os.environ.get("STATEWISE_CACHE")
+    os.environ["STATEWISE_CACHE"] = str(folder)
+    yield folder
+    if previous is None:
+        del os.environ["STATEWISE_CACHE"]
+    else:
+        os.environ["STATEWISE_CACHE"] = previous
