@@ -1,0 +1,274 @@
+"""Causal softmax attention as a mixer; its state is its key-value history."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.attention_state import AttentionState, append, concatenate, empty_state
+from statewise.mixers.base import Mixer, MixerConfig
+from statewise.mixers.causal_attention import attend
+from statewise.mixers.rotary import rotate
+
+POSITIONS = ("rotary", "learned", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(MixerConfig):
+    """Causal attention with ``n_heads`` query heads of width ``d_head``, scaled by 1/sqrt(d_head).
+
+    n_kv_heads: heads of keys and values, each shared by n_heads / n_kv_heads query heads (default: n_heads)
+    d_head:     default d_model / n_heads
+    positions:  "rotary" (the first ``d_rotary`` features of each head, default all; see :mod:`.rotary`),
+                "learned" (a table of ``max_positions`` vectors, added to the mixer's input) or None
+    window:     a query sees itself and the window - 1 tokens before it (default: all)
+    bias:       of both projections
+    """
+
+    n_heads: int
+    n_kv_heads: int | None = None
+    d_head: int | None = None
+    positions: str | None = "rotary"
+    d_rotary: int | None = None
+    rotary_base: float = 10_000.0
+    max_positions: int | None = None
+    window: int | None = None
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("n_heads", "n_kv_heads", "d_head", "d_rotary", "max_positions", "window"):
+            value = getattr(self, name)
+            if value is None and name != "n_heads":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"AttentionConfig.{name}={value!r}; expected an integer of at least 1")
+        if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
+            raise ConfigError(
+                f"AttentionConfig.n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; use a divisor"
+            )
+        if self.positions not in POSITIONS:
+            raise ConfigError(f"AttentionConfig.positions={self.positions!r} is unknown; use one of {list(POSITIONS)}")
+        if self.d_rotary is not None and self.positions != "rotary":
+            raise ConfigError(
+                f"AttentionConfig.d_rotary={self.d_rotary} with positions={self.positions!r}; leave it None"
+            )
+        if not isinstance(self.rotary_base, (int, float)) or not 0.0 < self.rotary_base < math.inf:
+            raise ConfigError(f"AttentionConfig.rotary_base={self.rotary_base!r}; expected a number above 0")
+        if (self.max_positions is not None) != (self.positions == "learned"):
+            raise ConfigError(
+                f"AttentionConfig.max_positions={self.max_positions} with positions={self.positions!r}; "
+                'set it with positions="learned", and only then'
+            )
+        if not isinstance(self.bias, bool):
+            raise ConfigError(f"AttentionConfig.bias={self.bias!r}; expected True or False")
+        if self.d_head is not None:
+            self.rotary_width(self.d_head)
+
+    def head_width(self, d_model: int) -> int:
+        """d_head, or its default for this d_model."""
+        if self.d_head is not None:
+            return self.d_head
+        if d_model % self.n_heads:
+            raise ConfigError(
+                f"d_model={d_model} is not a multiple of AttentionConfig.n_heads={self.n_heads}; "
+                "set d_head, or another n_heads"
+            )
+        return d_model // self.n_heads
+
+    def rotary_width(self, d_head: int) -> int:
+        """How many features of each head are turned: 0 without rotary positions."""
+        if self.positions != "rotary":
+            return 0
+        width = d_head if self.d_rotary is None else self.d_rotary
+        if width % 2 or width > d_head:
+            raise ConfigError(
+                f"rotary positions turn pairs of features: d_rotary={width} of d_head={d_head}; "
+                "set AttentionConfig.d_rotary to an even number of at most d_head"
+            )
+        return width
+
+    def build(self, d_model: int) -> Attention:
+        return Attention(d_model, self)
+
+
+class Attention(Mixer):
+    """y = W_o softmax(Q K^T / sqrt(d_head) + causal mask) V, with Q, K, V = W_i (x + learned positions).
+
+    Positions count from the beginning of the document, so padded, packed and single runs agree.
+
+    Shapes:  as :class:`~statewise.mixers.base.Mixer`
+    State:   :class:`~statewise.mixers.attention_state.AttentionState`, float32 or wider
+    Cost:    O(length * (history + length)); with a window O(length * window), and a state of bounded size. A step of
+             one token copies no history. Where gradients are recorded, or a document begins, the history is copied
+             once for the call. With a state the host waits for the device, which must tell it the rows' lengths.
+    Errors:  InputError for shapes that do not fit, lengths out of range, positions beyond ``max_positions``.
+    Source:  Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2; groups: Ainslie et al. 2023, arXiv:2305.13245.
+
+    >>> mixer = AttentionConfig(n_heads=2, window=8).build(d_model=16)
+    >>> y, state = mixer(torch.randn(1, 5, 16), mixer.initial_state(batch=1))
+    >>> y.shape, state.position
+    (torch.Size([1, 5, 16]), tensor([5]))
+    """
+
+    def __init__(self, d_model: int, config: AttentionConfig) -> None:
+        super().__init__()
+        self.d_model, self.config = d_model, config
+        self.n_heads = config.n_heads
+        self.n_kv_heads = config.n_heads if config.n_kv_heads is None else config.n_kv_heads
+        self.d_head = config.head_width(d_model)
+        self.d_rotary = config.rotary_width(self.d_head)
+        d_inner = self.n_heads * self.d_head
+        self.in_proj = nn.Linear(d_model, d_inner + 2 * self.n_kv_heads * self.d_head, bias=config.bias)  # q, k, v
+        self.out_proj = nn.Linear(d_inner, d_model, bias=config.bias)
+        self.positions = None if config.max_positions is None else nn.Embedding(config.max_positions, d_model)
+        self.reset_parameters()
+
+    def reset_parameters(self, residual_scale: float = 1.0) -> None:
+        for layer in (self.in_proj, self.out_proj):
+            nn.init.normal_(layer.weight, std=0.02)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        if self.positions is not None:
+            nn.init.normal_(self.positions.weight, std=0.02)
+        self.out_proj.weight.data.mul_(residual_scale)
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> AttentionState:
+        weight = self.in_proj.weight
+        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
+        device = weight.device if device is None else device
+        return empty_state(batch, self.n_kv_heads, self.d_head, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: AttentionState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, AttentionState | None]:
+        self._check(x, state, lengths, starts)
+        batch, length, _ = x.shape
+        if batch == 0 or length == 0:
+            return torch.zeros_like(x), state
+        time = torch.arange(length, device=x.device)
+        if lengths is not None:
+            x = torch.where((time < lengths[:, None])[..., None], x, 0)  # padding may hold NaN
+        if state is not None:
+            state, lengths, starts = _plain(state, length, lengths, starts)
+        began: Tensor | None = None  # (batch, length), when the token's document began, -1 if before the call
+        position = time[None] if state is None else state.position[:, None] + time
+        if starts is not None:
+            began = torch.where(starts, time, -1).cummax(1).values
+            position = torch.where(began >= 0, time - began, position)
+        if self.positions is not None:
+            self._check_positions(position, lengths, at_most=length if state is None else None)
+            x = x + self.positions(position.clamp(max=self.positions.num_embeddings - 1))
+
+        qkv = self.in_proj(x).unflatten(-1, (-1, self.d_head))
+        if self.d_rotary:
+            n_turned = self.n_heads + self.n_kv_heads
+            qk, v = qkv[:, :, :n_turned], qkv[:, :, n_turned:]
+            qk = rotate(qk, position, d_rotary=self.d_rotary, base=self.config.rotary_base)
+            q, k = qk[:, :, : self.n_heads], qk[:, :, self.n_heads :]
+        else:
+            q, k, v = qkv.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=2)
+        if state is None:
+            y = attend(q, k, v, first=None if began is None else began.clamp(min=0), window=self.config.window)
+        else:
+            y, state = self._attend_with_history(q, k, v, state, lengths, began)
+        return self.out_proj(y.to(qkv.dtype).flatten(2)), state
+
+    def _attend_with_history(
+        self, q: Tensor, k: Tensor, v: Tensor, state: AttentionState, lengths: Tensor | None, began: Tensor | None
+    ) -> tuple[Tensor, AttentionState]:
+        """Attention in the state's dtype, so that the history is never cast."""
+        batch, length = q.shape[:2]
+        window = self.config.window
+        q, k, v = (x.to(state.keys.dtype) for x in (q, k, v))
+        tracked = any(x.requires_grad for x in (k, state.keys, state.values)) and torch.is_grad_enabled()
+        if tracked or began is not None or (window is not None and length >= window):
+            last_start = None
+            if began is not None and lengths is None:
+                last_start = began[:, -1]
+            elif began is not None and lengths is not None:
+                last = began.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
+                last_start = torch.where(lengths > 0, last, -1)
+            context, state = concatenate(state, k, v, lengths=lengths, last_start=last_start, window=window)
+        else:
+            context, state = append(state, k, v, lengths=lengths, window=window)
+        first = None
+        if context.first is not None:
+            first = context.first[:, None].expand(batch, length)
+        if began is not None:
+            n_history = context.n_history
+            assert isinstance(n_history, int)
+            first = torch.where(began >= 0, began, -n_history if first is None else first)
+        y = attend(q, context.keys, context.values, n_history=context.n_history, first=first, window=window)
+        return y, state
+
+    def _check(self, x: Tensor, state: AttentionState | None, lengths: Tensor | None, starts: Tensor | None) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise InputError(f"x must have shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        batch, length, _ = x.shape
+        if lengths is not None and (lengths.shape != (batch,) or lengths.is_floating_point()):
+            raise InputError(
+                f"lengths must be integers of shape ({batch},), got {lengths.dtype} {tuple(lengths.shape)}"
+            )
+        if starts is not None and (starts.shape != (batch, length) or starts.dtype != torch.bool):
+            raise InputError(
+                f"starts must be bool of shape ({batch}, {length}), got {starts.dtype} {tuple(starts.shape)}"
+            )
+        if state is None:
+            return
+        if not isinstance(state, AttentionState):
+            raise InputError(f"state must be an AttentionState or None, got {type(state).__name__}")
+        heads = (self.n_kv_heads, self.d_head)
+        for name, leaf in state._asdict().items():
+            buffer = name in ("keys", "values")
+            if leaf.shape[:1] != (batch,) or leaf.ndim != (4 if buffer else 1) or (buffer and leaf.shape[2:] != heads):
+                expected = f"({batch}, capacity, {self.n_kv_heads}, {self.d_head})" if buffer else f"({batch},)"
+                raise InputError(f"state.{name} must have shape {expected}, got {tuple(leaf.shape)}")
+
+    def _check_positions(self, position: Tensor, lengths: Tensor | None, at_most: int | None) -> None:
+        """Learned positions end somewhere; padding may lie beyond. ``at_most`` saves a wait for the device."""
+        assert self.positions is not None
+        limit = self.positions.num_embeddings
+        if at_most is not None and at_most <= limit:
+            return
+        if lengths is not None:
+            real = torch.arange(position.shape[1], device=position.device) < lengths[:, None]
+            position = torch.where(real, position, 0)
+        highest, row = position.amax(1).max(0)
+        if highest >= limit:
+            raise InputError(
+                f"row {int(row)} reaches position {int(highest)}, but max_positions={limit} "
+                f"gives positions 0 to {limit - 1}; use shorter documents or a larger max_positions"
+            )
+
+
+def _plain(
+    state: AttentionState, length: int, lengths: Tensor | None, starts: Tensor | None
+) -> tuple[AttentionState, Tensor | None, Tensor | None]:
+    """The same call without the arguments that say nothing: rows that are all full, starts that are all False."""
+    if lengths is not None:
+        lengths = lengths.to(state.end)
+        low, high = torch.stack(lengths.aminmax()).tolist()
+        if low < 0 or high > length:
+            raise InputError(f"lengths must lie between 0 and {length}, got {low} to {high}")
+    if starts is not None:
+        if lengths is not None:  # padding may hold anything
+            starts = starts & (torch.arange(length, device=starts.device) < lengths[:, None])
+        if not starts.any():
+            starts = None
+        else:  # what a row drops at once is dropped from its buffer too
+            start = torch.where(starts[:, 0], state.end, state.start)
+            state = state._replace(start=start)
+    if lengths is not None and low == length:
+        lengths = None
+    return state, lengths, starts

@@ -1,0 +1,218 @@
+"""The state of attention: the keys and values so far, appended without copying them and without changing old states.
+
+A buffer has spare slots, and doubles when it is full, so that appending costs O(1) per token, amortised. Old states
+go on sharing the buffer: each knows which slots are its own, ``start`` to ``end``, and nobody writes into a slot
+twice. ``filled`` travels beside the buffer as its water mark and is shared as the buffer is: the first continuation
+of a state finds ``filled == end``, claims the slots after it and raises the mark; a second continuation of the same
+state finds the mark above its own end and copies. Whatever is done to all leaves of a state alike (clone, deepcopy,
+save and load, move, select rows, concatenate) keeps buffer and mark together.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+
+
+class AttentionState(NamedTuple):
+    """The key-value history of each row. The slots from ``start`` to ``end`` are the row's current document.
+
+    keys, values: (batch, capacity, n_kv_heads, d_head); keys have their positions in them already
+    start, end:   (batch,) int64, the row's slots
+    position:     (batch,) int64, tokens since the row's document began
+    filled:       (batch,) int64, slots of the buffer in use by any state that shares it
+
+    A later call may raise ``filled`` and write into slots from ``end`` on; nothing else is ever written to.
+    """
+
+    keys: Tensor
+    values: Tensor
+    start: Tensor
+    end: Tensor
+    position: Tensor
+    filled: Tensor
+
+
+class Context(NamedTuple):
+    """What the queries of one call may look at.
+
+    keys, values: (batch, n_keys, n_kv_heads, d_head), old ones and the call's own
+    n_history:    how many of them are older than the call; (batch,) where the rows differ
+    first:        (batch,) time of the row's oldest key, the call's first query being at time 0; None: all are the row's
+    """
+
+    keys: Tensor
+    values: Tensor
+    n_history: int | Tensor
+    first: Tensor | None
+
+
+def empty_state(
+    batch: int, n_kv_heads: int, d_head: int, *, device: torch.device | str | None, dtype: torch.dtype
+) -> AttentionState:
+    """No tokens, and no slots: the first append makes room."""
+    keys, values = (torch.zeros(batch, 0, n_kv_heads, d_head, device=device, dtype=dtype) for _ in range(2))
+    start, end, position, filled = (torch.zeros(batch, device=device, dtype=torch.int64) for _ in range(4))
+    return AttentionState(keys, values, start, end, position, filled)
+
+
+def append(
+    state: AttentionState, keys: Tensor, values: Tensor, *, lengths: Tensor | None = None, window: int | None = None
+) -> tuple[Context, AttentionState]:
+    """Append in place of the spare slots, no gradients recorded. Rows take the first ``lengths`` of the new tokens.
+
+    Cost: one wait for the device to read the rows' slots; O(length) per call, amortised, and O(length + window)
+    memory with a window. ``position`` is advanced by the tokens taken.
+    """
+    starts, ends, filled = _slots(state)
+    length = keys.shape[1]
+    if filled != ends or max(ends) + length > state.keys.shape[1] or not _may_write(state):
+        state = _with_room(state, length, window)
+        starts, ends, _ = _slots(state)
+    last = max(ends)
+    even = min(ends) == last
+    if even:
+        state.keys[:, last : last + length] = keys
+        state.values[:, last : last + length] = values
+    else:  # a row of fewer than `length` tokens leaves its padding in slots that stay free
+        rows = torch.arange(len(ends), device=keys.device)[:, None]
+        slots = state.end[:, None] + torch.arange(length, device=keys.device)
+        state.keys[rows, slots] = keys
+        state.values[rows, slots] = values
+    end = state.end + (length if lengths is None else lengths)
+    state.filled.copy_(end)
+    lows = starts if window is None else [max(s, e - window + 1) for s, e in zip(starts, ends)]
+    low = min(lows)
+    seen = slice(low, last + length)
+    context = Context(
+        state.keys[:, seen],
+        state.values[:, seen],
+        last - low if even else state.end - low,
+        None if even and max(lows) == low else state.start - state.end,
+    )
+    position = state.position + (length if lengths is None else lengths)
+    return context, state._replace(end=end, position=position)
+
+
+def concatenate(
+    state: AttentionState,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    last_start: Tensor | None = None,
+    window: int | None = None,
+) -> tuple[Context, AttentionState]:
+    """Append into new tensors of exactly the size needed: for gradients, new documents, and calls beyond the window.
+
+    last_start: (batch,) time of the last document to begin within the row's tokens, -1 where none does.
+    Cost: O(history + length), with a window O(window + length); the state keeps no more than window - 1 tokens.
+    """
+    old_keys, old_values, start = _recent(state, window)
+    n_history, length = old_keys.shape[1], keys.shape[1]
+    context_keys, context_values = torch.cat((old_keys, keys), 1), torch.cat((old_values, values), 1)
+    first = None if start is None else start - n_history
+    context = Context(context_keys, context_values, n_history, first)
+
+    count = torch.full_like(state.end, length) if lengths is None else lengths.to(state.end)
+    oldest = torch.full_like(count, -n_history) if first is None else first
+    position = state.position + count
+    if last_start is not None:
+        oldest = torch.where(last_start >= 0, last_start, oldest)
+        position = torch.where(last_start >= 0, count - last_start, position)
+    n_kept = n_history + length if window is None else min(n_history + length, window - 1)
+    start = (n_kept - (count - oldest)).clamp(min=0)
+    if lengths is None:
+        keys, values = context_keys[:, n_history + length - n_kept :], context_values[:, n_history + length - n_kept :]
+        if n_kept < n_history + length:  # a view would keep the whole call alive
+            keys, values = keys.clone(), values.clone()
+    else:
+        slots = (count + n_history - n_kept)[:, None] + torch.arange(n_kept, device=count.device)
+        keys, values = _take(context_keys, slots), _take(context_values, slots)
+    if lengths is not None or last_start is not None or first is not None:
+        keys, values = _blank_before(keys, start), _blank_before(values, start)
+    end = torch.full_like(count, n_kept)
+    return context, AttentionState(keys, values, start, end, position, end.clone())
+
+
+def _slots(state: AttentionState) -> tuple[list[int], list[int], list[int]]:
+    """start, end and filled of every row, on the host."""
+    starts, ends, filled = torch.stack((state.start, state.end, state.filled)).tolist()
+    capacity = state.keys.shape[1]
+    for row, (start, end) in enumerate(zip(starts, ends)):
+        if not 0 <= start <= end <= capacity:
+            raise InputError(
+                f"the attention state is damaged: row {row} has slots {start} to {end} of {capacity}; "
+                "expected 0 <= start <= end <= capacity. Start again from initial_state or an undamaged copy"
+            )
+    return starts, ends, filled
+
+
+def _may_write(state: AttentionState) -> bool:
+    """Whether writing into spare slots can reach nothing but those slots."""
+    keys, values, filled = state.keys, state.values, state.filled
+    if keys.requires_grad or values.requires_grad:  # somebody's leaves, or part of a graph
+        return False
+    if filled.is_inference() and not torch.is_inference_mode_enabled():  # torch forbids it
+        return False
+    if len(filled) > 1 and filled.stride(0) == 0:
+        return False
+    for buffer in (keys, values):
+        _, capacity, n_kv_heads, d_head = buffer.shape
+        if buffer.stride()[1:] != (n_kv_heads * d_head, d_head, 1):
+            return False
+        if len(filled) > 1 and buffer.stride(0) < capacity * n_kv_heads * d_head:  # expanded: rows lie on each other
+            return False
+    return True
+
+
+def _with_room(state: AttentionState, length: int, window: int | None) -> AttentionState:
+    """The same history in a buffer of its own, with room for ``length`` more tokens at least."""
+    old_keys, old_values, start = _recent(state, window)
+    batch, n_history, n_kv_heads, d_head = old_keys.shape
+    needed = n_history + length
+    capacity = 1 << (needed - 1).bit_length()
+    if window is not None and needed >= window:
+        capacity = needed + window  # as many steps until the next copy as the copy has tokens
+    # Zeros, not empty memory: spare slots are saved with the state.
+    keys, values = (old.new_zeros(batch, capacity, n_kv_heads, d_head) for old in (old_keys, old_values))
+    keys[:, :n_history] = old_keys.detach()
+    values[:, :n_history] = old_values.detach()
+    end = torch.full_like(state.end, n_history)
+    start = torch.zeros_like(end) if start is None else start
+    return AttentionState(keys, values, start, end, state.position, end.clone())
+
+
+def _recent(state: AttentionState, window: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The keys and values that the next query can see, rows aligned at their ends, zeros before shorter ones.
+
+    Also where each row starts, (batch,); None if all rows are of one length.
+    """
+    starts, ends, _ = _slots(state)
+    counts = [e - s if window is None else min(e - s, window - 1) for s, e in zip(starts, ends)]
+    longest, last = max(counts), max(ends)
+    if min(ends) == last:
+        keys, values = state.keys[:, last - longest : last], state.values[:, last - longest : last]
+    else:
+        slots = (state.end - longest)[:, None] + torch.arange(longest, device=state.end.device)
+        keys, values = _take(state.keys, slots), _take(state.values, slots)
+    if min(counts) == longest:
+        return keys, values, None
+    start = longest - (state.end - state.start).clamp(max=longest)
+    return _blank_before(keys, start), _blank_before(values, start), start
+
+
+def _take(buffer: Tensor, slots: Tensor) -> Tensor:
+    """buffer[b, slots[b, j]]; slots below 0 give slot 0, whose content means nothing."""
+    index = slots.clamp(min=0)[..., None, None].expand(-1, -1, *buffer.shape[2:])
+    return buffer.gather(1, index)
+
+
+def _blank_before(buffer: Tensor, start: Tensor) -> Tensor:
+    """Zeros before each row's start, so that what stood there cannot matter: 0 times NaN is not 0."""
+    own = torch.arange(buffer.shape[1], device=buffer.device) >= start[:, None]
+    return torch.where(own[..., None, None], buffer, 0)
