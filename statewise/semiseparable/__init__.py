@@ -1,0 +1,31 @@
+"""Semiseparable matrices: the maps y = M x of state-space models, and of masked attention, as objects.
+
+A lower-triangular M is N-semiseparable when every block on or below its diagonal has rank at most N. Such
+matrices are those that a recurrence with a state of N numbers applies (Dao & Gu 2024, arXiv:2405.21060,
+sec. 3), so a product with them takes O(T) steps and never needs their T x T entries. ``docs/math/duality.md``
+walks through this package.
+"""
+
+from statewise.semiseparable.contractions import (
+    LinearSteps,
+    QuadraticSteps,
+    masked_attention_contraction,
+    ssm_contraction,
+)
+from statewise.semiseparable.matrix import StructuredMatrix
+from statewise.semiseparable.one_semiseparable import CumulativeSum, OneSemiseparable
+from statewise.semiseparable.ranks import block_ranks, semiseparable_rank
+from statewise.semiseparable.sequentially_semiseparable import SequentiallySemiseparable
+
+__all__ = [
+    "CumulativeSum",
+    "LinearSteps",
+    "OneSemiseparable",
+    "QuadraticSteps",
+    "SequentiallySemiseparable",
+    "StructuredMatrix",
+    "block_ranks",
+    "masked_attention_contraction",
+    "semiseparable_rank",
+    "ssm_contraction",
+]
