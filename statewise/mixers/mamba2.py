@@ -161,7 +161,7 @@ class Mamba2(Mixer):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, Mamba2State | None]:
-        x = mask_time(x, build_masks(*x.shape[:2], lengths, starts).valid)
+        x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, starts).valid)
         z, xBC, dt = self.in_proj(x).split(self.sizes, -1)
         before = None if state is None else state.convolution
         xBC, convolution = self.convolution(xBC, before, lengths=lengths, starts=starts)

@@ -120,9 +120,7 @@ class LanguageModel(nn.Module):
         for i, layer in enumerate(self.layers):
             layer_state = None if state is None else state.layers[i]
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x, layer_state = checkpoint(
-                    layer, x, layer_state, lengths=lengths, starts=starts, use_reentrant=False
-                )  # type: ignore[misc]
+                x, layer_state = checkpoint(layer, x, layer_state, lengths=lengths, starts=starts, use_reentrant=False)  # type: ignore[misc]
             else:
                 x, layer_state = layer(x, layer_state, lengths=lengths, starts=starts)
             states.append(layer_state)

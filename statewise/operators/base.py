@@ -80,6 +80,9 @@ class Operator(abc.ABC):
         op, u = self, mask_time(u, masks.valid)
         if masks.valid is not None:
             op = self._mask(masks.valid)
+        if state is not None and masks.starts is not None and u.shape[1]:
+            # a row that begins here forgets even a state that holds NaN, which no mask multiplies away
+            state = _choose(masks.starts[:, 0], pytree.tree_map(torch.zeros_like, state), state)
         if form is None:
             form = plan(
                 type(self).__name__, length=u.shape[1], device=u.device.type, packed=masks.starts is not None

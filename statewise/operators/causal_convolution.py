@@ -41,7 +41,9 @@ class CausalConvolution(Operator):
         Source:  Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.1.
         """
         if B.ndim != 2 or B.shape != C.shape:
-            raise InputError(f"a shift SSM needs B and C of one shape (width, n); got {tuple(B.shape)}, {tuple(C.shape)}")
+            raise InputError(
+                f"a shift SSM needs B and C of one shape (width, n); got {tuple(B.shape)}, {tuple(C.shape)}"
+            )
         n = B.shape[1]
         return cls(torch.stack([(C[:, i:] * B[:, : n - i]).sum(1) for i in range(n)], 1))
 

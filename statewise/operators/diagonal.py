@@ -49,9 +49,7 @@ class DiagonalLTI(Operator):
         shapes = [tuple(m.shape) for m in (self.A, self.B, self.C)]
         if self.A.ndim != 2 or len(set(shapes)) != 1 or len({m.dtype for m in (self.A, self.B, self.C)}) != 1:
             dtypes = [str(m.dtype) for m in (self.A, self.B, self.C)]
-            raise InputError(
-                f"DiagonalLTI needs A, B, C of one shape (width, n) and one dtype; got {shapes}, {dtypes}"
-            )
+            raise InputError(f"DiagonalLTI needs A, B, C of one shape (width, n) and one dtype; got {shapes}, {dtypes}")
         if u.ndim < 3 or u.shape[2] != self.A.shape[0] or u.is_complex():
             raise InputError(
                 f"DiagonalLTI of width {self.A.shape[0]} needs a real u (batch, length, {self.A.shape[0]}, ...); "

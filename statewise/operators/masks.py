@@ -30,7 +30,9 @@ def build_masks(batch: int, length: int, lengths: Tensor | None, starts: Tensor 
     valid = None
     if lengths is not None:
         if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-            raise InputError(f"lengths must be integers of shape ({batch},), got {lengths.dtype} {tuple(lengths.shape)}")
+            raise InputError(
+                f"lengths must be integers of shape ({batch},), got {lengths.dtype} {tuple(lengths.shape)}"
+            )
         if not torch.compiler.is_compiling() and batch and not lengths.is_meta:
             low, high = int(lengths.min()), int(lengths.max())
             if low < 0 or high > length:

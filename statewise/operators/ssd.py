@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -108,7 +109,7 @@ class SSD(Operator):
     def _ssd(self, u: Tensor, state: SSDState | None, masks: Masks, chunk_length: int) -> tuple[Tensor, SSDState]:
         batch, length, heads = u.shape[:3]
         trailing = self._trailing(u)
-        flat = u.reshape(batch, length, heads, -1) if trailing else u.unsqueeze(-1)
+        flat = u.reshape(batch, length, heads, math.prod(trailing))
         if state is None:
             state = self.initial_state(batch, trailing=trailing, device=u.device, dtype=self._state_dtype(u))
         h0 = state.h.reshape(batch, heads, flat.shape[3], self.B.shape[-1])

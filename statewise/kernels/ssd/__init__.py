@@ -156,7 +156,8 @@ def ssd(
     Cost:     O(length (chunk_length + d_state) d_head) per head, in matrix products; the adjoint three times
               that. Memory above the outputs: length * chunk_length per head, and a state per chunk.
     Numerics: computed in float32, or float64 if an input is; y comes in the dtype of x. Decays are
-              differences of float64 sums inside a chunk. Second derivatives go through the plain definition.
+              differences of float64 sums inside a chunk. A NaN stays in its row and head, but spoils the whole
+              of its chunk. Second derivatives go through the plain definition.
     Errors:   InputError if the shapes disagree; the message gives them.
     Source:   Dao & Gu 2024, arXiv:2405.21060, sec. 6 and listing 1.
     """

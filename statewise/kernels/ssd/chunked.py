@@ -166,4 +166,10 @@ def backward_chunks(
     d_total = ((dy * y) - (dx * x)).sum(-1)  # (b, c, q, h)
     d_total[:, :, -1] += (dx_state * x).sum((2, 4)) + d_across
     d_log_a = d_total.flip(2).cumsum(2).flip(2)
-    return dx.flatten(1, 2), d_log_a.flatten(1, 2), dB.transpose(2, 3).flatten(1, 2), dC.transpose(2, 3).flatten(1, 2), grad_h0
+    return (
+        dx.flatten(1, 2),
+        d_log_a.flatten(1, 2),
+        dB.transpose(2, 3).flatten(1, 2),
+        dC.transpose(2, 3).flatten(1, 2),
+        grad_h0,
+    )

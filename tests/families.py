@@ -1,0 +1,73 @@
+"""Random members of each operator family, for the laws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from statewise.operators import SSD, CausalConvolution, DiagonalLTI, Operator
+
+
+def diagonal_complex(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    wide = torch.complex128 if dtype == torch.float64 else torch.complex64
+    log_A = torch.complex(-torch.rand(3, 4, generator=g, dtype=torch.float64), torch.randn(3, 4, generator=g).double())
+    B, C = (torch.randn(3, 4, generator=g, dtype=torch.complex128).to(wide) for _ in range(2))
+    return DiagonalLTI(log_A.exp().to(wide), B, C), torch.randn(batch, length, 3, generator=g, dtype=dtype)
+
+
+def diagonal_real_trailing(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    A = torch.rand(2, 3, generator=g, dtype=dtype) * 1.8 - 0.9
+    B, C = (torch.randn(2, 3, generator=g, dtype=dtype) for _ in range(2))
+    return DiagonalLTI(A, B, C), torch.randn(batch, length, 2, 2, 3, generator=g, dtype=dtype)
+
+
+def convolution(batch: int, length: int, dtype: torch.dtype, seed: int, n_taps: int = 4) -> tuple[Operator, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    taps = torch.randn(5, n_taps, generator=g, dtype=dtype) / n_taps
+    return CausalConvolution(taps), torch.randn(batch, length, 5, generator=g, dtype=dtype)
+
+
+def convolution_one_tap(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    return convolution(batch, length, dtype, seed, n_taps=1)
+
+
+def convolution_long(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    op, u = convolution(batch, length, dtype, seed, n_taps=9)
+    return op, u.unsqueeze(-1).expand(-1, -1, -1, 2)
+
+
+def ssd(
+    batch: int,
+    length: int,
+    dtype: torch.dtype,
+    seed: int,
+    heads: int = 4,
+    groups: int = 2,
+    d_head: int = 3,
+    d_state: int = 5,
+    chunk_length: int = 8,
+) -> tuple[Operator, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    log_a = -torch.rand(batch, length, heads, generator=g, dtype=dtype) * 2
+    B, C = (torch.randn(batch, length, groups, d_state, generator=g, dtype=dtype) for _ in range(2))
+    u = torch.randn(batch, length, heads, d_head, generator=g, dtype=dtype)
+    return SSD(log_a, B, C, chunk_length), u
+
+
+def ssd_one_group(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    return ssd(batch, length, dtype, seed, heads=3, groups=1, d_head=2, d_state=7, chunk_length=64)
+
+
+FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tensor]]] = {
+    "DiagonalLTI complex": diagonal_complex,
+    "DiagonalLTI real, trailing axes": diagonal_real_trailing,
+    "CausalConvolution": convolution,
+    "CausalConvolution one tap": convolution_one_tap,
+    "CausalConvolution long, trailing axis": convolution_long,
+    "SSD": ssd,
+    "SSD one group": ssd_one_group,
+}

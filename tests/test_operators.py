@@ -1,0 +1,227 @@
+"""Operators: the laws, the matrix, slicing, the plan, and the models that are special cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from families import FAMILIES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_laws import check_agreement, check_operator_laws, with_gradients
+
+import statewise as sw
+from statewise.errors import InputError
+from statewise.operators.plan import RULES, plan, table
+
+D = torch.float64
+
+
+@pytest.mark.parametrize("length", [1, 2, 13])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_laws(family: str, length: int) -> None:
+    op, u = FAMILIES[family](3, length, D, length)
+    check_operator_laws(op, u)
+
+
+@pytest.mark.parametrize("family", ["DiagonalLTI complex", "CausalConvolution", "SSD"])
+def test_laws_past_65_steps(family: str) -> None:
+    op, u = FAMILIES[family](1, 131, D, 0)
+    check_operator_laws(op, u)
+
+
+@settings(max_examples=25)
+@given(
+    family=st.sampled_from(sorted(FAMILIES)),
+    length=st.sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 37, 63, 64, 65]),
+    batch=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+)
+def test_forms_agree_everywhere(family: str, length: int, batch: int, seed: int) -> None:
+    op, u = FAMILIES[family](batch, length, D, seed)
+    check_agreement(with_gradients(op), u.requires_grad_(), 1e-11)
+
+
+@settings(max_examples=20)
+@given(
+    length=st.integers(1, 40),
+    batch=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    per_group=st.integers(1, 3),
+    d_head=st.integers(1, 5),
+    d_state=st.integers(1, 6),
+    chunk_length=st.integers(1, 20),
+    seed=st.integers(0, 2**16),
+)
+def test_ssd_of_any_shape(
+    length: int, batch: int, groups: int, per_group: int, d_head: int, d_state: int, chunk_length: int, seed: int
+) -> None:
+    op, u = FAMILIES["SSD"](batch, length, D, seed, groups * per_group, groups, d_head, d_state, chunk_length)  # type: ignore[call-arg]
+    check_agreement(with_gradients(op), u.requires_grad_(), 1e-11)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32(family: str) -> None:
+    """The fast forms in float32 stay as near to float64 as the recurrence itself does."""
+    op, u = FAMILIES[family](2, 257, D, 3)
+    narrow = replace(op, **{k: v.to(_narrow(v.dtype)) for k, v in vars(op).items() if isinstance(v, torch.Tensor)})
+    want, _ = op(u, form="recurrent")
+    for form in op.forms:
+        error = (narrow(u.float(), form=form)[0].double() - want).abs().max() / want.abs().max()
+        assert error < 2e-6, (form, float(error))
+    check_operator_laws(*_first(narrow, u.float()), atol=2e-5)
+
+
+def _first(op: sw.Operator, u: torch.Tensor, length: int = 11) -> tuple[sw.Operator, torch.Tensor]:
+    return op[:length], u[:, :length]
+
+
+def _narrow(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex64 if dtype == torch.complex128 else torch.float32
+
+
+@pytest.mark.parametrize("family", ["DiagonalLTI complex", "CausalConvolution", "SSD"])
+def test_4099_steps(family: str) -> None:
+    """A prime length far beyond every block size: outputs, final state and gradients of every form."""
+    op, u = FAMILIES[family](1, 4099, D, 4)
+    check_agreement(with_gradients(op), u.requires_grad_(), 1e-10)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_matrix(family: str) -> None:
+    op, u = FAMILIES[family](2, 10, D, 5)
+    matrix = op.matrix(10)
+    assert torch.equal(matrix, matrix.tril())
+    trailing = u.flatten(3) if u.ndim > 3 else u.unsqueeze(-1)
+    if not op.time_varying:
+        matrix = matrix.expand(2, *matrix.shape)
+        torch.testing.assert_close(matrix[..., 1:, 1:], matrix[..., :-1, :-1])  # Toeplitz
+    y = torch.einsum("bcts,bscp->btcp", matrix, trailing).reshape(u.shape)
+    torch.testing.assert_close(y, op(u)[0])
+
+
+def test_ssd_matrix_is_a_masked_attention_matrix() -> None:
+    """M = L * (C B^T) with L_ts = a_t ... a_{s+1} (Dao & Gu 2024, eq. 15)."""
+    op, _ = FAMILIES["SSD one group"](1, 6, D, 6)
+    a = op.log_a[0, :, 0].exp()  # type: ignore[attr-defined]
+    L = torch.tensor([[a[s + 1 : t + 1].prod() if t >= s else 0.0 for s in range(6)] for t in range(6)], dtype=D)
+    scores = op.C[0, :, 0] @ op.B[0, :, 0].T  # type: ignore[attr-defined]
+    torch.testing.assert_close(op.matrix()[0, 0], L * scores)
+
+
+def test_linear_attention_is_ssd_without_decay() -> None:
+    """O_i = phi(Q_i)^T S_i / phi(Q_i)^T z_i: keys are B, queries C; a column of ones beside V gives z."""
+    Q, K = (torch.nn.functional.elu(torch.randn(2, 9, 2, 4, dtype=D)) + 1 for _ in range(2))
+    V = torch.randn(2, 9, 2, 3, dtype=D)
+    u = torch.cat([V, torch.ones(2, 9, 2, 1, dtype=D)], -1)
+    op = sw.SSD(torch.zeros(2, 9, 2, dtype=D), K, Q)
+    y, _ = op(u)
+    weights = torch.einsum("blhn,bshn->bhls", Q, K).tril()
+    want = torch.einsum("bhls,bshp->blhp", weights / weights.sum(-1, keepdim=True), V)
+    for form in op.forms:
+        y, _ = op(u, form=form)
+        torch.testing.assert_close(y[..., :-1] / y[..., -1:], want)
+
+
+def test_retention_is_ssd_with_a_constant_decay() -> None:
+    """RetNet: Y = (Q K^T * D) V with D_ts = gamma^(t - s) (Sun et al. 2023, arXiv:2307.08621, eq. 5)."""
+    gamma = torch.tensor([0.9, 0.99], dtype=D)
+    Q, K, V = (torch.randn(1, 20, 2, 4, dtype=D) for _ in range(3))
+    t = torch.arange(20, dtype=D)
+    decay = (gamma[:, None, None] ** (t[:, None] - t)).tril()
+    want = torch.einsum("blhn,bshn,hls,bshp->blhp", Q, K, decay, V)
+    op = sw.SSD(gamma.log().expand(1, 20, 2), K, Q)
+    for form in op.forms:
+        torch.testing.assert_close(op(V, form=form)[0], want)
+
+
+def test_shift_is_a_causal_convolution() -> None:
+    """H3's shift SSM, run as the state-space model it is: A has ones below its diagonal."""
+    B, C, u = torch.randn(3, 5, dtype=D), torch.randn(3, 5, dtype=D), torch.randn(2, 12, 3, dtype=D)
+    A, h, outputs = torch.diag(torch.ones(4, dtype=D), -1), torch.zeros(2, 3, 5, dtype=D), []
+    for u_t in u.unbind(1):
+        h = h @ A.T + B * u_t[..., None]
+        outputs.append((C * h).sum(-1))
+    torch.testing.assert_close(sw.CausalConvolution.from_shift(B, C)(u)[0], torch.stack(outputs, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_inputs_keep_a_wide_state(dtype: torch.dtype) -> None:
+    op, u = FAMILIES["SSD"](1, 40, torch.float32, 7)
+    low = replace(op, B=op.B.to(dtype), C=op.C.to(dtype))  # type: ignore[attr-defined, type-var]
+    y, state = low(u.to(dtype), low.initial_state(1, trailing=(3,)))
+    assert y.dtype == dtype
+    assert state.h.dtype == torch.float32
+    want = op(u)[0]
+    assert (y - want).abs().max() / want.abs().max() < 0.05
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_without_graph_breaks(family: str) -> None:
+    op, u = FAMILIES[family](2, 21, D, 8)
+    op, u = with_gradients(op), u.clone().requires_grad_()
+    state = op.initial_state(2, trailing=tuple(u.shape[2 + len(op.channels) :]))
+    starts = torch.zeros(2, 21, dtype=torch.bool)
+    starts[0, 7] = True
+    lengths = torch.tensor([21, 13])
+    torch._dynamo.reset()
+    for form in op.forms:
+
+        def run(x: torch.Tensor, form: str = form) -> torch.Tensor:
+            y, final = op(x, state, form=form, starts=starts, lengths=lengths)
+            return y.square().sum() + final[0].square().sum()
+
+        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+        (want,) = torch.autograd.grad(run(u), u)
+        (got,) = torch.autograd.grad(compiled(u), u)
+        torch.testing.assert_close(got, want)
+
+
+def test_plan_is_a_pure_function_over_a_printed_table() -> None:
+    assert plan("SSD", length=1).form == "recurrent"
+    assert plan("SSD", length=8).form == "quadratic"
+    assert plan("SSD", length=4096).form == "chunked"
+    assert plan("DiagonalLTI", length=100).form == "scan"
+    assert plan("SomethingNew", length=100).form == "recurrent"
+    assert all(f"`{rule.form}`" in table() for rule in RULES)
+    known = {cls.__name__: cls.forms for cls in (sw.SSD, sw.DiagonalLTI, sw.CausalConvolution)}
+    assert all(rule.form in known[rule.family] for rule in RULES)
+
+
+def test_explain() -> None:
+    op, u = FAMILIES["SSD"](1, 100, D, 0)
+    text = str(sw.explain(op, u))
+    assert "'chunked'" in text
+    assert "quadratic" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda op, u: op(u[:, :3]), ["(1, 5, 4)", "(1, 3, 4, 3)"]),
+        (lambda op, u: op(u, form="fast"), ["'fast'", "chunked"]),
+        (lambda op, u: op(u, op.initial_state(2, trailing=(3,))), ["(1, 4, 3, 5)", "(2, 4, 3, 5)"]),
+        (lambda op, u: op(u, (1, 2)), ["SSDState", "tuple"]),
+        (lambda op, u: op(u, lengths=torch.tensor([6])), ["0..5", "6"]),
+        (lambda op, u: op(u, lengths=torch.tensor([1.0])), ["integers", "float"]),
+        (lambda op, u: op(u, starts=torch.zeros(1, 4, dtype=torch.bool)), ["(1, 5)", "(1, 4)"]),
+        (lambda op, u: op[2], ["op[t0:t1]"]),
+        (lambda op, u: op.matrix(7), ["5 steps"]),
+        (lambda op, u: replace(op, C=op.C[..., :2])(u), ["d_state", "(1, 5, 2, 2)"]),
+        (lambda op, u: replace(op, chunk_length=0)(u), ["chunk_length >= 1"]),
+        (lambda op, u: sw.DiagonalLTI(op.B[0, 0], op.B[0, 0], op.C[0, 0, :1])(u), ["one shape"]),
+        (lambda op, u: sw.DiagonalLTI(op.B[0, 0], op.B[0, 0], op.C[0, 0])(u), ["width 2", "(1, 5, 4, 3)"]),
+        (lambda op, u: sw.DiagonalLTI(op.B[0, 0], op.B[0, 0], op.C[0, 0]).matrix(), ["needs a length"]),
+        (lambda op, u: sw.CausalConvolution(op.B[0, 0])(u), ["width 2"]),
+        (lambda op, u: sw.CausalConvolution(op.B[0])(u), ["n_taps"]),
+        (lambda op, u: sw.CausalConvolution.from_shift(op.B[0, 0], op.B[0, 0, :1]), ["one shape"]),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(call: object, words: list[str]) -> None:
+    op, u = FAMILIES["SSD"](1, 5, D, 0)
+    with pytest.raises(InputError) as error:
+        call(op, u)  # type: ignore[operator]
+    assert "\n" not in str(error.value)
+    assert all(word in str(error.value) for word in words), str(error.value)
