@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -175,7 +176,7 @@ def check_starts(op: Operator, u: Tensor, atol: float) -> None:
                 here = pytree.tree_map(lambda leaf, r=row: leaf[r : r + 1], s)
                 single = replace(o, **{f: getattr(o, f)[row : row + 1] for f in o.time_varying})  # type: ignore[type-var]
                 pieces = []
-                for t0, t1 in zip(edges, edges[1:]):
+                for t0, t1 in pairwise(edges):
                     if t0 in at:
                         here = pytree.tree_map(torch.zeros_like, here)
                     y, here = single[t0:t1](x[row : row + 1, t0:t1], here)

@@ -139,7 +139,7 @@ def test_strong_decays_give_zero_and_finite_gradients() -> None:
 
 
 def test_nan_propagates_forward_and_stays_in_its_row_and_head() -> None:
-    fast, definition, inputs = ssd_case(9, False)
+    fast, _, inputs = ssd_case(9, False)
     with torch.no_grad():
         inputs[0][0, 5, 1] = torch.nan
         y, _ = fast(*inputs)

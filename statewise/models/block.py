@@ -15,7 +15,7 @@ from statewise.models.mlp import MLPConfig
 NORMS = ("rms", "layer")
 
 
-def build_norm(kind: str, d_model: int, eps: float) -> nn.Module:
+def build_norm(kind: str, d_model: int, eps: float) -> nn.RMSNorm | nn.LayerNorm:
     """RMSNorm or LayerNorm over the last axis, both with learned weights."""
     return nn.RMSNorm(d_model, eps=eps) if kind == "rms" else nn.LayerNorm(d_model, eps=eps)
 
@@ -64,7 +64,7 @@ class Block(nn.Module):
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         for norm in (self.mixer_norm, self.mlp_norm):
-            if isinstance(norm, (nn.RMSNorm, nn.LayerNorm)):
+            if norm is not None:
                 norm.reset_parameters()
         self.mixer.reset_parameters(residual_scale)
         if self.mlp is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import MixerConfig
-from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
+from statewise.models.block import NORMS, Block, BlockConfig, as_block, build_norm
 
 
 class LanguageModelState(NamedTuple):
@@ -24,7 +24,7 @@ class LanguageModelState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig:
-    """A causal language model. ``layers`` is a tuple of blocks or bare mixer configs, so a hybrid is tuple arithmetic."""
+    """A causal language model. ``layers`` holds blocks or bare mixer configs, so a hybrid is tuple arithmetic."""
 
     vocab_size: int
     d_model: int
@@ -81,14 +81,19 @@ class LanguageModel(nn.Module):
         self.gradient_checkpointing = False  # set True to recompute each block in the backward pass
         self.reset_parameters()
 
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers, typed."""
+        return cast("list[Block]", list(self.layers))
+
     def reset_parameters(self) -> None:
         """Draw all parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
         nn.init.normal_(self.embedding.weight, std=self.config.embedding_std)
         if not self.config.tie_embeddings:
             nn.init.normal_(self.head.weight, std=self.config.embedding_std)
         scale = sum(block.n_branches for block in self.config.blocks) ** -0.5
-        for layer in self.layers:
-            layer.reset_parameters(scale)
+        for block in self.blocks:
+            block.reset_parameters(scale)
         self.norm.reset_parameters()
 
     def initial_state(
@@ -96,7 +101,7 @@ class LanguageModel(nn.Module):
     ) -> LanguageModelState:
         """The state before the first token. ``dtype`` defaults to float32, or wider if the parameters are."""
         device = self.embedding.weight.device if device is None else torch.device(device)
-        layers = tuple(layer.initial_state(batch, device=device, dtype=dtype) for layer in self.layers)
+        layers = tuple(block.initial_state(batch, device=device, dtype=dtype) for block in self.blocks)
         return LanguageModelState(torch.zeros(batch, dtype=torch.int64, device=device), layers)
 
     def features(
@@ -117,10 +122,10 @@ class LanguageModel(nn.Module):
             tokens = tokens.masked_fill(~valid, 0)
         x = self.embedding_dropout(self.embedding(tokens))
         states: list[Any] = []
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.blocks):
             layer_state = None if state is None else state.layers[i]
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x, layer_state = checkpoint(layer, x, layer_state, lengths=lengths, starts=starts, use_reentrant=False)  # type: ignore[misc]
+                x, layer_state = checkpoint(layer, x, layer_state, lengths=lengths, starts=starts, use_reentrant=False)
             else:
                 x, layer_state = layer(x, layer_state, lengths=lengths, starts=starts)
             states.append(layer_state)

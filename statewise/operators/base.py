@@ -76,7 +76,7 @@ class Operator(abc.ABC):
             raise InputError(f"{type(self).__name__} has no form {form!r}; its forms are {', '.join(self.forms)}")
         if state is not None:
             self._check_state(u, state)
-        masks = NO_MASKS if lengths is None and starts is None else build_masks(*u.shape[:2], lengths, starts)
+        masks = NO_MASKS if lengths is None and starts is None else build_masks(u.shape[0], u.shape[1], lengths, starts)
         op, u = self, mask_time(u, masks.valid)
         if masks.valid is not None:
             op = self._mask(masks.valid)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.kernels.ssd.chunked import backward_chunks, forward_chunks
+from statewise.kernels.ssd.chunked import Inputs, backward_chunks, forward_chunks
 from statewise.kernels.ssd.reference import ssd_differentiable, ssd_reference
 
 __all__ = ["ssd", "ssd_reference"]
@@ -28,18 +28,13 @@ def _entering(segments: Tensor | None, start: int) -> Tensor | None:
     return segments[:, start - 1] if start else torch.zeros_like(segments[:, 0])
 
 
-def _slice(segments: Tensor | None, start: int, stop: int) -> Tensor | None:
-    return None if segments is None else segments[:, start:stop]
-
-
 @torch.library.custom_op("statewise::ssd", mutates_args=())
 def _ssd(
     x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None, chunk_length: int
 ) -> tuple[Tensor, Tensor]:
-    outputs, state = [], h0
+    inputs, outputs, state = Inputs(x, log_a, B, C, segments), [], h0
     for start, stop, q in _pieces(x.shape[1], chunk_length):
-        piece = (m[:, start:stop] for m in (x, log_a, B, C))
-        y, state = forward_chunks(*piece, state, _slice(segments, start, stop), _entering(segments, start), q)
+        y, state = forward_chunks(inputs.between(start, stop), state, _entering(segments, start), q)
         outputs.append(y)
     y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1) if outputs else torch.zeros_like(x)
     return y.contiguous(), state.clone() if state is h0 else state
@@ -65,20 +60,14 @@ def _ssd_backward(
     y: Tensor,
     chunk_length: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    pieces = _pieces(x.shape[1], chunk_length)
-    states = [h0]
+    inputs, pieces, states = Inputs(x, log_a, B, C, segments), _pieces(x.shape[1], chunk_length), [h0]
     for start, stop, q in pieces[:-1]:  # at most one: the state before the ragged rest
-        piece = (m[:, start:stop] for m in (x, log_a, B, C))
-        states.append(
-            forward_chunks(*piece, states[-1], _slice(segments, start, stop), _entering(segments, start), q)[1]
-        )
+        piece, entering = inputs.between(start, stop), _entering(segments, start)
+        states.append(forward_chunks(piece, states[-1], entering, q)[1])
     gradients: list[tuple[Tensor, ...]] = []
     for (start, stop, q), state in zip(reversed(pieces), reversed(states)):
-        inputs = tuple(m[:, start:stop] for m in (x, log_a, B, C))
-        ids, entering = _slice(segments, start, stop), _entering(segments, start)
-        *gradient, grad_state = backward_chunks(
-            grad_y[:, start:stop], grad_state, *inputs, state, ids, entering, y[:, start:stop], q
-        )
+        piece, entering, at = inputs.between(start, stop), _entering(segments, start), slice(start, stop)
+        *gradient, grad_state = backward_chunks(grad_y[:, at], grad_state, piece, state, entering, y[:, at], q)
         gradients.append(tuple(gradient))
     if not gradients:
         dx, da, dB, dC = (torch.zeros_like(m) for m in (x, log_a, B, C))
@@ -125,8 +114,9 @@ def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     *tensors, segments = ctx.saved_tensors
     with torch.enable_grad():
         leaves = [m.detach().requires_grad_() for m in tensors]
-        grad_y, grad_state, *inputs = leaves
-        outputs = ssd_differentiable(*inputs, segments, ctx.chunk_length)
+        grad_y, grad_state, x, log_a, B, C, h0 = leaves
+        outputs = ssd_differentiable(x, log_a, B, C, h0, segments, ctx.chunk_length)
+        inputs = (x, log_a, B, C, h0)
         first = torch.autograd.grad(outputs, inputs, (grad_y, grad_state), create_graph=True, materialize_grads=True)
         second = torch.autograd.grad(first, leaves, grads, materialize_grads=True)
     return *second, None, None, None
@@ -174,6 +164,5 @@ def ssd(
     if chunk_length < 1:
         raise InputError(f"ssd needs chunk_length >= 1; got {chunk_length}")
     dtype = torch.float64 if torch.float64 in (x.dtype, log_a.dtype, B.dtype, C.dtype, h0.dtype) else torch.float32
-    inputs = (m.to(dtype) for m in (x, log_a, B, C, h0))
-    y, state = _ssd(*inputs, segments, chunk_length)
+    y, state = _ssd(x.to(dtype), log_a.to(dtype), B.to(dtype), C.to(dtype), h0.to(dtype), segments, chunk_length)
     return y.to(x.dtype), state

@@ -12,6 +12,25 @@ import torch
 from torch import Tensor
 
 
+class Inputs(NamedTuple):
+    """The inputs along time: x (b, l, h, p), log_a (b, l, h), B and C (b, l, g, n), segments (b, l) or None."""
+
+    x: Tensor
+    log_a: Tensor
+    B: Tensor
+    C: Tensor
+    segments: Tensor | None
+
+    def between(self, start: int, stop: int) -> Inputs:
+        x, log_a, B, C = (m[:, start:stop] for m in (self.x, self.log_a, self.B, self.C))
+        return Inputs(x, log_a, B, C, None if self.segments is None else self.segments[:, start:stop])
+
+    def in_chunks(self, q: int) -> Inputs:
+        """(b, l, ...) -> (b, c, q, ...)"""
+        x, log_a, B, C = (_chunk(m, q) for m in (self.x, self.log_a, self.B, self.C))
+        return Inputs(x, log_a, B, C, None if self.segments is None else _chunk(self.segments, q))
+
+
 class _Decays(NamedTuple):
     """The decays of each chunk: within it, from the carried state, to its end, and across it."""
 
@@ -80,20 +99,20 @@ def _chunk(m: Tensor, q: int) -> Tensor:
     return m.unflatten(1, (m.shape[1] // q, q))
 
 
-def _before(segments: Tensor, entering: Tensor, q: int) -> Tensor:
+def _before(segments: Tensor | None, entering: Tensor | None, q: int) -> Tensor | None:
     """(b, c) segment of the last step before each chunk."""
+    if segments is None or entering is None:
+        return None
     return torch.cat([entering.unsqueeze(1), segments[:, q - 1 : -1 : q]], 1)
 
 
-def forward_chunks(
-    x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None, entering: Tensor | None, q: int
-) -> tuple[Tensor, Tensor]:
+def forward_chunks(inputs: Inputs, h0: Tensor, entering: Tensor | None, q: int) -> tuple[Tensor, Tensor]:
     """y and the state after the last step; the length must be a multiple of q. entering: (b,) segment of h0."""
-    n_groups, n_heads = B.shape[2], x.shape[2]
-    before = None if segments is None or entering is None else _before(segments, entering, q)
-    x, log_a, B, C = (_chunk(m, q) for m in (x, log_a, B, C))
-    decays = _decays(log_a, None if segments is None else _chunk(segments, q), before, x.dtype)
+    before = _before(inputs.segments, entering, q)
+    x, log_a, B, C, segments = inputs.in_chunks(q)
+    decays = _decays(log_a, segments, before, x.dtype)
     b, c, _, h, p = x.shape
+    n_groups = B.shape[3]
 
     scores = _scores(B, C).unsqueeze(3)  # (b, c, g, 1, q, q)
     mixing = decays.within.view(b, c, n_groups, h // n_groups, q, q).mul_(scores).view(b * c * h, q, q)
@@ -104,35 +123,26 @@ def forward_chunks(
     entering_states, state = _over_chunks(added, decays.across, h0)
 
     by_group = entering_states.view(b, c, n_groups, (h // n_groups) * p, -1)
-    y = _split_heads(C.transpose(2, 3) @ by_group.transpose(3, 4), n_heads)
+    y = _split_heads(C.transpose(2, 3) @ by_group.transpose(3, 4), h)
     y = torch.addcmul(y_within.transpose(2, 3), y, decays.from_start.unsqueeze(-1))
     return y.flatten(1, 2), state
 
 
 def backward_chunks(
-    grad_y: Tensor,
-    grad_state: Tensor,
-    x: Tensor,
-    log_a: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    segments: Tensor | None,
-    entering: Tensor | None,
-    y: Tensor,
-    q: int,
+    grad_y: Tensor, grad_state: Tensor, inputs: Inputs, h0: Tensor, entering: Tensor | None, y: Tensor, q: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, log_a, B, C and h0. Chunk states are recomputed, so the forward pass keeps none of them.
 
     With l_t the cumulative log decay, y_t scales with exp(l_t) and x_s enters with exp(-l_s), so
     dl_t = <dy_t, y_t> - <dx_t, x_t>, and dlog_a is the sum of dl over the rest of the chunk.
     """
-    n_groups, n_heads = B.shape[2], x.shape[2]
-    before = None if segments is None or entering is None else _before(segments, entering, q)
-    x, log_a, B, C, y, dy = (_chunk(m, q) for m in (x, log_a, B, C, y, grad_y))
-    decays = _decays(log_a, None if segments is None else _chunk(segments, q), before, x.dtype)
+    before = _before(inputs.segments, entering, q)
+    x, log_a, B, C, segments = inputs.in_chunks(q)
+    y, dy = _chunk(y, q), _chunk(grad_y, q)
+    decays = _decays(log_a, segments, before, x.dtype)
     b, c, _, h, p = x.shape
-    r, n = h // n_groups, B.shape[-1]
+    n_groups, n = B.shape[3:]
+    r = h // n_groups
     B_g, C_g = B.transpose(2, 3), C.transpose(2, 3)  # (b, c, g, q, n)
 
     # the states, forwards in time, as in the forward pass
@@ -150,7 +160,7 @@ def backward_chunks(
     after_g = after.view(b, c, n_groups, r * p, n)
     dC = dy_start @ states_g
     dB = weighted @ after_g
-    dx_state = _split_heads(B_g @ after_g.transpose(3, 4), n_heads) * decays.to_end.unsqueeze(-1)
+    dx_state = _split_heads(B_g @ after_g.transpose(3, 4), h) * decays.to_end.unsqueeze(-1)
 
     # within each chunk
     dy_h, x_h = _per_head(dy).view(b * c * h, q, p), _per_head(x).view(b * c * h, q, p)

@@ -12,7 +12,7 @@ def ssd_reference(
     """h_t = a_t h_{t-1} + x_t B_t^T, y_t = h_t C_t, one step after the other. Shapes as the fast form's."""
     per_group = x.shape[2] // B.shape[2]
     h, outputs = h0, []
-    before = None if segments is None else torch.zeros_like(segments[:, 0]) if segments.shape[1] else None
+    before = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
     for t, (x_t, log_a_t, B_t, C_t) in enumerate(zip(x.unbind(1), log_a.unbind(1), B.unbind(1), C.unbind(1))):
         if segments is not None:
             now = segments[:, t]
