@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from statewise.errors import InputError
 from statewise.operators import SSD
@@ -466,6 +467,21 @@ def test_state_space_model_is_the_linear_order(length: int) -> None:
         torch.testing.assert_close(steps.H[..., t, :, :], h)
         torch.testing.assert_close(steps.Y[..., t, :], (h @ C[:, t, :, None])[..., 0])
     torch.testing.assert_close(steps.Y, SequentiallySemiseparable(a.expand(2, 3, -1), B, C.expand_as(B)) @ X)
+
+
+def test_cost_of_the_orders() -> None:
+    """The multiplications and sizes that the docstrings give; a product of matrices counts 2 for each."""
+    T, S, N, P = 32, 32, 4, 6
+    mask, Q, K, V = OneSemiseparable(decays(T)), randn(T, N), randn(S, N), randn(S, P)
+    with Work() as linear:
+        masked_attention_contraction(mask, Q, K, V, order="linear")
+    read = T * P  # of Y = Q H, a product of matrices
+    assert linear.elements["bmm"] in (read, read + S * P * N)  # Z may be one as well
+    recurrence_and_outer = linear.elements["mul"] + linear.elements["bmm"] - read
+    assert recurrence_and_outer <= 3.5 * T * P * N
+    with FlopCounterMode(display=False) as quadratic:
+        masked_attention_contraction(mask.dense(), Q, K, V, order="quadratic")
+    assert quadratic.get_total_flops() == 2 * T * S * (N + P)
 
 
 def test_gradients_of_the_contractions() -> None:

@@ -44,7 +44,8 @@ def ssm_contraction(a: Tensor, B: Tensor, C: Tensor, X: Tensor) -> LinearSteps:
     Y         y_tp = sum_n c_tn h_tpn            TN, TPN  -> TP        T P N
     ========  =================================  ====================  ==============
 
-    It is the linear order of :func:`masked_attention_contraction` with L = 1SS(a), Q = C, K = B and V = X. All
+    It is the linear order of :func:`masked_attention_contraction` with L = 1SS(a), Q = C, K = B and V = X. The
+    middle count is that of the recurrence taken step by step; for all times at once it is about twice that. All
     states H are in memory: it is for reading and for tests, and ``operators.SSD`` is for use.
 
     Shapes:  a: (..., T), the decay itself and not its logarithm   B, C: (..., T, N)   X: (..., T, P), already
@@ -90,7 +91,7 @@ def masked_attention_contraction(
 
     The middle step decides what the linear order is worth: no multiplications with ``CumulativeSum``, T P N
     with ``OneSemiseparable``, d_state T P N with a structured ``SequentiallySemiseparable``, and T S P N with
-    a dense mask.
+    a dense mask. (Counted for the recurrence taken step by step; for all times at once it is about twice that.)
 
     Shapes:  mask: a dense (..., T, S) tensor, or a structured matrix with T = S   Q: (..., T, N)   K: (..., S, N)
              V: (..., S, P); leading axes broadcast
