@@ -34,7 +34,7 @@ from statewise.data.tokenizers import Tokenizer, token_dtype
 from statewise.errors import DataError
 
 FORMAT = 1
-PIECE_BYTES = 8 << 20  # text in memory at once; a longer document is tokenised in pieces
+PIECE_BYTES = 4 << 20  # text in memory at once; a longer document is tokenised in pieces
 ABANDONED_SECONDS = 3600  # a build that wrote nothing for so long has died
 ATTEMPTS = 5
 
@@ -206,7 +206,7 @@ def _build(folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, progress: 
             before = writer.n_bytes
             writer.write(document_token)
             for data in read_part(part):
-                writer.write(_tokenize(tokenizer, data, part, part.begin + int(row[1])).astype(dtype).tobytes())
+                writer.write(_tokenize(tokenizer, data, part, part.begin + int(row[1])).astype(dtype, copy=False).data)
                 row[1] += len(data)
                 done += len(data)
                 if progress is not None:
@@ -245,7 +245,8 @@ class _Writer:
         self._file, self._digest = file, hashlib.blake2b(digest_size=32)
         self.n_bytes = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
+        data = memoryview(data).cast("B")
         self._file.write(data)
         self._digest.update(data)
         self.n_bytes += len(data)
