@@ -1,0 +1,45 @@
+"""Names for JSON: which classes a ``"type"`` key in a file may name. Code uses the classes themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from statewise.configuration import TYPE_KEY, from_dict, to_dict
+from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.mamba2 import Mamba2Config
+from statewise.models.block import BlockConfig
+from statewise.models.language_model import LanguageModelConfig
+from statewise.models.mlp import MLPConfig
+
+# A new family of mixers, or a new kind of model, is one line here.
+CONFIG_TYPES: Mapping[str, type] = MappingProxyType(
+    {
+        "AttentionConfig": AttentionConfig,
+        "BlockConfig": BlockConfig,
+        "LanguageModelConfig": LanguageModelConfig,
+        "MLPConfig": MLPConfig,
+        "Mamba2Config": Mamba2Config,
+    }
+)
+
+
+def model_to_dict(config: LanguageModelConfig) -> dict[str, Any]:
+    """A model's config as JSON data, with its own name under ``"type"``.
+
+    Errors:  ConfigError for a part that is not in ``CONFIG_TYPES``: it could be written, and never be read.
+    """
+    data = {TYPE_KEY: type(config).__name__, **to_dict(config)}
+    model_from_dict(data)
+    return data
+
+
+def model_from_dict(data: Any, where: str = "model") -> LanguageModelConfig:
+    """The config that ``data`` describes; the inverse of :func:`model_to_dict`. Its errors begin with ``where``.
+
+    >>> model_from_dict({"vocab_size": 257, "d_model": 64, "layers": [{"type": "Mamba2Confg"}]})
+    Traceback (most recent call last):
+    statewise.errors.ConfigError: model.layers.0.type='Mamba2Confg' is unknown here; did you mean 'Mamba2Config'? ...
+    """
+    return from_dict(LanguageModelConfig, data, types=CONFIG_TYPES, where=where)
