@@ -102,7 +102,7 @@ def test_matrix(family: str) -> None:
 
 
 def test_ssd_matrix_is_a_masked_attention_matrix() -> None:
-    """M = L * (C B^T) with L_ts = a_t ... a_{s+1} (Dao & Gu 2024, eq. 15)."""
+    """M = L * (C B^T) with L_ts = a_t ... a_{s+1} (Dao & Gu 2024, sec. 5)."""
     op, _ = FAMILIES["SSD one group"](1, 6, D, 6)
     a = op.log_a[0, :, 0].exp()  # type: ignore[attr-defined]
     L = torch.tensor([[a[s + 1 : t + 1].prod() if t >= s else 0.0 for s in range(6)] for t in range(6)], dtype=D)

@@ -32,7 +32,7 @@ class SSD(Operator):
              n_heads / n_groups consecutive heads   u: (batch, length, n_heads, *trailing)
     Forms:   ``recurrent``; ``quadratic``, the attention form, O(length^2); ``chunked``, O(length chunk_length).
     Errors:  InputError for shapes that disagree.
-    Source:  Dao & Gu 2024, arXiv:2405.21060, eq. 1, 15 and sec. 6.
+    Source:  Dao & Gu 2024, arXiv:2405.21060, sec. 3, 5 and 6.
     """
 
     log_a: Tensor
