@@ -1,0 +1,220 @@
+"""Folders and files that appear under their name complete, or not at all.
+
+They are written under a hidden name beside the target, synced to the disk, and renamed. Where a folder replaces
+another, there are two renames, since no portable call swaps two folders; a process that dies leaves one of these:
+
+    while writing        target as it was    .target.writing-*  (unfinished)
+    between the renames  no target           .target.replaced-* (the old one, complete)    .target.writing-*
+    after them           target, the new     .target.replaced-* (the old one)
+
+so that at every moment one complete folder is there: :func:`locate` finds it, also in the second case. What a dead
+process left is removed by the next write to the same target, and by :func:`remove_hidden`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from statewise.errors import CheckpointError
+
+NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+HIDDEN_NAME = re.compile(r"\.(?P<target>.+)\.(?P<role>writing|replaced|removed)-(?P<process>[0-9]+)-[0-9a-f]{8}")
+# Writers that replace the same folder at once take turns; each turn lets one of them through.
+MAX_TURNS = 1000
+
+
+@contextlib.contextmanager
+def write_folder(target: Path, n_bytes: int, may_replace: Callable[[Path], None]) -> Iterator[Path]:
+    """Yields a folder to fill; at the end of the ``with`` it takes the name ``target``.
+
+    If there is something at ``target``, ``may_replace(target)`` is called, which raises if it may not be replaced.
+
+    Errors:  CheckpointError if it cannot be written, naming ``n_bytes`` and the free bytes if the disk is full. After
+             an error of any kind the hidden folder is gone, and what was there before is as it was.
+    """
+    folder = hidden_name(target, "writing")
+    with _errors_of(target, n_bytes):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+            yield folder
+            _sync_tree(folder)
+            _put_in_place(folder, target, may_replace)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        _sync(target.parent)
+        _remove_what_the_dead_left(target)
+
+
+def write_file(target: Path, n_bytes: int, write: Callable[[Path], None]) -> None:
+    """``write(path)`` writes a file, which then takes the name ``target`` and replaces a file that has it.
+
+    Errors:  as :func:`write_folder`.
+    """
+    folder = hidden_name(target, "writing")  # a folder, since writers may have temporary files of their own
+    with _errors_of(target, n_bytes):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+            write(folder / target.name)
+            _sync(folder / target.name)
+            os.replace(folder / target.name, target)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        _sync(target.parent)
+        _remove_what_the_dead_left(target)
+
+
+def remove_folder(target: Path) -> None:
+    """Deletes a folder; it is gone at once, and never half there under its own name."""
+    hidden = hidden_name(target, "removed")
+    os.rename(target, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def locate(target: Path) -> Path:
+    """Where the folder is: ``target``, or its old version if a writer stopped between its two renames."""
+    if os.path.lexists(target):
+        return target
+    replaced = [path for path, role, _ in _hidden_beside(target) if role == "replaced"]
+    return max(replaced, key=_changed, default=target)
+
+
+def remove_hidden(parent: Path) -> list[Path]:
+    """Deletes what unfinished writes left in ``parent``, and puts back what was about to be replaced.
+
+    For the owner of a folder: no other process may be writing there.
+    """
+    removed = []
+    for path, role, target in _hidden_in(parent):
+        if role == "replaced" and not os.path.lexists(target):
+            os.rename(path, target)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            removed.append(path)
+    return removed
+
+
+def hidden_name(target: Path, role: str) -> Path:
+    """A name beside ``target`` that nobody else has and that tells whose process it is."""
+    return target.with_name(f".{target.name}.{role}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+@contextlib.contextmanager
+def _errors_of(target: Path, n_bytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno not in NO_SPACE:
+            raise CheckpointError(f"cannot save {target}: {reason}; nothing was changed") from error
+        parent = next(path for path in target.parents if path.exists())
+        free = shutil.disk_usage(parent).free
+        raise CheckpointError(
+            f"cannot save {target}: {reason}; it needs {n_bytes:,} bytes and {free:,} are free there. "
+            "Nothing was changed; make room, or save elsewhere"
+        ) from error
+
+
+def _put_in_place(folder: Path, target: Path, may_replace: Callable[[Path], None]) -> None:
+    for _ in range(MAX_TURNS):
+        old = None
+        if os.path.lexists(target) and not _is_empty_folder(target):
+            may_replace(target)
+            old = hidden_name(target, "replaced")
+            try:
+                os.rename(target, old)
+            except FileNotFoundError:  # another writer has just moved it aside
+                continue
+        try:
+            os.rename(folder, target)  # onto nothing, or onto an empty folder
+        except OSError as error:
+            taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)  # another writer was faster: take another turn
+            if old is not None and not taken:
+                os.rename(old, target)
+            elif old is not None:
+                shutil.rmtree(old, ignore_errors=True)
+            if not taken:
+                raise
+            continue
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+        return
+    raise CheckpointError(f"cannot save {target}: other processes keep writing it; give each its own folder")
+
+
+def _is_empty_folder(path: Path) -> bool:
+    try:
+        return not any(path.iterdir())
+    except FileNotFoundError:  # it was there a moment ago, so somebody moved it aside
+        return True
+    except NotADirectoryError:
+        return False
+
+
+def _hidden_in(parent: Path) -> Iterator[tuple[Path, str, Path]]:
+    """(path, role, target) of every hidden name of ours."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for path in sorted(parent.iterdir()):
+            if match := HIDDEN_NAME.fullmatch(path.name):
+                yield path, match["role"], parent / match["target"]
+
+
+def _hidden_beside(target: Path) -> list[tuple[Path, str, int]]:
+    """(path, role, process) of the hidden names that belong to this target."""
+    found = []
+    for path, role, other in _hidden_in(target.parent):
+        if other == target and (match := HIDDEN_NAME.fullmatch(path.name)):
+            found.append((path, role, int(match["process"])))
+    return found
+
+
+def _remove_what_the_dead_left(target: Path) -> None:
+    for path, _, process in _hidden_beside(target):
+        if not _is_alive(process):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    if sys.platform == "win32":  # where signal 0 is not a question but Ctrl-C
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_ctime_ns
+    except FileNotFoundError:
+        return -1
+
+
+def _sync_tree(folder: Path) -> None:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            _sync(Path(parent, name))
+        _sync(Path(parent))
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    if sys.platform == "win32" and path.is_dir():  # cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,265 @@
+"""Saving and loading a model: a folder of safetensors and JSON, complete or absent, and checked when read.
+
+config.json                 the model's config, its dtype, and the size and SHA-256 of every file below
+model.safetensors           parameters and buffers, tied ones once
+tokenizer.json              only with a tokenizer of the ``tokenizers`` library
+trainer/state.safetensors   what else a run needs to go on bit for bit, and
+trainer/state.json          its plain data, such as the step
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from statewise import __version__
+from statewise.checkpoints.atomic import locate, write_folder
+from statewise.checkpoints.differences import differences
+from statewise.checkpoints.folders import is_empty_folder, read_checkpoint, require_replaceable
+from statewise.checkpoints.manifest import (
+    CONFIG_FILE,
+    FILES,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    TRAINER_DATA,
+    TRAINER_TENSORS,
+    Manifest,
+    TokenizerRecord,
+    encode_json,
+    record_file,
+    verify_file,
+)
+from statewise.checkpoints.tensor_files import (
+    Expected,
+    count_bytes,
+    read_expected,
+    read_tensors,
+    require_finite,
+    stored_tensors,
+    write_tensors,
+)
+from statewise.configuration import parse_json
+from statewise.errors import CheckpointError, ConfigError, InputError
+from statewise.mixers.base import Dynamics
+from statewise.models.language_model import LanguageModel
+
+Trainer = tuple[Mapping[str, Tensor], Mapping[str, Any]]
+
+
+class SavedTokenizer(Protocol):
+    """What a checkpoint needs of a tokenizer; one of the kind "tokenizers" also has its ``json`` text."""
+
+    kind: str
+    vocab_size: int
+    fingerprint: str
+
+
+class StoredTokenizer(NamedTuple):
+    """The tokenizer of a checkpoint. ``json`` is the text of its tokenizer.json; None for the byte tokenizer."""
+
+    kind: str
+    fingerprint: str
+    json: str | None
+
+
+def save(
+    model: LanguageModel,
+    folder: str | os.PathLike[str],
+    *,
+    tokenizer: SavedTokenizer | None = None,
+    overwrite: bool = False,
+    trainer: Trainer | None = None,
+) -> Path:
+    """Writes a checkpoint; it appears under its name complete, or not at all.
+
+    trainer:   (tensors, data) that :func:`read_trainer` gives back: named tensors and JSON data
+    overwrite: replace a checkpoint that is there; anything else at ``folder`` is never replaced
+    Cost:      one pass over the tensors, and waiting for the disk to have them.
+    Errors:    CheckpointError if something is there already, if a tensor holds NaN or an infinity, if the model's
+               vocabulary is smaller than the tokenizer's, or if the disk does not take it (with the bytes needed and
+               free). What was there before is then unchanged.
+    """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if not isinstance(model, LanguageModel):
+        raise InputError(f"save takes a LanguageModel, got a {type(model).__name__}")
+    target = Path(os.path.realpath(folder))  # a link to a folder stays one
+
+    def may_replace(path: Path) -> None:
+        require_replaceable(path, overwrite)
+
+    if (there := locate(target)).exists() and not is_empty_folder(there):
+        may_replace(there)
+    tensors = stored_tensors(model)
+    for name, tensor in tensors.items():
+        require_finite(name, tensor.detach(), f"cannot save {folder}")
+    if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
+        raise CheckpointError(
+            f"cannot save {folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
+            f"{model.config.vocab_size}; give the tokenizer that the model was trained with"
+        )
+    contents = _text_files(tokenizer, trainer, str(folder))
+    parts = {MODEL_FILE: tensors} if trainer is None else {MODEL_FILE: tensors, TRAINER_TENSORS: dict(trainer[0])}
+    n_bytes = sum(map(count_bytes, parts.values())) + sum(map(len, contents.values()))
+    dtype, dtype_of = _dtypes(tensors)
+    with write_folder(target, n_bytes, may_replace) as aside:
+        if trainer is not None:
+            (aside / TRAINER_DATA).parent.mkdir()
+        for name, part in parts.items():
+            write_tensors(aside / name, part, {"format": "pt"})
+        for name, text in contents.items():
+            (aside / name).write_bytes(text)
+        manifest = Manifest(
+            statewise_version=__version__,
+            model=model.config,
+            dtype=dtype,
+            dtype_of=dtype_of,
+            tokenizer=TokenizerRecord(tokenizer.kind, tokenizer.fingerprint) if tokenizer is not None else None,
+            files={name: record_file(aside / name) for name in FILES if (aside / name).exists()},
+        )
+        (aside / CONFIG_FILE).write_bytes(manifest.encode())
+    return Path(folder)
+
+
+def load(
+    folder: str | os.PathLike[str], *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> LanguageModel:
+    """The model of a checkpoint folder, in evaluation mode; ``model.train()`` to train it on.
+
+    dtype:   of the floating parameters, by default as stored. Those that set a system's time scales (in a ``Dynamics``
+             module) are never narrower than float32.
+    Errors:  CheckpointError, with a reason, for anything but an intact checkpoint; it never runs code from a file.
+    PyTorch's generators are as they were before.
+    """
+    if dtype is not None and not dtype.is_floating_point:
+        raise InputError(f"load takes a floating dtype, got {dtype}")
+
+    def read(path: Path, manifest: Manifest) -> LanguageModel:
+        file = verify_file(path, MODEL_FILE, manifest.files[MODEL_FILE])
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+                model = manifest.model.build()
+        except ConfigError as error:
+            raise CheckpointError(f"{path / CONFIG_FILE}: {error}") from error
+        targets = stored_tensors(model)
+        expected = {
+            name: Expected(
+                tuple(tensor.shape),
+                manifest.dtype_of.get(name, manifest.dtype) if tensor.is_floating_point() else tensor.dtype,
+            )
+            for name, tensor in targets.items()
+        }
+        for name, tensor in read_expected(file, expected):
+            targets[name].data = tensor  # the same Parameter, so tied weights stay tied
+        if dtype is not None:
+            _cast(model, dtype)
+        return model.to(device).eval()
+
+    return read_checkpoint(folder, read)
+
+
+def load_into(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
+    """Copies a checkpoint's tensors into a model of the same config and dtype; its Parameters stay the same objects.
+
+    Errors:  CheckpointError naming the first fields that differ, or as :func:`load`; the model is then unchanged.
+    """
+
+    def read(path: Path, manifest: Manifest) -> dict[str, Tensor]:
+        if differing := differences(manifest.model, model.config):
+            raise CheckpointError(
+                f"{path} is a checkpoint of another architecture: {'; '.join(differing[:3])}"
+                f"{f' (and {len(differing) - 3} more)' if len(differing) > 3 else ''}"
+            )
+        file = verify_file(path, MODEL_FILE, manifest.files[MODEL_FILE])
+        expected = {name: Expected(tuple(t.shape), t.dtype) for name, t in stored_tensors(model).items()}
+        return dict(read_expected(file, expected))
+
+    tensors = read_checkpoint(folder, read)
+    with torch.no_grad():
+        for name, target in stored_tensors(model).items():
+            target.copy_(tensors[name])
+
+
+def read_trainer(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The (tensors, data) that were saved beside the model, the tensors on the CPU.
+
+    Errors:  CheckpointError if there are none, or as :func:`load`.
+    """
+
+    def read(path: Path, manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        data = read_trainer_data(path, manifest)
+        return read_tensors(verify_file(path, TRAINER_TENSORS, manifest.files[TRAINER_TENSORS])), data
+
+    return read_checkpoint(folder, read)
+
+
+def read_trainer_data(path: Path, manifest: Manifest) -> dict[str, Any]:
+    """Only the plain data, without reading the tensors."""
+    if TRAINER_DATA not in manifest.files:
+        raise CheckpointError(f"{path} was saved without a trainer's state, so no run can go on from it")
+    file = verify_file(path, TRAINER_DATA, manifest.files[TRAINER_DATA])
+    try:
+        data = parse_json(file.read_bytes(), str(file))
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{file} holds no JSON object")
+    return data
+
+
+def read_tokenizer(folder: str | os.PathLike[str]) -> StoredTokenizer | None:
+    """The tokenizer that was saved with the model; None if none was.
+
+    Errors:  CheckpointError, as :func:`load`.
+    """
+
+    def read(path: Path, manifest: Manifest) -> StoredTokenizer | None:
+        if manifest.tokenizer is None:
+            return None
+        if TOKENIZER_FILE not in manifest.files:
+            return StoredTokenizer(*manifest.tokenizer, None)
+        file = verify_file(path, TOKENIZER_FILE, manifest.files[TOKENIZER_FILE])
+        try:
+            return StoredTokenizer(*manifest.tokenizer, file.read_text("utf-8"))
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{file} is not UTF-8 text") from error
+
+    return read_checkpoint(folder, read)
+
+
+def read_config(folder: str | os.PathLike[str]) -> Manifest:
+    """What config.json says, without reading the tensors."""
+    return read_checkpoint(folder, lambda path, manifest: manifest)
+
+
+def _text_files(tokenizer: SavedTokenizer | None, trainer: Trainer | None, folder: str) -> dict[str, bytes]:
+    contents = {}
+    if tokenizer is not None and tokenizer.kind == "tokenizers":
+        contents[TOKENIZER_FILE] = tokenizer.json.encode()  # type: ignore[attr-defined]
+    if trainer is not None:
+        try:
+            contents[TRAINER_DATA] = encode_json(dict(trainer[1]))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"cannot save {folder}: the trainer's data is not JSON ({error})") from error
+    return contents
+
+
+def _dtypes(tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, dict[str, torch.dtype]]:
+    """The dtype of most floating tensors, and those that have another."""
+    floating = {name: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
+    found = list(floating.values())
+    most = max(found, key=found.count)
+    return most, {name: dtype for name, dtype in floating.items() if dtype != most}
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """Like ``model.to(dtype)``, but for buffers, which are tables, and for dynamics, which need their digits."""
+    dynamics = {id(p) for module in model.modules() if isinstance(module, Dynamics) for p in module.parameters()}
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            wide = torch.promote_types(dtype, torch.float32)
+            parameter.data = parameter.data.to(wide if id(parameter) in dynamics else dtype)

@@ -1,0 +1,92 @@
+"""What is at a path: a checkpoint, which may be replaced while it is read; or something else, and then what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from statewise.checkpoints.atomic import locate
+from statewise.checkpoints.manifest import CONFIG_FILE, FILES, Manifest, read_manifest
+from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, refuse_pickle
+from statewise.errors import CheckpointError
+
+Result = TypeVar("Result")
+RUN_FILE = "run.json"
+CHECKPOINTS = "checkpoints"
+# A reader starts again when a writer has replaced the folder under it, which a healthy writer does seldom.
+MAX_READS = 20
+
+
+def read_checkpoint(folder: str | os.PathLike[str], read: Callable[[Path, Manifest], Result]) -> Result:
+    """``read(path, manifest)``, again if a writer put another checkpoint in place meanwhile."""
+    target = Path(folder)
+    for last in [False] * (MAX_READS - 1) + [True]:
+        path = locate(target)
+        before = _identity(path)
+        try:
+            require_checkpoint(path)
+            return read(path, read_manifest(path))
+        except (CheckpointError, OSError) as error:
+            if not last and _identity(locate(target)) != before:
+                continue
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    raise AssertionError("not reached")
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_ctime_ns
+
+
+def require_checkpoint(folder: Path) -> None:
+    """CheckpointError that says what is there instead, unless it is a folder with a config.json."""
+    if not folder.exists():
+        raise CheckpointError(f"there is no checkpoint at {folder}: no such folder")
+    if not folder.is_dir():
+        refuse_pickle(folder)
+        raise CheckpointError(f"{folder} is a file; a checkpoint is a folder with a {CONFIG_FILE}")
+    if (folder / CONFIG_FILE).exists() or (folder / CONFIG_FILE).is_symlink():
+        return
+    if (folder / RUN_FILE).exists():
+        raise CheckpointError(
+            f"{folder} is the folder of a run; give one of its checkpoints, as {folder / CHECKPOINTS / 'step-...'}, "
+            'or what resolve(folder, "best") finds'
+        )
+    names = sorted(path.name for path in folder.iterdir())
+    if not names:
+        raise CheckpointError(f"{folder} is empty; expected a checkpoint, a folder with a {CONFIG_FILE}")
+    for name in names:
+        if Path(name).suffix in PICKLE_SUFFIXES:
+            refuse_pickle(folder / name)
+    raise CheckpointError(f"{folder} is not a checkpoint: it has no {CONFIG_FILE}")
+
+
+def require_replaceable(path: Path, overwrite: bool) -> None:
+    """Only a checkpoint may be replaced, and only one with nothing of somebody else's in it."""
+    if not path.is_dir() or not (path / CONFIG_FILE).exists():
+        what = "a folder that is no checkpoint" if path.is_dir() else "a file"
+        raise CheckpointError(f"cannot save {path}: {what} is there already and is never replaced; give another name")
+    if not overwrite:
+        raise CheckpointError(
+            f"cannot save {path}: a checkpoint is there already; give another name, or overwrite=True"
+        )
+    try:
+        read_manifest(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"cannot overwrite {path}: {error}. Remove it yourself, or give another name") from error
+    ours = {CONFIG_FILE, *(Path(name).parts[0] for name in FILES)}
+    if foreign := sorted(entry.name for entry in path.iterdir() if entry.name not in ours):
+        raise CheckpointError(
+            f"cannot overwrite {path}: there is also {foreign[0]!r} in it; move it, or give another name"
+        )
+
+
+def is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())

@@ -1,0 +1,215 @@
+"""config.json of a checkpoint: what the model is, and the size and SHA-256 of every other file.
+
+It holds the SHA-256 of itself, and is read only if it is byte for byte as it would be written, so that no damage to
+it goes unseen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import torch
+
+from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, dtype_name, refuse_pickle
+from statewise.configuration import parse_json
+from statewise.errors import CheckpointError, ConfigError
+from statewise.models.language_model import LanguageModelConfig
+from statewise.models.registry import model_from_dict, model_to_dict
+
+FORMAT_VERSION = 1
+CONFIG_FILE = "config.json"
+MODEL_FILE = "model.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
+TRAINER_TENSORS = "trainer/state.safetensors"
+TRAINER_DATA = "trainer/state.json"
+FILES = (MODEL_FILE, TOKENIZER_FILE, TRAINER_TENSORS, TRAINER_DATA)
+TOKENIZER_KINDS = ("bytes", "tokenizers")
+DTYPES = {dtype_name(t): t for t in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+
+
+class FileRecord(NamedTuple):
+    """What a file has to be."""
+
+    n_bytes: int
+    sha256: str
+
+
+class TokenizerRecord(NamedTuple):
+    """The tokenizer a model was trained with."""
+
+    kind: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What config.json says. ``dtype`` is that of the floating tensors, except of those in ``dtype_of``."""
+
+    statewise_version: str
+    model: LanguageModelConfig
+    dtype: torch.dtype
+    dtype_of: Mapping[str, torch.dtype]
+    tokenizer: TokenizerRecord | None
+    files: Mapping[str, FileRecord]
+
+    def encode(self) -> bytes:
+        """The bytes of config.json."""
+        data = {
+            "format_version": FORMAT_VERSION,
+            "statewise_version": self.statewise_version,
+            "model": model_to_dict(self.model),
+            "dtype": dtype_name(self.dtype),
+            "dtype_of": {name: dtype_name(dtype) for name, dtype in self.dtype_of.items()},
+            "tokenizer": self.tokenizer and self.tokenizer._asdict(),
+            "files": {name: {"bytes": record.n_bytes, "sha256": record.sha256} for name, record in self.files.items()},
+        }
+        return encode_json({**data, "sha256": hashlib.sha256(encode_json(data)).hexdigest()})
+
+
+def encode_json(data: Any) -> bytes:
+    """The one way in which JSON is written here. ValueError for NaN and infinities, which JSON does not have."""
+    return (json.dumps(data, indent=2, allow_nan=False) + "\n").encode("ascii")
+
+
+def record_file(path: Path) -> FileRecord:
+    with open(path, "rb") as file:
+        return FileRecord(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """config.json of a checkpoint folder; the other files have to be there, with their sizes.
+
+    Errors:  CheckpointError for a folder that is not a checkpoint, a damaged or edited config.json, a newer format,
+             an unknown part of a model, and a file that is missing, cut off, or outside of the folder.
+    """
+    path = folder / CONFIG_FILE
+    _require_inside(folder, CONFIG_FILE)
+    try:
+        raw = path.read_bytes()
+        data = parse_json(raw, str(path))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder} is not a checkpoint: it has no {CONFIG_FILE}") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except ConfigError as error:
+        raise CheckpointError(f"{error}; the checkpoint is damaged") from error
+    if not isinstance(data, dict) or "format_version" not in data:
+        raise CheckpointError(f"{path} is not Statewise's (no format_version); convert that checkpoint first")
+    version = data["format_version"]
+    if type(version) is not int or version < 1:
+        raise CheckpointError(f"{path} is damaged: format_version={version!r}, expected an integer of at least 1")
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format_version {version}, written by a newer Statewise "
+            f"({data.get('statewise_version')!r}); this one reads up to {FORMAT_VERSION}. Upgrade statewise"
+        )
+    rest = {key: value for key, value in data.items() if key != "sha256"}
+    try:
+        intact = encode_json(data) == raw and data.get("sha256") == hashlib.sha256(encode_json(rest)).hexdigest()
+    except ValueError:  # a number too large for a float has become an infinity
+        intact = False
+    if not intact:
+        raise CheckpointError(
+            f"{path} is damaged or was edited: its checksum does not match. "
+            "To change a checkpoint, load it and save it under another name"
+        )
+    manifest = _decode(rest, path)
+    for name, record in manifest.files.items():
+        _require_size(folder, name, record)
+    return manifest
+
+
+def verify_file(folder: Path, name: str, record: FileRecord) -> Path:
+    """The path of a file that has the size and the checksum it should have.
+
+    Errors:  CheckpointError naming the file.
+    """
+    _require_size(folder, name, record)
+    if record_file(folder / name) != record:
+        raise CheckpointError(f"{folder / name} is damaged: its checksum does not match")
+    return folder / name
+
+
+def _decode(data: dict[str, Any], path: Path) -> Manifest:
+    """Whoever can compute a checksum can write anything here, so it is checked like any input."""
+
+    def require(condition: bool, what: str) -> None:
+        if not condition:
+            raise CheckpointError(f"{path}: {what}")
+
+    known = ("format_version", "statewise_version", "model", "dtype", "dtype_of", "tokenizer", "files")
+    for name in known:
+        require(name in data, f"the field {name!r} is missing")
+    for name in data:
+        require(name in known, f"unknown field {name!r}; known: {', '.join(known)}")
+    dtype, dtype_of, tokenizer, files = data["dtype"], data["dtype_of"], data["tokenizer"], data["files"]
+    require(isinstance(data["statewise_version"], str), "statewise_version is not a string")
+    require(dtype in list(DTYPES), f"dtype={dtype!r} is unknown; use one of {list(DTYPES)}")
+    require(isinstance(dtype_of, dict), "dtype_of is not an object")
+    for name, value in dtype_of.items():
+        require(value in list(DTYPES), f"dtype_of.{name}={value!r} is unknown; use one of {list(DTYPES)}")
+    if tokenizer is not None:
+        fine = isinstance(tokenizer, dict) and tokenizer.keys() == {"kind", "fingerprint"}
+        require(fine and tokenizer["kind"] in TOKENIZER_KINDS, f"tokenizer.kind is not one of {list(TOKENIZER_KINDS)}")
+        require(isinstance(tokenizer["fingerprint"], str), "tokenizer.fingerprint is not a string")
+    require(isinstance(files, dict), "files is not an object")
+    for name, record in files.items():
+        place = PurePosixPath(name.replace("\\", "/"))
+        require(not place.is_absolute() and ".." not in place.parts, f"the file name {name!r} leaves the folder")
+        require(place.suffix not in PICKLE_SUFFIXES, f"{name!r} is a pickle by its name, and those are never loaded")
+        require(name in FILES, f"unknown file {name!r}; known: {', '.join(FILES)}")
+        fine = isinstance(record, dict) and record.keys() == {"bytes", "sha256"}
+        require(
+            fine and type(record["bytes"]) is int and isinstance(record["sha256"], str), f"files.{name} is malformed"
+        )
+    require(MODEL_FILE in files, f"{MODEL_FILE} is missing from files")
+    require((TRAINER_DATA in files) == (TRAINER_TENSORS in files), "one of the two files of trainer/ is missing")
+    carried = tokenizer is not None and tokenizer["kind"] == "tokenizers"
+    require(
+        carried == (TOKENIZER_FILE in files), f"{TOKENIZER_FILE} and the kind of the tokenizer contradict each other"
+    )
+    try:
+        model = model_from_dict(data["model"], f"{path}: model")
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+    return Manifest(
+        statewise_version=data["statewise_version"],
+        model=model,
+        dtype=DTYPES[dtype],
+        dtype_of={name: DTYPES[value] for name, value in dtype_of.items()},
+        tokenizer=tokenizer and TokenizerRecord(**tokenizer),
+        files={name: FileRecord(record["bytes"], record["sha256"]) for name, record in files.items()},
+    )
+
+
+def _require_inside(folder: Path, name: str) -> None:
+    """No link may lead out of the folder: a checkpoint from a stranger is read with the reader's permissions."""
+    try:
+        inside = (folder / name).resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # links in a circle
+        inside = False
+    if not inside:
+        raise CheckpointError(f"{folder / name} is a link that leads out of the folder; put the file itself there")
+
+
+def _require_size(folder: Path, name: str, record: FileRecord) -> None:
+    path = folder / name
+    _require_inside(folder, name)
+    try:
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing; the checkpoint is incomplete") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"{path} is not a file")
+    if name.endswith(".safetensors"):
+        refuse_pickle(path)
+    if found.st_size != record.n_bytes:
+        raise CheckpointError(f"{path} is damaged: {found.st_size:,} bytes, expected {record.n_bytes:,}")

@@ -1,0 +1,106 @@
+"""The checkpoints of a run: which there are, which is the best, and which are no longer kept.
+
+A run folder has ``run.json`` and ``checkpoints/step-*/``. There is no pointer to the latest or the best, which could
+be stale: each checkpoint's trainer/state.json says its step and its validation loss.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from statewise.checkpoints.atomic import locate, remove_folder, remove_hidden
+from statewise.checkpoints.files import read_trainer_data
+from statewise.checkpoints.folders import CHECKPOINTS, RUN_FILE, require_checkpoint
+from statewise.checkpoints.manifest import read_manifest
+from statewise.errors import CheckpointError, InputError
+
+Which = Literal["best", "latest"]
+
+
+class RunCheckpoint(NamedTuple):
+    """A complete checkpoint of a run."""
+
+    path: Path
+    step: int
+    validation_bits_per_byte: float | None
+
+
+def list_checkpoints(run: str | os.PathLike[str]) -> list[RunCheckpoint]:
+    """The checkpoints of a run, oldest step first. Hidden folders are unfinished writes and are not looked at.
+
+    Errors:  CheckpointError if it is no run folder, or naming a checkpoint that is damaged: none is passed over in
+             silence, since it might be the best.
+    """
+    found, damaged = _scan(Path(run))
+    if damaged:
+        raise CheckpointError(f"{damaged[0]}. Remove that checkpoint, or name the one to use")
+    return found
+
+
+def resolve(folder: str | os.PathLike[str], which: Which = "best") -> Path:
+    """The folder of a checkpoint: ``folder`` itself, or of a run the latest, or the best.
+
+    The best has the smallest ``validation_bits_per_byte``, the later of equal ones; if none was evaluated it is the
+    latest.
+
+    Errors:  CheckpointError if there is none.
+    """
+    if which not in ("best", "latest"):
+        raise InputError(f'which={which!r} is unknown; use "best" or "latest"')
+    folder = Path(folder)
+    if not (folder / RUN_FILE).exists():
+        place = locate(folder)
+        require_checkpoint(place)
+        return place
+    found = list_checkpoints(folder)
+    if not found:
+        raise CheckpointError(f"the run {folder} has no checkpoint yet")
+    return (best_of(found) if which == "best" else found[-1]).path
+
+
+def best_of(checkpoints: list[RunCheckpoint]) -> RunCheckpoint:
+    """The one with the smallest validation loss; the last if none was evaluated."""
+    scored = [(c.validation_bits_per_byte, -c.step, c) for c in checkpoints if c.validation_bits_per_byte is not None]
+    return min(scored)[2] if scored else checkpoints[-1]
+
+
+def prune(run: str | os.PathLike[str], keep_last: int, keep_best: bool = True) -> list[Path]:
+    """Deletes all checkpoints but the last ``keep_last`` (at least one) and the best; returns the deleted paths.
+
+    One that is damaged is left alone.
+    """
+    found, _ = _scan(Path(run))
+    kept = set(found[-max(keep_last, 1) :])
+    if keep_best and found:
+        kept.add(best_of(found))
+    dropped = [checkpoint.path for checkpoint in found if checkpoint not in kept]
+    for path in dropped:
+        remove_folder(path)
+    return dropped
+
+
+def clean_unfinished(run: str | os.PathLike[str]) -> list[Path]:
+    """Deletes what killed processes left half-written; returns the deleted paths.
+
+    Only for the process that owns the run: it would take away what another one is just writing.
+    """
+    run = Path(run)
+    return remove_hidden(run) + remove_hidden(run / CHECKPOINTS)
+
+
+def _scan(run: Path) -> tuple[list[RunCheckpoint], list[CheckpointError]]:
+    if not (run / RUN_FILE).exists():
+        raise CheckpointError(f"{run} is not the folder of a run: it has no {RUN_FILE}")
+    found, damaged = [], []
+    for path in sorted((run / CHECKPOINTS).glob("step-*")):
+        try:
+            data = read_trainer_data(path, read_manifest(path))
+            step, loss = data.get("step"), data.get("validation_bits_per_byte")
+            if type(step) is not int or not (loss is None or type(loss) in (int, float)):
+                raise CheckpointError(f"{path} has no step, or a validation_bits_per_byte that is no number")
+            found.append(RunCheckpoint(path, step, loss))
+        except CheckpointError as error:
+            damaged.append(error)
+    return sorted(found, key=lambda checkpoint: checkpoint.step), damaged

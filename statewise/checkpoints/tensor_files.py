@@ -1,0 +1,147 @@
+"""Tensors by name in a safetensors file; what is read is checked by name, shape, dtype and value."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from statewise.errors import CheckpointError
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+class Expected(NamedTuple):
+    """What a tensor of a file has to be."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers, not detached; tied ones once, under the first of their names."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor
+    return found
+
+
+def count_bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def require_finite(name: str, tensor: Tensor, where: str) -> None:
+    """CheckpointError if a floating tensor holds NaN or an infinity."""
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        n_wrong = int((~torch.isfinite(tensor)).sum())
+        raise CheckpointError(f"{where}: {name} has {n_wrong:,} of {tensor.numel():,} values that are not finite")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes a new file. Tensors may be on any device, may have any strides and may share memory.
+
+    Errors:  OSError.
+    """
+    path.touch()
+    mode = path.stat().st_mode  # the writer has its own opinion of it, which does not know the umask
+    try:
+        save_file(_separate(tensors), path, dict(metadata or {}))
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(*((int(number[1]), os.strerror(int(number[1]))) if number else (str(error),))) from error
+    path.chmod(mode)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, on the CPU, each in memory of its own.
+
+    Errors:  CheckpointError if it is not a safetensors file.
+    """
+    with _open(path) as file:
+        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (it is no dict)
+
+
+def read_expected(path: Path, expected: Mapping[str, Expected]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file one by one, on the CPU, each in memory of its own; nothing before all could be there.
+
+    Errors:  CheckpointError naming the first tensor that is missing, unexpected, of a wrong shape or dtype, or not
+             finite.
+    """
+    with _open(path) as file:
+        names = set(file.keys())
+        for problem, differing in (("missing", expected.keys() - names), ("unexpected", names - expected.keys())):
+            if differing:
+                others = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+                raise CheckpointError(f"{path}: the tensor {min(differing)} is {problem}{others}")
+        for name, (shape, dtype) in expected.items():
+            tensor = file.get_tensor(name)  # mapped, not read
+            if tuple(tensor.shape) != shape:
+                raise CheckpointError(f"{path}: {name} has shape {tuple(tensor.shape)}, expected {shape}")
+            if tensor.dtype != dtype:
+                raise CheckpointError(f"{path}: {name} is {dtype_name(tensor.dtype)}, expected {dtype_name(dtype)}")
+        for name in expected:
+            tensor = file.get_tensor(name).clone()
+            require_finite(name, tensor, str(path))
+            yield name, tensor
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The text beside the tensors."""
+    with _open(path) as file:
+        return dict(file.metadata() or {})
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def refuse_pickle(path: Path) -> None:
+    """CheckpointError if the file is a pickle by its name or its first bytes. It is not opened as one."""
+    if path.suffix in PICKLE_SUFFIXES or _looks_like_pickle(path):
+        raise CheckpointError(
+            f"{path} is a pickle, which runs any code in it when it is loaded; Statewise never does. "
+            "Convert it to safetensors where you trust it"
+        )
+
+
+def _looks_like_pickle(path: Path) -> bool:
+    """By the first bytes of torch.save's files, old and new. In a safetensors file the ninth byte is a brace."""
+    with open(path, "rb") as file:
+        start = file.read(9)
+    is_zip, is_pickle = start[:4] == b"PK\x03\x04", start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"
+    return (is_zip or is_pickle) and start[8:] != b"{"
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    refuse_pickle(path)
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+    except (SafetensorError, KeyError, AttributeError) as error:  # the latter two: dtypes that PyTorch does not have
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{path} is not a safetensors file that can be read ({reason})") from error
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous, on the CPU, and no two in the same memory, as the file format needs them."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return found
