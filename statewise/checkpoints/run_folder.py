@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from statewise.checkpoints.atomic import locate, remove_folder, remove_hidden
 from statewise.checkpoints.files import read_trainer_data
 from statewise.checkpoints.folders import CHECKPOINTS, RUN_FILE, require_checkpoint
 from statewise.checkpoints.manifest import read_manifest
 from statewise.errors import CheckpointError, InputError
-
-Which = Literal["best", "latest"]
 
 
 class RunCheckpoint(NamedTuple):
@@ -39,7 +37,7 @@ def list_checkpoints(run: str | os.PathLike[str]) -> list[RunCheckpoint]:
     return found
 
 
-def resolve(folder: str | os.PathLike[str], which: Which = "best") -> Path:
+def resolve(folder: str | os.PathLike[str], which: str = "best") -> Path:
     """The folder of a checkpoint: ``folder`` itself, or of a run the latest, or the best.
 
     The best has the smallest ``validation_bits_per_byte``, the later of equal ones; if none was evaluated it is the
