@@ -27,7 +27,7 @@ ORDER = (
     ("evaluate", "generate"),
     ("train",),
     ("reproduce", "explore", "integrations"),
-    ("info",),
+    ("info", "model_folder", "console"),
     ("cli",),
     ("__main__",),
 )

@@ -1,0 +1,338 @@
+"""The command line: `statewise train`, `generate`, `evaluate`, `info`.
+
+It only translates: options to configurations, results to text. Nothing heavy is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from statewise import __version__
+from statewise.errors import ConfigError, DataError, StatewiseError
+
+app = typer.Typer(
+    name="statewise",
+    help="State-space sequence models: train, evaluate, generate, understand.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder, or one checkpoint.", show_default=False)]
+Which = Annotated[str, typer.Option("--checkpoint", help="Of a run folder: best or latest.")]
+Device = Annotated[str, typer.Option(help="auto (CUDA where there is one), cpu or cuda.")]
+TokenizerOption = Annotated[
+    str | None, typer.Option("--tokenizer", help='"bytes" or a tokenizer.json. Default: that of the checkpoint.')
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON also on a terminal.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"statewise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    preset: Annotated[str | None, typer.Option(help="A run by name: demo (the default) or tiny.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A run as JSON, such as the run.json of another run.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Set any field, as in train.lr=3e-4. May be repeated."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="stdlib, shakespeare, or a file, folder or glob of text (data.source).")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help='"bytes" or a tokenizer.json (data.tokenizer).')] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder for the run; it must not hold another one.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Go on with the run in this folder instead.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Train so long (train.minutes).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train so many steps (train.steps).")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences in a batch (train.batch_size).")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens in a sequence (train.length).")] = None,
+    lr: Annotated[float | None, typer.Option(help="The highest learning rate (train.lr).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of parameters, dropout and data order (train.seed).")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (train.device).")] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the run as JSON, for --config, and stop.")
+    ] = False,
+) -> None:
+    """Train a language model: a preset, a file, or either with some fields set.
+
+    --steps and --minutes together replace the budget of the preset or file: the run then ends by whichever is given.
+    """
+    if preset is not None and config is not None:
+        raise typer.BadParameter("a run comes from one of --preset and --config, not from both", param_hint="--config")
+    if (out is None) == (resume is None) and not print_config:
+        raise typer.BadParameter(
+            "give the folder for a new run, or with --resume that of the run to go on with", param_hint="--out"
+        )
+    flags = {
+        "data.source": data,
+        "data.tokenizer": tokenizer,
+        "train.minutes": minutes,
+        "train.steps": steps,
+        "train.batch_size": batch_size,
+        "train.length": length,
+        "train.lr": lr,
+        "train.seed": seed,
+        "train.device": device,
+    }
+    run = _run_config(preset, config, resume, flags, assignments or [])
+    if print_config:
+        _print_run(run)
+        return
+    from statewise.train.loop import train as train_run
+    from statewise.train.report import make_reporter
+
+    folder = resume if resume is not None else out
+    assert folder is not None  # one of the two was given
+    result = train_run(run, folder, resume=resume is not None, reporter=make_reporter())
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
+def generate(
+    folder: Folder,
+    prompts: Annotated[list[str] | None, typer.Option("--prompt", help="A text to go on from. Repeatable.")] = None,
+    prompt_files: Annotated[
+        list[str] | None, typer.Option("--prompt-file", help="The same, from a file; - is standard input. Repeatable.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="At most so many for each prompt.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw among the k likeliest.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw among the likeliest that reach this probability.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Draw among those with this share of the likeliest's probability.")
+    ] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: what was read or written is unlikelier.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Default: a new one, told at the end.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before what follows.")] = False,
+    log_probabilities: Annotated[
+        bool, typer.Option("--log-probabilities", help="One JSON object for each token instead of text.")
+    ] = False,
+    state_in: Annotated[
+        Path | None, typer.Option(help="Go on from a saved state; a prompt then follows what was read.")
+    ] = None,
+    state_out: Annotated[Path | None, typer.Option(help="Save the state after the prompt.")] = None,
+    tokenizer: TokenizerOption = None,
+    which: Which = "best",
+    device: Device = "auto",
+) -> None:
+    """Write: print the continuation of each prompt as it comes."""
+    from statewise.console import read_prompt, write_generated
+
+    texts: list[str | bytes] = [*(prompts or []), *(read_prompt(path) for path in prompt_files or [])]
+    if state_out is not None and state_out.exists():
+        raise DataError(f"{state_out} exists already; give --state-out a new name")
+    from statewise.generate import Sampling, read
+    from statewise.generate import generate as generate_tokens
+    from statewise.generate.reading_file import load_reading, save_reading
+    from statewise.model_folder import open_model
+
+    sampling: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    Sampling(**sampling)  # an option out of range is told before a long prompt is read
+    opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
+    model, tokens = opened.model, opened.tokenizer
+    state = None if state_in is None else load_reading(state_in, model=model)
+    prompt = texts or None
+    if state_out is not None:
+        state, prompt = read(model, prompt, tokenizer=tokens, state=state), None
+        save_reading(state, state_out, model=model)
+    seed = int.from_bytes(os.urandom(4), "big") if seed is None else seed
+    stream = generate_tokens(
+        model,
+        prompt,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        stop=stop or (),
+        tokenizer=tokens,
+        state=state,
+        **sampling,
+    )
+    write_generated(
+        stream,
+        n_rows=len(texts) or (1 if state is None else len(state.logits)),
+        echo=texts if echo else [],
+        seed=seed,
+        log_probabilities=log_probabilities,
+    )
+
+
+@app.command()
+def evaluate(
+    folder: Folder,
+    data: Annotated[str | None, typer.Option(help="Another text than the run's: a source as for train.")] = None,
+    split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
+    text_file: Annotated[
+        str | None, typer.Option(help="A file read as one document instead of a split; - is standard input.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Read only so many tokens of the split.")] = None,
+    chunk_length: Annotated[int, typer.Option(help="Tokens in a chunk; changes the memory, not the result.")] = 1024,
+    streams: Annotated[int, typer.Option(help="Read the text as so many pieces side by side, which is faster.")] = 1,
+    window: Annotated[int | None, typer.Option(help="Read windows of so many tokens instead of one sequence.")] = None,
+    stride: Annotated[int | None, typer.Option(help="Tokens between windows. Default: half a window.")] = None,
+    compressors: Annotated[bool, typer.Option(help="What xz -9 and zlib make of the same bytes.")] = True,
+    tokenizer: TokenizerOption = None,
+    which: Which = "best",
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Measure how well a model predicts a text, beside general compressors.
+
+    The text is read as one sequence with the state carried on. Full attention is read in windows instead.
+    """
+    from statewise.console import read_prompt, show_evaluation
+
+    if text_file is not None and data is not None:
+        raise typer.BadParameter("a text comes from one of --data and --text-file", param_hint="--text-file")
+    text = None if text_file is None else read_prompt(text_file)
+    from statewise.evaluate import compress, evaluate_split, evaluate_text
+    from statewise.model_folder import open_model
+
+    opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
+
+    options = {"chunk_length": chunk_length, "n_streams": streams, "window": window, "stride": stride}
+    if text is not None:
+        result, content, name = evaluate_text(opened.model, opened.tokenizer, text, **options), text, text_file
+    else:
+        part = opened.corpus(data).split(split)
+        result = evaluate_split(opened.model, part, opened.tokenizer, max_tokens=max_tokens, **options)
+        whole = max_tokens is None or max_tokens >= part.n_tokens
+        content = part.text_bytes() if whole else opened.tokenizer.decode(part.tokens[:max_tokens]).encode()
+        name = f"{split} split"
+    show_evaluation(
+        result, compress(content) if compressors else None, name=str(name), checkpoint=opened.checkpoint, as_json=json
+    )
+
+
+@app.command()
+def info(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FOLDER]", help="A run folder or checkpoint to describe as well.", show_default=False),
+    ] = None,
+    which: Which = "best",
+    json: Json = False,
+) -> None:
+    """Tell versions, devices and kernels; of a run or checkpoint its configuration, parameters and states."""
+    from statewise.console import show_info
+    from statewise.info import environment, parts
+
+    record = environment()
+    if folder is not None:
+        from statewise.model_folder import open_model
+        from statewise.models.registry import model_to_dict
+
+        opened = open_model(folder, which=which, device="cpu")
+        record["checkpoint"] = str(opened.checkpoint)
+        record["configuration"] = model_to_dict(opened.manifest.model)
+        record["parts"] = parts(opened.model)
+    show_info(record, as_json=json)
+
+
+def _run_config(
+    preset: str | None, file: Path | None, resume: Path | None, flags: dict[str, Any], assignments: Sequence[str]
+) -> Any:
+    """The RunConfig that the options of `train` describe."""
+    from json import dumps
+
+    from statewise.configuration import assign, parse_json
+    from statewise.models.registry import CONFIG_TYPES
+    from statewise.train.presets import PRESETS, fit_vocabulary
+    from statewise.train.run_folder import read_run, run_from_dict
+
+    if preset is not None and preset not in PRESETS:
+        raise ConfigError(f"--preset {preset!r} is unknown; use one of {', '.join(PRESETS)}")
+    if file is not None:
+        try:
+            config = run_from_dict(parse_json(file.read_bytes(), str(file)), where=str(file))
+        except OSError as error:
+            raise ConfigError(f"--config {file} cannot be read: {error.strerror}") from error
+    elif preset is None and resume is not None:
+        config = read_run(resume)
+    else:
+        config = PRESETS[preset or "demo"]()
+    if (flags["train.minutes"] is None) != (flags["train.steps"] is None):  # one given: the other is no limit any more
+        missing = "train.steps" if flags["train.steps"] is None else "train.minutes"
+        assignments = [f"{missing}=null", *assignments]
+    given = [f"{name}={dumps(value)}" for name, value in flags.items() if value is not None]
+    config = assign(config, [*given, *assignments], types=CONFIG_TYPES)
+    own_vocabulary = any(assignment.startswith(("model.vocab_size=", "model=")) for assignment in assignments)
+    from_preset = file is None and (preset is not None or resume is None)
+    return fit_vocabulary(config) if from_preset and not own_vocabulary else config
+
+
+def _print_run(run: Any) -> None:
+    from json import dumps
+
+    from statewise.configuration import to_dict
+
+    print(dumps(to_dict(run), indent=2))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; a user's mistake is one line on standard error."""
+    try:
+        words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+        command = typer.main.get_command(app)
+        with command.make_context("statewise", words) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+        return 0
+    except typer.Exit as exit_:
+        return exit_.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:  # `statewise generate ... | head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except StatewiseError as error:
+        return _fail(error, str(error), error.exit_code)
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        return _fail(error, f"{name}{error.strerror or error}", 1)
+    except Exception as error:
+        # Errors of usage: their class is typer's or click's own, depending on the version
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        return _fail(error, message(), 2)
+
+
+def _fail(error: Exception, message: str, code: int) -> int:
+    if os.environ.get("STATEWISE_DEBUG") == "1":
+        traceback.print_exception(error)
+    print(f"statewise: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def main() -> NoReturn:
+    """The program `statewise`."""
+    sys.exit(run())

@@ -1,0 +1,206 @@
+"""What the commands print: text as it is generated, tables on a terminal, JSON everywhere else."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from statewise.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from statewise.evaluate import Compression, Evaluation
+    from statewise.generate import Token
+
+
+def read_prompt(path: str) -> bytes:
+    """The bytes of a file; ``-`` is standard input."""
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
+class OrderedRows:
+    """Writes several growing texts to one stream: the first as it comes, each other when those before it have ended.
+
+    >>> rows = OrderedRows(2, sys.stdout)
+    >>> rows.feed(1, "second"); rows.feed(0, "first"); rows.finish(1); rows.finish(0)
+    ==> 1 <==
+    first
+    <BLANKLINE>
+    ==> 2 <==
+    second
+    """
+
+    def __init__(self, n_rows: int, stream: TextIO) -> None:
+        self.stream = stream
+        self._pending = [""] * n_rows
+        self._finished = [False] * n_rows
+        self._current = 0
+        self._last = ""
+        self._begin()
+
+    def feed(self, row: int, text: str) -> None:
+        if row == self._current:
+            self._write(text)
+        else:
+            self._pending[row] += text
+
+    def finish(self, row: int) -> None:
+        self._finished[row] = True
+        while self._current < len(self._finished) and self._finished[self._current]:
+            if self._last != "\n":
+                self._write("\n")
+            self._current += 1
+            self._begin()
+
+    def _begin(self) -> None:
+        n_rows = len(self._pending)
+        if self._current == n_rows:
+            return
+        if n_rows > 1:
+            self._write(("\n" if self._current else "") + f"==> {self._current + 1} <==\n")
+        self._last = ""
+        self._write(self._pending[self._current])
+
+    def _write(self, text: str) -> None:
+        if text:
+            self.stream.write(text)
+            self.stream.flush()
+            self._last = text[-1]
+
+
+def write_generated(
+    tokens: Iterable[Token],
+    *,
+    n_rows: int,
+    echo: Sequence[str | bytes] = (),
+    seed: int,
+    log_probabilities: bool = False,
+) -> None:
+    """Text, or a JSON object for each token, on standard output as it comes; on a terminal, then the speed and seed."""
+    begin, n_tokens = time.perf_counter(), 0
+    rows = None if log_probabilities else OrderedRows(n_rows, sys.stdout)
+    for row, prompt in enumerate(echo):
+        if rows is not None:
+            rows.feed(row, prompt.decode("utf-8", "replace") if isinstance(prompt, bytes) else prompt)
+    finished = [False] * n_rows
+    for token in tokens:
+        assert token.text is not None  # a tokenizer was given
+        ids, scores, ended = token.ids.tolist(), token.log_probabilities.tolist(), token.finished.tolist()
+        n_tokens += sum(not was for was in finished)
+        for row, text in enumerate(token.text):
+            if finished[row]:
+                continue
+            if rows is None:
+                record = {"row": row, "token": ids[row], "text": text, "log_probability": scores[row]}
+                print(json.dumps(record), flush=True)
+            else:
+                rows.feed(row, text)
+                if ended[row]:
+                    rows.finish(row)
+        finished = ended
+    for row, was in enumerate(finished):
+        if rows is not None and not was:
+            rows.finish(row)
+    if n_tokens and sys.stderr.isatty():
+        speed = n_tokens / max(time.perf_counter() - begin, 1e-9)
+        print(f"[{n_tokens:,} tokens, {speed:,.0f} tokens/s, seed {seed}]", file=sys.stderr)
+
+
+def show_evaluation(
+    result: Evaluation, compression: Compression | None, *, name: str, checkpoint: Path, as_json: bool
+) -> None:
+    """A table on a terminal, one JSON object elsewhere."""
+    if as_json or not sys.stdout.isatty():
+        record = {"checkpoint": str(checkpoint), "text": name, **asdict(result)}
+        if compression is not None:
+            record |= {key: value for key, value in asdict(compression).items() if key != "n_bytes"}
+            record["xz_difference"] = result.bits_per_byte - compression.xz_bits_per_byte
+        print(json.dumps(record))
+        return
+    rows = [("this model", f"{result.bits_per_byte:.4f}")]
+    if compression is not None:
+        difference = result.bits_per_byte / compression.xz_bits_per_byte - 1
+        rows += [("xz -9", f"{compression.xz_bits_per_byte:.4f}"), ("zlib -9", f"{compression.zlib_bits_per_byte:.4f}")]
+        rows += [("this model beside xz", f"{difference:+.1%} bits")]
+    rows += [("perplexity per token", f"{result.perplexity_per_token:,.3f}")]
+    if result.perplexity_per_word is not None:
+        rows += [("perplexity per word", f"{result.perplexity_per_word:,.1f}")]
+    rows += [
+        ("bytes", f"{result.n_bytes:,}"),
+        ("tokens", f"{result.n_tokens:,}"),
+        ("tokens per second", f"{result.tokens_per_second:,.0f}"),
+    ]
+    table = _table(f"{name}: bits per byte", "", "")
+    for row in rows:
+        table.add_row(*row)
+    _print(table)
+
+
+def show_info(record: dict[str, Any], *, as_json: bool) -> None:
+    """Tables on a terminal, one JSON object elsewhere."""
+    if as_json or not sys.stdout.isatty():
+        print(json.dumps(record))
+        return
+    here = _table("here", "", "")
+    for key in ("statewise", "python", "torch", "platform", "device", "cpu_capability", "threads"):
+        here.add_row(key.replace("_", " "), str(record[key]))
+    _print(here)
+    kernels = _table("kernels", "kernel", "in use", "not in use, because")
+    for status in record["kernels"]:
+        others = "\n".join(f"{other}: {reason}" for other, reason in status["others"].items())
+        kernels.add_row(status["kernel"], status["path"], others)
+    _print(kernels)
+    if "parts" in record:
+        _show_model(record)
+
+
+def _show_model(record: dict[str, Any]) -> None:
+    table = _table(record["checkpoint"], "part", "", "parameters", "mixer", "MLP", "state bytes", "")
+    total_parameters = total_state = growth = 0
+    for part in record["parts"]:
+        state = part.get("state")
+        total_parameters += part["parameters"]
+        cells = [part["part"], part.get("mixer", ""), f"{part['parameters']:,}"]
+        if state is None:
+            table.add_row(*cells)
+            continue
+        total_state, growth = total_state + state["bytes"], growth + state["per_token"]
+        grows = f"and {state['per_token']:,} more for each token" if state["per_token"] else ""
+        after = f"after {state['tokens']:,} tokens" if state["bytes"] != state["at_rest"] else "constant"
+        cells += [f"{part['mixer_parameters']:,}", f"{part['mlp_parameters']:,}", f"{state['bytes']:,}"]
+        table.add_row(*cells, grows or after)
+    table.add_section()
+    table.add_row(
+        "all", "", f"{total_parameters:,}", "", "", f"{total_state:,}", f"+ {growth:,}/token" if growth else ""
+    )
+    _print(table)
+    from rich import print_json
+
+    print_json(data=record["configuration"])
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=any(columns))
+    for i, column in enumerate(columns):
+        numeric = column in ("parameters", "mixer", "MLP", "state bytes")
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric or not i)
+    return table
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    Console().print(table, highlight=False, markup=False)

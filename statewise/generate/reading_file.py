@@ -1,0 +1,93 @@
+"""A Reading in a file: what a model knows after a long document, to go on from another day.
+
+Where ``checkpoints.save_state`` keeps a model's state alone, this keeps all that generation needs, so that not even
+the last token has to be read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from statewise.checkpoints.atomic import write_file
+from statewise.checkpoints.states import weights_digest
+from statewise.checkpoints.tensor_files import read_metadata, read_tensors
+from statewise.checkpoints.trees import flatten_tree, unflatten_into
+from statewise.errors import CheckpointError
+from statewise.generate.decode import N_RECENT, Reading
+from statewise.models.language_model import LanguageModel
+
+FORMAT_VERSION = "1"
+PREFIX = "reading"
+
+
+def save_reading(reading: Reading, path: str | os.PathLike[str], *, model: LanguageModel) -> None:
+    """Writes what :func:`~statewise.generate.decode.read` gave to a safetensors file, whole or not at all.
+
+    With it goes a digest of the model's weights, so that no other model takes it for its own. A file of that name
+    is replaced.
+
+    Cost:    one pass over the model's weights and the state.
+    Errors:  CheckpointError if the disk does not take it; what was there before then remains.
+    """
+    # Leaves may share memory, which a safetensors file cannot say
+    tensors = {name: leaf.detach().cpu().clone().contiguous() for name, leaf in flatten_tree(reading, PREFIX).items()}
+    metadata = {"format_version": FORMAT_VERSION, "weights": weights_digest(model), "sha256": _digest(tensors)}
+    data = save(tensors, metadata=metadata)
+
+    def write(aside: Path) -> None:
+        aside.write_bytes(data)
+
+    write_file(Path(path), len(data), write)
+
+
+def load_reading(path: str | os.PathLike[str], *, model: LanguageModel) -> Reading:
+    """The Reading that :func:`save_reading` wrote, on the device of the model.
+
+    Errors:  CheckpointError, one line, for a file that is missing, damaged or of another format, and for one that was
+             read with other weights.
+    """
+    path = Path(path)
+    try:
+        metadata, tensors = read_metadata(path), read_tensors(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read the state {path}: {error.strerror or error}") from error
+    if metadata.get("format_version") != FORMAT_VERSION or "weights" not in metadata:
+        raise CheckpointError(f"{path} is not a state of format {FORMAT_VERSION}; expected a file of --state-out")
+    if metadata.get("sha256") != _digest(tensors):
+        raise CheckpointError(f"the state {path} is damaged: its checksum does not match")
+    if metadata["weights"] != weights_digest(model):
+        raise CheckpointError(
+            f"the state {path} was read with other weights than this model's; "
+            "use the checkpoint that it was read with, or read the text again"
+        )
+    logits = tensors.get(f"{PREFIX}.logits")
+    if logits is None or logits.ndim != 2:
+        raise CheckpointError(f"the state {path} is damaged: it has no logits (batch, vocabulary)")
+    try:
+        reading = unflatten_into(_template(model, *logits.shape), tensors, PREFIX, same_shapes=False)
+    except CheckpointError as error:
+        raise CheckpointError(f"the state {path} does not fit this model: {error}") from error
+    assert isinstance(reading, Reading)
+    return reading
+
+
+def _template(model: LanguageModel, batch: int, vocab_size: int) -> Reading:
+    weight = model.head.weight
+    return Reading(
+        logits=torch.zeros(
+            batch, vocab_size, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device
+        ),
+        state=model.initial_state(batch),
+        seen=torch.zeros(batch, vocab_size, dtype=torch.bool, device=weight.device),
+        recent=torch.zeros(batch, N_RECENT, dtype=torch.int64, device=weight.device),
+    )
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    return hashlib.sha256(save(tensors)).hexdigest()

@@ -1,0 +1,92 @@
+"""What runs here, and what a checkpoint holds: the facts that `statewise info` prints."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from statewise import __version__
+from statewise.kernels import describe
+from statewise.mixers.base import Mixer
+from statewise.models.block import Block
+from statewise.models.inference import inference
+from statewise.models.language_model import LanguageModel
+
+PROBE_TOKENS = 1024
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices, threads, and for each kernel which path runs and why the others do not."""
+    cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "statewise": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": f"cuda ({', '.join(cuda)})" if cuda else "cpu",
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "kernels": [status._asdict() for status in describe()],
+    }
+
+
+def parts(model: LanguageModel) -> list[dict[str, Any]]:
+    """One record for each part of a model, in order: embedding, layers, norm, head.
+
+    Records have ``part``, ``parameters`` (of the whole part; shared ones count where they come first), and for
+    layers ``mixer`` (its class), ``mixer_parameters``, ``mlp_parameters`` and ``state`` (see :func:`state_size`).
+    """
+    counted: set[int] = set()
+
+    def count(module: nn.Module | None) -> int:
+        own = [] if module is None else [p for p in module.parameters() if id(p) not in counted]
+        counted.update(id(p) for p in own)
+        return sum(p.numel() for p in own)
+
+    records: list[dict[str, Any]] = [{"part": "embedding", "parameters": count(model.embedding)}]
+    for i, layer in enumerate(model.layers):
+        assert isinstance(layer, Block)
+        mixer, mlp = count(layer.mixer), count(layer.mlp)
+        records.append(
+            {
+                "part": f"layers.{i}",
+                "parameters": mixer + mlp + count(layer),
+                "mixer": type(layer.mixer).__name__,
+                "mixer_parameters": mixer,
+                "mlp_parameters": mlp,
+                "state": state_size(layer.mixer),
+            }
+        )
+    records.append({"part": "norm", "parameters": count(model.norm)})
+    records.append({"part": "head", "parameters": count(model.head)})
+    return records
+
+
+def state_size(mixer: Mixer) -> dict[str, Any]:
+    """The bytes of one sequence's state: ``at_rest``, ``bytes`` after ``tokens``, and ``per_token`` beyond them.
+
+    A state that one token does not enlarge is taken to stay as it is. Others are measured by reading: 1,024 tokens,
+    or the whole window of windowed attention, or as many as there are positions.
+    """
+    at_rest = _state_bytes(mixer, 0)
+    if _state_bytes(mixer, 1) == at_rest:
+        return {"at_rest": at_rest, "tokens": 1, "bytes": at_rest, "per_token": 0}
+    config = getattr(mixer, "config", None)
+    n_tokens = max(PROBE_TOKENS, getattr(config, "window", None) or 0)
+    n_tokens = min(n_tokens, getattr(config, "max_positions", None) or n_tokens)
+    size = _state_bytes(mixer, n_tokens)
+    per_token = 0 if mixer.bounded_state else (size - at_rest) // n_tokens
+    return {"at_rest": at_rest, "tokens": n_tokens, "bytes": size, "per_token": per_token}
+
+
+def _state_bytes(mixer: Mixer, length: int) -> int:
+    state = mixer.initial_state(1)
+    if length:
+        weight = next(mixer.parameters())
+        with inference(mixer):
+            _, state = mixer(torch.zeros(1, length, mixer.d_model, device=weight.device, dtype=weight.dtype), state)
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(state))

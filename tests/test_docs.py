@@ -1,0 +1,75 @@
+"""The documentation runs: Python blocks are executed, command lines are parsed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+
+from statewise.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, *languages: str) -> list[tuple[int, str]]:
+    """The first line and the text of each fenced block in one of these languages."""
+    text = page.read_text("utf-8")
+    return [
+        (text.count("\n", 0, match.start(2)) + 1, match[2]) for match in BLOCK.finditer(text) if match[1] in languages
+    ]
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Every command line of the pages (after a prompt $, or the whole line in a bash block), as words."""
+    found = []
+    for page in PAGES:
+        for first, text in blocks(page, "console", "bash", "sh"):
+            for offset, line in enumerate(text.replace("\\\n", " ").splitlines()):
+                if line.startswith("$ ") or (line.strip() and not any(t.startswith("$ ") for t in text.splitlines())):
+                    words = shlex.split(line.removeprefix("$ "), comments=True)
+                    words = words[: next((i for i, w in enumerate(words) if w in ("|", ">", "&&")), len(words))]
+                    found.append((f"{page.name}:{first + offset}", words))
+    return found
+
+
+PYTHON_PAGES = [page for page in PAGES if blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in one namespace, in an empty folder, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for first, text in blocks(page, "python"):
+        exec(compile("\n" * (first - 1) + text, str(page), "exec"), namespace)
+
+
+def test_there_are_commands() -> None:
+    lines = [" ".join(words) for _, words in commands()]
+    assert "make demo" in lines
+    assert "make test" in lines
+    assert any(line.startswith("statewise train") for line in lines)
+
+
+@pytest.mark.parametrize(("where", "words"), commands(), ids=lambda value: value if isinstance(value, str) else "")
+def test_commands_exist(where: str, words: list[str]) -> None:
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(words[1:]) <= set(targets), f"{where}: no such target"
+    elif words[0] == "statewise":
+        group = typer.main.get_command(app)
+        name, command, rest = group.resolve_command(group.make_context("statewise", words[1:]), words[1:])
+        command.make_context(name, rest)  # an option or a value that does not exist is an error
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"

@@ -1,0 +1,76 @@
+"""The package as others install it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import statewise
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+CORE = {"torch", "numpy", "einops", "safetensors", "tokenizers", "typer", "rich"}
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9_-]", requirement)[0].lower()
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    return dict(line.lower().split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_core_dependencies_are_the_seven_and_are_not_pinned() -> None:
+    assert {name_of(requirement) for requirement in PROJECT["dependencies"]} == CORE
+    assert not [requirement for requirement in PROJECT["dependencies"] if "==" in requirement or "<" in requirement]
+
+
+def test_one_version_everywhere() -> None:
+    assert PROJECT["version"] == statewise.__version__
+    assert f"\nversion: {statewise.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+
+
+def test_constraints_pin_whatever_is_asked_for() -> None:
+    asked = [*PROJECT["dependencies"], *(r for extra in PROJECT["optional-dependencies"].values() for r in extra)]
+    assert {name_of(requirement) for requirement in asked} | {"setuptools"} <= pins().keys()
+    assert pins()["torch"] == "2.13.0"
+
+
+def test_ci_calls_make_test_alone() -> None:
+    lines = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    assert [line for line in lines if "make" in line and not line.startswith("#")] == ["exec make test"]
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert "make test" in (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_wheel_in_an_empty_environment(tmp_path: Path) -> None:
+    """`pip install .` brings the core and what that needs; then `import statewise` in under 2.5 seconds."""
+    source, venv = tmp_path / "source", tmp_path / "venv"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(source)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    python = venv / "bin" / "python"
+    constraints = str(source / "constraints.txt")
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")},
+        "PIP_CONSTRAINT": constraints,
+        "PIP_BUILD_CONSTRAINT": constraints,
+    }
+    subprocess.run([python, "-m", "pip", "install", "-q", "."], cwd=source, env=environment, check=True)
+    code = (
+        "import time; begin = time.perf_counter(); import statewise; seconds = time.perf_counter() - begin; "
+        "assert seconds < 2.5, seconds; "
+        "import importlib.metadata as m; names = {d.metadata['Name'].lower() for d in m.distributions()}; "
+        f"assert {CORE} <= names and not {{'pytest', 'hypothesis', 'ruff', 'mypy'}} & names, names; "
+        "print(statewise.Mamba2Config(d_state=16).build(32).d_model)"
+    )
+    result = subprocess.run([python, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "32\n"), result.stderr
+    subprocess.run([venv / "bin" / "statewise", "--version"], cwd=tmp_path, env=environment, check=True)
