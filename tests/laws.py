@@ -1,0 +1,407 @@
+"""The laws that every mixer and every operator keeps, as batteries that a test calls with an instance.
+
+They are written against the signature alone, ``y, state = module(x, state, lengths=, starts=)``: each compares two
+ways of making the same call, with all their gradients, and never looks inside.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from statewise.mixers.base import Mixer
+
+# ---- mixers
+
+
+def check_mixer_laws(
+    mixer: Mixer,
+    *,
+    length: int,
+    batch: int = 2,
+    atol: float = 1e-10,
+    atol_float32: float = 1e-4,
+    visible: Callable[[Any], Any] = lambda state: state,
+    seed: int = 0,
+) -> None:
+    """All laws of a causal mixer, in float64, from rest and from a state that has seen rows of several lengths.
+
+    visible: the tensors of a state that mean something, where a state also carries spare room that later calls fill.
+    The parameters are drawn anew, with biases that are not zero and signals that are not small.
+    """
+    torch.manual_seed(seed)
+    mixer = prepared(mixer)
+    check_structure(mixer, batch)
+    check_state_is_data(mixer, length, batch, atol)
+    check_none_is_rest(mixer, length, batch, atol)
+    check_cuts(mixer, length, batch, atol)
+    check_causality(mixer, length, batch, atol)
+    check_lengths(mixer, length, atol)
+    check_starts(mixer, length, atol)
+    check_states_are_not_mutated(mixer, length, batch, visible)
+    check_layouts(mixer, length, batch, atol)
+    check_float32(mixer, length, batch, atol_float32)
+
+
+def prepared(mixer: Mixer) -> Mixer:
+    """A float64 copy whose parameters all matter: at the usual scale of 0.02 an error in a branch would hide."""
+    mixer = copy.deepcopy(mixer).double()
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            fan_in = parameter.shape[-1] if parameter.ndim > 1 else 4
+            parameter.add_(torch.randn_like(parameter) / fan_in**0.5)
+    return mixer
+
+
+def signal(mixer: Mixer, batch: int, length: int) -> Tensor:
+    return torch.randn(batch, length, mixer.d_model, dtype=torch.float64)
+
+
+def warm_state(mixer: Mixer, batch: int, length: int = 7) -> Any:
+    """The state of rows that have read different numbers of tokens, the last row none; leaves ready for gradients."""
+    lengths = torch.tensor([max(0, length - 3 * b) if b < batch - 1 or batch == 1 else 0 for b in range(batch)])
+    with torch.no_grad():
+        _, state = mixer(signal(mixer, batch, length), mixer.initial_state(batch), lengths=lengths)
+    return tracked(state)
+
+
+def states(mixer: Mixer, batch: int) -> Iterator[Any]:
+    yield tracked(mixer.initial_state(batch))
+    yield warm_state(mixer, batch)
+
+
+def tracked(state: Any) -> Any:
+    """A copy of a state whose floating leaves record gradients."""
+    return pytree.tree_map(lambda x: x.detach().clone().requires_grad_(x.is_floating_point()), state)
+
+
+def detached(state: Any) -> Any:
+    return pytree.tree_map(lambda x: x.detach(), state)
+
+
+def rows(state: Any, index: Sequence[int]) -> Any:
+    """Some rows of a state, as copies (in the graph, if the state is in one)."""
+    return pytree.tree_map(lambda x: x.index_select(0, torch.tensor(index)), state)
+
+
+def some_times(length: int) -> list[int]:
+    """Where to cut: everywhere in a short sequence, at telling places in a long one."""
+    if length <= 65:
+        return list(range(length + 1))
+    near = {t + d for t in (0, 16, 32, 64, 128, 256, length // 2, length) for d in (-1, 0, 1)}
+    return sorted(t for t in near if 0 <= t <= length)
+
+
+def gradients(mixer: Mixer, outputs: Tensor, inputs: Any) -> list[Tensor]:
+    """d(outputs . fixed random weights) / d(inputs, parameters), zeros where there is no path."""
+    leaves = [x for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor) and x.requires_grad]
+    leaves += list(mixer.parameters())
+    weights = torch.randn(outputs.shape, dtype=outputs.dtype, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad((outputs * weights).sum(), leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found)]
+
+
+def same(actual: Any, expected: Any, atol: float, what: str) -> None:
+    for a, e in zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True):
+        torch.testing.assert_close(a, e, atol=atol, rtol=atol, msg=lambda message: f"{what}: {message}")
+
+
+def through(mixer: Mixer, pieces: Sequence[Tensor], state: Any) -> Tensor:
+    """The outputs of the pieces, one call each, the state handed on."""
+    outputs = []
+    for piece in pieces:
+        y, state = mixer(piece, state)
+        assert y.shape == piece.shape
+        assert state is not None
+        outputs.append(y)
+    return torch.cat(outputs, 1)
+
+
+def check_structure(mixer: Mixer, batch: int) -> None:
+    """A state is a pytree of real tensors, batch first, float32 or wider; an empty call changes nothing."""
+    for module in (mixer, copy.deepcopy(mixer).to(torch.bfloat16)):
+        for leaf in pytree.tree_leaves(module.initial_state(batch)):
+            assert isinstance(leaf, Tensor)
+            assert leaf.shape[0] == batch
+            assert leaf.dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool), leaf.dtype
+    empty, probe = signal(mixer, batch, 0), signal(mixer, batch, 5)
+    y, none = mixer(empty)
+    assert y.shape == empty.shape
+    assert none is None
+    for state in states(mixer, batch):
+        assert isinstance(state, tuple)
+        y, after = mixer(empty, state)
+        assert y.shape == empty.shape
+        same(mixer(probe, after)[0], mixer(probe, state)[0], 1e-12, "an empty call changes the state")
+
+
+def check_state_is_data(mixer: Mixer, length: int, batch: int, atol: float) -> None:
+    """A state that was copied, or whose rows were selected, repeated and joined, continues as the original does."""
+    probe = signal(mixer, batch, 6)
+    with torch.no_grad():
+        _, state = mixer(signal(mixer, batch, length), mixer.initial_state(batch))
+        expected = through(mixer, probe.split(2, 1), state)
+        for name, copied in (
+            ("clone", pytree.tree_map(torch.clone, state)),
+            ("deepcopy", copy.deepcopy(state)),
+            ("floats alone copied", pytree.tree_map(lambda x: x.clone() if x.is_floating_point() else x, state)),
+        ):
+            same(through(mixer, probe.split(2, 1), copied), expected, atol, name)
+        index = [batch - 1, 0, batch - 1]
+        same(through(mixer, probe[index].split(2, 1), rows(state, index)), expected[index], atol, "rows selected")
+        parts = [pytree.tree_map(lambda x, b=b: x[b : b + 1], state) for b in range(batch)]
+        joined = pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
+        same(through(mixer, probe.split(2, 1), joined), expected, atol, "rows joined")
+        for b, part in enumerate(parts):
+            same(through(mixer, probe[b : b + 1].split(2, 1), part), expected[b : b + 1], atol, "a row as a view")
+
+
+def check_none_is_rest(mixer: Mixer, length: int, batch: int, atol: float) -> None:
+    """None in, None out, and the same as starting from the initial state; gradients too."""
+    x = signal(mixer, batch, length).requires_grad_()
+    y, none = mixer(x)
+    assert none is None
+    expected, state = mixer(x, mixer.initial_state(batch))
+    assert state is not None
+    same(y, expected, atol, "state=None")
+    same(gradients(mixer, y, x), gradients(mixer, expected, x), atol, "gradients with state=None")
+
+
+def check_cuts(mixer: Mixer, length: int, batch: int, atol: float) -> None:
+    """One call = any two calls = step by step, in outputs, final state and gradients, also of the incoming state.
+
+    Final states are compared through what follows from them, a probe, since they may differ in spare room.
+    """
+    x, probe = signal(mixer, batch, length).requires_grad_(), signal(mixer, batch, 3).requires_grad_()
+    for state in states(mixer, batch):
+        whole = through(mixer, (x, probe), state)
+        expected = gradients(mixer, whole, (x, probe, state))
+        cuts = [(f"cut at {t}", (x[:, :t], x[:, t:], probe)) for t in some_times(length)]
+        cuts.append(("step by step", (*x.split(1, 1), *probe.split(1, 1))))
+        cuts.append(("in pieces of 3", (*x.split(3, 1), probe)))
+        for name, pieces in cuts:
+            y = through(mixer, pieces, state)
+            same(y, whole, atol, name)
+            same(gradients(mixer, y, (x, probe, state)), expected, atol, f"gradients, {name}")
+            with torch.no_grad():  # where nothing is recorded a mixer may work in place
+                same(through(mixer, pieces, detached(state)), whole, atol, f"{name}, without gradients")
+
+
+def check_causality(mixer: Mixer, length: int, batch: int, atol: float) -> None:
+    """What comes later changes nothing before it."""
+    x = signal(mixer, batch, length)
+    for state in (None, *states(mixer, batch)):
+        expected, _ = mixer(x, state)
+        for t in some_times(length)[:: max(1, len(some_times(length)) // 8)]:
+            changed = torch.cat((x[:, :t], 3 * signal(mixer, batch, length - t)), 1)
+            same(mixer(changed, state)[0][:, :t], expected[:, :t], atol, f"outputs before a change at {t}")
+
+
+def check_lengths(mixer: Mixer, length: int, atol: float) -> None:
+    """A padded batch = its rows alone, with NaN in the padding and an empty row."""
+    counts = sorted({length, length // 2, 1, 0}, reverse=True)
+    counts = [*counts[::2], *counts[1::2]]  # no order that a mixer could lean on
+    batch, lengths = len(counts), torch.tensor(counts)
+    x, probe = signal(mixer, batch, length), signal(mixer, batch, 3).requires_grad_()
+    for b, count in enumerate(counts):
+        x[b, count:] = float("nan")
+    x.requires_grad_()
+
+    def alone(state: Any) -> list[Tensor]:
+        outputs = []
+        for b, count in enumerate(counts):
+            own = None if state is None else rows(state, [b])
+            y, own = mixer(x[b : b + 1, :count], own)
+            outputs.append(y[0])
+            if state is not None:
+                outputs.append(mixer(probe[b : b + 1], own)[0][0])
+        return outputs
+
+    def padded(state: Any) -> list[Tensor]:
+        y, after = mixer(x, state, lengths=lengths)
+        outputs = []
+        next_y = None if state is None else mixer(probe, after)[0]
+        for b, count in enumerate(counts):
+            outputs.append(y[b, :count])
+            if next_y is not None:
+                outputs.append(next_y[b])
+        return outputs
+
+    def stepped(state: Any) -> list[Tensor]:
+        """Rows that end at different steps go on with lengths of 0."""
+        steps = []
+        for t, piece in enumerate(x.split(1, 1)):
+            y, state = mixer(piece, state, lengths=(lengths > t).to(lengths))
+            steps.append(y)
+        y, next_y = torch.cat(steps, 1), mixer(probe, state)[0]
+        return [part for b, count in enumerate(counts) for part in (y[b, :count], next_y[b])]
+
+    for state in (None, *states(mixer, batch)):
+        expected, actual = torch.cat(alone(state)), torch.cat(padded(state))
+        same(actual, expected, atol, "a padded batch")
+        inputs = (x, probe, state)
+        expected_gradients = gradients(mixer, expected, inputs)
+        assert all(grad.isfinite().all() for grad in expected_gradients)
+        same(gradients(mixer, actual, inputs), expected_gradients, atol, "gradients of a padded batch")
+        if state is not None:
+            with torch.no_grad():
+                same(torch.cat(padded(detached(state))), expected, atol, "a padded batch, without gradients")
+                same(torch.cat(stepped(detached(state))), expected, atol, "a padded batch, step by step")
+
+
+def check_starts(mixer: Mixer, length: int, atol: float) -> None:
+    """Packed documents = each alone, with padding behind them, and nothing of the incoming state passes a start."""
+    batch = 4
+    counts = [length, length, max(1, length - 2), 0]
+    wanted = ({length // 3, length // 3 + 1}, {0}, {0, length // 2, length - 1}, {0})
+    begins = [sorted(t for t in times if t < length) for times in wanted]
+    starts = torch.zeros(batch, length, dtype=torch.bool)
+    for b, times in enumerate(begins):
+        starts[b, times] = True  # some of them lie in the padding, where they mean nothing
+    x, probe = signal(mixer, batch, length), signal(mixer, batch, 3).requires_grad_()
+    for b, count in enumerate(counts):
+        x[b, count:] = float("nan")
+    x.requires_grad_()
+
+    def alone(b: int, state: Any) -> list[Tensor]:
+        outputs = []
+        own = None if state is None else rows(state, [b])
+        cuts = sorted({0, counts[b], *(t for t in begins[b] if t < counts[b])})
+        for begin, end in itertools.pairwise(cuts):
+            if begin in begins[b] and state is not None:
+                own = mixer.initial_state(1)
+            y, own = mixer(x[b : b + 1, begin:end], own)
+            outputs.append(y[0])
+        if state is not None:
+            outputs.append(mixer(probe[b : b + 1], own)[0][0])
+        return outputs
+
+    def packed(state: Any, lengths: Tensor | None, batch: int) -> list[Tensor]:
+        y, after = mixer(x[:batch], state, lengths=lengths, starts=starts[:batch])
+        next_y = None if state is None else mixer(probe[:batch], after)[0]
+        outputs = []
+        for b in range(batch):
+            outputs.append(y[b, : counts[b]])
+            if next_y is not None:
+                outputs.append(next_y[b])
+        return outputs
+
+    for n_rows, lengths in ((2, None), (batch, torch.tensor(counts))):
+        for state in (None, *states(mixer, n_rows)):
+            expected = torch.cat([part for b in range(n_rows) for part in alone(b, state)])
+            actual = torch.cat(packed(state, lengths, n_rows))
+            same(actual, expected, atol, "packed documents")
+            inputs = (x, probe, state)
+            same(
+                gradients(mixer, actual, inputs),
+                gradients(mixer, expected, inputs),
+                atol,
+                "gradients of packed documents",
+            )
+            if state is None:
+                continue
+            with torch.no_grad():
+                own = detached(state)
+                same(torch.cat(packed(own, lengths, n_rows)), expected, atol, "packed documents, without gradients")
+                ys = []
+                for t, piece in enumerate(x[:n_rows].split(1, 1)):
+                    now = None if lengths is None else (lengths > t).long()
+                    y, own = mixer(piece, own, lengths=now, starts=starts[:n_rows, t : t + 1])
+                    ys.append(y)
+                y, next_y = torch.cat(ys, 1), mixer(probe[:n_rows], own)[0]
+                stepped = [part for b in range(n_rows) for part in (y[b, : counts[b]], next_y[b])]
+                same(torch.cat(stepped), expected, atol, "packed documents, step by step")
+
+    # Neither does a state that is broken, nor one that is huge.
+    with torch.no_grad():
+        state = detached(warm_state(mixer, 2))
+        broken = pytree.tree_map(lambda x: torch.full_like(x, torch.nan) if x.is_floating_point() else x, state)
+        first = torch.zeros(2, 5, dtype=torch.bool)
+        first[:, 0] = True
+        x = signal(mixer, 2, 5)
+        expected = mixer(x)[0]
+        y, after = mixer(x, broken, starts=first)
+        same(y, expected, atol, "a start at the first position after a broken state")
+        same(mixer(x, after)[0], mixer(x, mixer(x, mixer.initial_state(2))[1])[0], atol, "the state after it")
+
+
+def check_states_are_not_mutated(mixer: Mixer, length: int, batch: int, visible: Callable[[Any], Any]) -> None:
+    """Whoever holds a state may go on from it, as often as they like, whatever others made of it meanwhile."""
+    x, other = signal(mixer, batch, length), signal(mixer, batch, length)
+    ragged = torch.tensor([max(0, length - b) for b in range(batch)])
+    starts = torch.zeros(batch, length, dtype=torch.bool)
+    starts[0, length // 2] = True
+
+    def forks(state: Any) -> list[Tensor]:
+        ys = [through(mixer, x.split(1, 1), state), through(mixer, other.split(2, 1), state)]
+        ys += [mixer(x, state)[0], mixer(x, state, starts=starts)[0]]
+        return [*ys, mixer(x, state, lengths=ragged)[0][:, : max(0, length - batch + 1)]]
+
+    with torch.no_grad():
+        held = [detached(warm_state(mixer, batch)), mixer.initial_state(batch)]
+        for piece in signal(mixer, batch, 9).split(1, 1):  # a chain of states, each made from the one before
+            held.append(mixer(piece, held[-1])[1])
+        held.append(mixer(x, held[0], lengths=ragged)[1])
+        before = copy.deepcopy([visible(state) for state in held])
+        copies = [copy.deepcopy(state) for state in held]
+        first = [forks(state) for state in reversed(held)]  # old and new states by turns
+        for state, kept in zip(held, before):
+            same(visible(state), kept, 0.0, "a state after others went on from it")
+        again = [forks(state) for state in reversed(held)]
+        same(again, first, 1e-12, "a second continuation")
+        same([forks(state) for state in reversed(copies)], first, 1e-12, "the continuation of a copy")
+        # Two continuations side by side, step by step.
+        for state in held:
+            a = b = state
+            ys: tuple[list[Tensor], list[Tensor]] = ([], [])
+            for piece_a, piece_b in zip(x.split(1, 1), other.split(1, 1)):
+                y_a, a = mixer(piece_a, a)
+                y_b, b = mixer(piece_b, b)
+                ys[0].append(y_a)
+                ys[1].append(y_b)
+            same(torch.cat(ys[0], 1), mixer(x, copy.deepcopy(state))[0], 1e-9, "the first of two continuations")
+            same(torch.cat(ys[1], 1), mixer(other, copy.deepcopy(state))[0], 1e-9, "the second of two continuations")
+
+
+def check_layouts(mixer: Mixer, length: int, batch: int, atol: float) -> None:
+    """Strided and expanded inputs and states, which must not be written to, give what contiguous ones give."""
+    x = signal(mixer, batch, length)
+    y = mixer(x)[0]
+    same(mixer(x.transpose(0, 1).contiguous().transpose(0, 1))[0], y, atol, "length-major input")
+    same(mixer(x.repeat_interleave(2, 1)[:, ::2])[0], y, atol, "every other step of an input")
+    same(mixer(torch.stack((x, -x), -1)[..., 0])[0], y, atol, "input with strided features")
+    same(mixer(x[:1].expand(batch, -1, -1))[0], y[:1].expand(batch, -1, -1), atol, "expanded input")
+    with torch.no_grad():
+        _, one = mixer(signal(mixer, 1, length), mixer.initial_state(1))
+        expanded = pytree.tree_map(lambda leaf: leaf.expand(batch, *leaf.shape[1:]), one)
+        copied = pytree.tree_map(lambda leaf: leaf.repeat(batch, *(1 for _ in leaf.shape[1:])), one)
+        kept = copy.deepcopy(one)
+        expected = through(mixer, x.split(1, 1), copied)
+        same(through(mixer, x.split(1, 1), expanded), expected, atol, "expanded state")
+        same(through(mixer, x.split(2, 1), expanded), expected, atol, "expanded state, again")
+        same(mixer(x[:1], one)[0], mixer(x[:1], kept)[0], atol, "the state that was expanded")
+        wide = pytree.tree_map(lambda leaf: leaf.repeat_interleave(2, 0)[::2], copied)
+        same(through(mixer, x.split(1, 1), wide), expected, atol, "every other row of a state")
+
+
+def check_float32(mixer: Mixer, length: int, batch: int, atol: float) -> None:
+    """float32 agrees with float64, in one call and through states."""
+    x = signal(mixer, batch, length)
+    single = copy.deepcopy(mixer).float()
+    with torch.no_grad():
+        expected = mixer(x)[0]
+        scale = expected.abs().max().item()
+        whole, none = single(x.float())
+        steps = through(single, x.float().split(5, 1), single.initial_state(batch))
+        assert none is None
+    for name, y in (("float32", whole), ("float32, in pieces", steps)):
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(
+            y.double(), expected, atol=atol * scale, rtol=0.0, msg=lambda message, name=name: f"{name}: {message}"
+        )
