@@ -97,7 +97,9 @@ def test_small_cases_by_full_jacobians() -> None:
         assert torch.autograd.gradgradcheck(fast, inputs)
 
 
-@pytest.mark.parametrize("name", ["linear_scan", "short_convolution", "ssd", "ssd_backward"])
+@pytest.mark.parametrize(
+    "name", ["linear_scan", "short_convolution", "short_convolution_backward", "ssd", "ssd_backward"]
+)
 def test_opcheck(name: str) -> None:
     ids = _segments(2, 7)
     x, log_a, B, C, h0 = ssd_case(7, True)[2]
@@ -105,12 +107,13 @@ def test_opcheck(name: str) -> None:
     samples = {
         "linear_scan": scan_case(7)[2],
         "short_convolution": [*convolution_case(7, True)[2], ids],
+        "short_convolution_backward": [torch.randn(2, 7, 3, 2, dtype=D), *convolution_case(7, True)[2], ids],
         "ssd": [x, log_a, B, C, h0, ids, 4],
         "ssd_backward": [torch.randn_like(y), torch.randn_like(h0), x, log_a, B, C, h0, ids, y, 4],
     }
     torch.use_deterministic_algorithms(False)  # opcheck compares memory that an operator is free to leave as it is
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
-    if name != "ssd_backward":  # its own derivative is the definition's, which gradgradcheck covers
+    if not name.endswith("_backward"):  # its own derivative is the definition's, which gradgradcheck covers
         checks.append("test_aot_dispatch_dynamic")
     operator = getattr(torch.ops.statewise, name).default
     results = torch.library.opcheck(operator, tuple(samples[name]), test_utils=checks)

@@ -8,34 +8,27 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.kernels.short_convolution.reference import short_convolution_reference
+from statewise.kernels.short_convolution.reference import (
+    columns,
+    same_segment,
+    short_convolution_adjoint,
+    short_convolution_reference,
+)
 
 __all__ = ["short_convolution", "short_convolution_reference"]
-
-
-def _columns(taps: Tensor, ndim: int) -> tuple[Tensor, ...]:
-    """taps_i, each shaped to broadcast over (batch, length, width, ...)."""
-    return taps.reshape(*taps.shape, *[1] * (ndim - 3)).unbind(1)
-
-
-def _same_segment(segments: Tensor, shift: int, ndim: int) -> Tensor:
-    """(batch, length, 1...) whether x_{t-shift} belongs to the document of t; the history is segment 0."""
-    before = segments.new_zeros(segments.shape[0], min(shift, segments.shape[1]))
-    shifted = torch.cat([before, segments[:, : max(segments.shape[1] - shift, 0)]], 1)
-    return (segments == shifted).reshape(*segments.shape, *[1] * (ndim - 2))
 
 
 @torch.library.custom_op("statewise::short_convolution", mutates_args=())
 def _short_convolution(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None) -> Tensor:
     length, last = x.shape[1], taps.shape[1] - 1
     past = torch.cat([history, x], 1)  # one copy; every tap then reads a plain slice of it
-    columns = _columns(taps, x.ndim)
-    y = columns[0] * x
+    weight = columns(taps, x.ndim)
+    y = weight[0] * past[:, last:]
     for i in range(1, last + 1):
         term = past[:, last - i : last - i + length]
         if segments is not None:
-            term = term * _same_segment(segments, i, x.ndim)
-        y.addcmul_(columns[i], term)
+            term = term * same_segment(segments, i, x.ndim)
+        y.addcmul_(weight[i], term)
     return y
 
 
@@ -44,32 +37,49 @@ def _(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None) -> Tens
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], output: Tensor) -> None:
-    x, taps, history, segments = inputs
-    ctx.save_for_backward(x, taps, history, segments)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-    # Plain differentiable operations, so that second derivatives need nothing more.
-    x, taps, history, segments = ctx.saved_tensors
+@torch.library.custom_op("statewise::short_convolution_backward", mutates_args=())
+def _short_convolution_backward(
+    grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     length, last = x.shape[1], taps.shape[1] - 1
     past = torch.cat([history, x], 1)
-    columns = _columns(taps, x.ndim)
-    grad_past, grad_columns = None, []
-    reduce_axes = [0, 1, *range(3, x.ndim)]
-    for i in range(last + 1):
-        masked = grad if segments is None or i == 0 else grad * _same_segment(segments, i, x.ndim)
-        window = past[:, last - i : last - i + length]
-        grad_columns.append((masked * window).sum(reduce_axes))
-        # term i reads past at offset last - i
-        pad = [0, 0] * (x.ndim - 2) + [last - i, i]
-        term = torch.nn.functional.pad(columns[i] * masked, pad)
-        grad_past = term if grad_past is None else grad_past + term
-    assert grad_past is not None
-    return grad_past[:, last:], torch.stack(grad_columns, 1), grad_past[:, :last], None
+    grad_past, grad_taps = torch.zeros_like(past), torch.empty_like(taps)
+    product = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for i, column in enumerate(columns(taps, x.ndim)):
+        masked = grad if segments is None or i == 0 else grad * same_segment(segments, i, x.ndim)
+        window = slice(last - i, last - i + length)
+        torch.mul(masked, past[:, window], out=product)
+        grad_taps[:, i] = product.sum([0, 1, *range(3, x.ndim)])
+        grad_past[:, window].addcmul_(column, masked)
+    return grad_past[:, last:].clone(), grad_taps, grad_past[:, :last].clone()
+
+
+@_short_convolution_backward.register_fake
+def _(grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    dx, dtaps, dhistory = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (x, taps, history))
+    return dx, dtaps, dhistory
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    return *_short_convolution_backward(grad, *ctx.saved_tensors), None
+
+
+def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    """The derivative of the adjoint, taken through its plain form: rare, so it need not be fast."""
+    *tensors, segments = ctx.saved_tensors
+    with torch.enable_grad():
+        leaves = [m.detach().requires_grad_() for m in tensors]
+        grad, x, taps, history = leaves
+        first = short_convolution_adjoint(grad, x, taps, history, segments)
+        return *torch.autograd.grad(first, leaves, grads, materialize_grads=True), None
 
 
 _short_convolution.register_autograd(_backward, setup_context=_setup_context)
+_short_convolution_backward.register_autograd(_second_backward, setup_context=_setup_context)
 
 
 def short_convolution(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None = None) -> Tensor:

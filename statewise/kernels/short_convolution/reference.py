@@ -26,3 +26,30 @@ def short_convolution_reference(x: Tensor, taps: Tensor, history: Tensor, segmen
             y = y + term
         outputs.append(y)
     return torch.stack(outputs, 1) if outputs else torch.zeros_like(x)
+
+
+def short_convolution_adjoint(
+    grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, taps and history in plain differentiable operations, to take a second derivative through."""
+    length, last = x.shape[1], taps.shape[1] - 1
+    past = torch.cat([history, x], 1)
+    grad_past, grad_taps = torch.zeros_like(past), []
+    for i, column in enumerate(columns(taps, x.ndim)):
+        masked = grad if segments is None or i == 0 else grad * same_segment(segments, i, x.ndim)
+        grad_taps.append((masked * past[:, last - i : last - i + length]).sum([0, 1, *range(3, x.ndim)]))
+        around = [0, 0] * (x.ndim - 2) + [last - i, i]
+        grad_past = grad_past + torch.nn.functional.pad(column * masked, around)
+    return grad_past[:, last:], torch.stack(grad_taps, 1), grad_past[:, :last]
+
+
+def columns(taps: Tensor, ndim: int) -> tuple[Tensor, ...]:
+    """taps_i, each shaped to broadcast over (batch, length, width, ...)."""
+    return taps.reshape(*taps.shape, *[1] * (ndim - 3)).unbind(1)
+
+
+def same_segment(segments: Tensor, shift: int, ndim: int) -> Tensor:
+    """(batch, length, 1...) whether x_{t-shift} belongs to the document of t; the history is segment 0."""
+    before = segments.new_zeros(segments.shape[0], min(shift, segments.shape[1]))
+    shifted = torch.cat([before, segments[:, : max(segments.shape[1] - shift, 0)]], 1)
+    return (segments == shifted).reshape(*segments.shape, *[1] * (ndim - 2))
