@@ -178,18 +178,18 @@ def _describe(declared: Any) -> str:
     return " or ".join(words)
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}? " if close else ""
+def _suggest(name: str, known: Sequence[Any], title: str) -> str:
+    """The nearest name, if one is near, and all of them."""
+    close = difflib.get_close_matches(name, list(map(str, known)), n=1, cutoff=0.5)
+    listed = f"{title}: {', '.join(map(str, known))}"
+    return f"did you mean {close[0]!r}? {listed}" if close else f"{listed[:1].lower()}{listed[1:]}"
 
 
 def _require_field(cls: type, name: str, path: str) -> None:
     names = list(_fields(cls))
     if name not in names:
         prefix = f"{path}: " if path else ""
-        raise ConfigError(
-            f"{prefix}{cls.__name__} has no field {name!r}; {_nearest(name, names)}Its fields: {', '.join(names)}"
-        )
+        raise ConfigError(f"{prefix}{cls.__name__} has no field {name!r}; {_suggest(name, names, 'Its fields')}")
 
 
 def _join(path: str, part: str | int) -> str:
@@ -280,8 +280,7 @@ def _load_plain(declared: Any, data: Any, types: Types, path: str) -> Any:
         for value in known:
             if type(value) is type(data) and value == data:
                 return value
-        nearest = _nearest(str(data), [str(value) for value in known])
-        raise ConfigError(f"{path}={data!r} is unknown; {nearest}Use one of: {', '.join(map(repr, known))}")
+        raise ConfigError(f"{path}={data!r} is unknown; {_suggest(str(data), known, 'Use one of')}")
     if declared is float:
         return _load_float(data, path)
     if declared in (bool, int, str, type(None)):
@@ -340,8 +339,7 @@ def _class_of(classes: tuple[type, ...], data: Mapping[str, Any], types: Types, 
         if name in candidates:
             return candidates[name]
         raise ConfigError(
-            f"{_join(path, TYPE_KEY)}={name!r} is unknown here; {_nearest(name, list(candidates))}"
-            f"Known: {', '.join(candidates)}"
+            f"{_join(path, TYPE_KEY)}={name!r} is unknown here; {_suggest(name, list(candidates), 'Known')}"
         )
     if _is_open(classes):
         raise ConfigError(f'{path} needs a "type" that names its class; known: {", ".join(candidates)}')
@@ -365,7 +363,8 @@ def _set(declared: Any, data: Any, parts: Sequence[str], text: str, types: Types
         return {**data, part: value}
     if isinstance(data, list):
         if not part.isdecimal() or int(part) >= len(data):
-            raise ConfigError(f"{path} has no item {part!r}; it has {len(data)}: use 0 to {len(data) - 1}")
+            items = f"it has {len(data)}: use 0 to {len(data) - 1}" if data else "it is empty"
+            raise ConfigError(f"{path} has no item {part!r}; {items}")
         item = _item_types(_tuples_of(declared)[0], data, path)[int(part)]
         value = _set(item, data[int(part)], rest, text, types, _join(path, part))
         return [value if i == int(part) else x for i, x in enumerate(data)]
