@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -187,6 +188,11 @@ def test_plan_is_a_pure_function_over_a_printed_table() -> None:
     assert all(f"`{rule.form}`" in table() for rule in RULES)
     known = {cls.__name__: cls.forms for cls in (sw.SSD, sw.DiagonalLTI, sw.CausalConvolution)}
     assert all(rule.form in known[rule.family] for rule in RULES)
+
+
+def test_the_documented_table_is_the_plan() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "operators.md").read_text("utf-8")
+    assert page.split("<!-- plan -->\n")[1].split("\n<!-- /plan -->")[0] == table()
 
 
 def test_explain() -> None:
