@@ -1,0 +1,132 @@
+"""What a training run is: the model, the text, and how the one is fitted to the other."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from statewise.data.text import TextDataConfig
+from statewise.errors import ConfigError
+from statewise.models.language_model import LanguageModelConfig
+
+SCHEDULES = ("cosine", "wsd")
+PRECISIONS = ("float32", "bfloat16")
+MATMULS = ("default", "fast")
+DEVICES = ("auto", "cpu", "cuda")
+
+# What a resumed run may set anew: how long it goes on, what it leaves on the way, and the machine it runs on.
+# Everything else decides the loss curve, and has to be what the run began with.
+CHANGEABLE_ON_RESUME = frozenset(
+    {
+        "train.steps",
+        "train.minutes",
+        "train.evaluate_every",
+        "train.evaluate_minutes",
+        "train.save_every",
+        "train.save_minutes",
+        "train.keep_last",
+        "train.keep_best",
+        "train.log_every",
+        "train.device",
+        "train.threads",
+        "train.compile",
+        "train.gradient_checkpointing",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How a language model is trained. A step reads ``accumulation * batch_size * length`` tokens.
+
+    A run ends after ``steps``, or after ``minutes`` of training (evaluations and saves on the way count, the
+    last ones do not; a resumed run goes on counting), whichever comes first; at least one has to be given.
+    With ``steps`` the learning rate follows the step number, so that the run can be repeated and resumed bit
+    for bit. With ``minutes`` alone it follows the clock, and so does everything after it.
+
+    ``matmul="fast"`` calls ``torch.set_float32_matmul_precision("medium")`` and puts the old setting back at the
+    end. It is for the application to choose, since it holds for the whole process: on most CPUs it selects oneDNN
+    (faster, as accurate), but with AMX, and on CUDA (TF32), the factors are rounded.
+    """
+
+    # The budget, and what a step reads
+    steps: int | None = None
+    minutes: float | None = None
+    batch_size: int = 8  # sequences in a micro-batch
+    length: int = 512  # tokens in a sequence
+    accumulation: int = 1  # micro-batches whose gradients are averaged before each step
+    carry_state: bool = False  # read contiguous streams, the state passed on (detached) from batch to batch
+    seed: int = 0  # of the parameters, the dropout and the order of the data
+
+    # AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) and its schedule
+    lr: float = 1e-3  # the highest rate, reached at the end of the warm-up
+    lr_min_ratio: float = 0.1  # the last rate, as a fraction of lr
+    dynamics_lr_ratio: float = 1.0  # rate of the parameters in a Dynamics module, as a multiple of the others'
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # per unit of learning rate; of matrices only (see train/optimizer.py)
+    clip_norm: float | None = 1.0  # the gradient's norm over all parameters is clipped to this; None: never
+    schedule: str = "cosine"  # or "wsd": warm-up, stable, decay
+    warmup: float = 0.02  # fraction of the run in which the rate rises
+    decay: float = 0.2  # fraction of the run in which the rate falls, at its end ("wsd" only)
+
+    # How it is computed
+    precision: str = "float32"  # "bfloat16": autocast; the parameters and the moments stay in float32
+    matmul: str = "default"  # float32 products: as PyTorch is set, or for the length of the run "fast" (see below)
+    compile: bool = False  # torch.compile; needs a compiler, and a minute at the start
+    gradient_checkpointing: bool = False  # recompute each block in the backward pass: less memory, more time
+    device: str = "auto"  # "auto": cuda where there is one
+    threads: int | None = None  # of PyTorch on the CPU; None: as it is
+
+    # What it leaves on the way, besides at its end; each by steps, by minutes, by both, or not at all
+    evaluate_every: int | None = None
+    evaluate_minutes: float | None = 5.0
+    evaluate_tokens: int = 65_536  # how much of the validation split is read, from its beginning
+    save_every: int | None = None
+    save_minutes: float | None = 10.0
+    keep_last: int = 2  # checkpoints
+    keep_best: bool = True  # also keep the one with the fewest validation bits per byte, saved when it is found
+    log_every: int = 10  # steps between two lines of metrics.jsonl; a line holds the mean loss of its steps
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.minutes is None:
+            raise ConfigError("TrainConfig needs steps or minutes; set train.steps=1000 or train.minutes=10")
+        for name in ("batch_size", "length", "accumulation", "keep_last", "log_every"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        self._require("evaluate_tokens", self.evaluate_tokens >= 2, "at least 2")
+        for name in ("steps", "evaluate_every", "save_every", "threads"):
+            self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1, or None")
+        for name in ("minutes", "evaluate_minutes", "save_minutes", "clip_norm"):
+            self._require(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0, or None")
+        for name in ("lr", "dynamics_lr_ratio", "eps"):
+            self._require(name, 0 < getattr(self, name) < math.inf, "above 0")
+        for name in ("lr_min_ratio", "warmup", "decay"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
+        self._require("weight_decay", 0 <= self.weight_decay < math.inf, "at least 0")
+        self._require("seed", 0 <= self.seed < 2**32, "from 0 to 2**32 - 1")
+        self._require("betas", len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two, each from 0 to 1")
+        if self.schedule == "wsd" and self.warmup + self.decay > 1:
+            raise ConfigError(
+                f"TrainConfig.warmup={self.warmup} and decay={self.decay} are fractions of one run, "
+                "and together may not exceed 1"
+            )
+        for name, known in (
+            ("schedule", SCHEDULES),
+            ("precision", PRECISIONS),
+            ("matmul", MATMULS),
+            ("device", DEVICES),
+        ):
+            self._require(name, getattr(self, name) in known, f"one of {list(known)}")
+
+    def _require(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise ConfigError(f"TrainConfig.{name}={getattr(self, name)!r} is out of range; expected {expected}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A whole run, as run.json holds it."""
+
+    model: LanguageModelConfig
+    data: TextDataConfig
+    train: TrainConfig

@@ -1,0 +1,54 @@
+"""What a run sets in its process: the device, the threads, the precision of products, the random generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import numpy as np
+import torch
+
+from statewise.errors import ConfigError
+from statewise.train.config import TrainConfig
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that ``TrainConfig.device`` stands for: "auto" is CUDA where there is one.
+
+    Errors: ConfigError if CUDA is asked for by name and is not there.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('TrainConfig.device="cuda", but PyTorch finds no CUDA device here; use "auto" or "cpu"')
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+@contextmanager
+def process_settings(config: TrainConfig) -> Iterator[None]:
+    """The number of threads and the precision of float32 products, put back as they were at the end."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        if config.matmul == "fast":
+            torch.set_float32_matmul_precision("medium")
+        yield
+    finally:
+        if config.threads is not None:
+            torch.set_num_threads(threads)
+        if config.matmul == "fast":
+            torch.set_float32_matmul_precision(precision)
+
+
+def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[object]:
+    """bfloat16 products where the configuration asks for them."""
+    return torch.autocast(device.type, torch.bfloat16) if config.precision == "bfloat16" else nullcontext()
+
+
+def seed_generators(seed: int) -> None:
+    """PyTorch's, Python's and numpy's global generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)

@@ -1,0 +1,103 @@
+"""metrics.jsonl: one JSON object a line, only ever appended to, or cut back to a checkpoint's step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from statewise.checkpoints.atomic import write_file
+from statewise.errors import CheckpointError
+
+
+def read_metrics(path: Path | str) -> list[dict[str, Any]]:
+    """The lines of a metrics file in order. A last line that a killed run left unfinished is not there.
+
+    Errors: CheckpointError where there is no such file, and for a damaged line before the last, with its number.
+    """
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path}; expected the metrics.jsonl of a run folder") from None
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise ValueError("not an object with a step")
+        except ValueError as error:  # also of bytes that are not UTF-8
+            if number == len(lines):  # nothing after the last newline, or half a line
+                break
+            raise CheckpointError(f"{path}, line {number}, is not a line of metrics ({error})") from None
+        records.append(record)
+    return records
+
+
+def cut_metrics(path: Path, step: int) -> None:
+    """Drops what was written after ``step``, in one rename: what a run did beyond its last checkpoint is done again."""
+    kept = [record for record in read_metrics(path) if record["step"] <= step] if path.exists() else []
+    write_bytes(path, b"".join(map(_line, kept)))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """The file with this content, all at once.
+
+    Errors: CheckpointError if the disk does not take it; what was there before is then as it was.
+    """
+
+    def write(aside: Path) -> None:
+        aside.write_bytes(content)
+
+    write_file(path, len(content), write)
+
+
+class MetricsFile:
+    """Appends records to a file, each whole and at once. Close it, or use it in a ``with``.
+
+    Errors: CheckpointError where the disk does not take them.
+    """
+
+    def __init__(self, path: Path, *, keep_to_step: int) -> None:
+        self.path = path
+        cut_metrics(path, keep_to_step)
+        try:
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        line = _line(record)
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError("the disk took only part of a line")
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def sync(self) -> None:
+        """Returns when what was written is on the disk: before the checkpoint that counts on it."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> MetricsFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
+def _unwritable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"cannot write {path}: {error.strerror or error}")

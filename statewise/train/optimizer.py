@@ -1,0 +1,151 @@
+"""AdamW over parameter groups that follow from the modules, never from names or attributes on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from statewise.errors import ConfigError
+from statewise.mixers.base import Dynamics
+from statewise.mixers.short_convolution import ShortConvolution
+from statewise.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# Modules whose parameters of two or more axes are maps between features, pulled towards zero by weight decay.
+MAPS = (nn.Linear, nn.Conv1d, ShortConvolution)
+NORMS = (nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """Parameters that share a learning rate (a multiple of the run's) and a weight decay."""
+
+    name: str
+    parameters: tuple[tuple[str, nn.Parameter], ...]
+    lr_ratio: float
+    weight_decay: float
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(parameter.numel() for _, parameter in self.parameters)
+
+
+def parameter_groups(model: nn.Module, config: TrainConfig) -> tuple[ParameterGroup, ...]:
+    """Each trainable parameter in exactly one group; groups without parameters are left out.
+
+    ``dynamics``     what a :class:`Dynamics` module holds: its own learning rate, no decay.
+    ``embeddings``   of ``nn.Embedding``: no decay, since rows of rare tokens would shrink with no gradient to
+                     hold them (OLMo 2, arXiv:2501.00656, sec. 3.3). A tied head is the embedding.
+    ``vectors``      norms, biases and whatever else has at most one axis: no decay.
+    ``maps``         weights of linear layers and convolutions: decay.
+
+    Errors: ConfigError naming a parameter of two or more axes that stands directly in a module of a type
+            that is not listed here, for nothing says whether it should decay.
+    """
+    members: dict[str, list[tuple[str, nn.Parameter]]] = {n: [] for n in ("maps", "embeddings", "vectors", "dynamics")}
+    seen: set[int] = set()
+    for module, name, parameter, in_dynamics in _walk(model):
+        if id(parameter) in seen or not parameter.requires_grad:
+            continue  # a tied parameter belongs where it is met first
+        seen.add(id(parameter))
+        members[_group_of(module, name, parameter, in_dynamics)].append((name, parameter))
+    ratios = {"dynamics": config.dynamics_lr_ratio}
+    decays = {"maps": config.weight_decay}
+    return tuple(
+        ParameterGroup(
+            name=group,
+            parameters=tuple(parameters),
+            lr_ratio=ratios.get(group, 1.0),
+            weight_decay=decays.get(group, 0.0),
+        )
+        for group, parameters in members.items()
+        if parameters
+    )
+
+
+def _walk(
+    module: nn.Module, prefix: str = "", in_dynamics: bool = False
+) -> Iterator[tuple[nn.Module, str, nn.Parameter, bool]]:
+    in_dynamics = in_dynamics or isinstance(module, Dynamics)
+    for name, parameter in module.named_parameters(recurse=False):
+        yield module, prefix + name, parameter, in_dynamics
+    for name, child in module.named_children():
+        yield from _walk(child, f"{prefix}{name}.", in_dynamics)
+
+
+def _group_of(module: nn.Module, name: str, parameter: nn.Parameter, in_dynamics: bool) -> str:
+    if in_dynamics:
+        return "dynamics"
+    if isinstance(module, nn.Embedding):
+        return "embeddings"
+    if isinstance(module, NORMS) or parameter.ndim <= 1:
+        return "vectors"
+    if isinstance(module, MAPS):
+        return "maps"
+    known = ", ".join(t.__name__ for t in (Dynamics, nn.Embedding, *NORMS, *MAPS))
+    raise ConfigError(
+        f"parameter {name} of shape {tuple(parameter.shape)} is in no optimiser group: nothing says whether it "
+        f"should decay. It stands directly in a {type(module).__name__}; put it into one of {known}"
+    )
+
+
+def build_optimizer(groups: tuple[ParameterGroup, ...], config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW over the groups. Set the rate of a step with :func:`set_learning_rate`."""
+    return torch.optim.AdamW(
+        [
+            {
+                "params": [parameter for _, parameter in group.parameters],
+                "weight_decay": group.weight_decay,
+                "lr_ratio": group.lr_ratio,
+            }
+            for group in groups
+        ],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        fused=True,  # one pass over memory, on the CPU too: there 3 to 6 times as fast as the other forms
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """``lr`` for every group, times the group's own ratio."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_ratio"]
+
+
+def describe_groups(groups: tuple[ParameterGroup, ...], lr: float) -> list[dict[str, Any]]:
+    """The groups as plain data: name, tensors, parameters, highest learning rate, weight decay."""
+    return [
+        {
+            "group": group.name,
+            "tensors": len(group.parameters),
+            "parameters": group.n_parameters,
+            "lr": lr * group.lr_ratio,
+            "weight_decay": group.weight_decay,
+        }
+        for group in groups
+    ]
+
+
+def groups_table(rows: list[dict[str, Any]]) -> Table:
+    """What :func:`describe_groups` gives, as a table that rich can print."""
+    from rich.table import Table
+
+    table = Table("group", title="parameter groups", title_justify="left")
+    for column in ("tensors", "parameters", "learning rate", "weight decay"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row["group"],
+            f"{row['tensors']:,}",
+            f"{row['parameters']:,}",
+            f"{row['lr']:g}",
+            f"{row['weight_decay']:g}",
+        )
+    return table

@@ -1,0 +1,162 @@
+"""A run's folder: one process at a time, run.json, and the checkpoints that are kept.
+
+    run.json                      the configuration
+    metrics.jsonl                 see metrics.py
+    checkpoints/step-00000500/    complete as soon as it has its name
+
+Hidden names are unfinished writes, except for ``.lock``, which is empty.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from statewise import __version__
+from statewise.checkpoints import clean_unfinished, list_checkpoints
+from statewise.checkpoints.atomic import HIDDEN_NAME
+from statewise.checkpoints.folders import CHECKPOINTS, RUN_FILE
+from statewise.configuration import from_dict, to_dict
+from statewise.errors import CheckpointError, ConfigError
+from statewise.models.registry import CONFIG_TYPES
+from statewise.train.config import CHANGEABLE_ON_RESUME, RunConfig
+from statewise.train.metrics import write_bytes
+
+METRICS_FILE = "metrics.jsonl"
+LOCK_FILE = ".lock"
+
+
+def read_run(folder: Path | str) -> RunConfig:
+    """The configuration of a run folder.
+
+    Errors: CheckpointError where there is no run or its file is damaged; ConfigError for what it says.
+    """
+    path = Path(folder) / RUN_FILE
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{folder} holds no run: there is no {RUN_FILE} in it") from None
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    return run_from_dict(data, where=str(path))
+
+
+def run_from_dict(data: Any, *, where: str = "run") -> RunConfig:
+    """A RunConfig from JSON data: what run.json holds, or a file for ``--config``. Strict, but for the version."""
+    if isinstance(data, Mapping):
+        data = {key: value for key, value in data.items() if key != "statewise_version"}
+    return from_dict(RunConfig, data, types=CONFIG_TYPES, where=where)
+
+
+class RunFolder:
+    """An open run folder; :func:`open_run` makes one."""
+
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        self.path = path
+        self.config = config
+        self.metrics_path = path / METRICS_FILE
+
+    def checkpoint_path(self, step: int) -> Path:
+        return self.path / CHECKPOINTS / f"step-{step:08d}"
+
+    def latest(self) -> Path | None:
+        """None of a run that has not begun: run.json is written once nothing in it has been refused."""
+        found = list_checkpoints(self.path) if (self.path / RUN_FILE).exists() else None
+        return found[-1].path if found else None
+
+    def write_config(self) -> None:
+        data = {"statewise_version": __version__, **to_dict(self.config)}
+        text = (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
+        write_bytes(self.path / RUN_FILE, text)
+
+
+@contextmanager
+def open_run(folder: Path | str, config: RunConfig | None, *, resume: bool) -> Iterator[RunFolder]:
+    """Owns a run folder within a ``with``: creates it, or with ``resume`` opens it and holds ``config`` against it.
+
+    Without a config a resumed run takes its own. A folder in which a run was killed before it wrote its run.json
+    can be begun again, with or without ``resume``.
+
+    Errors: CheckpointError for a folder that is no run's and not empty, that holds a run already (without
+            ``resume``), that holds none (with it), that another process is training in, or that cannot be
+            written; ConfigError naming the fields in which the configurations differ and may not.
+    """
+    path = Path(folder)
+    _inspect(path, resume)  # before anything of ours is written into a folder that is not ours
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = open(path / LOCK_FILE, "ab")  # noqa: SIM115 (held to the end of the run, closed below)
+    except OSError as error:
+        raise CheckpointError(f"cannot write into {path}: {error.strerror}") from error
+    with lock:
+        _lock(lock, path)
+        before = read_run(path) if _inspect(path, resume) else None  # the folder may have changed before it was locked
+        if config is None:
+            config = before
+        if config is None:
+            raise CheckpointError(f"the run at {path} was stopped before it had begun; begin it again")
+        if before is not None:
+            _require_same(before, config, path)
+        run = RunFolder(path, config)
+        clean_unfinished(path)
+        yield run
+
+
+def _inspect(path: Path, resume: bool) -> bool:
+    """Whether the folder holds a run; an error if what was asked for does not go with what is there."""
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(f"{path} is a file; expected a folder for the run")
+    if resume and not path.exists():
+        raise CheckpointError(f"there is no run to resume at {path}")
+    names = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    foreign = sorted(name for name in names if name != LOCK_FILE and not HIDDEN_NAME.fullmatch(name))
+    if foreign and RUN_FILE not in names:
+        raise CheckpointError(f"{path} is not empty and holds no run (there is {foreign[0]!r}); give another folder")
+    if RUN_FILE in names and not resume:
+        raise CheckpointError(f"{path} already holds a run; resume it (--resume), or give another folder")
+    return RUN_FILE in names
+
+
+def _require_same(before: RunConfig, now: RunConfig, path: Path) -> None:
+    old, new = _flat(to_dict(before)), _flat(to_dict(now))
+    differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    forbidden = [key for key in differing if key not in CHANGEABLE_ON_RESUME]
+    if forbidden:
+        first = forbidden[0]
+        names = ", ".join(forbidden[:3]) + (f" and {len(forbidden) - 3} more" if len(forbidden) > 3 else "")
+        raise ConfigError(
+            f"the run at {path} was begun with another {names} "
+            f"({first} was {old.get(first)!r}, now {new.get(first)!r}); resume it as it was, or begin a new one"
+        )
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested data as dotted names: {"train.lr": 0.001, "model.layers.0.d_state": 64}."""
+    if isinstance(data, Mapping):
+        items = list(data.items())
+    elif isinstance(data, (list, tuple)) and data:
+        items = list(enumerate(data))
+    else:
+        return {prefix: data}
+    return {k: v for key, value in items for k, v in _flat(value, f"{prefix}.{key}" if prefix else str(key)).items()}
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    """An advisory lock, which the system lets go of when the process ends, however it ends."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        raise CheckpointError(f"another process is training in {path}; wait for it, or give another folder") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot lock {path / LOCK_FILE}: {error.strerror}; give a folder elsewhere") from error

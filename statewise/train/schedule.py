@@ -1,0 +1,52 @@
+"""The learning rate over a run: warm-up with cosine, or warm-up, stable, decay."""
+
+from __future__ import annotations
+
+import math
+
+
+def learning_rate_factor(
+    progress: float, *, kind: str = "cosine", warmup: float = 0.0, decay: float = 0.2, minimum: float = 0.0
+) -> float:
+    """What the highest learning rate is multiplied by when a fraction ``progress`` of the run is done.
+
+    Rises in a straight line over the first ``warmup`` of the run. Then "cosine" falls to ``minimum`` along half
+    a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5); "wsd" stays at 1 and falls as 1 - sqrt over
+    the last ``decay`` of the run (Hägele et al. 2024, arXiv:2405.18392, sec. 4.1), so that a run can be made
+    longer without having known it. Beyond the end it stays at ``minimum``.
+
+    >>> [round(learning_rate_factor(p, warmup=0.25, minimum=0.1), 3) for p in (0.0, 0.125, 0.25, 0.625, 1.0)]
+    [0.0, 0.5, 1.0, 0.55, 0.1]
+    >>> [learning_rate_factor(p, kind="wsd", decay=0.5) for p in (0.0, 0.5, 0.625, 1.0)]
+    [1.0, 1.0, 0.5, 0.0]
+    """
+    progress = min(max(progress, 0.0), 1.0)
+    if progress < warmup:
+        return progress / warmup
+    if kind == "cosine":
+        done = (progress - warmup) / (1.0 - warmup) if warmup < 1.0 else 1.0
+        shape = 0.5 * (1.0 + math.cos(math.pi * done))
+    else:
+        done = (progress - (1.0 - decay)) / decay if decay > 0.0 else 0.0
+        shape = 1.0 - math.sqrt(max(done, 0.0))
+    return minimum + (1.0 - minimum) * shape
+
+
+class Cadence:
+    """Whether it is time: every so many steps, after so many minutes since the last time, or either.
+
+    >>> due = Cadence(every=2, minutes=None)
+    >>> [due(step, seconds=0.0) for step in (1, 2, 3, 4)]
+    [False, True, False, True]
+    """
+
+    def __init__(self, every: int | None, minutes: float | None, seconds: float = 0.0) -> None:
+        self.every, self.minutes, self.last = every, minutes, seconds
+
+    def __call__(self, step: int, seconds: float) -> bool:
+        due = (self.every is not None and step % self.every == 0) or (
+            self.minutes is not None and seconds - self.last >= 60 * self.minutes
+        )
+        if due:
+            self.last = seconds
+        return due

@@ -1,0 +1,101 @@
+"""One step of the optimiser: accumulate gradients over the micro-batches, clip, update; stop where it goes wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.utils._pytree import tree_map
+
+from statewise.data.batches import Batch
+from statewise.errors import TrainingError
+from statewise.models.language_model import LanguageModel, LanguageModelState
+from statewise.train.diagnose import first_non_finite, is_finite
+from statewise.train.environment import autocast
+from statewise.train.optimizer import set_learning_rate
+from statewise.train.run_state import RunState
+from statewise.train.snapshot import set_torch_generators, torch_generators
+
+Loss = Callable[[Batch, LanguageModelState | None], tuple[Tensor, LanguageModelState | None]]
+
+
+def loss_function(model: LanguageModel) -> Loss:
+    """(batch, state) -> the mean cross-entropy in nats a token, and the state after the batch."""
+
+    def loss_of(batch: Batch, state: LanguageModelState | None) -> tuple[Tensor, LanguageModelState | None]:
+        features, state = model.features(batch.inputs, state, starts=batch.starts)
+        logits = model.head(features)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), state
+
+    return loss_of
+
+
+def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[float, float]:
+    """One step; gives its mean loss, and the norm of its gradient before clipping.
+
+    ``eager`` is the same loss, uncompiled, for finding the layer if either is not finite.
+
+    Errors: TrainingError, with the parameters as they were before the step.
+    """
+    config = state.config
+    generators, carried = torch_generators(state.device), state.carried
+    set_learning_rate(state.optimizer, lr)
+    total = torch.zeros((), device=state.device)
+    for number in range(config.accumulation):
+        loss = _share_of_loss(state, number, loss_of)
+        loss.backward()
+        total += loss.detach()
+    norm = get_total_norm(_gradients(state))
+    total_value, norm_value = torch.stack([total, norm]).tolist()
+    if not (math.isfinite(total_value) and math.isfinite(norm_value)):
+        set_torch_generators(generators, state.device)
+        state.carried = carried
+        raise _not_finite(state, total_value, norm_value, eager)
+    if config.clip_norm is not None:
+        clip_grads_with_norm_(state.parameters, config.clip_norm, norm)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.progress.step += 1
+    state.progress.validation_bits_per_byte = None
+    return total_value, norm_value
+
+
+def _share_of_loss(state: RunState, number: int, loss_of: Loss) -> Tensor:
+    """What a micro-batch adds to the loss of the step to come; passes the carried state on."""
+    config = state.config
+    batch = state.batches[state.progress.step * config.accumulation + number]
+    batch = Batch(*(tensor.to(state.device) for tensor in batch))
+    with autocast(config, state.device):
+        loss, carried = loss_of(batch, state.carried)
+    if carried is not None:
+        state.carried = tree_map(torch.Tensor.detach, carried)  # gradients end where the batch began
+    return loss / config.accumulation
+
+
+def _gradients(state: RunState) -> list[Tensor]:
+    return [parameter.grad for parameter in state.parameters if parameter.grad is not None]
+
+
+def _not_finite(state: RunState, loss: float, norm: float, eager: Loss) -> TrainingError:
+    """Does the step again, under hooks, to name the layer that it went wrong in."""
+    what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {norm}"
+    where = None if is_finite(state.carried) else "the state carried into the step was not finite"
+    state.optimizer.zero_grad(set_to_none=True)
+    try:
+        for number in range(state.config.accumulation):
+            where = where or first_non_finite(state.model, partial(_share_of_loss, state, number, eager))
+        if where is None:
+            finite = is_finite(_gradients(state))
+            where = "done again layer by layer, every number in it is finite" + (" but that norm" if finite else "")
+    except RuntimeError as error:  # out of memory, most likely: what is known has to be said all the same
+        where = f"the layer was not found ({str(error).splitlines()[0]})"
+    return TrainingError(
+        f"step {state.progress.step + 1}: {what}; {where}; {state.what_remains()}. "
+        "A smaller train.lr, or a longer train.warmup, may help"
+    )

@@ -1,0 +1,450 @@
+"""Stopped and resumed is the same as never stopped, bit for bit; what cannot be resumed is refused by name."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import random
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from training import Recorder, curve, small_model, small_run
+
+from statewise import checkpoints
+from statewise.errors import CheckpointError, ConfigError, DataError, TrainingError
+from statewise.train import RunConfig, TrainResult, train
+from statewise.train import run_state as run_state_module
+from statewise.train.config import CHANGEABLE_ON_RESUME, TrainConfig
+from statewise.train.report import Reporter
+from statewise.train.run_folder import open_run
+
+
+class StopAt(Recorder):
+    """Sends a signal at the end of a step."""
+
+    def __init__(self, step: int, number: int = signal.SIGTERM) -> None:
+        super().__init__()
+        self.step, self.number = step, number
+
+    def progress(self, fraction: float, record: Any) -> None:
+        if record["step"] == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def everything(folder: Path) -> dict[str, Tensor]:
+    """Parameters, moments, generators and carried state of the last checkpoint."""
+    latest = checkpoints.resolve(folder, "latest")
+    tensors, _ = checkpoints.read_trainer(latest)
+    return {**checkpoints.load(latest).state_dict(), **tensors}
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    differing = [name for name in one if not torch.equal(one[name], other[name])]
+    assert not differing
+
+
+def disturb() -> None:
+    torch.rand(3)
+    random.random()
+    np.random.rand(3)
+
+
+@pytest.mark.parametrize("carry_state", [False, True])
+def test_bit_for_bit(tmp_path: Path, carry_state: bool) -> None:
+    config = small_run(
+        tmp_path,
+        model=small_model(dropout=0.2, embedding_dropout=0.1),
+        steps=9,
+        accumulation=2,
+        carry_state=carry_state,
+        log_every=4,
+        evaluate_every=3,
+        threads=1,
+    )
+    train(config, tmp_path / "straight")
+    expected = everything(tmp_path / "straight")
+    assert len([name for name in expected if name.startswith("state.")]) == (5 if carry_state else 0)
+
+    for stops in ([1], [4], [2, 5, 8]):
+        run = tmp_path / f"stopped-{stops}"
+        for number, stop in enumerate(stops):
+            disturb()
+            result = train(config, run, resume=number > 0, reporter=StopAt(stop))
+            assert (result.step, result.signal, result.exit_code) == (stop, signal.SIGTERM, 128 + signal.SIGTERM)
+        disturb()
+        result = train(None, run, resume=True)
+        assert (result.step, result.exit_code) == (9, 0)
+        assert curve(run) == curve(tmp_path / "straight")
+        assert_same(everything(run), expected)
+
+
+def test_all_generators_go_on(tmp_path: Path) -> None:
+    """Also Python's and numpy's, which a model of somebody's own may draw from."""
+
+    class Draw(StopAt):
+        drawn: list[float]
+
+        def progress(self, fraction: float, record: Any) -> None:
+            self.drawn += [random.random(), float(np.random.rand()), random.gauss(0, 1), float(np.random.randn())]
+            super().progress(fraction, record)
+
+    def draws(run: Path, stops: list[int]) -> list[float]:
+        drawn: list[float] = []
+        for i, stop in enumerate(stops):
+            reporter = Draw(stop)
+            reporter.drawn = drawn
+            train(small_run(tmp_path, steps=6), run, resume=i > 0, reporter=reporter)
+            disturb()
+        return drawn
+
+    assert draws(tmp_path / "a", [99]) == draws(tmp_path / "b", [1, 4, 99])
+
+
+def test_a_run_that_went_beyond_its_checkpoint_repeats_those_steps(tmp_path: Path) -> None:
+    class Fail(Reporter):
+        def progress(self, fraction: float, record: Any) -> None:
+            if record["step"] == 6:
+                raise KeyError("the power went")
+
+    config = small_run(tmp_path, save_every=4, evaluate_every=2, keep_best=False)
+    with pytest.raises(KeyError):
+        train(config, tmp_path / "run", reporter=Fail())
+    assert curve(tmp_path / "run", "train")[-1]["step"] == 5
+    with open(tmp_path / "run" / "metrics.jsonl", "ab") as file:
+        file.write(b'{"kind": "train", "st')
+    train(config, tmp_path / "run", resume=True)
+    train(config, tmp_path / "straight")
+    assert curve(tmp_path / "run") == curve(tmp_path / "straight")
+    assert_same(everything(tmp_path / "run"), everything(tmp_path / "straight"))
+
+
+def test_the_first_signal_stops_after_the_step_and_says_how_to_go_on(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    reporter = StopAt(3, signal.SIGINT)
+    result = train(small_run(tmp_path), tmp_path / "run", reporter=reporter)
+    assert (result.step, result.exit_code) == (3, 130)
+    assert result.checkpoint == tmp_path / "run" / "checkpoints" / "step-00000003"
+    message = reporter.events[-1]["message"]
+    assert reporter.events[-1]["kind"] == "stop"
+    assert "SIGINT after step 3" in message
+    assert f"--resume {tmp_path / 'run'}" in message
+    assert "\n" not in message
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_during_the_last_step_changes_nothing(tmp_path: Path) -> None:
+    result = train(small_run(tmp_path, steps=3), tmp_path / "run", reporter=StopAt(3))
+    assert (result.step, result.signal, result.exit_code) == (3, None, 0)
+
+
+def test_a_finished_run_has_nothing_to_do_and_can_be_extended(tmp_path: Path) -> None:
+    config = small_run(tmp_path, steps=3)
+    first = train(config, tmp_path / "run")
+    again = train(config, tmp_path / "run", resume=True)
+    assert (again.step, again.checkpoint, again.bits_per_byte) == (3, first.checkpoint, first.bits_per_byte)
+    longer = replace(config, train=replace(config.train, steps=5, evaluate_every=1))
+    assert train(longer, tmp_path / "run", resume=True).step == 5
+    assert [line["step"] for line in curve(tmp_path / "run", "train")] == [1, 2, 3, 4, 5]
+    assert train(None, tmp_path / "run", resume=True).step == 5  # run.json says so now
+
+
+def test_the_best_goes_on_counting(tmp_path: Path) -> None:
+    config = small_run(tmp_path, steps=6, lr=1e-2, evaluate_every=1)
+    train(config, tmp_path / "run", reporter=StopAt(3))
+    train(None, tmp_path / "run", resume=True)
+    best = math.inf
+    for line in curve(tmp_path / "run", "evaluation"):
+        assert line["best"] is (line["bits_per_byte"] < best)
+        best = min(best, line["bits_per_byte"])
+
+
+# What is refused
+
+
+def begun(tmp_path: Path, **train_fields: Any) -> tuple[RunConfig, Path]:
+    config = small_run(tmp_path, steps=2, **train_fields)
+    train(config, tmp_path / "run")
+    return config, tmp_path / "run"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    config, run = begun(tmp_path)
+    before = contents(run)
+    with pytest.raises(CheckpointError, match=r"already holds a run.*--resume"):
+        train(config, run)
+    assert contents(run) == before
+
+
+def test_a_folder_that_is_not_a_runs_is_not_touched(tmp_path: Path) -> None:
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter.tex").write_text("x")
+    for resume in (False, True):
+        with pytest.raises(CheckpointError, match=r"chapter\.tex"):
+            train(small_run(tmp_path), folder, resume=resume)
+    assert contents(folder) == {"chapter.tex": b"x"}
+    with pytest.raises(CheckpointError, match="is a file"):
+        train(small_run(tmp_path), folder / "chapter.tex")
+
+
+def test_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no run to resume"):
+        train(small_run(tmp_path), tmp_path / "none", resume=True)
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="begin it again"):
+        train(None, tmp_path / "empty", resume=True)
+    assert train(small_run(tmp_path, steps=1), tmp_path / "empty", resume=True).step == 1
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    config, run = begun(tmp_path)
+    with open_run(run, None, resume=True), pytest.raises(CheckpointError, match="another process"):
+        train(config, run, resume=True)
+    assert train(config, run, resume=True).step == 2
+
+
+def test_unfinished_writes_are_cleared_away(tmp_path: Path) -> None:
+    config, run = begun(tmp_path)
+    (run / "checkpoints" / ".step-00000003.writing-1-0123abcd").mkdir()
+    (run / "checkpoints" / ".step-00000003.writing-1-0123abcd" / "model.safetensors").write_bytes(b"half")
+    train(config, run, resume=True)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("lr", 0.5), ("batch_size", 3), ("seed", 1), ("schedule", "wsd"), ("precision", "bfloat16")]
+)
+def test_another_configuration_is_refused_by_field(tmp_path: Path, field: str, value: Any) -> None:
+    config, run = begun(tmp_path)
+    other = replace(config, train=replace(config.train, **{field: value}))
+    before = contents(run)
+    with pytest.raises(ConfigError, match=rf"train\.{field}") as caught:
+        train(other, run, resume=True)
+    assert repr(value) in str(caught.value)
+    assert contents(run) == before
+
+
+def test_another_model_or_text_is_refused_by_field(tmp_path: Path) -> None:
+    config, run = begun(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.layers\.2"):
+        train(
+            replace(config, model=small_model(layers=config.model.layers + config.model.layers[:1])), run, resume=True
+        )
+    with pytest.raises(ConfigError, match=r"data\.validation_fraction"):
+        train(replace(config, data=replace(config.data, validation_fraction=0.2)), run, resume=True)
+
+
+def test_what_may_change_may_change(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "steps": 4,
+        "minutes": 10.0,
+        "evaluate_every": 2,
+        "evaluate_minutes": 1.0,
+        "save_every": 1,
+        "save_minutes": 1.0,
+        "keep_last": 1,
+        "keep_best": False,
+        "log_every": 2,
+        "device": "cpu",
+        "threads": 1,
+        "gradient_checkpointing": True,
+    }
+    assert {f"train.{name}" for name in changes} | {"train.compile"} == CHANGEABLE_ON_RESUME
+    assert all(getattr(TrainConfig(steps=1), name) != value for name, value in changes.items())
+    config, run = begun(tmp_path)
+    assert train(replace(config, train=replace(config.train, **changes)), run, resume=True).step == 4
+
+
+def test_a_text_that_has_changed_is_noticed(tmp_path: Path) -> None:
+    config, run = begun(tmp_path)
+    with open(tmp_path / "text.txt", "a") as file:
+        file.write("one more line\n")
+    with pytest.raises(DataError, match="not the one"):
+        train(config, run, resume=True)
+
+
+def test_a_checkpoint_of_another_architecture_is_noticed(tmp_path: Path) -> None:
+    _, run = begun(tmp_path)
+    data = json.loads((run / "run.json").read_text())
+    data["model"]["layers"] = data["model"]["layers"][:1]
+    (run / "run.json").write_text(json.dumps(data))
+    with pytest.raises(CheckpointError, match="another architecture"):
+        train(None, run, resume=True)
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"model": {}}', '{"train": {"stepps": 3}}'])
+def test_a_damaged_run_json_is_one_line(tmp_path: Path, damage: str) -> None:
+    _, run = begun(tmp_path)
+    (run / "run.json").write_text(damage)
+    with pytest.raises((CheckpointError, ConfigError), match=r"run\.json") as caught:
+        train(None, run, resume=True)
+    assert "\n" not in str(caught.value)
+
+
+# What stops a run
+
+
+def broken_at(step: int, monkeypatch: pytest.MonkeyPatch, break_it: Any) -> None:
+    """Calls ``break_it(model)`` when the model is in that step, before it runs."""
+    build = run_state_module.RunState
+
+    class Broken(build):  # type: ignore[valid-type, misc]
+        def __init__(self, run: Any) -> None:
+            super().__init__(run)
+            features = self.model.features
+
+            def broken(*args: Any, **kwargs: Any) -> Any:
+                if self.progress.step == step - 1 and torch.is_grad_enabled():
+                    break_it(self.model)
+                return features(*args, **kwargs)
+
+            self.model.features = broken
+
+    from statewise.train import loop
+
+    monkeypatch.setattr(loop, "RunState", Broken)
+
+
+def test_a_loss_that_is_not_finite_names_the_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_it(model: Any) -> None:
+        projection = model.layers[1].mixer.out_proj
+        if not projection._forward_hooks:
+            projection.register_forward_hook(lambda module, args, output: output * math.nan)
+
+    broken_at(4, monkeypatch, break_it)
+    config = small_run(tmp_path, save_every=1, accumulation=2, carry_state=True)
+    with pytest.raises(TrainingError, match=r"step 4: the loss is nan.*layers\.1\.mixer\.out_proj") as caught:
+        train(config, tmp_path / "run")
+    assert "step-00000003" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 1
+    monkeypatch.undo()
+    assert train(config, tmp_path / "run", resume=True).step == 8
+    train(config, tmp_path / "straight")
+    assert curve(tmp_path / "run") == curve(tmp_path / "straight")
+
+
+def test_a_gradient_that_is_not_finite_names_the_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Poison(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad * math.inf
+
+    def break_it(model: Any) -> None:
+        norm = model.layers[0].mixer.norm
+        if not norm._forward_hooks:
+            norm.register_forward_hook(lambda module, args, output: Poison.apply(output))
+
+    broken_at(2, monkeypatch, break_it)
+    with pytest.raises(TrainingError, match=r"step 2: the norm of the gradient is (nan|inf).*layers\.0\.mixer\.norm"):
+        train(small_run(tmp_path), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_dropout_repeats_when_the_layer_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what dropout let through is broken, so another draw would find nothing, or something else."""
+    seen: list[Tensor] = []
+
+    def break_it(model: Any) -> None:
+        layer = model.layers[0]
+        if not layer.dropout._forward_hooks:
+
+            def hook(module: Any, args: Any, output: Tensor) -> Tensor:
+                seen.append(output == 0)
+                return torch.where(output == 0, math.nan, output)
+
+            layer.dropout.register_forward_hook(hook)
+
+    broken_at(3, monkeypatch, break_it)
+    with pytest.raises(TrainingError, match=r"layers\.0\.dropout \(Dropout\)"):
+        train(small_run(tmp_path), tmp_path / "run")
+    assert len(seen) == 2
+    assert torch.equal(*seen)
+
+
+def test_no_bad_checkpoint_is_written(tmp_path: Path) -> None:
+    """The first step throws the parameters out of range: its loss was finite, they are not."""
+    config = small_run(tmp_path, lr=1e38, warmup=0.0, weight_decay=1e3, save_every=1, clip_norm=None)
+    with pytest.raises(TrainingError, match="is not finite after step 1; no checkpoint was written"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_parameter_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    config = small_run(tmp_path, lr=1e38, warmup=0.0, weight_decay=1e3, clip_norm=None)
+    with pytest.raises(TrainingError, match=r"step 2: the loss is nan; the parameter \S+ was not finite"):
+        train(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("how", ["full", "too large"])
+def test_a_full_disk_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    resource = pytest.importorskip("resource")
+    save = checkpoints.save
+
+    def on_a_full_disk(model: Any, folder: Any, **rest: Any) -> Any:
+        if Path(folder).name != "step-00000004":
+            return save(model, folder, **rest)
+        if how == "full":
+            monkeypatch.setattr(os, "fsync", full)
+            return save(model, folder, **rest)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # the system itself refuses the write
+        try:
+            return save(model, folder, **rest)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    def full(file: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoints, "save", on_a_full_disk)
+    config = small_run(tmp_path, save_every=1)
+    with pytest.raises(CheckpointError, match=r"step-00000004.*step-00000003") as caught:
+        train(config, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    monkeypatch.undo()
+    assert checkpoints.resolve(tmp_path / "run", "latest").name == "step-00000003"
+    assert train(config, tmp_path / "run", resume=True).step == 8
+    train(config, tmp_path / "straight")
+    assert curve(tmp_path / "run") == curve(tmp_path / "straight")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_full_disk_while_writing_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from statewise.train.metrics import MetricsFile
+
+    write = MetricsFile.write
+
+    def on_a_full_disk(self: MetricsFile, record: Any) -> None:
+        if record["step"] == 5:
+            self._file.close()
+            self._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+        write(self, record)
+
+    monkeypatch.setattr(MetricsFile, "write", on_a_full_disk)
+    config = small_run(tmp_path, save_every=2)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: No space left.*step-00000004"):
+        train(config, tmp_path / "run")
+    monkeypatch.undo()
+    result: TrainResult = train(config, tmp_path / "run", resume=True)
+    assert result.step == 8
+    assert [line["step"] for line in curve(tmp_path / "run", "train")] == list(range(1, 9))

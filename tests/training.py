@@ -1,0 +1,63 @@
+"""A small run for the tests of training: a text, a model, and steps that take milliseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from statewise.data.text import TextDataConfig
+from statewise.mixers.mamba2 import Mamba2Config
+from statewise.models.block import BlockConfig
+from statewise.models.language_model import LanguageModelConfig
+from statewise.train import RunConfig, TrainConfig, read_metrics
+from statewise.train.report import Reporter
+
+TIMES = ("seconds", "tokens_per_second")  # what two equal runs may differ in
+
+
+def write_text(folder: Path) -> Path:
+    path = folder / "text.txt"
+    path.write_text("".join(f"{i} squared is {i * i}; {'odd' if i % 2 else 'even'}\n" for i in range(1500)))
+    return path
+
+
+def small_model(dropout: float = 0.1, **changes: Any) -> LanguageModelConfig:
+    layer = BlockConfig(mixer=Mamba2Config(d_state=8, d_head=8, chunk_length=16), dropout=dropout)
+    return LanguageModelConfig(**{"vocab_size": 257, "d_model": 16, "layers": (layer, layer), **changes})
+
+
+def small_run(folder: Path, *, model: LanguageModelConfig | None = None, **train: Any) -> RunConfig:
+    """A run on a text in ``folder``; further arguments are fields of TrainConfig."""
+    text = folder / "text.txt"
+    settings = {"length": 16, "batch_size": 2, "evaluate_tokens": 200, "log_every": 1, "save_minutes": None}
+    if "steps" not in train and "minutes" not in train:
+        settings["steps"] = 8
+    return RunConfig(
+        model=small_model() if model is None else model,
+        data=TextDataConfig(source=str(text if text.exists() else write_text(folder))),
+        train=TrainConfig(**{**settings, **train}),
+    )
+
+
+def curve(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The lines of a run's metrics without what depends on the clock."""
+    lines = read_metrics(folder / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines if kind in (None, line["kind"])]
+
+
+class Recorder(Reporter):
+    """Keeps all it hears."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.fractions: list[float] = []
+        self.closed = False
+
+    def event(self, record: Any) -> None:
+        self.events.append(dict(record))
+
+    def progress(self, fraction: float, record: Any) -> None:
+        self.fractions.append(fraction)
+
+    def close(self) -> None:
+        self.closed = True
