@@ -117,6 +117,8 @@ class Attention(Mixer):
     def __init__(self, d_model: int, config: AttentionConfig) -> None:
         super().__init__()
         self.d_model, self.config = d_model, config
+        self.bounded_state = config.window is not None
+        self.bounded_state = config.window is not None
         self.n_heads = config.n_heads
         self.n_kv_heads = config.n_heads if config.n_kv_heads is None else config.n_kv_heads
         self.d_head = config.head_width(d_model)
@@ -193,12 +195,7 @@ class Attention(Mixer):
         q, k, v = (x.to(state.keys.dtype) for x in (q, k, v))
         tracked = any(x.requires_grad for x in (k, state.keys, state.values)) and torch.is_grad_enabled()
         if tracked or began is not None or (window is not None and length >= window):
-            last_start = None
-            if began is not None and lengths is None:
-                last_start = began[:, -1]
-            elif began is not None and lengths is not None:
-                last = began.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
-                last_start = torch.where(lengths > 0, last, -1)
+            last_start = None if began is None else began[:, -1]  # no document begins in the padding: see _plain
             context, state = concatenate(state, k, v, lengths=lengths, last_start=last_start, window=window)
         else:
             context, state = append(state, k, v, lengths=lengths, window=window)
