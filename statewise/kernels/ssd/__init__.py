@@ -14,11 +14,21 @@ from statewise.kernels.ssd.reference import ssd_differentiable, ssd_reference
 __all__ = ["ssd", "ssd_reference"]
 
 
+_CACHED_NUMBERS = 2**18  # of x in a block: a float32 megabyte, and the temporaries are a few times that
+
+
 def _pieces(length: int, q: int) -> list[tuple[int, int, int]]:
     """(start, stop, chunk length): all full chunks as one piece, then the ragged rest as a chunk of its own."""
     full = length - length % q
     pieces = [(0, full, q)] if full else []
     return pieces + ([(full, length, length - full)] if full < length else [])
+
+
+def _blocks_of_rows(x: Tensor) -> list[slice]:
+    """Rows of the batch that are computed together: on a CPU as many as keep the temporaries in its cache."""
+    b, length, h, p = x.shape
+    rows = max(1, _CACHED_NUMBERS // max(1, length * h * p)) if x.device.type == "cpu" else max(1, b)
+    return [slice(start, start + rows) for start in range(0, b, rows)]
 
 
 def _entering(segments: Tensor | None, start: int) -> Tensor | None:
@@ -32,12 +42,18 @@ def _entering(segments: Tensor | None, start: int) -> Tensor | None:
 def _ssd(
     x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None, chunk_length: int
 ) -> tuple[Tensor, Tensor]:
-    inputs, outputs, state = Inputs(x, log_a, B, C, segments), [], h0
-    for start, stop, q in _pieces(x.shape[1], chunk_length):
-        y, state = forward_chunks(inputs.between(start, stop), state, _entering(segments, start), q)
-        outputs.append(y)
-    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1) if outputs else torch.zeros_like(x)
-    return y.contiguous(), state.clone() if state is h0 else state
+    y, state = (
+        torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        torch.empty(h0.shape, dtype=h0.dtype, device=h0.device),
+    )
+    inputs = Inputs(x, log_a, B, C, segments)
+    for rows in _blocks_of_rows(x):
+        h, ids = h0[rows], None if segments is None else segments[rows]
+        for start, stop, q in _pieces(x.shape[1], chunk_length):
+            piece = inputs.at(rows, slice(start, stop))
+            y[rows, start:stop], h = forward_chunks(piece, h, _entering(ids, start), q)
+        state[rows] = h
+    return y, state
 
 
 @_ssd.register_fake
@@ -60,20 +76,19 @@ def _ssd_backward(
     y: Tensor,
     chunk_length: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    inputs, pieces, states = Inputs(x, log_a, B, C, segments), _pieces(x.shape[1], chunk_length), [h0]
-    for start, stop, q in pieces[:-1]:  # at most one: the state before the ragged rest
-        piece, entering = inputs.between(start, stop), _entering(segments, start)
-        states.append(forward_chunks(piece, states[-1], entering, q)[1])
-    gradients: list[tuple[Tensor, ...]] = []
-    for (start, stop, q), state in zip(reversed(pieces), reversed(states)):
-        piece, entering, at = inputs.between(start, stop), _entering(segments, start), slice(start, stop)
-        *gradient, grad_state = backward_chunks(grad_y[:, at], grad_state, piece, state, entering, y[:, at], q)
-        gradients.append(tuple(gradient))
-    if not gradients:
-        dx, da, dB, dC = (torch.zeros_like(m) for m in (x, log_a, B, C))
-        return dx, da, dB, dC, grad_state.clone()
-    dx, da, dB, dC = (torch.cat(parts[::-1], 1).contiguous() for parts in zip(*gradients))
-    return dx, da, dB, dC, grad_state.contiguous()
+    dx, da, dB, dC, dh = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (x, log_a, B, C, h0))
+    inputs, pieces = Inputs(x, log_a, B, C, segments), _pieces(x.shape[1], chunk_length)
+    for rows in _blocks_of_rows(x):
+        ids, states, grad_h = None if segments is None else segments[rows], [h0[rows]], grad_state[rows]
+        for start, stop, q in pieces[:-1]:  # at most one: the state before the ragged rest
+            piece = inputs.at(rows, slice(start, stop))
+            states.append(forward_chunks(piece, states[-1], _entering(ids, start), q)[1])
+        for (start, stop, q), h in zip(reversed(pieces), reversed(states)):
+            at = (rows, slice(start, stop))
+            piece, entering = inputs.at(*at), _entering(ids, start)
+            dx[at], da[at], dB[at], dC[at], grad_h = backward_chunks(grad_y[at], grad_h, piece, h, entering, y[at], q)
+        dh[rows] = grad_h
+    return dx, da, dB, dC, dh
 
 
 @_ssd_backward.register_fake

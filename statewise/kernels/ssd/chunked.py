@@ -21,9 +21,9 @@ class Inputs(NamedTuple):
     C: Tensor
     segments: Tensor | None
 
-    def between(self, start: int, stop: int) -> Inputs:
-        x, log_a, B, C = (m[:, start:stop] for m in (self.x, self.log_a, self.B, self.C))
-        return Inputs(x, log_a, B, C, None if self.segments is None else self.segments[:, start:stop])
+    def at(self, rows: slice, times: slice = slice(None)) -> Inputs:
+        x, log_a, B, C = (m[rows, times] for m in (self.x, self.log_a, self.B, self.C))
+        return Inputs(x, log_a, B, C, None if self.segments is None else self.segments[rows, times])
 
     def in_chunks(self, q: int) -> Inputs:
         """(b, l, ...) -> (b, c, q, ...)"""
