@@ -113,11 +113,12 @@ def test_json_lines() -> None:
     assert [json.loads(text) for text in out.getvalue().splitlines()] == records()
 
 
-def test_terminal_shows_a_bar_and_the_events() -> None:
+@pytest.mark.parametrize("width", [80, 200])
+def test_terminal_shows_a_bar_and_the_events(width: int) -> None:
     from rich.console import Console
 
     out = io.StringIO()
-    reporter = TerminalReporter(Console(file=out, force_terminal=True, width=200, color_system=None))
+    reporter = TerminalReporter(Console(file=out, force_terminal=True, width=width, color_system=None))
     start, *others = records()
     reporter.event(start)
     for fraction in (0.25, 0.5):
@@ -132,9 +133,8 @@ def test_terminal_shows_a_bar_and_the_events() -> None:
         "plays: 38 documents",
         "1,234 parameters on cpu",
         "goes on from step 3",
-        "loss 1.600",
-        "2.300 bits/byte",
-        "12,345 tokens/s",
+        "loss 1.600 2.300 bits/byte",
+        "12,345 tok/s",
         "|g| 0.50",
         "50%",
         "step 4: validation loss 1.5000, 2.2500 bits/byte, the best so far",

@@ -45,18 +45,17 @@ class TerminalReporter(Reporter):
     """A bar with loss, bits per byte, tokens per second, gradient norm and the time left; events above it."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.console = console
         self.bar = Progress(
+            # Every column in one line of 80 characters, whatever is left for the bar
             TextColumn("step {task.fields[step]}"),
             BarColumn(bar_width=None),
             TextColumn("{task.percentage:.0f}%"),
-            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[bits_per_byte]:.3f} bits/byte"),
-            TextColumn("{task.fields[tokens_per_second]:,.0f} tokens/s"),
+            TextColumn("loss {task.fields[loss]:.3f} {task.fields[bits_per_byte]:.3f} bits/byte"),
+            TextColumn("{task.fields[tokens_per_second]:,.0f} tok/s"),
             TextColumn("|g| {task.fields[gradient_norm]:.2f}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
             expand=True,
