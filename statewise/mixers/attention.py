@@ -118,7 +118,6 @@ class Attention(Mixer):
         super().__init__()
         self.d_model, self.config = d_model, config
         self.bounded_state = config.window is not None
-        self.bounded_state = config.window is not None
         self.n_heads = config.n_heads
         self.n_kv_heads = config.n_heads if config.n_kv_heads is None else config.n_kv_heads
         self.d_head = config.head_width(d_model)
