@@ -29,6 +29,7 @@ class Mixer(nn.Module, abc.ABC):
     """
 
     d_model: int
+    bounded_state: bool = True  # False where the state grows with the tokens read, as full attention's does
 
     @abc.abstractmethod
     def forward(

@@ -1,0 +1,106 @@
+"""Prompts of every accepted kind, as one right-padded batch of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from statewise.data.tokenizers import Tokenizer
+from statewise.errors import InputError
+
+Prompt = str | bytes | Sequence[Any] | np.ndarray | Tensor | None
+
+
+def encode_prompt(
+    prompt: Prompt,
+    *,
+    vocab_size: int,
+    tokenizer: Tokenizer | None = None,
+    document_token: int | None = None,
+    lengths: Tensor | None = None,
+    n_continued: int | None = None,
+    may_be_empty: bool = False,
+) -> tuple[Tensor, list[int]]:
+    """The ids of a prompt and the length of each row; padding is 0.
+
+    ``prompt`` is one text, one row of ids (a list, or a tensor or array of one axis), a list of any of these (a
+    ragged batch), a tensor of two axes with or without ``lengths``, or None.
+
+    A text, or None, starts a document, so the document token goes before it; ids are taken as they are. When a state
+    of ``n_continued`` rows is continued, nothing goes before a text, and None is an empty prompt for every row.
+
+    Shapes:  -> (batch, length) int64 on the CPU, and batch integers
+    Errors:  InputError for a text without a tokenizer, ids outside the vocabulary, a row without any token
+             (unless it ``may_be_empty``), and a batch other than ``n_continued``.
+
+    >>> encode_prompt([[5, 6, 7], [8]], vocab_size=10)
+    (tensor([[5, 6, 7],
+            [8, 0, 0]]), [3, 1])
+    """
+
+    def text_row(text: str | bytes) -> Tensor:
+        if tokenizer is None:
+            raise InputError("the prompt is a text, and no tokenizer is given; give tokenizer=, or a prompt of ids")
+        ids = tokenizer.encode_bytes(text) if isinstance(text, bytes) else np.asarray(tokenizer.encode(text), np.int64)
+        first = [] if n_continued is not None or document_token is None else [document_token]
+        return torch.cat([torch.tensor(first, dtype=torch.int64), torch.from_numpy(ids.astype(np.int64))])
+
+    def row(item: Any) -> Tensor:
+        if isinstance(item, (str, bytes)):
+            return text_row(item)
+        if isinstance(item, Sequence) and not all(isinstance(i, (int, np.integer)) for i in item):
+            raise InputError("a prompt of several rows holds texts or rows of integers; it is nested deeper than that")
+        ids = torch.as_tensor(item if len(item) else np.zeros(0, np.int64))
+        if ids.ndim != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise InputError(f"a row of a prompt must be integers (length,), got {ids.dtype} {tuple(ids.shape)}")
+        return ids.to("cpu", torch.int64)
+
+    if isinstance(prompt, np.ndarray):
+        prompt = torch.from_numpy(prompt.astype(np.int64) if prompt.dtype.kind in "iu" else prompt)
+    if lengths is not None and not (isinstance(prompt, Tensor) and prompt.ndim == 2):
+        raise InputError("lengths goes with a prompt of shape (batch, length); a list of rows has its own lengths")
+    if prompt is None:
+        first = [] if n_continued is not None or document_token is None else [document_token]
+        rows = [torch.tensor(first, dtype=torch.int64)] * (n_continued or 1)
+    elif isinstance(prompt, Tensor) and prompt.ndim == 2:
+        rows = [row(ids) for ids in _cut(prompt, lengths)]
+    elif isinstance(prompt, (str, bytes, Tensor)):
+        rows = [row(prompt)]
+    elif isinstance(prompt, Sequence):
+        single = all(isinstance(item, (int, np.integer)) for item in prompt)
+        rows = [row(prompt)] if single else [row(item) for item in prompt]
+    else:
+        raise InputError(f"a prompt is a text, ids, or a list of them, not a {type(prompt).__name__}")
+
+    if n_continued is not None and len(rows) != n_continued:
+        raise InputError(f"the prompt has {len(rows)} rows and the state {n_continued}; they must be as many")
+    for i, ids in enumerate(rows):
+        if not len(ids) and not may_be_empty:
+            raise InputError(
+                f"row {i} of the prompt is empty; give at least one token, a text with a tokenizer, or document_token="
+            )
+        wrong = ids[(ids < 0) | (ids >= vocab_size)]
+        if len(wrong):
+            raise InputError(
+                f"row {i} of the prompt holds the id {int(wrong[0])}; the model's vocabulary has the ids 0 to "
+                f"{vocab_size - 1}"
+            )
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), [len(ids) for ids in rows]
+
+
+def _cut(tokens: Tensor, lengths: Tensor | None) -> list[Tensor]:
+    if not len(tokens):
+        raise InputError(f"the prompt has no rows: its shape is {tuple(tokens.shape)}")
+    if lengths is None:
+        return list(tokens)
+    lengths = torch.as_tensor(lengths)
+    batch, longest = tokens.shape
+    if lengths.shape != (batch,) or not bool(((lengths >= 0) & (lengths <= longest)).all()):
+        raise InputError(
+            f"lengths must be ({batch},) integers from 0 to {longest}, got {lengths.tolist()} for {tuple(tokens.shape)}"
+        )
+    return [ids[:length] for ids, length in zip(tokens, lengths.tolist())]

@@ -1,0 +1,138 @@
+"""From logits to a token: the filters, in their order, and the draw."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a token is drawn from the logits z (vocabulary,) of one row. The filters act in this order:
+
+    1. ``repetition_penalty`` r: z_i becomes z_i / r if z_i > 0, else z_i * r, for every id i read or written so far
+       (Keskar et al. 2019, arXiv:1909.05858, sec. 4.1, with the sign taken care of). 1 changes nothing.
+    2. ``temperature`` t: z becomes z / t. With t = 0 the id of the largest z is taken (the smallest id among equals)
+       and the filters that follow have nothing to choose from.
+    3. ``top_k``: the ids whose z is at least the k-th largest stay, so ids equal to the k-th all stay.
+    4. ``top_p``: with p = softmax(z) over what is left, sorted from the likeliest (smaller ids first among equals),
+       an id stays if those before it sum to less than ``top_p`` (Holtzman et al. 2020, arXiv:1904.09751).
+    5. ``min_p``: with p = softmax(z) over what is left, an id stays if p_i >= min_p * max(p)
+       (Nguyen et al. 2024, arXiv:2407.01082).
+
+    Then the id is drawn from softmax(z) over what is left. The likeliest id passes every filter.
+
+    Errors:  InputError, naming the field, for temperature < 0, top_k < 1, top_p outside (0, 1], min_p outside [0, 1],
+             repetition_penalty <= 0, and for values that are not finite.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InputError(f"temperature={self.temperature} is out of range; use 0 (greedy) or a positive number")
+        if self.top_k is not None and (isinstance(self.top_k, bool) or self.top_k != int(self.top_k) or self.top_k < 1):
+            raise InputError(f"top_k={self.top_k} is out of range; use an integer of at least 1, or None for all")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError(f"top_p={self.top_p} is out of range; use 0 < top_p <= 1, or None for all")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise InputError(f"min_p={self.min_p} is out of range; use 0 <= min_p <= 1, or None for all")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise InputError(
+                f"repetition_penalty={self.repetition_penalty} is out of range; use a positive number, 1 for none"
+            )
+
+    def apply(self, logits: Tensor, seen: Tensor) -> Tensor:
+        """The filtered logits; what was filtered out is minus infinity. All steps but the draw.
+
+        Shapes:  logits: (batch, vocabulary) float32 or wider   seen: (batch, vocabulary) bool   ->   like logits
+        Cost:    O(batch * vocabulary), and a sort of each row for ``top_p``.
+        """
+        if self.repetition_penalty != 1:
+            logits = penalise_repetition(logits, seen, self.repetition_penalty)
+        if self.temperature == 0:
+            greedy = logits.argmax(-1, keepdim=True)
+            return torch.full_like(logits, -math.inf).scatter(-1, greedy, 0.0)
+        if self.temperature != 1:
+            # Anything added to a row leaves its softmax unchanged; with the maximum at 0, a temperature close to 0
+            # drives the others to minus infinity and not the maximum to infinity.
+            logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
+        if self.top_k is not None:
+            logits = keep_top_k(logits, self.top_k)
+        if self.top_p is not None:
+            logits = keep_top_p(logits, self.top_p)
+        if self.min_p is not None:
+            logits = keep_min_p(logits, self.min_p)
+        return logits
+
+
+def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """z_i / penalty if z_i > 0, else z_i * penalty, where seen.
+
+    >>> penalise_repetition(torch.tensor([2.0, -2.0, 2.0]), torch.tensor([True, True, False]), 2.0)
+    tensor([ 1., -4.,  2.])
+    """
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def keep_top_k(logits: Tensor, k: int) -> Tensor:
+    """What is at least the k-th largest of its row stays.
+
+    >>> keep_top_k(torch.tensor([1.0, 3.0, 2.0, 2.0]), 2)
+    tensor([-inf, 3., 2., 2.])
+    """
+    smallest = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
+    return logits.masked_fill(logits < smallest, -math.inf)
+
+
+def keep_top_p(logits: Tensor, p: float) -> Tensor:
+    """The likeliest ids stay, as few as reach the probability p together.
+
+    >>> keep_top_p(torch.tensor([0.1, 0.6, 0.3]).log(), 0.8).exp()
+    tensor([0.0000, 0.6000, 0.3000])
+    """
+    if p == 1:  # the sum of all but the last may round to 1
+        return logits
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    probabilities = ordered.double().softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    outside = before >= p
+    outside[..., 0] = False  # cumsum - itself may round to something else than 0
+    return logits.masked_fill(outside.scatter(-1, order, outside), -math.inf)
+
+
+def keep_min_p(logits: Tensor, p: float) -> Tensor:
+    """What has at least p times the probability of the likeliest stays.
+
+    >>> keep_min_p(torch.tensor([0.1, 0.6, 0.3]).log(), 0.4).exp()
+    tensor([0.0000, 0.6000, 0.3000])
+    """
+    if p == 0:
+        return logits
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), -math.inf)
+
+
+def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """The ids drawn from softmax(logits): the first id whose cumulative probability exceeds the row's number.
+
+    Shapes:  logits: (batch, vocabulary), minus infinity for what must not be drawn
+             uniforms: (batch,) float64 in [0, 1)   ->   (batch,) int64
+    Numerics: softmax and sums in float64, so that one number a row is fine enough for any vocabulary.
+
+    >>> draw(torch.tensor([[0.1, 0.6, 0.3]]).log(), torch.tensor([0.65], dtype=torch.float64))
+    tensor([1])
+    """
+    probabilities = logits.double().softmax(-1)
+    cumulative = probabilities.cumsum(-1)
+    inside = (cumulative > uniforms[:, None] * cumulative[:, -1:]) & (probabilities > 0)
+    # Where rounding leaves nothing inside (once in 2**53 draws), the likeliest id is as good as any.
+    return torch.where(inside.any(-1), inside.to(torch.uint8).argmax(-1), probabilities.argmax(-1))

@@ -1,0 +1,66 @@
+"""Stop strings: found in a text that comes in pieces, wherever the pieces are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from statewise.errors import InputError
+
+
+class StopText:
+    """Passes a text on, piece by piece, up to the first stop string.
+
+    The first stop string is the one that is complete first; if several are complete with the same character, the one
+    that began first. Nothing of it is passed on, so a piece that may be its beginning is held back until the text
+    says otherwise. At most the longest stop string's length is held, and each piece costs the same however long the
+    text has become.
+
+    >>> text = StopText(["\\n\\n"])
+    >>> [text.feed(piece) for piece in ("one\\n", "two", "\\n", "\\nthree")]
+    ['one', '\\ntwo', '', '']
+    >>> text.stopped
+    True
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self.stop = tuple(stop)
+        self.stopped = False
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """The text that is now known to be before any stop string."""
+        if self.stopped or not self.stop:
+            return "" if self.stopped else piece
+        text = self._held + piece
+        found = [(text.index(stop) + len(stop), text.index(stop)) for stop in self.stop if stop in text]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)[1]]
+        n_held = next(
+            (
+                n
+                for n in range(min(len(text), max(map(len, self.stop)) - 1), 0, -1)
+                if any(stop.startswith(text[-n:]) for stop in self.stop)
+            ),
+            0,
+        )
+        self._held = text[len(text) - n_held :]
+        return text[: len(text) - n_held]
+
+    def flush(self) -> str:
+        """What is still held back, for a text that ends without a stop string."""
+        text, self._held = self._held, ""
+        return text
+
+
+def check_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """The stop strings as a tuple; one string stands for itself.
+
+    >>> check_stop("end")
+    ('end',)
+    """
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    for text in stops:
+        if not isinstance(text, str) or not text:
+            raise InputError(f"stop={stops!r} holds {text!r}; expected texts of at least one character")
+    return stops
