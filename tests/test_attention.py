@@ -288,6 +288,15 @@ def test_rows_viewed_out_of_a_state_share_it_safely() -> None:
     laws.same(decode(mixer, -x[1:], row)[0], changed[1:], 1e-12, "one row, again")
 
 
+def test_heads_that_lie_on_each_other_are_not_written_to() -> None:
+    mixer = build(n_heads=2)
+    x = torch.randn(1, 4, 8, dtype=torch.float64)
+    _, state = decode(mixer, x[:, :3], mixer.initial_state(1))
+    shared = {"keys": state.keys[:, :, :1].expand_as(state.keys), "filled": state.filled.clone()}
+    expected = mixer(x, state._replace(**{name: leaf.clone() for name, leaf in shared.items()}))[0]
+    laws.same(decode(mixer, x, state._replace(**shared))[0], expected, 1e-12, "keys that the heads share")
+
+
 def test_states_of_different_prompts_join() -> None:
     mixer = build(n_heads=2)
     x, prompts = torch.randn(3, 4, 8, dtype=torch.float64), [torch.randn(1, n, 8, dtype=torch.float64) for n in (5, 8)]
@@ -346,14 +355,31 @@ def test_spare_room_of_a_state_is_zero() -> None:
     starts = torch.zeros(2, 5, dtype=torch.bool)
     starts[0, 3] = True
     with torch.no_grad():
-        _, state = mixer(x, mixer.initial_state(2), starts=starts)
-        _, state = mixer(x[:, :1], state)
-    assert state.start.tolist() == [3, 0]
-    for b in range(2):
-        outside = torch.ones(state.keys.shape[1], dtype=torch.bool)
-        outside[int(state.start[b]) : int(state.end[b])] = False
-        assert not state.keys[b, outside].any()
-        assert not state.values[b, outside].any()
+        _, made = mixer(x, mixer.initial_state(2), starts=starts)
+        _, uneven = mixer(x, mixer.initial_state(2), lengths=torch.tensor([2, 5]))
+        _, uneven_once_more = mixer(x, made, starts=starts, lengths=torch.tensor([4, 1]))
+        _, after = mixer(x[:, :1], made)
+    assert after.start.tolist() == [3, 0]
+    for state in (made, after, uneven_once_more):
+        for b in range(2):
+            outside = torch.ones(state.keys.shape[1], dtype=torch.bool)
+            outside[int(state.start[b]) : int(state.end[b])] = False
+            assert not state.keys[b, outside].any()
+            assert not state.values[b, outside].any()
+    assert uneven.end.tolist() == [2, 5]
+
+
+@pytest.mark.parametrize("expanded", [("keys",), ("values",), ("filled",)])
+def test_leaves_that_lie_on_each_other_are_not_written_to(expanded: tuple[str, ...]) -> None:
+    mixer = build(n_heads=2)
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    _, one = decode(mixer, x[:1], mixer.initial_state(1))
+    leaves = {
+        name: leaf.expand(3, *leaf.shape[1:]) if name in expanded else leaf.repeat_interleave(3, 0)
+        for name, leaf in one._asdict().items()
+    }
+    expected = mixer(torch.cat((x[:1].expand(3, -1, -1), x), 1))[0][:, 5:]
+    laws.same(decode(mixer, x, AttentionState(**leaves))[0], expected, 1e-12, "one expanded leaf")
 
 
 def test_continuing_a_document_that_broke_does_not_break_the_next() -> None:

@@ -137,7 +137,7 @@ def _attend_in_blocks(
     if first is None and kept < block:
         first = torch.full_like(time[None], -kept)
     elif first is not None:
-        first = F.pad(first, (0, pad)).clamp(min=-kept)  # a padded query still sees its own (zero) key
+        first = F.pad(first, (0, pad))
 
     def in_pairs(x: Tensor) -> Tensor:
         """Each block with the one before it: (batch, n_blocks, 2 * block, n_kv_heads, d_head)."""
