@@ -61,7 +61,7 @@ def decode(mixer: Attention, x: Tensor, state: AttentionState) -> tuple[Tensor, 
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 8])
-@pytest.mark.parametrize(("length", "n_history"), [(1, 0), (1, 9), (7, 0), (8, 3), (25, 0), (26, 2), (27, 8), (40, 21)])
+@pytest.mark.parametrize(("length", "n_history"), [(1, 9), (7, 0), (25, 0), (26, 2), (27, 21)])
 def test_attend_is_the_definition(
     length: int, n_history: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +183,7 @@ def test_laws(name: str, length: int, batch: int) -> None:
     laws.check_mixer_laws(mixer, length=length, batch=batch, visible=visible)
 
 
-@pytest.mark.parametrize("name", ["grouped, bias", "window", "partly rotary"])
+@pytest.mark.parametrize("name", ["grouped, bias", "partly rotary"])
 def test_laws_over_many_blocks(name: str) -> None:
     laws.check_mixer_laws(CONFIGS[name].build(8), length=131, visible=visible)
 
