@@ -13,7 +13,7 @@ from statewise import __version__
 from statewise.kernels import describe
 from statewise.mixers.base import Mixer
 from statewise.models.block import Block
-from statewise.models.inference import inference
+from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
 
 PROBE_TOKENS = 1024
@@ -87,6 +87,6 @@ def _state_bytes(mixer: Mixer, length: int) -> int:
     state = mixer.initial_state(1)
     if length:
         weight = next(mixer.parameters())
-        with inference(mixer):
+        with evaluation_mode(mixer), torch.no_grad():
             _, state = mixer(torch.zeros(1, length, mixer.d_model, device=weight.device, dtype=weight.dtype), state)
     return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(state))

@@ -16,7 +16,7 @@ from torch import Tensor
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import InputError
 from statewise.mixers.base import Mixer
-from statewise.models.inference import inference
+from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def evaluate_tokens(
         predictions = _windows(model, streams, window, stride)
     nats = document_token_nats = 0.0
     n_done = 0
-    with inference(model):
+    with evaluation_mode(model), torch.no_grad():
         for features, targets in predictions:
             losses = _losses(model, features, targets)
             nats += float(losses.sum())

@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import InputError
 from statewise.generate.prompt import Prompt, encode_prompt
 from statewise.generate.sample import Sampling, draw
 from statewise.generate.stopping import StopText, check_stop
-from statewise.models.inference import inference
+from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel, LanguageModelState
 
 N_RECENT = 8  # tokens that the text of the next one may depend on: a character's bytes, a word's leading space
@@ -47,15 +48,22 @@ class Token:
     finished:          (batch,) bool, True once the document token or a stop string has ended the row
     text:              the text each row has gained, or None without a tokenizer. It may be empty (an incomplete
                        character, a possible beginning of a stop string) and the pieces of a row, joined, are its text
-    reading:           the Reading that the token was drawn from. ``generate(model, state=token.reading)`` draws it
-                       anew, ``generate(model, token.ids[:, None], state=token.reading)`` goes on after it
     """
 
     ids: Tensor
     log_probabilities: Tensor
     finished: Tensor
     text: list[str] | None
-    reading: Reading
+    _reading: Reading
+
+    @property
+    def reading(self) -> Reading:
+        """A copy of the Reading that the token was drawn from.
+
+        ``generate(model, state=token.reading)`` draws it anew, and ``generate(model, token.ids[:, None],
+        state=token.reading)`` goes on after it.
+        """
+        return _copy(self._reading)
 
 
 def generate(
@@ -128,7 +136,7 @@ def generate(
         previous: list[int] = []
         for n_left in range(max_new_tokens - 1, -1, -1):
             active = torch.tensor([not row.finished for row in rows], device=device)
-            with inference(model):
+            with evaluation_mode(model), torch.inference_mode():
                 if previous:
                     unread = torch.tensor(previous, device=device)[:, None]
                     reading = _extend(
@@ -175,7 +183,7 @@ def read(
     """
     document_token = _document_token(model, tokenizer, document_token)
     tokens, row_lengths = _encode(model, prompt, state, tokenizer, document_token, lengths, prefill_chunk)
-    return _read(model, tokens, row_lengths, state, document_token, prefill_chunk)
+    return _copy(_read(model, tokens, row_lengths, state, document_token, prefill_chunk))
 
 
 class _Row:
@@ -263,7 +271,7 @@ def _read(
     batch, length = tokens.shape
     device = model.embedding.weight.device
     reading = state if isinstance(state, Reading) else _nothing_read(model, batch, state)
-    with inference(model):
+    with evaluation_mode(model), torch.inference_mode():
         for begin in range(0, length, prefill_chunk):
             chunk = tokens[:, begin : begin + prefill_chunk].to(device)
             n_real = torch.tensor(row_lengths).sub(begin).clamp(0, chunk.shape[1])
@@ -311,6 +319,12 @@ def _extend(
         seen.where(read_any, reading.seen),
         torch.cat([reading.recent, tokens], dim=1).gather(1, back),
     )
+
+
+def _copy(reading: Reading) -> Reading:
+    """Tensors like any other: those of inference mode can be neither trained with nor appended to outside of it."""
+    copied: Reading = tree_map(torch.clone, reading)
+    return copied
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
