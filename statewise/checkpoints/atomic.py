@@ -50,8 +50,7 @@ def write_folder(target: Path, n_bytes: int, may_replace: Callable[[Path], None]
             _put_in_place(folder, target, may_replace)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        _sync(target.parent)
-        _remove_what_the_dead_left(target)
+    _confirm(target)
 
 
 def write_file(target: Path, n_bytes: int, write: Callable[[Path], None]) -> None:
@@ -69,8 +68,7 @@ def write_file(target: Path, n_bytes: int, write: Callable[[Path], None]) -> Non
             os.replace(folder / target.name, target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        _sync(target.parent)
-        _remove_what_the_dead_left(target)
+    _confirm(target)
 
 
 def remove_folder(target: Path) -> None:
@@ -82,9 +80,9 @@ def remove_folder(target: Path) -> None:
 
 def locate(target: Path) -> Path:
     """Where the folder is: ``target``, or its old version if a writer stopped between its two renames."""
-    if os.path.lexists(target):
+    if target.exists():
         return target
-    replaced = [path for path, role, _ in _hidden_beside(target) if role == "replaced"]
+    replaced = [path for path, role, _ in _hidden_beside(Path(os.path.realpath(target))) if role == "replaced"]
     return max(replaced, key=_changed, default=target)
 
 
@@ -122,6 +120,16 @@ def _errors_of(target: Path, n_bytes: int) -> Iterator[None]:
             f"cannot save {target}: {reason}; it needs {n_bytes:,} bytes and {free:,} are free there. "
             "Nothing was changed; make room, or save elsewhere"
         ) from error
+
+
+def _confirm(target: Path) -> None:
+    """The last steps, when the target has its name already."""
+    try:
+        _sync(target.parent)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointError(f"{target} is written, but may not outlive a power failure: {reason}") from error
+    _remove_what_the_dead_left(target)
 
 
 def _put_in_place(folder: Path, target: Path, may_replace: Callable[[Path], None]) -> None:

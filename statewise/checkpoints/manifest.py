@@ -89,12 +89,10 @@ def read_manifest(folder: Path) -> Manifest:
              an unknown part of a model, and a file that is missing, cut off, or outside of the folder.
     """
     path = folder / CONFIG_FILE
-    _require_inside(folder, CONFIG_FILE)
+    _require_file(folder, CONFIG_FILE)
     try:
         raw = path.read_bytes()
         data = parse_json(raw, str(path))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{folder} is not a checkpoint: it has no {CONFIG_FILE}") from error
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except ConfigError as error:
@@ -188,28 +186,30 @@ def _decode(data: dict[str, Any], path: Path) -> Manifest:
     )
 
 
-def _require_inside(folder: Path, name: str) -> None:
-    """No link may lead out of the folder: a checkpoint from a stranger is read with the reader's permissions."""
+def _require_file(folder: Path, name: str) -> int:
+    """The size of a regular file in the folder.
+
+    No link may lead out of it, since a checkpoint from a stranger is read with the reader's permissions; and opening
+    a pipe would wait for ever.
+    """
+    path = folder / name
     try:
-        inside = (folder / name).resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):  # links in a circle
-        inside = False
-    if not inside:
-        raise CheckpointError(f"{folder / name} is a link that leads out of the folder; put the file itself there")
+        inside = path.resolve().is_relative_to(folder.resolve())
+        found = path.stat() if inside else None
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing; the checkpoint is incomplete") from error
+    except (OSError, RuntimeError) as error:  # the latter: links in a circle
+        raise CheckpointError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if found is None:
+        raise CheckpointError(f"{path} is a link that leads out of the folder; put the file itself there")
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"{path} is not a file")
+    return found.st_size
 
 
 def _require_size(folder: Path, name: str, record: FileRecord) -> None:
-    path = folder / name
-    _require_inside(folder, name)
-    try:
-        found = path.stat()
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing; the checkpoint is incomplete") from error
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise CheckpointError(f"{path} is not a file")
+    size, path = _require_file(folder, name), folder / name
     if name.endswith(".safetensors"):
         refuse_pickle(path)
-    if found.st_size != record.n_bytes:
-        raise CheckpointError(f"{path} is damaged: {found.st_size:,} bytes, expected {record.n_bytes:,}")
+    if size != record.n_bytes:
+        raise CheckpointError(f"{path} is damaged: {size:,} bytes, expected {record.n_bytes:,}")

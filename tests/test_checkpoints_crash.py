@@ -1,0 +1,336 @@
+"""Whatever happens while a checkpoint is written, a complete one is there: kills, full disks, other writers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_examples import TINY, WIDE, refusal, same_tensors, tiny_model
+
+import statewise as sw
+from statewise import checkpoints
+from statewise.checkpoints import atomic
+from statewise.errors import CheckpointError
+
+
+def fill(model: sw.LanguageModel, value: float) -> sw.LanguageModel:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
+
+
+def require_whole(folder: Path) -> int:
+    """Loads a checkpoint, whose tensors all have to be of one step; the step."""
+    values = {value for tensor in sw.load(folder).state_dict().values() for value in tensor.unique().tolist()}
+    tensors, data = checkpoints.read_trainer(folder)
+    assert values | set(tensors["moments"].tolist()) == {data["step"]}
+    return int(data["step"])
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Forks a process that does the work and exits with 0; its number. A fresh Python would cost seconds."""
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(1)  # the threads of the parent's pool are not here
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return child
+
+
+@pytest.mark.parametrize("kind", ["overwrite", "run"])
+def test_kill_at_random_moments(tmp_path: Path, kind: str) -> None:
+    """A process killed with -9 in a loop of saves, ten times, each going on where the one before was killed."""
+    place = tmp_path / kind
+    if kind == "run":
+        (place / "checkpoints").mkdir(parents=True)
+        (place / "run.json").write_text("{}")
+    model, choose, step, n_unfinished = tiny_model(0, WIDE), random.Random(0), 0, 0
+    for _ in range(10):
+        reader, writer = os.pipe()
+
+        def save_on(step: int = step, writer: int = writer) -> None:
+            for n in range(step + 1, step + 10_000):
+                trainer = ({"moments": torch.full((9,), float(n))}, {"step": n})
+                folder = place if kind == "overwrite" else place / "checkpoints" / f"step-{n:08d}"
+                sw.save(fill(model, n), folder, overwrite=kind == "overwrite", trainer=trainer)
+                os.write(writer, b".")
+
+        child = in_child(save_on)
+        os.close(writer)
+        assert os.read(reader, 1) == b"."  # the first save of this process
+        time.sleep(choose.uniform(0.0, 0.05))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        n_saved = 1 + len(os.read(reader, 10_000))
+        os.close(reader)
+        parent = tmp_path if kind == "overwrite" else place / "checkpoints"
+        n_unfinished += any(path.name.startswith(".") for path in parent.iterdir())
+        if kind == "run":
+            found = checkpoints.list_checkpoints(place)
+            now = require_whole(found[-1].path)
+            assert [checkpoint.step for checkpoint in found][-n_saved:] == list(range(now - n_saved + 1, now + 1))
+            checkpoints.clean_unfinished(place)
+            checkpoints.prune(place, keep_last=2)
+            assert len(list(parent.iterdir())) <= 2
+        else:
+            now = require_whole(checkpoints.resolve(place))
+        assert now - step in (n_saved, n_saved + 1), "what was saved is there; a save that was cut off may be"
+        step = now
+    assert n_unfinished > 0, "no kill came while something was being written"
+
+
+def each_moment(monkeypatch: pytest.MonkeyPatch, save: Callable[[], object]) -> Iterator[int]:
+    """Runs ``save`` again and again; the n-th time every call that changes a name or syncs raises from the n-th on."""
+
+    class Killed(BaseException):
+        pass
+
+    n = 0
+    while True:
+        n += 1
+        left = n
+
+        def dying(call: Callable[..., object]) -> Callable[..., object]:
+            def wrapper(*arguments: object, **options: object) -> object:
+                nonlocal left
+                left -= 1
+                if left <= 0:  # and stays dead, also for what cleans up
+                    raise Killed
+                return call(*arguments, **options)
+
+            return wrapper
+
+        with monkeypatch.context() as patch:
+            for module, name in ((os, "fsync"), (os, "rename"), (os, "mkdir"), (shutil, "rmtree")):
+                patch.setattr(module, name, dying(getattr(module, name)))
+            try:
+                save()
+            except Killed:
+                pass
+            else:
+                return
+        yield n
+
+
+def test_death_at_each_step_of_replacing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also between the two renames, which a kill seldom meets: the old one or the new one is found, whole."""
+    folder, new = tmp_path / "model", fill(tiny_model(), 2.0)
+    data = ({"moments": torch.full((9,), 2.0)}, {"step": 2})
+    seen = set()
+    before = ({"moments": torch.full((9,), 1.0)}, {"step": 1})
+    sw.save(fill(tiny_model(), 1.0), folder, trainer=before)
+    for _ in each_moment(monkeypatch, lambda: sw.save(new, folder, overwrite=True, trainer=data)):
+        step = require_whole(folder)
+        assert step == require_whole(checkpoints.resolve(folder))
+        hidden = [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+        seen.add((step, folder.exists(), len(hidden)))
+        assert "there already" in refusal(sw.save, new, folder), "it is protected, wherever it is"
+        checkpoints.clean_unfinished(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
+        assert require_whole(folder) == step
+        sw.save(fill(tiny_model(), 1.0), folder, trainer=before, overwrite=True)
+    assert (1, False, 2) in seen, "no death between the renames"
+    assert (1, True, 1) in seen
+    assert (2, True, 1) in seen
+
+
+def test_what_the_dead_left_is_removed_by_the_next_save(tmp_path: Path) -> None:
+    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    dead = int(child.stdout)
+    sw.save(tiny_model(0), tmp_path / "model")
+    (tmp_path / "model").rename(tmp_path / f".model.replaced-{dead}-00000000")
+    (tmp_path / f".model.writing-{dead}-00000001").mkdir()
+    kept = (f".model.writing-{os.getppid()}-00000002", f".other.writing-{dead}-00000003", ".model.writing", ".git")
+    for name in kept:
+        (tmp_path / name).mkdir()
+    assert same_tensors(dict(sw.load(tmp_path / "model").state_dict()), dict(tiny_model(0).state_dict()))
+    sw.save(tiny_model(1), tmp_path / "model", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["model", *kept])
+    assert same_tensors(dict(sw.load(tmp_path / "model").state_dict()), dict(tiny_model(1).state_dict()))
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sw.save(tiny_model(0), tmp_path / "model")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic, "_sync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sw.save(tiny_model(1), tmp_path / "model", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert same_tensors(dict(sw.load(tmp_path / "model").state_dict()), dict(tiny_model(0).state_dict()))
+
+
+# -- a full disk -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [0, 100, 3_000, 60_000, 300_000])
+def test_a_file_that_may_not_grow_further(tmp_path: Path, limit: int) -> None:
+    """RLIMIT_FSIZE is a disk that is full after so many bytes; it holds for a process, so it is set in one."""
+    resource = pytest.importorskip("resource")
+    sw.save(tiny_model(0, WIDE), tmp_path / "model")
+    before = (tmp_path / "model" / "config.json").read_bytes()
+    reader, writer = os.pipe()
+
+    def save_both() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        for folder, overwrite in ((tmp_path / "model", True), (tmp_path / "new" / "model", False)):
+            said = refusal(sw.save, tiny_model(1, WIDE), folder, overwrite=overwrite)
+            os.write(writer, f"{said}\n".encode())
+
+    child = in_child(save_both)
+    os.close(writer)
+    assert os.waitpid(child, 0)[1] == 0
+    with os.fdopen(reader) as file:
+        messages = file.read().splitlines()
+    assert len(messages) == 2
+    for message, name in zip(messages, ("model", "new/model"), strict=True):
+        assert f"cannot save {tmp_path / name}: File too large; it needs 6" in message
+        assert "are free there. Nothing was changed; make room, or save elsewhere" in message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "new"]
+    assert list((tmp_path / "new").iterdir()) == []
+    assert (tmp_path / "model" / "config.json").read_bytes() == before
+    assert same_tensors(dict(sw.load(tmp_path / "model").state_dict()), dict(tiny_model(0, WIDE).state_dict()))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_disk_that_says_so_only_when_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, at: int
+) -> None:
+    sw.save(tiny_model(0), tmp_path / "model")
+    calls = iter(range(1, 100))
+
+    def full(descriptor: int) -> None:
+        if next(calls) >= at:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = refusal(sw.save, tiny_model(1), tmp_path / "model", overwrite=True)
+    assert os.strerror(number) in said
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    sw.load(tmp_path / "model")
+
+
+def test_a_name_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last rename the new checkpoint is there, and the message may not say that it is not."""
+    sync = atomic._sync
+
+    def failing(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(path)
+
+    monkeypatch.setattr(atomic, "_sync", failing)
+    said = refusal(sw.save, tiny_model(), tmp_path / "model")
+    assert said.startswith(f"{tmp_path / 'model'} is written, but may not outlive a power failure: Input/output error")
+    sw.load(tmp_path / "model")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte, where this process may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if os.name != "posix" or os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root can mount a small disk")
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this system does not let root mount a tmpfs")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_is_full(small_disk: Path) -> None:
+    folder = sw.save(tiny_model(0, WIDE), small_disk / "model")
+    for target, overwrite in ((folder, True), (small_disk / "new", False)):
+        said = refusal(sw.save, tiny_model(1, WIDE), target, overwrite=overwrite)
+        assert f"cannot save {target}: No space left on device; it needs 6" in said
+    assert [path.name for path in small_disk.iterdir()] == ["model"]
+    assert same_tensors(dict(sw.load(folder).state_dict()), dict(tiny_model(0, WIDE).state_dict()))
+    sw.save(tiny_model(), small_disk / "small")
+    model = tiny_model(0, TINY)
+    state = model.initial_state(20_000)
+    said = refusal(checkpoints.save_state, state, small_disk / "state", model=model)
+    assert "No space left on device" in said
+    assert sorted(path.name for path in small_disk.iterdir()) == ["model", "small"]
+
+
+def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = refusal(sw.save, tiny_model(), tmp_path / "file" / "a" / "b")
+    assert said == f"cannot save {tmp_path / 'file' / 'a' / 'b'}: Not a directory; nothing was changed"
+    assert "File name too long" in refusal(sw.save, tiny_model(), tmp_path / ("a" * 250))
+
+
+# -- several at once -------------------------------------------------------------------------------------------------
+
+
+def test_of_many_writers_one_wins(tmp_path: Path) -> None:
+    results: list[object] = []
+    barrier = threading.Barrier(8)
+
+    def write(value: int) -> None:
+        model = fill(tiny_model(), value)
+        barrier.wait()
+        try:
+            sw.save(model, tmp_path / "model", trainer=({"moments": torch.full((9,), value * 1.0)}, {"step": value}))
+            results.append(value)
+        except CheckpointError as error:
+            results.append(str(error))
+
+    threads = [threading.Thread(target=write, args=(value,)) for value in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = (result for result in results if isinstance(result, int))
+    assert require_whole(tmp_path / "model") == winner
+    assert sum("is there already" in str(result) for result in results) == 7
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_writers_and_a_reader_of_one_folder(tmp_path: Path) -> None:
+    """Two processes that overwrite it all the time, and a reader who always finds it whole."""
+    folder = tmp_path / "model"
+    model = fill(tiny_model(), 1.0)
+    sw.save(model, folder, trainer=({"moments": torch.full((9,), 1.0)}, {"step": 1}))
+    writers = []
+    for number in (1000, 2000):
+
+        def overwrite(number: int = number) -> None:
+            for n in range(number, number + 40):
+                data = ({"moments": torch.full((9,), float(n))}, {"step": n})
+                sw.save(fill(model, n), folder, overwrite=True, trainer=data)
+
+        writers.append(in_child(overwrite))
+    seen, running = set(), set(writers)
+    while running:
+        found = sw.load(folder)
+        assert len({value for tensor in found.state_dict().values() for value in tensor.unique().tolist()}) == 1
+        seen.add(checkpoints.read_trainer(folder)[1]["step"])
+        for child in list(running):
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                assert status == 0, "a writer failed"
+                running.discard(child)
+    assert len(seen) > 3
+    assert require_whole(folder) in (1039, 2039)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

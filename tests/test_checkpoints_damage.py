@@ -1,0 +1,363 @@
+"""What is not an intact checkpoint is refused with a reason: damaged, forged, of another kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_examples import (
+    TRAINER_DATA,
+    refusal,
+    rewrite_config,
+    rewrite_tensors,
+    tiny_model,
+    trainer_tensors,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import statewise as sw
+from statewise import checkpoints
+from statewise.configuration import parse_json
+from statewise.errors import CheckpointError, ConfigError
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "trainer/state.json", "trainer/state.safetensors")
+
+
+class JSONTokenizer:
+    """Enough of a tokenizer to be saved with its JSON."""
+
+    kind, vocab_size, fingerprint, json = "tokenizers", 2, "f" * 64, '{"model": "é"}'
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("intact") / "model"
+    return sw.save(tiny_model(), folder, tokenizer=JSONTokenizer(), trainer=(trainer_tensors(), TRAINER_DATA))
+
+
+@pytest.fixture
+def folder(intact: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(intact, tmp_path / "model"))
+
+
+def read_all(folder: Path) -> None:
+    sw.load(folder)
+    checkpoints.read_tokenizer(folder)
+    checkpoints.read_trainer(folder)
+
+
+def reason(folder: Path) -> str | None:
+    """Why it is refused; None if it is not."""
+    try:
+        read_all(folder)
+    except CheckpointError as error:
+        return one_line(str(error))
+    return None
+
+
+def one_line(message: str) -> str:
+    assert "\n" not in message
+    return message
+
+
+def expect_refusal(path: Path, folder: Path, content: bytes, what: str) -> str:
+    """``content`` in the place of a file has to be refused, by all that read it and naming it."""
+    path.write_bytes(content)
+    said = reason(folder)
+    assert said is not None, f"{what} of {path.name} was not noticed"
+    assert str(path) in said, what
+    return said
+
+
+def test_intact(intact: Path) -> None:
+    read_all(intact)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_truncated_anywhere(folder: Path, name: str) -> None:
+    path = folder / name
+    content = path.read_bytes()
+    at = {0, 1, 7, 8, 9, len(content) // 2, *range(len(content) - 5, len(content))}
+    at |= {random.Random(name).randrange(len(content)) for _ in range(40 - len(at))}
+    for n in at:
+        expect_refusal(path, folder, content[:n], f"cut off at {n}")
+    expect_refusal(path, folder, content + b"\n", "a further byte")
+    expect_refusal(path, folder, content + content, "a doubling")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_bit_flipped_anywhere(folder: Path, name: str) -> None:
+    path = folder / name
+    content = path.read_bytes()
+    choose = random.Random(name)
+    for _ in range(100):
+        at, bit = choose.randrange(len(content)), choose.randrange(8)
+        flipped = content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :]
+        expect_refusal(path, folder, flipped, f"bit {bit} of byte {at}")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_and_one_that_is_none(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    assert name in refusal(read_all, folder)
+    (folder / name).mkdir()
+    assert name in refusal(read_all, folder)
+    (folder / name).rmdir()
+    os.mkfifo(folder / name)
+    assert name in refusal(read_all, folder), "and it does not wait for somebody to write into a pipe"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"null", b"[]", b"{}", b"\xff\xfe", b'{"format_version": 1}', b"[" * 99_999]
+)
+def test_malformed_json(folder: Path, content: bytes) -> None:
+    expect_refusal(folder / "config.json", folder, content, "malformed JSON")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_anything_in_a_field_of_the_config(folder: Path, intact: Path, data: st.DataObject) -> None:
+    """One value somewhere replaced by any other, and the checksum made right: it is refused, or it loads."""
+    shutil.copy(intact / "config.json", folder / "config.json")
+    value = data.draw(JSON)
+
+    def change(config: dict[str, Any]) -> None:
+        node: Any = config
+        while True:
+            key = data.draw(st.sampled_from(list(node) if isinstance(node, dict) else list(range(len(node)))))
+            if not isinstance(node[key], (dict, list)) or not node[key] or data.draw(st.booleans()):
+                node[key] = value
+                return
+            node = node[key]
+
+    rewrite_config(folder, change)
+    reason(folder)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=80) | st.integers(0, 2**40).map(lambda n: n.to_bytes(8, "little") + b'{"a":1}'))
+def test_anything_in_the_place_of_the_tensors(folder: Path, content: bytes) -> None:
+    """Also where the checksums are right: nothing but a CheckpointError comes out."""
+    (folder / "model.safetensors").write_bytes(content)
+    rewrite_config(folder, lambda data: None)
+    refusal(sw.load, folder)
+
+
+def test_what_the_strict_reader_refuses_any_reader_would_misread() -> None:
+    """The canonical form settles this for config.json; for trainer/state.json it is the reader that does."""
+    with pytest.raises(ConfigError, match="twice"):
+        parse_json('{"step": 1, "step": 2}', "state.json")
+
+
+# -- forged: the checksums are right ---------------------------------------------------------------------------------
+
+
+def forged(folder: Path, **fields: Any) -> str:
+    rewrite_config(folder, lambda data: data.update(fields))
+    return refusal(read_all, folder)
+
+
+def test_an_edited_config(folder: Path) -> None:
+    data = json.loads((folder / "config.json").read_text())
+    data["model"]["norm_eps"] = 1e-6
+    (folder / "config.json").write_text(json.dumps(data, indent=2) + "\n")
+    assert "is damaged or was edited: its checksum does not match" in refusal(read_all, folder)
+
+
+def test_a_newer_format(folder: Path) -> None:
+    said = forged(folder, format_version=2, statewise_version="9.0")
+    assert "has format_version 2, written by a newer Statewise ('9.0'); this one reads up to 1. Upgrade" in said
+
+
+@pytest.mark.parametrize("version", ["1", 0, -1, True, None, 1.0, [1]])
+def test_a_format_that_is_none(folder: Path, version: Any) -> None:
+    assert "format_version=" in forged(folder, format_version=version)
+
+
+def test_a_config_of_somebody_else(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}')
+    assert "is not Statewise's (no format_version)" in refusal(sw.load, folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda model: model.update(d_modle=4), "model: LanguageModelConfig has no field 'd_modle'; did you"),
+        (lambda model: model.update(type="Transformer"), "model.type='Transformer' is unknown here"),
+        (lambda model: model["layers"][0].update(type="Mamba3Config"), "layers.0.type='Mamba3Config' is unknown"),
+        (lambda model: model["layers"][1].update(norm="batch"), "model.layers.1: BlockConfig.norm='batch' is unknown"),
+        (lambda model: model.update(d_model=7), "d_model"),
+        (lambda model: model.update(vocab_size="257"), "model.vocab_size='257' is a string, expected an integer"),
+        (lambda model: model.update(layers=[]), "at least one layer"),
+        (lambda model: model.clear(), "model: LanguageModelConfig needs the field 'vocab_size'"),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_not_known(folder: Path, change: Callable[[Any], None], expected: str) -> None:
+    rewrite_config(folder, lambda data: change(data["model"]))
+    assert expected in refusal(sw.load, folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"extra": 1}, "unknown field 'extra'"),
+        ({"dtype": "int8"}, "dtype='int8' is unknown"),
+        ({"dtype": ["float32"]}, "is unknown; use one of"),
+        ({"dtype_of": 3}, "dtype_of is not an object"),
+        ({"dtype_of": {"norm.weight": "float8"}}, "dtype_of.norm.weight='float8' is unknown"),
+        ({"dtype": "bfloat16"}, "is float32, expected bfloat16"),
+        ({"dtype_of": {"norm.weight": "float64"}}, "norm.weight is float32, expected float64"),
+        ({"tokenizer": "bytes"}, "tokenizer.kind is not one of"),
+        ({"tokenizer": {"kind": "words", "fingerprint": "a"}}, "tokenizer.kind is not one of"),
+        ({"tokenizer": {"kind": "tokenizers", "fingerprint": 1}}, "tokenizer.fingerprint is not a string"),
+        ({"tokenizer": {"kind": "bytes", "fingerprint": "a"}}, "contradict each other"),
+        ({"statewise_version": 1}, "statewise_version is not a string"),
+        ({"files": []}, "files is not an object"),
+        ({"files": {}}, "model.safetensors is missing from files"),
+        ({"files": {"model.safetensors": 3}}, "files.model.safetensors is malformed"),
+        ({"files": {"model.safetensors": {"bytes": "3", "sha256": ""}}}, "files.model.safetensors is malformed"),
+    ],
+)
+def test_fields_that_cannot_be(folder: Path, fields: dict[str, Any], expected: str) -> None:
+    assert expected in forged(folder, **fields)
+
+
+def test_a_missing_field(folder: Path) -> None:
+    rewrite_config(folder, lambda data: data.pop("dtype"))
+    assert "the field 'dtype' is missing" in refusal(sw.load, folder)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "trainer/../../secret", "..\\secret", "trainer/.."])
+def test_file_names_that_leave_the_folder(folder: Path, name: str) -> None:
+    rewrite_config(folder, lambda data: data["files"].update({name: {"bytes": 1, "sha256": ""}}))
+    assert f"the file name {name!r} leaves the folder" in refusal(sw.load, folder)
+
+
+def test_file_names_that_are_not_known(folder: Path) -> None:
+    rewrite_config(folder, lambda data: data["files"].update({"run.py": {"bytes": 1, "sha256": ""}}))
+    assert "unknown file 'run.py'" in refusal(sw.load, folder)
+    rewrite_config(folder, lambda data: data["files"].pop("trainer/state.json"))
+    rewrite_config(folder, lambda data: data["files"].pop("run.py"))
+    assert "one of the two files of trainer/ is missing" in refusal(sw.load, folder)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_links_out_of_the_folder(folder: Path, name: str) -> None:
+    outside = folder.parent / "outside"
+    (folder / name).rename(outside)
+    (folder / name).symlink_to(outside)
+    assert f"{folder / name} is a link that leads out of the folder" in refusal(read_all, folder)
+
+
+def test_other_links(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "weights")
+    (folder / "model.safetensors").symlink_to("weights")
+    sw.load(folder)
+    (folder / "trainer").rename(folder.parent / "trainer")
+    (folder / "trainer").symlink_to(folder.parent / "trainer")
+    assert "is a link that leads out of the folder" in refusal(sw.load, folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("model.safetensors")
+    assert "cannot read" in refusal(sw.load, folder), "a link to itself"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda t: t.pop("norm.weight"), "the tensor norm.weight is missing"),
+        (lambda t: [t.pop(name) for name in list(t)[:2]], "is missing (and 1 more)"),
+        (lambda t: t.update(extra=torch.ones(1)), "the tensor extra is unexpected"),
+        (lambda t: t.update({"head.weight": t["embedding.weight"].clone()}), "the tensor head.weight is unexpected"),
+        (lambda t: t.update({"norm.weight": torch.ones(9)}), "norm.weight has shape (9,), expected (8,)"),
+        (lambda t: t.update({"norm.weight": torch.ones(8, 1)}), "norm.weight has shape (8, 1), expected (8,)"),
+        (lambda t: t.update({"norm.weight": torch.ones(8).half()}), "norm.weight is float16, expected float32"),
+        (lambda t: t.update({"norm.weight": torch.ones(8).int()}), "norm.weight is int32, expected float32"),
+        (lambda t: t["norm.weight"].fill_(float("nan")), "norm.weight has 8 of 8 values that are not finite"),
+        (lambda t: t["norm.weight"][2:4].fill_(float("inf")), "norm.weight has 2 of 8 values that are not finite"),
+        (lambda t: t["norm.weight"][:1].fill_(-float("inf")), "norm.weight has 1 of 8 values that are not finite"),
+    ],
+)
+def test_tensors_that_cannot_be(folder: Path, change: Callable[[Any], None], expected: str) -> None:
+    rewrite_tensors(folder, change)
+    assert expected in refusal(sw.load, folder)
+    assert expected in refusal(checkpoints.load_into, tiny_model(1), folder)
+
+
+# -- pickles, and folders of another kind ----------------------------------------------------------------------------
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a pickle was loaded",)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_pickle_under_the_name_of_the_tensors(folder: Path, legacy: bool) -> None:
+    path = folder / "model.safetensors"
+    torch.save({"a": Bomb()}, path, _use_new_zipfile_serialization=not legacy)
+    said = refusal(sw.load, folder)
+    assert f"{path} is a pickle, which runs any code in it when it is loaded; Statewise never does. Convert" in said
+    rewrite_config(folder, lambda data: None)
+    assert "is a pickle" in refusal(sw.load, folder)
+    path.write_bytes(pickle.dumps(Bomb(), protocol=4))
+    assert "is a pickle" in refusal(sw.load, folder)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "last.ckpt"])
+def test_a_folder_of_pickles(tmp_path: Path, name: str) -> None:
+    torch.save({"a": Bomb()}, tmp_path / name)
+    assert f"{tmp_path / name} is a pickle" in refusal(sw.load, tmp_path)
+    assert f"{tmp_path / name} is a pickle" in refusal(sw.load, tmp_path / name)
+
+
+def test_a_pickle_in_the_list_of_files(folder: Path) -> None:
+    rewrite_config(folder, lambda data: data["files"].update({"pytorch_model.bin": {"bytes": 1, "sha256": ""}}))
+    assert "'pytorch_model.bin' is a pickle by its name" in refusal(sw.load, folder)
+
+
+def test_a_header_whose_length_begins_like_a_pickle_is_no_pickle(tmp_path: Path) -> None:
+    """A header of 640 bytes begins with 80 02, which are the first two bytes of a pickle."""
+    from safetensors.torch import load_file, save_file
+
+    from statewise.checkpoints.tensor_files import read_tensors
+
+    for n in range(500, 700):
+        save_file({"a": torch.ones(1)}, tmp_path / "a", {"x": "y" * n})
+        if (tmp_path / "a").read_bytes()[:2] == b"\x80\x02":
+            break
+    assert (tmp_path / "a").read_bytes()[:2] == b"\x80\x02"
+    assert torch.equal(read_tensors(tmp_path / "a")["a"], load_file(tmp_path / "a")["a"])
+
+
+def test_folders_of_another_kind(tmp_path: Path) -> None:
+    assert "no such folder" in refusal(sw.load, tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    assert "is empty; expected a checkpoint" in refusal(sw.load, tmp_path / "empty")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    said = refusal(sw.load, tmp_path / "run")
+    assert "is the folder of a run; give one of its checkpoints" in said
+    assert 'resolve(folder, "best")' in said
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("a")
+    assert "is not a checkpoint: it has no config.json" in refusal(sw.load, tmp_path / "text")
+    assert "is a file; a checkpoint is a folder" in refusal(sw.load, tmp_path / "text" / "a.txt")
+    for read in (checkpoints.read_trainer, checkpoints.read_tokenizer, checkpoints.read_config, checkpoints.resolve):
+        assert "no such folder" in refusal(read, tmp_path / "nothing")
