@@ -31,7 +31,10 @@ Device = Annotated[str, typer.Option(help="auto (CUDA where there is one), cpu o
 TokenizerOption = Annotated[
     str | None, typer.Option("--tokenizer", help='"bytes" or a tokenizer.json. Default: that of the checkpoint.')
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON also on a terminal.")]
+Json = Annotated[
+    bool | None,
+    typer.Option("--json/--no-json", help="Default: tables on a terminal, JSON elsewhere.", show_default=False),
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -202,7 +205,7 @@ def evaluate(
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Measure how well a model predicts a text, beside general compressors.
 
@@ -239,7 +242,7 @@ def info(
         typer.Argument(metavar="[FOLDER]", help="A run folder or checkpoint to describe as well.", show_default=False),
     ] = None,
     which: Which = "best",
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Tell versions, devices and kernels; of a run or checkpoint its configuration, parameters and states."""
     from statewise.console import show_info
@@ -335,4 +338,8 @@ def _fail(error: Exception, message: str, code: int) -> int:
 
 def main() -> NoReturn:
     """The program `statewise`."""
+    # The threads of OpenMP wait for each other by spinning, for milliseconds. Where another process wants a core, the
+    # one that is waited for does not run, and a training step takes ten times as long. Read when torch is imported.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     sys.exit(run())

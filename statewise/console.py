@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from statewise.evaluate import Compression, Evaluation
     from statewise.generate import Token
 
+NUMERIC = ("parameters", "mixer", "MLP", "state bytes", "bits per byte", "beside the model")
+
 
 def read_prompt(path: str) -> bytes:
     """The bytes of a file; ``-`` is standard input."""
@@ -88,7 +90,7 @@ def write_generated(
     log_probabilities: bool = False,
 ) -> None:
     """Text, or a JSON object for each token, on standard output as it comes; on a terminal, then the speed and seed."""
-    begin, n_tokens = time.perf_counter(), 0
+    begin, n_tokens = 0.0, 0
     rows = None if log_probabilities else OrderedRows(n_rows, sys.stdout)
     for row, prompt in enumerate(echo):
         if rows is not None:
@@ -97,7 +99,8 @@ def write_generated(
     for token in tokens:
         assert token.text is not None  # a tokenizer was given
         ids, scores, ended = token.ids.tolist(), token.log_probabilities.tolist(), token.finished.tolist()
-        n_tokens += sum(not was for was in finished)
+        n_tokens += sum(not was for was in finished) if begin else 0
+        begin = begin or time.perf_counter()  # the first token waits for the prompt to be read
         for row, text in enumerate(token.text):
             if finished[row]:
                 continue
@@ -114,42 +117,35 @@ def write_generated(
             rows.finish(row)
     if n_tokens and sys.stderr.isatty():
         speed = n_tokens / max(time.perf_counter() - begin, 1e-9)
-        print(f"[{n_tokens:,} tokens, {speed:,.0f} tokens/s, seed {seed}]", file=sys.stderr)
+        print(f"[{speed:,.0f} tokens/s, seed {seed}]", file=sys.stderr)
 
 
 def show_evaluation(
-    result: Evaluation, compression: Compression | None, *, name: str, checkpoint: Path, as_json: bool
+    result: Evaluation, compression: Compression | None, *, name: str, checkpoint: Path, as_json: bool | None
 ) -> None:
-    """A table on a terminal, one JSON object elsewhere."""
-    if as_json or not sys.stdout.isatty():
+    """A table on a terminal, one JSON object elsewhere, unless ``as_json`` decides."""
+    if _wants_json(as_json):
         record = {"checkpoint": str(checkpoint), "text": name, **asdict(result)}
         if compression is not None:
             record |= {key: value for key, value in asdict(compression).items() if key != "n_bytes"}
             record["xz_difference"] = result.bits_per_byte - compression.xz_bits_per_byte
         print(json.dumps(record))
         return
-    rows = [("this model", f"{result.bits_per_byte:.4f}")]
+    table = _table(f"{name}, {result.n_bytes:,} bytes", "", "bits per byte", "beside the model")
+    table.add_row("model", f"{result.bits_per_byte:.4f}")
     if compression is not None:
-        difference = result.bits_per_byte / compression.xz_bits_per_byte - 1
-        rows += [("xz -9", f"{compression.xz_bits_per_byte:.4f}"), ("zlib -9", f"{compression.zlib_bits_per_byte:.4f}")]
-        rows += [("this model beside xz", f"{difference:+.1%} bits")]
-    rows += [("perplexity per token", f"{result.perplexity_per_token:,.3f}")]
-    if result.perplexity_per_word is not None:
-        rows += [("perplexity per word", f"{result.perplexity_per_word:,.1f}")]
-    rows += [
-        ("bytes", f"{result.n_bytes:,}"),
-        ("tokens", f"{result.n_tokens:,}"),
-        ("tokens per second", f"{result.tokens_per_second:,.0f}"),
-    ]
-    table = _table(f"{name}: bits per byte", "", "")
-    for row in rows:
-        table.add_row(*row)
+        others = {"xz -9": compression.xz_bits_per_byte, "zlib -9": compression.zlib_bits_per_byte}
+        for compressor, bits in others.items():
+            table.add_row(compressor, f"{bits:.4f}", f"{bits / result.bits_per_byte - 1:+.1%}")
     _print(table)
+    word = f", {result.perplexity_per_word:,.1f} per word" if result.perplexity_per_word is not None else ""
+    print(f"perplexity {result.perplexity_per_token:,.3f} per token{word}")
+    print(f"{result.n_tokens:,} tokens read at {result.tokens_per_second:,.0f} tokens/s by {checkpoint}")
 
 
-def show_info(record: dict[str, Any], *, as_json: bool) -> None:
-    """Tables on a terminal, one JSON object elsewhere."""
-    if as_json or not sys.stdout.isatty():
+def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
+    """Tables on a terminal, one JSON object elsewhere, unless ``as_json`` decides."""
+    if _wants_json(as_json):
         print(json.dumps(record))
         return
     here = _table("here", "", "")
@@ -171,7 +167,8 @@ def _show_model(record: dict[str, Any]) -> None:
     for part in record["parts"]:
         state = part.get("state")
         total_parameters += part["parameters"]
-        cells = [part["part"], part.get("mixer", ""), f"{part['parameters']:,}"]
+        kind = "tied" if part["part"] == "head" and not part["parameters"] else part.get("mixer", "")
+        cells = [part["part"], kind, f"{part['parameters']:,}"]
         if state is None:
             table.add_row(*cells)
             continue
@@ -190,12 +187,16 @@ def _show_model(record: dict[str, Any]) -> None:
     print_json(data=record["configuration"])
 
 
+def _wants_json(as_json: bool | None) -> bool:
+    return not sys.stdout.isatty() if as_json is None else as_json
+
+
 def _table(title: str, *columns: str) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", show_header=any(columns))
     for i, column in enumerate(columns):
-        numeric = column in ("parameters", "mixer", "MLP", "state bytes")
+        numeric = column in NUMERIC
         table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric or not i)
     return table
 

@@ -210,7 +210,7 @@ class TestTrain:
         monkeypatch.setenv("COLUMNS", "140")
         result = run(*TRAIN, "--steps", "4", "--out", "bar")
         assert (result.code, result.err) == (0, "")
-        assert "tokens/s" in result.out
+        assert "bits/byte" in result.out
         assert not result.out.startswith("{")
 
     def test_resume(self, run: Run) -> None:
@@ -366,9 +366,11 @@ class TestEvaluate:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         out = run("evaluate", "run").out
         assert "xz -9" in out
-        assert "perplexity per word" in out
+        assert " per word" in out
         (record,) = run("evaluate", "run", "--json").records
         assert f"{record['bits_per_byte']:.4f}" in out
+        monkeypatch.undo()
+        assert "xz -9" in run("evaluate", "run", "--no-json", "--max-tokens", "50").out
 
     @pytest.mark.parametrize(
         ("words", "named"),
