@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from checkpoint_examples import TINY, refusal, tiny_model
 
 import statewise as sw
-from statewise.checkpoints import clean_unfinished, list_checkpoints, prune, resolve
+from statewise.checkpoints import Manifest, clean_unfinished, list_checkpoints, prune, resolve, run_folder
 from statewise.errors import InputError
 
 MODEL = tiny_model(config=TINY)
@@ -83,6 +84,19 @@ def test_a_damaged_checkpoint_is_not_passed_over(tmp_path: Path) -> None:
     assert [path.name for path in prune(run, 1)] == []
     assert damaged.exists(), "nor deleted in silence"
     assert resolve(run / "checkpoints" / "step-00000003").name == "step-00000003"
+
+
+def test_a_checkpoint_that_a_run_deletes_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", {1: 1.0, 2: 2.0, 3: 3.0})
+    read = run_folder.read_manifest
+
+    def slow(path: Path) -> Manifest:
+        if path.name == "step-00000001":
+            shutil.rmtree(path)
+        return read(path)
+
+    monkeypatch.setattr(run_folder, "read_manifest", slow)
+    assert resolve(run).name == "step-00000002"
 
 
 def test_data_that_has_no_step(tmp_path: Path) -> None:

@@ -101,6 +101,33 @@ def remove_hidden(parent: Path) -> list[Path]:
     return removed
 
 
+def require_free(target: Path, may_replace: Callable[[Path], None]) -> None:
+    """Nothing if there is nothing at ``target``, or an empty folder; else what ``may_replace(target)`` raises."""
+    for _ in range(MAX_TURNS):
+        there = locate(target)
+        if not os.path.lexists(there) or _is_empty_folder(there):
+            return
+        before = identity(there)
+        try:
+            return may_replace(there)
+        except (CheckpointError, OSError) as error:
+            if identity(locate(target)) != before:
+                continue  # a writer moved it while it was looked at
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"cannot save {target}: {error.strerror or error}") from error
+    raise _too_busy(target)
+
+
+def identity(path: Path) -> tuple[int, int, int] | None:
+    """Equal as long as it is the same folder, untouched; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_ctime_ns
+
+
 def hidden_name(target: Path, role: str) -> Path:
     """A name beside ``target`` that nobody else has and that tells whose process it is."""
     return target.with_name(f".{target.name}.{role}-{os.getpid()}-{secrets.token_hex(4)}")
@@ -135,8 +162,8 @@ def _confirm(target: Path) -> None:
 def _put_in_place(folder: Path, target: Path, may_replace: Callable[[Path], None]) -> None:
     for _ in range(MAX_TURNS):
         old = None
+        require_free(target, may_replace)
         if os.path.lexists(target) and not _is_empty_folder(target):
-            may_replace(target)
             old = hidden_name(target, "replaced")
             try:
                 os.rename(target, old)
@@ -156,7 +183,11 @@ def _put_in_place(folder: Path, target: Path, may_replace: Callable[[Path], None
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
         return
-    raise CheckpointError(f"cannot save {target}: other processes keep writing it; give each its own folder")
+    raise _too_busy(target)
+
+
+def _too_busy(target: Path) -> CheckpointError:
+    return CheckpointError(f"cannot save {target}: other processes keep writing it; give each its own folder")
 
 
 def _is_empty_folder(path: Path) -> bool:

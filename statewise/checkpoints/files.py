@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from statewise import __version__
-from statewise.checkpoints.atomic import locate, write_folder
+from statewise.checkpoints.atomic import require_free, write_folder
 from statewise.checkpoints.differences import differences
-from statewise.checkpoints.folders import is_empty_folder, read_checkpoint, require_replaceable
+from statewise.checkpoints.folders import read_checkpoint, require_replaceable
 from statewise.checkpoints.manifest import (
     CONFIG_FILE,
     FILES,
@@ -92,8 +92,7 @@ def save(
     def may_replace(path: Path) -> None:
         require_replaceable(path, overwrite)
 
-    if (there := locate(target)).exists() and not is_empty_folder(there):
-        may_replace(there)
+    require_free(target, may_replace)
     tensors = stored_tensors(model)
     for name, tensor in tensors.items():
         require_finite(name, tensor.detach(), f"cannot save {folder}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from statewise.checkpoints.atomic import locate
+from statewise.checkpoints.atomic import identity, locate
 from statewise.checkpoints.manifest import CONFIG_FILE, FILES, Manifest, read_manifest
 from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, refuse_pickle
 from statewise.errors import CheckpointError
@@ -16,33 +16,30 @@ Result = TypeVar("Result")
 RUN_FILE = "run.json"
 CHECKPOINTS = "checkpoints"
 # A reader starts again when a writer has replaced the folder under it, which a healthy writer does seldom.
-MAX_READS = 20
+MAX_READS = 1000
 
 
 def read_checkpoint(folder: str | os.PathLike[str], read: Callable[[Path, Manifest], Result]) -> Result:
-    """``read(path, manifest)``, again if a writer put another checkpoint in place meanwhile."""
+    """``read(path, manifest)``, again if a writer put another checkpoint in place meanwhile.
+
+    What is read is of one checkpoint: its path, unlike an open folder, may lead to another one from file to file.
+    """
     target = Path(folder)
-    for last in [False] * (MAX_READS - 1) + [True]:
+    for _ in range(MAX_READS):
         path = locate(target)
-        before = _identity(path)
+        before = identity(path)
         try:
             require_checkpoint(path)
-            return read(path, read_manifest(path))
+            result = read(path, read_manifest(path))
         except (CheckpointError, OSError) as error:
-            if not last and _identity(locate(target)) != before:
+            if identity(locate(target)) != before:
                 continue
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    raise AssertionError("not reached")
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns
+        if identity(path) == before:
+            return result
+    raise CheckpointError(f"cannot read {target}: other processes keep replacing it; read it when they are done")
 
 
 def require_checkpoint(folder: Path) -> None:
@@ -86,7 +83,3 @@ def require_replaceable(path: Path, overwrite: bool) -> None:
         raise CheckpointError(
             f"cannot overwrite {path}: there is also {foreign[0]!r} in it; move it, or give another name"
         )
-
-
-def is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())

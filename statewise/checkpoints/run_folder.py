@@ -100,5 +100,6 @@ def _scan(run: Path) -> tuple[list[RunCheckpoint], list[CheckpointError]]:
                 raise CheckpointError(f"{path} has no step, or a validation_bits_per_byte that is no number")
             found.append(RunCheckpoint(path, step, loss))
         except CheckpointError as error:
-            damaged.append(error)
+            if path.exists():  # and not deleted meanwhile by a run that goes on
+                damaged.append(error)
     return sorted(found, key=lambda checkpoint: checkpoint.step), damaged

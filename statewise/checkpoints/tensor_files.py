@@ -58,7 +58,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     try:
         save_file(_separate(tensors), path, dict(metadata or {}))
     except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
+        number = re.search(r"(?:os error|code:) (\d+)", str(error))  # of this version, and of older ones
         raise OSError(*((int(number[1]), os.strerror(int(number[1]))) if number else (str(error),))) from error
     path.chmod(mode)
 
@@ -128,11 +128,18 @@ def _looks_like_pickle(path: Path) -> bool:
 def _open(path: Path) -> Iterator[Any]:
     refuse_pickle(path)
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        opened = safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, RuntimeError) as error:  # the latter from PyTorch, if the file is gone or cannot be mapped
+        raise _unreadable(path, error) from error
+    try:
+        with opened as file:
             yield file
     except (SafetensorError, KeyError, AttributeError) as error:  # the latter two: dtypes that PyTorch does not have
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{path} is not a safetensors file that can be read ({reason})") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path} is not a safetensors file that can be read ({' '.join(str(error).split())})")
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
