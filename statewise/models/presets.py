@@ -16,9 +16,9 @@ from statewise.models.language_model import LanguageModelConfig
 
 
 def demo(vocab_size: int = 257) -> LanguageModelConfig:
-    """About a million parameters: Mamba-2 layers and, as the third of them, attention over the last 256 tokens."""
+    """About a million parameters: Mamba-2 layers and, as the third of them, attention over the last 128 tokens."""
     mamba = Mamba2Config(d_state=64, d_head=64)
-    attention = AttentionConfig(n_heads=6, n_kv_heads=2, d_head=32, window=256)
+    attention = AttentionConfig(n_heads=6, n_kv_heads=2, d_head=32, window=128)
     return LanguageModelConfig(vocab_size=vocab_size, d_model=192, layers=(mamba, mamba, attention, mamba))
 
 

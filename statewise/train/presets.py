@@ -14,7 +14,15 @@ from statewise.train.config import RunConfig, TrainConfig
 def demo() -> RunConfig:
     """The hybrid of `make demo`: two and a half minutes on the text of the standard library."""
     train = TrainConfig(
-        minutes=2.5, batch_size=8, length=512, lr=4e-3, evaluate_minutes=None, save_minutes=None, log_every=25
+        minutes=2.5,
+        batch_size=8,
+        length=256,
+        lr=4e-3,
+        lr_min_ratio=0.02,
+        matmul="fast",
+        evaluate_minutes=None,
+        save_minutes=None,
+        log_every=25,
     )
     return RunConfig(model=models.demo(), data=TextDataConfig(), train=train)
 
