@@ -35,8 +35,8 @@ class OrderedRows:
     """Writes several growing texts to one stream: the first as it comes, each other when those before it have ended.
 
     >>> rows = OrderedRows(2, sys.stdout)
-    >>> rows.feed(1, "second"); rows.feed(0, "first"); rows.finish(1); rows.finish(0)
     ==> 1 <==
+    >>> rows.feed(1, "second"); rows.feed(0, "first"); rows.finish(1); rows.finish(0)
     first
     <BLANKLINE>
     ==> 2 <==

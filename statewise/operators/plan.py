@@ -73,6 +73,7 @@ class Explanation(NamedTuple):
 def explain(operator: Any, u: Tensor, *, starts: Tensor | None = None) -> Explanation:
     """The form that ``operator(u, starts=starts)`` runs in on this device at this length, and the reason.
 
+    >>> import torch
     >>> import statewise as sw
     >>> B = C = torch.ones(1, 512, 1, 4)
     >>> print(sw.explain(sw.SSD(-torch.ones(1, 512, 2), B, C), torch.ones(1, 512, 2, 8)))
