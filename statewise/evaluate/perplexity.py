@@ -15,6 +15,7 @@ from torch import Tensor
 
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import InputError
+from statewise.mixers.attention import Attention
 from statewise.mixers.base import Mixer
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
@@ -74,10 +75,11 @@ def evaluate_tokens(
     *Carried*: the text is read from rest to its end in chunks of ``chunk_length``, the state handed on from chunk to
     chunk. The chunks change nothing but the memory. This is the default where every mixer's state is bounded.
 
-    *Windows*: for full attention, whose state would grow with the text, and for any model if ``window`` is given
-    (1024 by default). Each window of ``window`` tokens is read from rest and predicts the token after each of its
-    own; all predictions of the first window count, and of each later one the last ``stride`` (half the window by
-    default), which see at least ``window - stride`` tokens before them.
+    *Windows*: for full attention, whose state would grow with the text, for learned positions, which end somewhere,
+    and for any model if ``window`` is given (by default 1024, or fewer if there are fewer positions). Each window of
+    ``window`` tokens is read from rest and predicts the token after each of its own; all predictions of the first
+    window count, and of each later one the last ``stride`` (by default half the window), which see at least
+    ``window - stride`` tokens before them.
 
     The first token has nothing before it and is given. It should be the document token; otherwise the bytes it stands
     for are no part of ``n_bytes``, which are the bytes that ``tokens[1:]`` stand for. ``n_words`` is the number of
@@ -104,8 +106,8 @@ def evaluate_tokens(
             raise InputError(f"{name}={value} is out of range; use at least 1")
     if not 1 <= n_streams <= n_targets:
         raise InputError(f"n_streams={n_streams} is out of range; use 1 to {n_targets}, the number of scored tokens")
-    if window is None and (stride is not None or not has_bounded_state(model)):
-        window = DEFAULT_WINDOW
+    if window is None:
+        window = _default_window(model, forced=stride is not None)
     if window is not None and stride is None:
         stride = max(1, window // 2)
     if window is not None and stride is not None and stride > window:
@@ -158,22 +160,21 @@ def evaluate_split(
 ) -> Evaluation:
     """Score a split of a corpus, or its first ``max_tokens`` tokens; ``options`` are those of :func:`evaluate_tokens`.
 
-    Its tokens begin with the document token, so that every byte of it is scored. Words are counted in the documents'
-    text, joined.
+    Its tokens begin with the document token, so that every byte of it is scored. Words are counted document by document
+    (see :func:`count_words`), in what the tokens decode to.
 
     Errors:  InputError as for ``evaluate_tokens``, and if the tokenizer's vocabulary is not the model's.
     """
     _check_tokenizer(model, tokenizer)
-    tokens = split.tokens
-    if max_tokens is None or max_tokens >= len(tokens):
-        n_bytes, text = split.n_bytes, split.text_bytes()
-    else:
-        tokens = tokens[:max_tokens]
-        n_bytes, text = tokenizer.token_bytes(tokens), tokenizer.decode(tokens).encode()
-    if len(tokens) and int(tokens[0]) != tokenizer.document_token:
-        n_bytes -= tokenizer.token_bytes(tokens[:1])
+    if max_tokens is not None and max_tokens < 2:
+        raise InputError(f"max_tokens={max_tokens} is too few: the first token is given, so use at least 2")
+    tokens = split.tokens[:max_tokens]
+    n_bytes = split.n_bytes if len(tokens) == split.n_tokens else tokenizer.token_bytes(tokens)
+    begins = [int(offset) for offset in split.document_offsets if offset < len(tokens)]
+    documents = (tokens[begin:end] for begin, end in zip(begins, [*begins[1:], len(tokens)]))
+    n_words = sum(count_words(tokenizer.decode(document).encode()) for document in documents)
     options = {"document_token": tokenizer.document_token, **options}
-    return evaluate_tokens(model, tokens, n_bytes=n_bytes, n_words=count_words(text) or None, **options)
+    return evaluate_tokens(model, tokens, n_bytes=n_bytes, n_words=n_words or None, **options)
 
 
 def evaluate_text(model: LanguageModel, tokenizer: Tokenizer, text: str | bytes, **options: Any) -> Evaluation:
@@ -210,6 +211,16 @@ def count_words(text: bytes) -> int:
 def has_bounded_state(model: LanguageModel) -> bool:
     """Whether the model's state stays the same size however much it reads: no layer has full attention."""
     return all(mixer.bounded_state for mixer in model.modules() if isinstance(mixer, Mixer))
+
+
+def _default_window(model: LanguageModel, *, forced: bool) -> int | None:
+    """None where the state can be carried through a text of any length."""
+    limits = [
+        m.positions.num_embeddings for m in model.modules() if isinstance(m, Attention) and m.positions is not None
+    ]
+    if has_bounded_state(model) and not limits and not forced:
+        return None
+    return min([DEFAULT_WINDOW, *limits])
 
 
 class _Block(NamedTuple):

@@ -52,8 +52,10 @@ def encode_prompt(
     def row(item: Any) -> Tensor:
         if isinstance(item, (str, bytes)):
             return text_row(item)
+        if not isinstance(item, (Sequence, np.ndarray, Tensor)):
+            raise InputError(f"a row of a prompt is a text or integers, not a {type(item).__name__}")
         if isinstance(item, Sequence) and not all(isinstance(i, (int, np.integer)) for i in item):
-            raise InputError("a prompt of several rows holds texts or rows of integers; it is nested deeper than that")
+            raise InputError("a row of a prompt is a text or integers; this one is nested deeper, or holds others")
         ids = torch.as_tensor(item if len(item) else np.zeros(0, np.int64))
         if ids.ndim != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise InputError(f"a row of a prompt must be integers (length,), got {ids.dtype} {tuple(ids.shape)}")

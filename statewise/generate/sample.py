@@ -54,7 +54,8 @@ class Sampling:
     def apply(self, logits: Tensor, seen: Tensor) -> Tensor:
         """The filtered logits; what was filtered out is minus infinity. All steps but the draw.
 
-        Shapes:  logits: (batch, vocabulary) float32 or wider   seen: (batch, vocabulary) bool   ->   like logits
+        Shapes:  logits: (batch, vocabulary) float32 or wider   seen: (batch, vocabulary) bool
+                 ->   (batch, vocabulary), of the logits' dtype or float64
         Cost:    O(batch * vocabulary), and a sort of each row for ``top_p``.
         """
         if self.repetition_penalty != 1:
@@ -64,8 +65,8 @@ class Sampling:
             return torch.full_like(logits, -math.inf).scatter(-1, greedy, 0.0)
         if self.temperature != 1:
             # Anything added to a row leaves its softmax unchanged; with the maximum at 0, a temperature close to 0
-            # drives the others to minus infinity and not the maximum to infinity.
-            logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
+            # drives the others to minus infinity and not the maximum to infinity. Float32 would take 1e-50 for 0.
+            logits = (logits - logits.amax(-1, keepdim=True)).double() / self.temperature
         if self.top_k is not None:
             logits = keep_top_k(logits, self.top_k)
         if self.top_p is not None:

@@ -1,0 +1,529 @@
+"""Generation: step by step equals at once, ragged equals single, forked and saved equals straight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+import statewise as sw
+from statewise.data.tokenizers import ByteTokenizer, FileTokenizer
+from statewise.errors import InputError
+from statewise.generate import Reading, Token, generate, read
+from statewise.generate.reading_file import load_reading, save_reading
+from statewise.mixers.base import Mixer, MixerConfig
+
+MAMBA = sw.Mamba2Config(d_state=8, d_head=8, n_groups=2, chunk_length=16)
+
+
+def build(window: int | None, *, vocab_size: int = 31, dtype: torch.dtype = torch.float64) -> sw.LanguageModel:
+    """A small hybrid with logits well apart, whose state is not forgotten at once."""
+    torch.manual_seed(0)
+    layers = (MAMBA, sw.AttentionConfig(n_heads=2, window=window))
+    config = sw.LanguageModelConfig(
+        vocab_size=vocab_size, d_model=16, layers=layers, embedding_std=0.3, tie_embeddings=False
+    )
+    model = config.build().to(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("_proj.weight"):
+                parameter.mul_(4)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> sw.LanguageModel:
+    return build(window=5)
+
+
+def ids_of(tokens: Iterator[Token]) -> list[list[int]]:
+    """The ids of each row, without what follows its end."""
+    columns = [token.ids.tolist() for token in tokens]
+    return [[i for i in row if i >= 0] for row in zip(*columns)]
+
+
+def state_bytes(state: Any) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(state))
+
+
+# Step by step equals at once
+
+
+@dataclass
+class LongRun:
+    model: sw.LanguageModel
+    ids: Tensor  # (n + 1,), the prompt's one token first
+    log_probabilities: Tensor  # (n,)
+    likeliest: Tensor  # (n,)
+    state_bytes: list[int]  # after every thousand tokens
+    calls: list[tuple[int, ...]]  # the shapes the model was called with
+
+
+@pytest.fixture(scope="module")
+def long_run() -> LongRun:
+    model = build(window=32, dtype=torch.float32).eval()
+    calls: list[tuple[int, ...]] = []
+    features = model.features
+
+    def counted(tokens: Tensor, *arguments: Any, **options: Any) -> Any:
+        calls.append(tuple(tokens.shape))
+        return features(tokens, *arguments, **options)
+
+    model.features = counted  # type: ignore[method-assign]
+    ids, log_probabilities, likeliest, sizes = [torch.tensor([3])], [], [], []
+    for n, token in enumerate(generate(model, [3], max_new_tokens=10_000, seed=0)):
+        ids.append(token.ids)
+        log_probabilities.append(token.log_probabilities)
+        reading = token.reading
+        likeliest.append(reading.logits.argmax(-1))
+        if n % 1000 == 999:
+            sizes.append(state_bytes(reading))
+    del model.features
+    return LongRun(model, torch.cat(ids), torch.cat(log_probabilities), torch.cat(likeliest), sizes, calls)
+
+
+def test_10_000_tokens_step_by_step_equal_one_forward(long_run: LongRun) -> None:
+    with torch.no_grad():
+        logits, _ = long_run.model(long_run.ids[None, :-1])
+    assert logits.shape[1] == 10_000
+    best = logits[0].topk(2).values
+    clear = best[:, 0] - best[:, 1] > 1e-4
+    assert clear.float().mean() > 0.99
+    assert torch.equal(logits[0].argmax(-1)[clear], long_run.likeliest[clear])
+    expected = logits[0].log_softmax(-1).gather(1, long_run.ids[1:, None])[:, 0]
+    torch.testing.assert_close(long_run.log_probabilities, expected, rtol=1e-4, atol=1e-4)
+    assert len(long_run.ids.unique()) == 31  # it did not fall into a loop
+
+
+def test_a_token_costs_one_step_and_no_memory_however_many_came_before(long_run: LongRun) -> None:
+    assert long_run.calls == [(1, 1)] * 10_000
+    assert len(set(long_run.state_bytes)) == 1
+
+
+@pytest.mark.parametrize("window", [5, None])
+def test_every_segment_continued_from_the_state_before_it_gives_the_same_logits(window: int | None) -> None:
+    model = build(window)
+    prompt = torch.randint(31, (1, 17), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        whole, _ = model(prompt)
+        for begin in range(17):
+            before = read(model, prompt[:, :begin]).state if begin else model.initial_state(1)
+            for end in range(begin + 1, 18):
+                logits, _ = model(prompt[:, begin:end], before)
+                torch.testing.assert_close(logits, whole[:, begin:end], rtol=1e-9, atol=1e-9)
+                last = read(model, prompt[:, begin:end], state=before).logits
+                torch.testing.assert_close(last, whole[:, end - 1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("prefill_chunk", [1, 3, 8, 17, 1000])
+def test_the_prompt_is_read_in_chunks_of_any_length(model: sw.LanguageModel, prefill_chunk: int) -> None:
+    prompts = [list(range(17)), [5], [8, 8, 2, 4]]
+    whole = [read(model, prompt) for prompt in prompts]
+    got = read(model, prompts, prefill_chunk=prefill_chunk)
+    for i, single in enumerate(whole):
+        torch.testing.assert_close(got.logits[i : i + 1], single.logits, rtol=1e-9, atol=1e-9)
+        assert torch.equal(got.seen[i : i + 1], single.seen)
+        assert torch.equal(got.recent[i : i + 1], single.recent)
+        assert got.state.position[i] == len(prompts[i])
+    assert whole[0].recent.tolist() == [list(range(9, 17))]
+    assert whole[1].recent.tolist() == [[-1] * 7 + [5]]
+    assert whole[2].seen[0].nonzero()[:, 0].tolist() == [2, 4, 8]
+
+
+# Rows
+
+
+@pytest.mark.parametrize("document_token", [None, 4])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_k": 9, "min_p": 0.01, "repetition_penalty": 1.3}])
+def test_a_ragged_batch_equals_single_runs(
+    model: sw.LanguageModel, document_token: int | None, options: dict[str, Any]
+) -> None:
+    prompts = [[1], [2, 3, 5, 7, 11, 13, 17], list(range(5, 22)), [9, 9]]
+    options = {"max_new_tokens": 40, "document_token": document_token, **options}
+    together = list(generate(model, prompts, seed=3, **options))
+    lengths = []
+    for i, prompt in enumerate(prompts):
+        alone = list(generate(model, prompt, seed=3 + i, **options))
+        n = len(alone)
+        lengths.append(n)
+        assert [int(token.ids[i]) for token in together[:n]] == [int(token.ids) for token in alone]
+        torch.testing.assert_close(
+            torch.stack([token.log_probabilities[i] for token in together[:n]]),
+            torch.cat([token.log_probabilities for token in alone]),
+            rtol=1e-9,
+            atol=1e-9,
+        )
+        # A row that has finished stays finished, draws nothing and reads nothing more
+        assert [bool(token.finished[i]) for token in together] == [bool(token.finished) for token in alone] + [True] * (
+            len(together) - n
+        )
+        for token in together[n:]:
+            assert token.ids[i] == -1
+            assert token.log_probabilities[i] == 0
+            assert torch.equal(token.reading.logits[i], together[n - 1].reading.logits[i])
+            assert token.reading.state.position[i] == len(prompt) + n - 1
+    assert len(together) == max(lengths)
+    if document_token is not None and options.get("temperature") != 0.0:
+        assert len(set(lengths)) > 1
+
+
+def test_a_padded_batch_equals_a_list(model: sw.LanguageModel) -> None:
+    padded = torch.tensor([[3, 1, 4], [1, 10**9, -5]])
+    got = ids_of(generate(model, padded, lengths=torch.tensor([3, 1]), max_new_tokens=12, seed=0))
+    assert got == ids_of(generate(model, [[3, 1, 4], [1]], max_new_tokens=12, seed=0))
+
+
+# Seeds
+
+
+def test_seeds_and_only_they_decide(model: sw.LanguageModel) -> None:
+    global_state = torch.get_rng_state()
+    first = ids_of(generate(model, [1], max_new_tokens=20, seed=5))
+    torch.manual_seed(99)
+    assert ids_of(generate(model, [1], max_new_tokens=20, seed=5)) == first
+    assert ids_of(generate(model, [1], max_new_tokens=20, seed=6)) != first
+    assert ids_of(generate(model, [1], max_new_tokens=20)) != ids_of(generate(model, [1], max_new_tokens=20))
+    torch.set_rng_state(global_state)
+    list(generate(model, [1], max_new_tokens=3))
+    assert torch.equal(torch.get_rng_state(), global_state)
+    assert ids_of(generate(model, [[1], [1]], max_new_tokens=20, seed=2**63 - 1))[0] != first[0]
+
+
+def test_frequencies_are_the_models(model: sw.LanguageModel) -> None:
+    token = next(generate(model, [[1, 2]] * 4000, max_new_tokens=1, seed=0))
+    expected = token.reading.logits[0].softmax(-1)
+    got = torch.bincount(token.ids, minlength=31) / 4000
+    assert (got - expected).abs().max() < 0.03
+
+
+# Log-probabilities
+
+
+def test_log_probabilities_are_the_models_own(model: sw.LanguageModel) -> None:
+    options: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.5}
+    prompt = [1, 2, 3]
+    tokens = list(generate(model, prompt, max_new_tokens=15, seed=0, **options))
+    ids = torch.tensor([prompt + [int(token.ids) for token in tokens]])
+    with torch.no_grad():
+        logits, _ = model(ids)
+    expected = logits[0, 2:-1].log_softmax(-1).gather(1, ids[0, 3:, None])[:, 0]
+    got = torch.cat([token.log_probabilities for token in tokens])
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_repetition_penalty_counts_the_prompt_and_what_was_written(model: sw.LanguageModel) -> None:
+    prompt = [1, 2]
+    tokens = list(generate(model, prompt, max_new_tokens=25, temperature=0, repetition_penalty=1e6))
+    written = [int(token.ids) for token in tokens]
+    for n, token in enumerate(tokens):
+        seen = set(prompt + written[:n])
+        assert set(token.reading.seen[0].nonzero()[:, 0].tolist()) == seen
+        if written[n] in seen:  # only where every other id has a negative logit
+            others = [i for i in range(31) if i not in seen]
+            assert (token.reading.logits[0, others] < 0).all()
+
+
+# States
+
+
+def test_a_reading_generates_as_the_prompt_does_also_from_a_file(model: sw.LanguageModel, tmp_path: Path) -> None:
+    prompts = [list(range(20)), [7, 7, 1]]
+    options: dict[str, Any] = {"max_new_tokens": 20, "seed": 1, "repetition_penalty": 1.4, "top_p": 0.95}
+    straight = ids_of(generate(model, prompts, **options))
+    reading = read(model, prompts)
+    assert ids_of(generate(model, state=reading, **options)) == straight
+    assert ids_of(generate(model, [[], []], state=reading, **options)) == straight
+    save_reading(reading, tmp_path / "reading", model=model)
+    assert ids_of(generate(model, state=load_reading(tmp_path / "reading", model=model), **options)) == straight
+
+
+def test_a_prompt_after_a_reading_continues_it(model: sw.LanguageModel) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 10, "seed": 1, "repetition_penalty": 1.4}
+    straight = ids_of(generate(model, [[1, 2, 3, 4], [5, 6]], **options))
+    for state in (read(model, [[1, 2], [5]]), read(model, [[1], [5, 6]])):
+        n = state.state.position.tolist()
+        rest = [[1, 2, 3, 4][n[0] :], [5, 6][n[1] :]]
+        assert ids_of(generate(model, rest, state=state, **options)) == straight
+    bare = read(model, [[1, 2], [5]]).state
+    del options["repetition_penalty"]  # a bare state does not know what was read
+    straight = ids_of(generate(model, [[1, 2, 3, 4], [5, 6]], **options))
+    assert ids_of(generate(model, [[3, 4], [6]], state=bare, **options)) == straight
+
+
+@pytest.mark.parametrize("window", [5, None])
+def test_generation_can_be_forked_from_any_token(window: int | None) -> None:
+    model = build(window)
+    options: dict[str, Any] = {"temperature": 0, "repetition_penalty": 1.2}
+    tokens = list(generate(model, [[1, 2, 3]], max_new_tokens=12, **options))
+    held = tokens[0].reading
+    before = tree_map(torch.clone, held)
+    straight = [int(token.ids) for token in tokens]
+    for n, token in enumerate(tokens):
+        for _ in range(2):  # a second fork from the same place
+            again = ids_of(generate(model, state=token.reading, max_new_tokens=12 - n, **options))
+            assert again == [straight[n:]]
+        onwards = ids_of(generate(model, token.ids[:, None], state=token.reading, max_new_tokens=11 - n, **options))
+        assert onwards == ([straight[n + 1 :]] if n < 11 else [])
+    assert ids_of(generate(model, state=held, max_new_tokens=12, **options)) == [straight]
+    torch.testing.assert_close(held.logits, before.logits, rtol=0, atol=0)
+    expected, _ = model(torch.tensor([[5]]), before.state)
+    torch.testing.assert_close(model(torch.tensor([[5]]), held.state)[0], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_reading_is_no_inference_tensor_and_can_be_trained_with(model: sw.LanguageModel) -> None:
+    reading = read(model, [1, 2, 3])
+    token = next(generate(model, [1, 2, 3], max_new_tokens=1, seed=0))
+    leaves = [*tree_leaves(reading), *tree_leaves(token.reading), token.ids, token.log_probabilities, token.finished]
+    assert not any(leaf.is_inference() for leaf in leaves)
+    logits, _ = model(torch.tensor([[4, 5]]), token.reading.state)
+    logits.sum().backward()
+    with torch.no_grad():
+        model(torch.tensor([[4]]), reading.state)
+    model.zero_grad()
+
+
+# Documents
+
+
+def test_the_document_token_ends_a_row_or_begins_a_document(model: sw.LanguageModel) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 200, "seed": 0, "document_token": 4}
+    ended = list(generate(model, [1], **options))
+    assert ended[-1].ids.tolist() == [4]
+    assert ended[-1].finished.tolist() == [True]
+    assert not any(token.finished or token.ids == 4 for token in ended[:-1])
+    tokens = list(generate(model, [1], stop_at_document=False, **options))
+    ids = [int(token.ids) for token in tokens]
+    assert ids[: len(ended)] == [int(token.ids) for token in ended]
+    assert len(ids) == 200
+    assert not any(token.finished for token in tokens)
+    at = len(ended)  # the first token after the document token
+    assert ids[at + 2 : at + 6].count(4) == 0
+    alone = read(model, [4, *ids[at : at + 5]])
+    torch.testing.assert_close(tokens[at + 5].reading.logits, alone.logits, rtol=1e-9, atol=1e-9)
+    assert tokens[at + 5].reading.state.position.item() == 6
+
+
+def test_documents_in_a_prompt_know_nothing_of_each_other(model: sw.LanguageModel) -> None:
+    together = read(model, [[4, 1, 2, 4, 3, 5], [7, 4]], document_token=4, prefill_chunk=4)
+    for i, document in enumerate(([4, 3, 5], [4])):
+        torch.testing.assert_close(together.logits[i : i + 1], read(model, document).logits, rtol=1e-9, atol=1e-9)
+    carried = read(model, [4, 1, 2, 4, 3, 5]).logits
+    assert not torch.allclose(together.logits[:1], carried)
+    onwards = read(model, [4, 3, 5], state=read(model, [4, 1, 2], document_token=4), document_token=4)
+    torch.testing.assert_close(onwards.logits, together.logits[:1], rtol=1e-9, atol=1e-9)
+
+
+# Text
+
+
+class Silent(Mixer):
+    """Adds nothing."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+
+    def forward(self, x: Tensor, state: Any = None, *, lengths: Any = None, starts: Any = None) -> tuple[Tensor, Any]:
+        return torch.zeros_like(x), state
+
+    def initial_state(self, batch: int, *, device: Any = None, dtype: Any = None) -> Tensor:
+        return torch.zeros(batch)
+
+    def reset_parameters(self, residual_scale: float = 1.0) -> None: ...
+
+
+class SilentConfig(MixerConfig):
+    def build(self, d_model: int) -> Silent:
+        return Silent(d_model)
+
+
+class Scripted(sw.LanguageModel):
+    """Says after one token of prompt what it was told to say, each row its own."""
+
+    def __init__(self, scripts: list[list[int]], vocab_size: int) -> None:
+        super().__init__(sw.LanguageModelConfig(vocab_size=vocab_size, d_model=vocab_size, layers=(SilentConfig(),)))
+        length = max(map(len, scripts))
+        self.scripts = torch.tensor([script + [0] * (length - len(script)) for script in scripts])
+
+    def features(
+        self, tokens: Tensor, state: Any = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        _, after = super().features(tokens, state, lengths=lengths)
+        at = state.position[:, None] + torch.arange(tokens.shape[1])
+        said = self.scripts.gather(1, at.clamp(max=self.scripts.shape[1] - 1))
+        self.head.weight = torch.nn.Parameter(100 * torch.eye(self.config.vocab_size))
+        return torch.nn.functional.one_hot(said, self.config.vocab_size).float(), after
+
+
+BYTES = ByteTokenizer()
+SAID = "né 😀 the end.\n\nSTOP and more"
+
+
+def pieces(scripts: list[list[int]], prompt: Any = None, **options: Any) -> list[list[str]]:
+    model = Scripted(scripts, 257)
+    prompt = [""] * len(scripts) if prompt is None else prompt
+    options = {"max_new_tokens": max(map(len, scripts)), "tokenizer": BYTES, **options}
+    texts = [token.text for token in generate(model, prompt, **options)]
+    assert all(text is not None for text in texts)
+    return [list(row) for row in zip(*texts)]  # type: ignore[arg-type]
+
+
+def test_text_comes_as_soon_as_it_is_readable() -> None:
+    said = pieces([BYTES.encode("né😀!")])[0]
+    assert said == ["n", "", "é", "", "", "", "😀", "!"]
+    cut = pieces([BYTES.encode("né😀!")], max_new_tokens=5)[0]
+    assert cut == ["n", "", "é", "", "\ufffd"]
+
+
+def test_stop_strings_end_each_row_before_them() -> None:
+    scripts = [BYTES.encode(SAID), BYTES.encode("STO STOP"), BYTES.encode("nothing of it"), BYTES.encode("ST")]
+    got = ["".join(row) for row in pieces(scripts, stop=["STOP", "😀!"], max_new_tokens=14)]
+    assert got == [SAID.encode()[:14].decode(), "STO ", "nothing of it\0", "ST" + "\0" * 12]
+    assert "".join(pieces([BYTES.encode(SAID)], stop="STOP")[0]) == "né 😀 the end.\n\n"
+    assert "".join(pieces([BYTES.encode(SAID)], stop=["STOP", "\n\n", ".\n"])[0]) == "né 😀 the end"
+    assert "".join(pieces([BYTES.encode("ab")], stop="abc")[0]) == "ab"  # held back, then given out
+
+
+def test_generation_ends_with_the_stop_string() -> None:
+    model = Scripted([BYTES.encode(SAID)], 257)
+    tokens = list(generate(model, "", max_new_tokens=1000, stop="STOP", tokenizer=BYTES))
+    assert len(tokens) == len(SAID[: SAID.index("STOP") + 4].encode())
+    assert [bool(token.finished) for token in tokens] == [False] * (len(tokens) - 1) + [True]
+
+
+def test_the_document_token_says_nothing_and_lets_go_what_was_held_back() -> None:
+    script = [*BYTES.encode("one ST"), 256, *BYTES.encode("two")]
+    assert pieces([script], stop="STOP")[0] == ["o", "n", "e", " ", "", "", "ST"]
+    assert "".join(pieces([script], stop="STOP", stop_at_document=False)[0]) == "one STtwo"
+
+
+def test_text_goes_on_from_the_characters_and_words_before_it() -> None:
+    smile = BYTES.encode("😀")
+    script = [0] * 2 + smile[2:] + BYTES.encode("!")
+    model = Scripted([script], 257)
+    options: dict[str, Any] = {"tokenizer": BYTES, "max_new_tokens": 3}
+    assert [token.text for token in generate(model, [65, *smile[:2]], **options)] == [[""], ["😀"], ["!"]]
+    reading = read(model, [65, *smile[:2]])
+    assert [token.text for token in generate(model, state=reading, **options)] == [[""], ["😀"], ["!"]]
+
+
+def test_words_keep_the_space_before_them() -> None:
+    import tokenizers
+
+    vocabulary = {"<s>": 0, "▁good": 1, "▁day": 2, "s": 3, "<unk>": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    made.decoder = tokenizers.decoders.Metaspace()
+    made.add_special_tokens(["<s>"])
+    tokenizer = FileTokenizer(made.to_str())
+    model = Scripted([[1, 2, 3]], tokenizer.vocab_size)
+    options: dict[str, Any] = {"tokenizer": tokenizer, "max_new_tokens": 2}
+    assert [token.text for token in generate(model, "good", **options)] == [[" day"], ["s"]]
+    reading = read(model, "good", tokenizer=tokenizer)
+    assert [token.text for token in generate(model, state=reading, **options)] == [[" day"], ["s"]]
+    assert [token.text for token in generate(model, "", **options)] == [["good"], [" day"]]
+
+
+def test_without_a_tokenizer_there_is_no_text(model: sw.LanguageModel) -> None:
+    assert next(generate(model, [1], max_new_tokens=1)).text is None
+
+
+# The model is left as it was
+
+
+def test_the_models_modes_and_the_callers_are_left_alone(model: sw.LanguageModel) -> None:
+    model.train()
+    model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    seen = []
+
+    def watch(module: torch.nn.Module, arguments: Any) -> None:
+        seen.append((module.training, torch.is_grad_enabled()))
+
+    hook = model.norm.register_forward_pre_hook(watch)
+    try:
+        for _ in generate(model, [1, 2], max_new_tokens=3):
+            assert [module.training for module in model.modules()] == modes
+            assert torch.is_grad_enabled()
+            assert not torch.is_inference_mode_enabled()
+        assert seen == [(False, False)] * 3
+    finally:
+        hook.remove()
+        model.eval()
+
+
+def test_only_as_many_tokens_are_read_as_needed(model: sw.LanguageModel) -> None:
+    assert list(generate(model, [1], max_new_tokens=0)) == []
+    tokens = generate(model, [1], max_new_tokens=10**9, seed=0)
+    assert next(tokens).ids.shape == (1,)
+    tokens.close()  # type: ignore[attr-defined]
+
+
+def test_parameters_that_are_not_finite_are_told() -> None:
+    broken = build(window=5)
+    with torch.no_grad():
+        broken.head.weight[3, 3] = float("nan")
+    with pytest.raises(InputError, match="not finite"):
+        list(generate(broken, [1], max_new_tokens=3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": -1}, "max_new_tokens=-1"),
+        ({"temperature": -1.0}, "temperature="),
+        ({"top_k": 0}, "top_k=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 2**63}, "seed="),
+        ({"seed": 1.5}, "seed=1.5"),
+        ({"prefill_chunk": 0}, "prefill_chunk=0"),
+        ({"stop": "x"}, "stop strings need a tokenizer"),
+        ({"stop": [""], "tokenizer": BYTES}, "at least one character"),
+        ({"tokenizer": BYTES}, "the tokenizer has 257 ids and the model 31"),
+        ({"document_token": 31}, "document_token=31"),
+        ({"prompt": []}, "row 0 of the prompt is empty"),
+        ({"prompt": [31]}, "holds the id 31"),
+        ({"prompt": "text"}, "no tokenizer is given"),
+        ({"state": "state"}, "must be a Reading or a LanguageModelState, not a str"),
+    ],
+)
+def test_mistakes_are_told_at_the_call(model: sw.LanguageModel, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        generate(model, **{"prompt": [1], "max_new_tokens": 1, **options})  # not iterated
+    assert "\n" not in str(caught.value)
+
+
+def test_states_that_do_not_fit_are_refused(model: sw.LanguageModel) -> None:
+    reading = read(model, [[1], [2]])
+    with pytest.raises(InputError, match="has 1 rows and the state 2"):
+        generate(model, [1], state=reading, max_new_tokens=1)
+    with pytest.raises(InputError, match="has 1 rows and the state 2"):
+        generate(model, [1], state=reading.state, max_new_tokens=1)
+    with pytest.raises(InputError, match="row 0 of the prompt is empty"):
+        generate(model, state=reading.state, max_new_tokens=1)
+    other = build(window=5, vocab_size=32)
+    with pytest.raises(InputError, match="it was read by another model"):
+        generate(other, state=reading, max_new_tokens=1)
+
+
+def test_the_quickstart_form(model: sw.LanguageModel) -> None:
+    got = [int(token.ids) for token in sw.generate(model, [1, 2], max_new_tokens=4, temperature=0.8, seed=0)]  # type: ignore[operator]
+    assert got == ids_of(generate(model, [1, 2], max_new_tokens=4, temperature=0.8, seed=0))[0]
+    assert isinstance(sw.generate.read(model, [1]), Reading)
+
+
+@pytest.mark.cuda
+def test_cuda_says_what_the_cpu_says(model: sw.LanguageModel) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 30, "seed": 0, "top_p": 0.95, "repetition_penalty": 1.2}
+    prompts = [[1, 2, 3], [4]]
+    expected = ids_of(generate(model, prompts, document_token=9, **options))
+    moved = build(window=5).cuda()
+    assert ids_of(generate(moved, prompts, document_token=9, **options)) == expected
+    reading = read(moved, prompts)
+    assert all(leaf.is_cuda for leaf in tree_leaves(reading))
