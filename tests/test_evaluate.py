@@ -1,0 +1,407 @@
+"""Evaluation: each token scored once, the definition written out, documents, streams, windows, words, compressors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import lzma
+import math
+import shutil
+import subprocess
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import statewise as sw
+from statewise.data.text import TextDataConfig, open_corpus
+from statewise.data.tokenizers import ByteTokenizer
+from statewise.errors import InputError
+from statewise.evaluate import (
+    Evaluation,
+    compress,
+    count_words,
+    evaluate_split,
+    evaluate_text,
+    evaluate_tokens,
+    has_bounded_state,
+    perplexity,
+)
+
+DOCUMENT = 30
+MAMBA = sw.Mamba2Config(d_state=8, d_head=8, chunk_length=16)
+
+
+def build(attention: sw.AttentionConfig | None, *, vocab_size: int = 31) -> sw.LanguageModel:
+    """In float64, with predictions far from uniform."""
+    torch.manual_seed(0)
+    layers = (MAMBA,) if attention is None else (MAMBA, attention)
+    model = sw.LanguageModelConfig(vocab_size=vocab_size, d_model=16, layers=layers, embedding_std=0.3).build().double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("_proj.weight"):
+                parameter.mul_(4)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> sw.LanguageModel:
+    return build(sw.AttentionConfig(n_heads=2, window=7))
+
+
+@pytest.fixture(scope="module")
+def tokens() -> torch.Tensor:
+    """Four documents, the last of them empty."""
+    made = torch.randint(30, (150,), generator=torch.Generator().manual_seed(0))
+    made[[0, 40, 41, 149]] = DOCUMENT
+    return made
+
+
+def nats_of(model: sw.LanguageModel, tokens: torch.Tensor, n_last: int | None = None) -> float:
+    """The definition: minus the log-probability of each token given all before it, summed; of the last n only."""
+    with torch.no_grad():
+        logits, _ = model(tokens[None, :-1])
+    losses = -logits[0].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+    return float(losses[-n_last if n_last else 0 :].sum())
+
+
+def close(value: float) -> Any:
+    return pytest.approx(value, rel=1e-9)
+
+
+# The definition
+
+
+@pytest.mark.parametrize("chunk_length", [1, 7, 64, 149, 1000])
+def test_the_state_is_carried_whatever_the_chunks(
+    model: sw.LanguageModel, tokens: torch.Tensor, chunk_length: int
+) -> None:
+    got = evaluate_tokens(model, tokens, n_bytes=300, n_words=20, chunk_length=chunk_length)
+    nats = nats_of(model, tokens)
+    assert got.nats == close(nats)
+    assert (got.n_tokens, got.n_bytes, got.n_words, got.document_token_nats) == (149, 300, 20, 0)
+    assert got.bits_per_byte == close(nats / math.log(2) / 300)
+    assert got.perplexity_per_token == close(math.exp(nats / 149))
+    assert got.perplexity_per_word == close(math.exp(nats / 20))
+    assert got.tokens_per_second == close(149 / got.seconds)
+    assert all(isinstance(value, (int, float)) for value in dataclasses.asdict(got).values())
+
+
+@pytest.mark.parametrize("kind", ["array", "list", "memory map", "int32"])
+def test_tokens_of_every_kind(model: sw.LanguageModel, tokens: torch.Tensor, kind: str, tmp_path: Path) -> None:
+    array = tokens.numpy().astype(np.uint16)
+    array.tofile(tmp_path / "tokens")
+    given_tokens: Any = {
+        "array": array,
+        "list": tokens.tolist(),
+        "memory map": np.memmap(tmp_path / "tokens", np.uint16, "r"),
+        "int32": tokens.int(),
+    }[kind]
+    assert evaluate_tokens(model, given_tokens, n_bytes=1).nats == close(nats_of(model, tokens))
+
+
+def test_uniform_predictions_cost_log_v_a_token() -> None:
+    model = build(None)
+    torch.nn.init.zeros_(model.head.weight)
+    got = evaluate_tokens(model, [DOCUMENT, 1, 2, 3], n_bytes=3)
+    assert got.nats == close(3 * math.log(31))
+    assert got.perplexity_per_token == close(31)
+    assert got.bits_per_byte == close(math.log2(31))
+    assert got.perplexity_per_word is None
+    assert evaluate_tokens(model, [1] * 400, n_bytes=1, n_words=1).perplexity_per_word == math.inf
+
+
+# Documents
+
+
+def test_documents_know_nothing_of_each_other(model: sw.LanguageModel, tokens: torch.Tensor) -> None:
+    documents = [tokens[:40], tokens[40:41], tokens[41:149], tokens[149:]]
+    expected = boundaries = 0.0
+    for document, following in itertools.pairwise(documents):
+        expected += nats_of(model, torch.cat([document, following[:1]]))
+        boundaries += nats_of(model, torch.cat([document, following[:1]]), 1)
+    got = evaluate_tokens(model, tokens, n_bytes=146, document_token=DOCUMENT, chunk_length=16)
+    assert got.nats == close(expected)
+    assert got.document_token_nats == close(boundaries)
+    # What it costs to say where documents end is part of the headline figure
+    assert got.bits_per_byte == close(expected / math.log(2) / 146)
+    carried = evaluate_tokens(model, tokens, n_bytes=146, document_token=DOCUMENT, across_documents=True)
+    assert carried.nats == close(nats_of(model, tokens))
+    assert 0 < carried.document_token_nats != close(boundaries)
+
+
+# Streams and windows
+
+
+def test_streams_are_pieces_read_side_by_side(model: sw.LanguageModel, tokens: torch.Tensor) -> None:
+    for n_streams in (2, 4, 149):
+        cuts = [149 * i // n_streams for i in range(n_streams + 1)]
+        expected = sum(nats_of(model, tokens[begin : end + 1]) for begin, end in itertools.pairwise(cuts))
+        got = evaluate_tokens(model, tokens, n_bytes=1, n_streams=n_streams, chunk_length=16)
+        assert got.nats == close(expected)
+        assert got.n_tokens == 149
+
+
+def windows_by_definition(model: sw.LanguageModel, tokens: torch.Tensor, window: int, stride: int) -> float:
+    """For every target by itself: find its window, read it, score that one token."""
+    n_targets, nats = len(tokens) - 1, 0.0
+    ends = [min(window, n_targets)]
+    while ends[-1] < n_targets:
+        ends.append(min(ends[-1] + stride, n_targets))
+    for target in range(1, n_targets + 1):
+        end = next(end for end in ends if target <= end)
+        nats += nats_of(model, tokens[max(0, end - window) : target + 1], 1)
+    return nats
+
+
+@pytest.mark.parametrize(("window", "stride"), [(16, 16), (16, 5), (20, 1), (1, 1), (149, 3), (500, 500)])
+@pytest.mark.parametrize("carry", [True, False])
+def test_windows(tokens: torch.Tensor, window: int, stride: int, carry: bool) -> None:
+    model = build(sw.AttentionConfig(n_heads=2, window=7 if carry else None))
+    got = evaluate_tokens(model, tokens, n_bytes=1, window=window, stride=stride)
+    assert got.nats == close(windows_by_definition(model, tokens, window, stride))
+    if window >= 149:
+        assert got.nats == close(nats_of(model, tokens))
+
+
+@given(st.integers(2, 60), st.integers(1, 70), st.integers(1, 70), st.integers(1, 5), st.one_of(st.none(), st.just(3)))
+def test_every_token_but_the_first_is_scored_once(
+    n: int, window: int, stride: int, n_streams: int, document_token: int | None
+) -> None:
+    """Whatever the options: the tokens are all different, so that each can be told from the others."""
+    model = build_tiny()
+    n_streams = min(n_streams, n - 1)
+    streams = perplexity._Streams(np.arange(n), n_streams, document_token, torch.device("cpu"))
+    with torch.no_grad():
+        for predictions in (
+            perplexity._carried(model, streams, window),
+            perplexity._windows(model, streams, window, min(stride, window)),
+        ):
+            parts = list(predictions)
+            assert all(len(features) == len(targets) for features, targets in parts)
+            assert torch.cat([targets for _, targets in parts]).sort().values.tolist() == list(range(1, n))
+
+
+@functools.cache
+def build_tiny() -> sw.LanguageModel:
+    return build(None, vocab_size=60)
+
+
+def watched(model: sw.LanguageModel, tokens: Any, **options: Any) -> list[tuple[int, ...]]:
+    """The shapes that the model reads."""
+    shapes = []
+    hook = model.embedding.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(inputs[0].shape)))
+    try:
+        evaluate_tokens(model, tokens, n_bytes=1, **options)
+    finally:
+        hook.remove()
+    return shapes
+
+
+def test_which_models_carry_their_state(model: sw.LanguageModel) -> None:
+    full = build(sw.AttentionConfig(n_heads=2))
+    learned = build(sw.AttentionConfig(n_heads=2, window=7, positions="learned", max_positions=20))
+    assert has_bounded_state(model)
+    assert has_bounded_state(learned)
+    assert not has_bounded_state(full)
+    text = [1] * 1500
+    assert watched(model, text, chunk_length=500) == [(1, 500), (1, 500), (1, 499)]
+    assert watched(full, text) == [(1, 1024), (1, 1024)]
+    assert watched(learned, [1] * 31) == [(1, 20), (1, 20)]
+    assert watched(model, [1] * 31, window=20) == [(1, 20), (1, 20)]
+    assert watched(model, [1] * 1600, stride=600) == [(1, 1024), (1, 1024)]
+    assert watched(model, [1] * 22, n_streams=2, chunk_length=8) == [(2, 8), (2, 3)]
+
+
+# Numerics and side effects
+
+
+def test_logits_are_computed_a_few_at_a_time(
+    model: sw.LanguageModel, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(perplexity, "MAX_LOGITS", 31 * 10)
+    rows = []
+    hook = model.head.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    got = evaluate_tokens(model, tokens, n_bytes=1, chunk_length=25)
+    hook.remove()
+    assert got.nats == close(nats_of(model, tokens))
+    assert max(rows) == 10
+    assert sum(rows) == 149
+
+
+def test_half_precision_is_summed_in_full(model: sw.LanguageModel, tokens: torch.Tensor) -> None:
+    half = build(sw.AttentionConfig(n_heads=2, window=7)).bfloat16()
+    with torch.no_grad():
+        logits, _ = half(tokens[None, :-1])
+    expected = -logits[0].float().log_softmax(-1).gather(1, tokens[1:, None]).double().sum()
+    # bfloat16 itself rounds differently in chunks
+    assert evaluate_tokens(half, tokens, n_bytes=1, chunk_length=1000).nats == pytest.approx(float(expected), rel=5e-3)
+
+
+def test_progress_and_the_models_mode(model: sw.LanguageModel, tokens: torch.Tensor) -> None:
+    model.train()
+    model.norm.eval()
+    modes = [module.training for module in model.modules()]
+    inside, seen = [], []
+    hook = model.head.register_forward_hook(
+        lambda module, inputs, output: inside.append((model.training, output.requires_grad))
+    )
+    evaluate_tokens(model, tokens, n_bytes=1, chunk_length=100, progress=lambda done, total: seen.append((done, total)))
+    hook.remove()
+    assert seen == [(100, 149), (149, 149)]
+    assert inside == [(False, False)] * 2
+    assert [module.training for module in model.modules()] == modes
+    model.eval()
+
+
+def test_predictions_that_are_not_finite_are_told(tokens: torch.Tensor) -> None:
+    broken = build(None)
+    with torch.no_grad():
+        broken.head.weight[3, 3] = math.nan
+    with pytest.raises(InputError, match="not finite among the first 100 tokens"):
+        evaluate_tokens(broken, tokens, n_bytes=1, chunk_length=100)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": [1]}, "at least 2 integers"),
+        ({"tokens": np.zeros((2, 2), int)}, "at least 2 integers"),
+        ({"tokens": [0.5, 1.5]}, "at least 2 integers"),
+        ({"tokens": [1, 31]}, "the id 31; the model's vocabulary has the ids 0 to 30"),
+        ({"tokens": [-1, 1]}, "the id -1"),
+        ({"n_bytes": 0}, "n_bytes=0"),
+        ({"n_words": 0}, "n_words=0"),
+        ({"chunk_length": 0}, "chunk_length=0"),
+        ({"window": 0}, "window=0"),
+        ({"stride": 0}, "stride=0"),
+        ({"window": 4, "stride": 5}, "stride=5 is longer than window=4"),
+        ({"n_streams": 0}, "n_streams=0"),
+        ({"n_streams": 3}, "n_streams=3"),
+    ],
+)
+def test_mistakes_are_told(model: sw.LanguageModel, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        evaluate_tokens(model, **{"tokens": [1, 2, 3], "n_bytes": 2, **options})
+    assert "\n" not in str(caught.value)
+
+
+# Texts
+
+
+@given(st.text("a \n\t.", max_size=40), st.integers(0, 3))
+def test_words_are_what_split_finds(text: str, repeat: int) -> None:
+    data = text.encode() * repeat
+    assert count_words(data) == len(data.split())
+
+
+def test_words_across_the_pieces_they_are_counted_in() -> None:
+    data = b"a" * (1 << 20) + b"b c" + b" " * (1 << 20) + b"\nd"
+    assert count_words(data) == 3
+
+
+@pytest.fixture(scope="module")
+def byte_model() -> sw.LanguageModel:
+    return build(sw.AttentionConfig(n_heads=2, window=7), vocab_size=257)
+
+
+def test_a_text_is_one_document(byte_model: sw.LanguageModel) -> None:
+    tokenizer, text = ByteTokenizer(), "één twee\ndrie "
+    data = text.encode()
+    got = evaluate_text(byte_model, tokenizer, text)
+    assert got.nats == close(nats_of(byte_model, torch.tensor([256, *data])))
+    assert (got.n_tokens, got.n_bytes, got.n_words) == (len(data), len(data), 3)
+    assert evaluate_text(byte_model, tokenizer, data).nats == got.nats
+    blank = evaluate_text(byte_model, tokenizer, b"\xff ")
+    assert (blank.n_bytes, blank.n_words) == (2, 1)
+    assert evaluate_text(byte_model, tokenizer, " ").perplexity_per_word is None
+    with pytest.raises(InputError, match="empty"):
+        evaluate_text(byte_model, tokenizer, b"")
+
+
+def test_a_split_is_its_documents(byte_model: sw.LanguageModel, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i in range(40):
+        (folder / f"{i}.txt").write_text(f"document {i}\n" * (i % 3 + 1) + "é")
+    corpus = open_corpus(TextDataConfig(source=str(folder), validation_fraction=0.3, test_fraction=0.3))
+    split, tokenizer = corpus.split("validation"), corpus.tokenizer
+    assert split.n_documents > 2
+    texts = [bytes(row[1:].astype(np.uint8)) for row in np.split(split.tokens, split.document_offsets[1:-1])]
+    got = evaluate_split(byte_model, split, tokenizer, chunk_length=64)
+    assert got.n_bytes == sum(map(len, texts)) == split.n_bytes
+    assert got.n_words == sum(len(text.split()) for text in texts)
+    assert got.n_tokens == split.n_tokens - 1
+    ends = [*([256] for _ in texts[1:]), []]
+    expected = sum(nats_of(byte_model, torch.tensor([256, *text, *end])) for text, end in zip(texts, ends))
+    assert got.nats == close(expected)
+    # A source may have changed since it was tokenised: nothing of it is read
+    shutil.rmtree(folder)
+    assert evaluate_split(byte_model, split, tokenizer, across_documents=True).nats == close(
+        nats_of(byte_model, torch.from_numpy(split.tokens.astype(np.int64)))
+    )
+    beginning = evaluate_split(byte_model, split, tokenizer, max_tokens=len(texts[0]) + 5)
+    assert beginning.n_tokens == len(texts[0]) + 4
+    assert beginning.n_bytes == len(texts[0]) + 3
+    assert beginning.n_words == len(texts[0].split()) + 1
+    with pytest.raises(InputError, match="max_tokens=1"):
+        evaluate_split(byte_model, split, tokenizer, max_tokens=1)
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused(model: sw.LanguageModel) -> None:
+    with pytest.raises(InputError, match="the tokenizer has 257 ids and the model 31"):
+        evaluate_text(model, ByteTokenizer(), "text")
+
+
+def test_a_language_model_learns_to_be_better_than_chance_and_evaluation_sees_it(byte_model: sw.LanguageModel) -> None:
+    before: Evaluation = evaluate_text(byte_model, ByteTokenizer(), "ab" * 50)
+    model = build(None, vocab_size=257)
+    data = torch.tensor([[256, *b"ab" * 50]])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(30):
+        logits, _ = model(data[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits[0], data[0, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    after = evaluate_text(model, ByteTokenizer(), "ab" * 50)
+    assert after.bits_per_byte < 1 < 8 < before.bits_per_byte
+
+
+# Compressors
+
+
+def test_compressors_are_the_programs(tmp_path: Path) -> None:
+    data = Path(lzma.__file__).read_bytes() * 3 + np.random.default_rng(0).bytes(20_000)
+    got = compress(data)
+    assert got.n_bytes == len(data)
+    assert got.zlib_bytes == len(zlib.compress(data, 9))
+    assert got.xz_bytes == len(lzma.compress(data, preset=9))
+    assert got.xz_bits_per_byte == close(8 * got.xz_bytes / len(data))
+    assert got.zlib_bits_per_byte == close(8 * got.zlib_bytes / len(data))
+    assert got.xz_bytes < got.zlib_bytes < len(data)
+    with pytest.raises(InputError, match="no bytes"):
+        compress(b"")
+
+
+@pytest.mark.skipif(shutil.which("xz") is None, reason="there is no xz program here")
+def test_the_xz_program_makes_as_many_bytes() -> None:
+    data = Path(lzma.__file__).read_bytes()
+    program = subprocess.run(["xz", "-9", "--stdout"], input=data, capture_output=True, check=True).stdout
+    assert abs(len(program) - compress(data).xz_bytes) <= 64  # its header may say more about its blocks
+
+
+@pytest.mark.cuda
+def test_cuda_scores_what_the_cpu_scores(tokens: torch.Tensor) -> None:
+    model = build(sw.AttentionConfig(n_heads=2, window=7))
+    options: dict[str, Any] = {"n_bytes": 1, "document_token": DOCUMENT, "chunk_length": 16, "n_streams": 3}
+    expected = evaluate_tokens(model, tokens, **options)
+    got = evaluate_tokens(model.cuda(), tokens.cuda(), **options)
+    assert got.nats == close(expected.nats)
+    assert got.document_token_nats == close(expected.document_token_nats)
