@@ -42,9 +42,9 @@ demo: $(VENV)/.installed
 	@run=runs/demo; n=2; while [ -e "$$run" ]; do run=runs/demo-$$n; n=$$((n + 1)); done; set -e; \
 	echo '== train' && $(BIN)/statewise train --preset demo --minutes $(DEMO_MINUTES) --out "$$run"; \
 	echo '== evaluate on the test split' && $(BIN)/statewise evaluate "$$run" --no-json; \
-	echo '== a sample' && $(BIN)/statewise generate "$$run" --prompt '$(DEMO_PROMPT)' --max-new-tokens 400 --temperature 0.7 --seed 1; \
+	echo '== a sample' && $(BIN)/statewise generate "$$run" --prompt '$(DEMO_PROMPT)' --echo --max-new-tokens 400 --temperature 0.7 --seed 1; \
 	echo "== the run is in $$run; once more from its checkpoint" && \
-	$(BIN)/statewise generate "$$run" --prompt 'import ' --max-new-tokens 200 --temperature 0.7 --seed 2
+	$(BIN)/statewise generate "$$run" --prompt 'import ' --echo --max-new-tokens 200 --temperature 0.7 --seed 2
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --durations 15 tests statewise

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from statewise.evaluate import Compression, Evaluation
     from statewise.generate import Token
 
-NUMERIC = ("parameters", "mixer", "MLP", "state bytes", "bits per byte", "beside the model")
+NUMERIC = ("parameters", "mixer", "MLP", "state bytes", "bits per byte", "the model needs")
 
 
 def read_prompt(path: str) -> bytes:
@@ -131,12 +131,14 @@ def show_evaluation(
             record["xz_difference"] = result.bits_per_byte - compression.xz_bits_per_byte
         print(json.dumps(record))
         return
-    table = _table(f"{name}, {result.n_bytes:,} bytes", "", "bits per byte", "beside the model")
+    table = _table(f"{name}, {result.n_bytes:,} bytes", "", "bits per byte", "the model needs")
     table.add_row("model", f"{result.bits_per_byte:.4f}")
     if compression is not None:
         others = {"xz -9": compression.xz_bits_per_byte, "zlib -9": compression.zlib_bits_per_byte}
         for compressor, bits in others.items():
-            table.add_row(compressor, f"{bits:.4f}", f"{bits / result.bits_per_byte - 1:+.1%}")
+            difference = result.bits_per_byte / bits - 1
+            more = "more" if difference > 0 else "fewer"
+            table.add_row(compressor, f"{bits:.4f}", f"{abs(difference):.1%} {more} bits")
     _print(table)
     word = f", {result.perplexity_per_word:,.1f} per word" if result.perplexity_per_word is not None else ""
     print(f"perplexity {result.perplexity_per_token:,.3f} per token{word}")
