@@ -16,7 +16,7 @@ from statewise.errors import CheckpointError, InputError, TrainingError
 from statewise.evaluate.perplexity import evaluate_split, has_bounded_state
 from statewise.mixers.attention import Attention
 from statewise.models.language_model import LanguageModel
-from statewise.train.config import RunConfig
+from statewise.train.config import RunConfig, TrainConfig
 from statewise.train.environment import process_settings
 from statewise.train.metrics import MetricsFile
 from statewise.train.optimizer import describe_groups
@@ -82,7 +82,7 @@ def _loop(state: RunState, metrics: MetricsFile, reporter: Reporter, stop: StopS
     save_due = Cadence(config.save_every, config.save_minutes, progress.seconds)
     split = state.batches.split
     bits_per_nat = split.n_tokens / split.n_bytes / math.log(2)  # bits per byte for a mean loss of 1
-    tokens_per_step = config.accumulation * config.batch_size * config.length
+    tokens_per_step = _tokens_per_step(config)
 
     def write(record: dict[str, Any]) -> None:
         try:
@@ -188,6 +188,10 @@ def _can_read_on(model: LanguageModel) -> bool:
     return has_bounded_state(model) and not learned
 
 
+def _tokens_per_step(config: TrainConfig) -> int:
+    return config.accumulation * config.batch_size * config.length
+
+
 def _fraction_done(state: RunState) -> float:
     """Of the budget; of the one nearer to its end where there are two."""
     steps, minutes = state.config.steps, state.config.minutes
@@ -215,7 +219,7 @@ def _start_record(state: RunState) -> dict[str, Any]:
         "groups": describe_groups(state.groups, config.lr),
         "device": str(state.device),
         "threads": torch.get_num_threads(),
-        "tokens_per_step": config.accumulation * config.batch_size * config.length,
+        "tokens_per_step": _tokens_per_step(config),
         "text": state.corpus.describe(),
         "train_tokens": split.n_tokens,
         "validation_tokens": 0 if state.validation is None else state.validation.n_tokens,
@@ -223,9 +227,13 @@ def _start_record(state: RunState) -> dict[str, Any]:
 
 
 def _end_record(state: RunState, stopped_by: int | None) -> dict[str, Any]:
-    step, checkpoint = state.progress.step, state.checkpoint
+    step, seconds, checkpoint = state.progress.step, state.progress.seconds, state.checkpoint
+    tokens = step * _tokens_per_step(state.config)
     if stopped_by is None:
-        message = f"done after step {step:,}; the last checkpoint is {checkpoint}"
+        message = (
+            f"done after step {step:,}: {tokens:,} tokens in {seconds:,.0f} s, {tokens / max(seconds, 1e-9):,.0f} a "
+            f"second; the last checkpoint is {checkpoint}"
+        )
         kind = "end"
     else:
         saved = f"saved in {checkpoint}" if step else "nothing to save"
@@ -235,7 +243,8 @@ def _end_record(state: RunState, stopped_by: int | None) -> dict[str, Any]:
     return {
         "kind": kind,
         "step": step,
-        "seconds": state.progress.seconds,
+        "seconds": seconds,
+        "tokens": tokens,
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "message": message,
     }
