@@ -10,17 +10,12 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.linear_scan.blocked import linear_scan_blocked
 from statewise.kernels.linear_scan.reference import linear_scan_reference
+from statewise.kernels.registration import register
 
 __all__ = ["linear_scan", "linear_scan_reference"]
 
 
-@torch.library.custom_op("statewise::linear_scan", mutates_args=())
-def _linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
-    return linear_scan_blocked(a, b, h0)
-
-
-@_linear_scan.register_fake
-def _(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
+def _fake(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     return torch.empty(b.shape, dtype=b.dtype, device=b.device)
 
 
@@ -42,7 +37,14 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return g * h_before.conj(), g, a[:, 0] * g[:, 0]
 
 
-_linear_scan.register_autograd(_backward, setup_context=_setup_context)
+_linear_scan = register(
+    "linear_scan",
+    "(Tensor a, Tensor b, Tensor h0) -> Tensor",
+    linear_scan_blocked,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+)
 
 
 def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
@@ -64,4 +66,5 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
         )
     if not a.dtype == b.dtype == h0.dtype:
         raise InputError(f"linear_scan needs a, b and h0 of one dtype; got {a.dtype}, {b.dtype}, {h0.dtype}")
-    return _linear_scan(a, b, h0)
+    h: Tensor = _linear_scan(a, b, h0)
+    return h

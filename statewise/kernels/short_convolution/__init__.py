@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.registration import register
 from statewise.kernels.short_convolution.reference import (
     columns,
     same_segment,
@@ -18,8 +19,7 @@ from statewise.kernels.short_convolution.reference import (
 __all__ = ["short_convolution", "short_convolution_reference"]
 
 
-@torch.library.custom_op("statewise::short_convolution", mutates_args=())
-def _short_convolution(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None) -> Tensor:
+def _forward(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None) -> Tensor:
     length, last = x.shape[1], taps.shape[1] - 1
     past = torch.cat([history, x], 1)  # one copy; every tap then reads a plain slice of it
     weight = columns(taps, x.ndim)
@@ -32,13 +32,11 @@ def _short_convolution(x: Tensor, taps: Tensor, history: Tensor, segments: Tenso
     return y
 
 
-@_short_convolution.register_fake
-def _(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None) -> Tensor:
+def _fake_forward(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@torch.library.custom_op("statewise::short_convolution_backward", mutates_args=())
-def _short_convolution_backward(
+def _adjoint(
     grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     length, last = x.shape[1], taps.shape[1] - 1
@@ -54,8 +52,9 @@ def _short_convolution_backward(
     return grad_past[:, last:].clone(), grad_taps, grad_past[:, :last].clone()
 
 
-@_short_convolution_backward.register_fake
-def _(grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_adjoint(
+    grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     dx, dtaps, dhistory = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (x, taps, history))
     return dx, dtaps, dhistory
 
@@ -78,8 +77,22 @@ def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         return *torch.autograd.grad(first, leaves, grads, materialize_grads=True), None
 
 
-_short_convolution.register_autograd(_backward, setup_context=_setup_context)
-_short_convolution_backward.register_autograd(_second_backward, setup_context=_setup_context)
+_short_convolution = register(
+    "short_convolution",
+    "(Tensor x, Tensor taps, Tensor history, Tensor? segments) -> Tensor",
+    _forward,
+    fake=_fake_forward,
+    setup_context=_setup_context,
+    backward=_backward,
+)
+_short_convolution_backward = register(
+    "short_convolution_backward",
+    "(Tensor grad, Tensor x, Tensor taps, Tensor history, Tensor? segments) -> (Tensor, Tensor, Tensor)",
+    _adjoint,
+    fake=_fake_adjoint,
+    setup_context=_setup_context,
+    backward=_second_backward,
+)
 
 
 def short_convolution(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -102,4 +115,5 @@ def short_convolution(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor
             "short_convolution needs x (batch, length, width, ...), taps (width, n_taps) and history "
             f"(batch, n_taps - 1, width, ...); got {tuple(x.shape)}, {tuple(taps.shape)}, {tuple(history.shape)}"
         )
-    return _short_convolution(x, taps, history, segments)
+    y: Tensor = _short_convolution(x, taps, history, segments)
+    return y

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.registration import register
 from statewise.kernels.ssd.chunked import Inputs, backward_chunks, forward_chunks
 from statewise.kernels.ssd.reference import ssd_differentiable, ssd_reference
 
@@ -38,8 +39,7 @@ def _entering(segments: Tensor | None, start: int) -> Tensor | None:
     return segments[:, start - 1] if start else torch.zeros_like(segments[:, 0])
 
 
-@torch.library.custom_op("statewise::ssd", mutates_args=())
-def _ssd(
+def _forward(
     x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None, chunk_length: int
 ) -> tuple[Tensor, Tensor]:
     y, state = (
@@ -56,15 +56,13 @@ def _ssd(
     return y, state
 
 
-@_ssd.register_fake
-def _(
+def _fake_forward(
     x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None, chunk_length: int
 ) -> tuple[Tensor, Tensor]:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty(h0.shape, dtype=x.dtype, device=x.device)
 
 
-@torch.library.custom_op("statewise::ssd_backward", mutates_args=())
-def _ssd_backward(
+def _adjoint(
     grad_y: Tensor,
     grad_state: Tensor,
     x: Tensor,
@@ -91,8 +89,7 @@ def _ssd_backward(
     return dx, da, dB, dC, dh
 
 
-@_ssd_backward.register_fake
-def _(
+def _fake_adjoint(
     grad_y: Tensor,
     grad_state: Tensor,
     x: Tensor,
@@ -137,8 +134,23 @@ def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     return *second, None, None, None
 
 
-_ssd.register_autograd(_backward, setup_context=_setup_context)
-_ssd_backward.register_autograd(_second_backward, setup_context=_setup_second)
+_ssd = register(
+    "ssd",
+    "(Tensor x, Tensor log_a, Tensor B, Tensor C, Tensor h0, Tensor? segments, int chunk_length) -> (Tensor, Tensor)",
+    _forward,
+    fake=_fake_forward,
+    setup_context=_setup_context,
+    backward=_backward,
+)
+_ssd_backward = register(
+    "ssd_backward",
+    "(Tensor grad_y, Tensor grad_state, Tensor x, Tensor log_a, Tensor B, Tensor C, Tensor h0, Tensor? segments, "
+    "Tensor y, int chunk_length) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _adjoint,
+    fake=_fake_adjoint,
+    setup_context=_setup_second,
+    backward=_second_backward,
+)
 
 
 def ssd(
