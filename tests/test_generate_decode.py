@@ -313,6 +313,10 @@ def test_documents_in_a_prompt_know_nothing_of_each_other(model: sw.LanguageMode
     together = read(model, [[4, 1, 2, 4, 3, 5], [7, 4]], document_token=4, prefill_chunk=4)
     for i, document in enumerate(([4, 3, 5], [4])):
         torch.testing.assert_close(together.logits[i : i + 1], read(model, document).logits, rtol=1e-9, atol=1e-9)
+    zero = read(model, [[0, 1, 2, 0, 3, 5], [0, 7]], document_token=0)  # padding is 0 as well
+    for i, document in enumerate(([0, 3, 5], [0, 7])):
+        torch.testing.assert_close(zero.logits[i : i + 1], read(model, document).logits, rtol=1e-9, atol=1e-9)
+        assert zero.state.position[i] == len(document)
     carried = read(model, [4, 1, 2, 4, 3, 5]).logits
     assert not torch.allclose(together.logits[:1], carried)
     onwards = read(model, [4, 3, 5], state=read(model, [4, 1, 2], document_token=4), document_token=4)

@@ -54,6 +54,13 @@ def test_top_p_counts_what_was_filtered_before_as_nothing() -> None:
     assert kept(keep_top_p(z, 0.51)[0]) == [False, True, True, False]
 
 
+def test_top_p_at_its_limits() -> None:
+    assert kept(keep_top_p(torch.zeros(1, 2), 0.5)[0]) == [True, False]  # the first is enough to reach a half
+    assert kept(keep_top_p(torch.zeros(1, 2), 0.5001)[0]) == [True, True]
+    assert kept(keep_top_p(torch.tensor([[-50.0, 0.0]]), 1.0)[0]) == [True, True]  # the rest sums to 1 but for rounding
+    assert kept(keep_top_p(torch.tensor([[0.0, 3.0]]), 1e-300)[0]) == [False, True]
+
+
 @given(rows, st.floats(0.0, 1.0))
 def test_min_p_keeps_what_has_a_share_of_the_likeliest(z: list[float], p: float) -> None:
     probabilities = softmax(z)

@@ -253,7 +253,7 @@ class _Streams:
         tokens = torch.from_numpy(padded).to(self.device)
         inputs, targets, lengths = tokens[:, :-1], tokens[:, 1:], lengths.to(self.device)
         real = torch.arange(end - begin, device=self.device) < lengths[:, None]
-        starts = None if self.document_token is None else (inputs == self.document_token) & real
+        starts = None if self.document_token is None else inputs == self.document_token
         return _Block(
             inputs,
             targets,

@@ -107,7 +107,6 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     probabilities = ordered.double().softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
     outside = before >= p
-    outside[..., 0] = False  # cumsum - itself may round to something else than 0
     return logits.masked_fill(outside.scatter(-1, order, outside), -math.inf)
 
 
@@ -134,6 +133,7 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     """
     probabilities = logits.double().softmax(-1)
     cumulative = probabilities.cumsum(-1)
+    # A device that sums in parallel may leave steps where there should be none: hence the second condition.
     inside = (cumulative > uniforms[:, None] * cumulative[:, -1:]) & (probabilities > 0)
     # Where rounding leaves nothing inside (once in 2**53 draws), the likeliest id is as good as any.
     return torch.where(inside.any(-1), inside.to(torch.uint8).argmax(-1), probabilities.argmax(-1))
