@@ -109,7 +109,7 @@ def test_opcheck(name: str) -> None:
         "short_convolution": [*convolution_case(7, True)[2], ids],
         "short_convolution_backward": [torch.randn(2, 7, 3, 2, dtype=D), *convolution_case(7, True)[2], ids],
         "ssd": [x, log_a, B, C, h0, ids, 4],
-        "ssd_backward": [torch.randn_like(y), torch.randn_like(h0), x, log_a, B, C, h0, ids, y, 4],
+        "ssd_backward": [torch.randn_like(y), torch.randn_like(h0), x, log_a, B, C, h0, ids, 4],
     }
     torch.use_deterministic_algorithms(False)  # opcheck compares memory that an operator is free to leave as it is
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
@@ -130,6 +130,43 @@ def test_neighbouring_decays_stay_exact_in_float32_after_strong_ones() -> None:
     y, _ = ssd(x, log_a, B, B, h0, chunk_length=64)
     want, _ = ssd_reference(x.double(), log_a.double(), B.double(), B.double(), h0.double())
     torch.testing.assert_close(y.double(), want, atol=0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("decay", [5.0, 20.0, 100.0, 1e4])
+def test_the_gradient_of_strong_decays_is_right_in_float32(decay: float, mixed: bool) -> None:
+    """A difference of <dy, y> and <dx, x> would leave noise of the size of both."""
+    x, B, C = (torch.randn(1, 130, 2, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    log_a = torch.full((1, 130, 2), -decay)
+    if mixed:
+        log_a[:, torch.arange(130) % 8 != 0] = -1e-3
+    weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(4))
+
+    def gradient(dtype: torch.dtype, run: Callable) -> Tensor:
+        leaf = log_a.to(dtype).requires_grad_()
+        y, _ = run(x.to(dtype), leaf, B.to(dtype), C.to(dtype), torch.zeros(1, 2, 8, 8, dtype=dtype))
+        return torch.autograd.grad((y * weight.to(dtype)).sum(), leaf)[0].double()
+
+    want = gradient(D, ssd_reference)
+    atol = max(float(want.abs().max()) * 2e-6, 1e-30)  # below, float32 has no normal numbers
+    torch.testing.assert_close(gradient(torch.float32, ssd), want, atol=atol, rtol=1e-4)
+
+
+@pytest.mark.parametrize("segments", [False, True])
+def test_rows_in_blocks(monkeypatch: pytest.MonkeyPatch, segments: bool) -> None:
+    """A batch too large for the cache is computed block by block: here one row and a rest of two."""
+    inputs = ssd_case(9, segments)[2]
+    inputs = [torch.cat([i, i[:1] / 2]).detach().requires_grad_() for i in inputs]
+    ids = torch.cat([_segments(2, 9), _segments(2, 9)[:1]]) if segments else None
+    results = []
+    for numbers in (2**18, 9 * 4 * 2 * 2, 1):
+        monkeypatch.setattr("statewise.kernels.ssd._CACHED_NUMBERS", numbers)
+        y, h = ssd(*inputs, ids, chunk_length=4)
+        results.append((y, h, *torch.autograd.grad(y.sin().sum() + h.sin().sum(), inputs)))
+    y, h = ssd_reference(*inputs, ids)
+    results.append((y, h, *torch.autograd.grad(y.sin().sum() + h.sin().sum(), inputs)))
+    for got in results[:-1]:
+        torch.testing.assert_close(got, results[-1], atol=1e-12, rtol=1e-12)
 
 
 def test_strong_decays_give_zero_and_finite_gradients() -> None:

@@ -43,7 +43,7 @@ def published(mixer: Mamba2, x: Tensor) -> Tensor:
                 v, step = values[row, t, at], dt[row, t, head]
                 h = torch.exp(step * A[head]) * h + step * torch.outer(v, B[row, t, of])
                 y[row, t, at] = h @ C[row, t, of] + mixer.dynamics.D[head] * v
-    n_groups = mixer.norm.n_groups
+    n_groups = c.n_groups if c.norm_groups is None else c.norm_groups
 
     def norm(u: Tensor) -> Tensor:
         parts = u.reshape(*u.shape[:-1], n_groups, -1)
@@ -137,6 +137,18 @@ def test_autocast_keeps_the_dynamics_and_the_state_in_float32() -> None:
     assert (y - want).abs().max() < 0.05 * want.abs().max()
 
 
+def test_a_bfloat16_mixer_keeps_its_dynamics_wide() -> None:
+    mixer = Mamba2Config(**SMALL).build(8).to(torch.bfloat16)
+    dt, log_a = mixer.dynamics(torch.randn(1, 3, 4, dtype=torch.bfloat16))
+    assert dt.dtype == log_a.dtype == torch.float32
+    state = mixer.initial_state(1, dtype=torch.bfloat16)
+    assert state.ssm.h.dtype == state.convolution.inputs.dtype == torch.float32
+
+
+def test_built_is_initialised() -> None:
+    assert (Mamba2Config(**SMALL, bias=True).build(8).in_proj.bias == 0).all()
+
+
 def test_gated_norm_groups_are_normed_by_themselves() -> None:
     x, z = torch.randn(3, 8), torch.randn(3, 8)
     whole = GatedRMSNorm(8, n_groups=2)(x, z)
@@ -162,6 +174,17 @@ def test_bad_options_are_refused(options: dict, words: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         Mamba2Config(**{**SMALL, **options}).build(8)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (1, 2, 9)])
+def test_inputs_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=r"\(batch, length, 8\)"):
+        Mamba2Config(**SMALL).build(8)(torch.randn(shape))
+
+
+def test_a_state_of_another_kind_is_refused() -> None:
+    with pytest.raises(InputError, match="Mamba2State"):
+        Mamba2Config(**SMALL).build(8)(torch.randn(1, 2, 8), (1, 2))
 
 
 def test_a_state_of_another_batch_is_refused() -> None:

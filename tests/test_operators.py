@@ -179,6 +179,31 @@ def test_compiled_without_graph_breaks(family: str) -> None:
         torch.testing.assert_close(got, want)
 
 
+def test_compiled_once_for_every_length_and_batch() -> None:
+    torch._dynamo.reset()
+    for family in ("DiagonalLTI complex", "CausalConvolution", "SSD"):
+        op, _ = FAMILIES[family](2, 40, D, 0)
+        names = [name for name, value in vars(op).items() if isinstance(value, torch.Tensor)]
+
+        def run(u: torch.Tensor, *values: torch.Tensor, op: sw.Operator = op, names: list[str] = names) -> torch.Tensor:
+            return replace(op, **dict(zip(names, values)))(u)[0]  # type: ignore[type-var]
+
+        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+        for batch, length in ((2, 40), (2, 33), (3, 27), (4, 51)):
+            op, u = FAMILIES[family](batch, length, D, length)
+            torch.testing.assert_close(compiled(u, *(getattr(op, name) for name in names)), op(u)[0])
+
+
+def test_states_are_float32_or_wider_and_keep_their_dtype() -> None:
+    for family in FAMILIES:
+        op, u = FAMILIES[family](1, 9, torch.float32, 0)
+        trailing = tuple(u.shape[2 + len(op.channels) :])
+        assert op.initial_state(1, trailing=trailing, dtype=torch.bfloat16)[0].dtype == torch.float32
+        for form in op.forms:
+            _, state = op(u, op.initial_state(1, trailing=trailing, dtype=D), form=form)
+            assert state[0].dtype == D, (family, form)
+
+
 def test_plan_is_a_pure_function_over_a_printed_table() -> None:
     assert plan("SSD", length=1).form == "recurrent"
     assert plan("SSD", length=8).form == "quadratic"

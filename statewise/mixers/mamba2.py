@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statewise.errors import ConfigError
+from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig
 from statewise.mixers.gated_norm import GatedRMSNorm
 from statewise.mixers.short_convolution import ShortConvolution
@@ -28,7 +28,10 @@ class Mamba2State(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Config(MixerConfig):
-    """Mamba-2 with its published defaults (Dao & Gu 2024, arXiv:2405.21060, sec. 7; ``mamba_ssm``'s Mamba2)."""
+    """Mamba-2 with its published defaults, but for chunks of 64 steps instead of 256.
+
+    Source: Dao & Gu 2024, arXiv:2405.21060, sec. 7, and the Mamba2 module of ``mamba_ssm``.
+    """
 
     d_state: int = 128
     d_head: int = 64
@@ -87,11 +90,12 @@ class Mamba2Dynamics(Dynamics):
 
     def forward(self, dt: Tensor) -> tuple[Tensor, Tensor]:
         """Raw dt (batch, length, n_heads) -> the step sizes and log_a = dt A, in float32 or wider."""
-        dt = F.softplus(dt.to(self.dt_bias.dtype) + self.dt_bias)
+        dtype = torch.promote_types(self.dt_bias.dtype, torch.float32)
+        dt = F.softplus(dt.to(dtype) + self.dt_bias.to(dtype))
         low, high = self.config.dt_limit
         if low > 0 or high < math.inf:
             dt = dt.clamp(low, high)
-        return dt, -dt * self.A_log.exp()
+        return dt, -dt * self.A_log.to(dtype).exp()
 
 
 class Mamba2(Mixer):
@@ -99,7 +103,9 @@ class Mamba2(Mixer):
     y_t = h_t C_t + D x_t; W_out GatedRMSNorm(y, z).
 
     Shapes:  x: (batch, length, d_model) -> y the same; state: :class:`Mamba2State`
-    Cost:    O(length d_model (d_model + d_state)) multiply-adds; the state has d_inner (d_state) + n_taps inputs.
+    Cost:    for each token, multiply-adds of the projections, d_model (3 d_inner + 2 n_groups d_state + n_heads),
+             and of the system, about d_inner (chunk_length + 2 d_state). The state holds d_inner d_state numbers,
+             and n_taps - 1 inputs of d_inner + 2 n_groups d_state.
     Errors:  ConfigError if the sizes do not divide; InputError for shapes that disagree.
     Source:  Dao & Gu 2024, arXiv:2405.21060, sec. 7.1, fig. 6 (the parallel block).
     """
@@ -131,6 +137,7 @@ class Mamba2(Mixer):
             self.d_inner, n_groups=norm_groups, norm_before_gate=config.norm_before_gate, eps=config.norm_eps
         )
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=config.bias)
+        self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """As published: PyTorch's default for the projections (biases zero), the output's scaled."""
@@ -149,7 +156,7 @@ class Mamba2(Mixer):
     ) -> Mamba2State:
         weight = self.in_proj.weight
         device = weight.device if device is None else device
-        dtype = torch.promote_types(weight.dtype, torch.float32) if dtype is None else dtype
+        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
         h = torch.zeros(batch, self.n_heads, self.config.d_head, self.config.d_state, device=device, dtype=dtype)
         return Mamba2State(self.convolution.initial_state(batch, device=device, dtype=dtype), SSDState(h))
 
@@ -161,6 +168,10 @@ class Mamba2(Mixer):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, Mamba2State | None]:
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise InputError(f"Mamba2 needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        if state is not None and not isinstance(state, Mamba2State):
+            raise InputError(f"Mamba2 needs a Mamba2State as its state, got {type(state).__name__}")
         x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, starts).valid)
         z, xBC, dt = self.in_proj(x).split(self.sizes, -1)
         before = None if state is None else state.convolution

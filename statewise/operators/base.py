@@ -84,9 +84,7 @@ class Operator(abc.ABC):
             # a row that begins here forgets even a state that holds NaN, which no mask multiplies away
             state = _choose(masks.starts[:, 0], pytree.tree_map(torch.zeros_like, state), state)
         if form is None:
-            form = plan(
-                type(self).__name__, length=u.shape[1], device=u.device.type, packed=masks.starts is not None
-            ).form
+            form = plan(type(self).__name__, length=u.shape[1]).form
         y, final = getattr(op, form)(u, state, masks)
         return mask_time(y, masks.valid), None if state is None else final
 

@@ -20,7 +20,7 @@ class ConvolutionState(NamedTuple):
     inputs: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CausalConvolution(Operator):
     """y_t = sum_{i < n_taps} taps_i u_{t-i}; the state is a shift register of the last n_taps - 1 inputs.
 
@@ -73,7 +73,7 @@ class CausalConvolution(Operator):
     ) -> ConvolutionState:
         width, n_taps = self.taps.shape
         device = self.taps.device if device is None else device
-        dtype = wide(self.taps.dtype) if dtype is None else dtype
+        dtype = wide(self.taps.dtype if dtype is None else dtype)
         return ConvolutionState(torch.zeros(batch, n_taps - 1, width, *trailing, device=device, dtype=dtype))
 
     def step(self, u: Tensor, state: ConvolutionState) -> tuple[Tensor, ConvolutionState]:
@@ -93,7 +93,7 @@ class CausalConvolution(Operator):
         ).inputs.to(dtype)
         x = u.to(dtype)
         y = short_convolution(x, self.taps.to(dtype), history, masks.segments).to(u.dtype)
-        return y, None if state is None else ConvolutionState(self._final(x, history, masks))
+        return y, None if state is None else ConvolutionState(self._final(x, history, masks).to(state.inputs.dtype))
 
     def _final(self, x: Tensor, history: Tensor, masks: Masks) -> Tensor:
         """The last n_taps - 1 real inputs of each row, zero where they lie before its document."""

@@ -20,7 +20,7 @@ class DiagonalState(NamedTuple):
     h: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DiagonalLTI(Operator):
     """h_t = A h_{t-1} + B u_t, y_t = C h_t with diagonal A, discrete, the same at every step.
 
@@ -67,7 +67,7 @@ class DiagonalLTI(Operator):
         width, n = self.A.shape
         shape = (batch, width, *trailing, n, 2) if self.A.is_complex() else (batch, width, *trailing, n)
         device = self.A.device if device is None else device
-        return DiagonalState(torch.zeros(shape, device=device, dtype=wide(self.A.dtype) if dtype is None else dtype))
+        return DiagonalState(torch.zeros(shape, device=device, dtype=wide(self.A.dtype if dtype is None else dtype)))
 
     def step(self, u: Tensor, state: DiagonalState) -> tuple[Tensor, DiagonalState]:
         A, B, C = self._coefficients(u.ndim - 2, wide(u.dtype, self.A.dtype))
@@ -89,7 +89,7 @@ class DiagonalLTI(Operator):
                 a = a.masked_fill(mask.reshape(*mask.shape, *[1] * (b.ndim - 2)), value)
         h = linear_scan(a, b, h0)
         last = h[:, -1] if u.shape[1] else h0
-        return self._output(C, h).to(u.dtype), DiagonalState(self._real(last))
+        return self._output(C, h).to(u.dtype), DiagonalState(self._real(last).to(state.h.dtype))
 
     def _coefficients(self, n_trailing: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """A, B, C as (width, 1 per trailing axis, n) in the dtype to compute in."""

@@ -8,21 +8,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 
-class Situation(NamedTuple):
-    """All that a choice of form may depend on."""
-
-    length: int
-    device: str
-    packed: bool
-
-
 class Rule(NamedTuple):
     """The first rule of a family whose condition holds decides."""
 
     family: str
     form: str
     condition: str
-    holds: Callable[[Situation], bool]
+    holds: Callable[[int], bool]
     reason: str
 
 
@@ -32,20 +24,23 @@ class Plan(NamedTuple):
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("DiagonalLTI", "recurrent", "length <= 1", lambda s: s.length <= 1, "a single step has nothing to gain"),
-    Rule("DiagonalLTI", "scan", "otherwise", lambda s: True, "O(sqrt(length)) vectorised steps instead of O(length)"),
-    Rule("CausalConvolution", "direct", "always", lambda s: True, "one multiply-add over the sequence for each tap"),
-    Rule("SSD", "recurrent", "length <= 1", lambda s: s.length <= 1, "a single step has nothing to gain"),
-    Rule("SSD", "quadratic", "length <= 16", lambda s: s.length <= 16, "one small chunk, no state in between"),
-    Rule("SSD", "chunked", "otherwise", lambda s: True, "matrix products inside chunks, linear in length"),
+    Rule("DiagonalLTI", "recurrent", "length <= 1", lambda length: length <= 1, "a single step has nothing to gain"),
+    Rule(
+        "DiagonalLTI", "scan", "otherwise", lambda length: True, "O(sqrt(length)) vectorised steps instead of O(length)"
+    ),
+    Rule(
+        "CausalConvolution", "direct", "always", lambda length: True, "one multiply-add over the sequence for each tap"
+    ),
+    Rule("SSD", "recurrent", "length <= 1", lambda length: length <= 1, "a single step has nothing to gain"),
+    Rule("SSD", "quadratic", "length <= 16", lambda length: length <= 16, "one small chunk, no state in between"),
+    Rule("SSD", "chunked", "otherwise", lambda length: True, "matrix products inside chunks, linear in length"),
 )
 
 
-def plan(family: str, *, length: int, device: str = "cpu", packed: bool = False) -> Plan:
-    """The form that a family runs in, and why. A family without rules (one of your own) runs as written."""
-    situation = Situation(length, device, packed)
+def plan(family: str, *, length: int) -> Plan:
+    """The form that a family runs in at a length, and why. A family without rules (one of your own) runs as written."""
     for rule in RULES:
-        if rule.family == family and rule.holds(situation):
+        if rule.family == family and rule.holds(length):
             return Plan(rule.form, rule.reason)
     return Plan("recurrent", "no rule for this family, so the definition runs")
 
@@ -70,8 +65,8 @@ class Explanation(NamedTuple):
         return f"{self.operator} runs as {self.form!r}: {self.reason} (other forms: {others})"
 
 
-def explain(operator: Any, u: Tensor, *, starts: Tensor | None = None) -> Explanation:
-    """The form that ``operator(u, starts=starts)`` runs in on this device at this length, and the reason.
+def explain(operator: Any, u: Tensor) -> Explanation:
+    """The form that ``operator(u)`` runs in at this length, and the reason.
 
     >>> import torch
     >>> import statewise as sw
@@ -80,5 +75,5 @@ def explain(operator: Any, u: Tensor, *, starts: Tensor | None = None) -> Explan
     SSD runs as 'chunked': matrix products inside chunks, linear in length (other forms: recurrent, quadratic)
     """
     family = type(operator).__name__
-    chosen = plan(family, length=u.shape[1], device=u.device.type, packed=starts is not None)
+    chosen = plan(family, length=u.shape[1])
     return Explanation(family, chosen.form, chosen.reason, operator.forms)

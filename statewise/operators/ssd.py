@@ -21,16 +21,17 @@ class SSDState(NamedTuple):
     h: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SSD(Operator):
     """h_t = a_t h_{t-1} + x_t B_t^T, y_t = h_t C_t, with a_t = exp(log_a_t) a number for each head.
 
     Linear attention is log_a = 0 with C, B, x as queries, keys, values; a column of ones beside the values
     gives the normaliser. RetNet is a constant log_a. ``matrix()`` is L * (C B^T), the mask L being 1-semiseparable.
 
-    Shapes:  log_a: (batch, length, n_heads), <= 0   B, C: (batch, length, n_groups, d_state), a group shared by
+    Shapes:  log_a: (batch, length, n_heads), finite, <= 0   B, C: (batch, length, n_groups, d_state), a group shared by
              n_heads / n_groups consecutive heads   u: (batch, length, n_heads, *trailing)
-    Forms:   ``recurrent``; ``quadratic``, the attention form, O(length^2); ``chunked``, O(length chunk_length).
+    Forms:   ``recurrent``; ``quadratic``, the attention form, O(length^2); ``chunked``,
+             O(length (chunk_length + d_state) d_head) for each head.
     Errors:  InputError for shapes that disagree.
     Source:  Dao & Gu 2024, arXiv:2405.21060, sec. 3, 5 and 6.
     """
@@ -50,7 +51,6 @@ class SSD(Operator):
         return self.B
 
     def _check(self, u: Tensor) -> None:
-        shapes = ", ".join(str(tuple(m.shape)) for m in (self.log_a, self.B, self.C))
         if not (
             self.log_a.ndim == 3
             and self.B.ndim == 4
@@ -59,6 +59,7 @@ class SSD(Operator):
             and self.B.shape[2] > 0
             and self.log_a.shape[2] % self.B.shape[2] == 0
         ):
+            shapes = ", ".join(str(tuple(m.shape)) for m in (self.log_a, self.B, self.C))
             raise InputError(
                 "SSD needs log_a (batch, length, heads), B and C (batch, length, groups, d_state) with groups "
                 f"dividing heads; got {shapes}"
@@ -80,7 +81,7 @@ class SSD(Operator):
         dtype: torch.dtype | None = None,
     ) -> SSDState:
         device = self.B.device if device is None else device
-        dtype = wide(self.B.dtype) if dtype is None else dtype
+        dtype = wide(self.B.dtype if dtype is None else dtype)
         return SSDState(
             torch.zeros(batch, self.log_a.shape[-1], *trailing, self.B.shape[-1], device=device, dtype=dtype)
         )

@@ -71,7 +71,6 @@ def _adjoint(
     C: Tensor,
     h0: Tensor,
     segments: Tensor | None,
-    y: Tensor,
     chunk_length: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dx, da, dB, dC, dh = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (x, log_a, B, C, h0))
@@ -84,7 +83,7 @@ def _adjoint(
         for (start, stop, q), h in zip(reversed(pieces), reversed(states)):
             at = (rows, slice(start, stop))
             piece, entering = inputs.at(*at), _entering(ids, start)
-            dx[at], da[at], dB[at], dC[at], grad_h = backward_chunks(grad_y[at], grad_h, piece, h, entering, y[at], q)
+            dx[at], da[at], dB[at], dC[at], grad_h = backward_chunks(grad_y[at], grad_h, piece, h, entering, q)
         dh[rows] = grad_h
     return dx, da, dB, dC, dh
 
@@ -98,7 +97,6 @@ def _fake_adjoint(
     C: Tensor,
     h0: Tensor,
     segments: Tensor | None,
-    y: Tensor,
     chunk_length: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dx, da, dB, dC, dh = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (x, log_a, B, C, h0))
@@ -107,18 +105,17 @@ def _fake_adjoint(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.chunk_length = inputs
-    ctx.save_for_backward(*tensors, output[0])
+    ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx: Any, grad_y: Tensor, grad_state: Tensor) -> tuple[Any, ...]:
-    x, log_a, B, C, h0, segments, y = ctx.saved_tensors
-    gradients = _ssd_backward(grad_y, grad_state, x, log_a, B, C, h0, segments, y, ctx.chunk_length)
+    gradients = _ssd_backward(grad_y, grad_state, *ctx.saved_tensors, ctx.chunk_length)
     return *gradients, None, None
 
 
 def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    grad_y, grad_state, x, log_a, B, C, h0, segments, _, ctx.chunk_length = inputs
-    ctx.save_for_backward(grad_y, grad_state, x, log_a, B, C, h0, segments)
+    *tensors, ctx.chunk_length = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -131,7 +128,7 @@ def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         inputs = (x, log_a, B, C, h0)
         first = torch.autograd.grad(outputs, inputs, (grad_y, grad_state), create_graph=True, materialize_grads=True)
         second = torch.autograd.grad(first, leaves, grads, materialize_grads=True)
-    return *second, None, None, None
+    return *second, None, None
 
 
 _ssd = register(
@@ -145,7 +142,7 @@ _ssd = register(
 _ssd_backward = register(
     "ssd_backward",
     "(Tensor grad_y, Tensor grad_state, Tensor x, Tensor log_a, Tensor B, Tensor C, Tensor h0, Tensor? segments, "
-    "Tensor y, int chunk_length) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "int chunk_length) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _adjoint,
     fake=_fake_adjoint,
     setup_context=_setup_second,
@@ -165,7 +162,7 @@ def ssd(
 ) -> tuple[Tensor, Tensor]:
     """Scalar-identity state-space model: h_t = exp(log_a_t) h_{t-1} + x_t B_t^T, y_t = h_t C_t.
 
-    Shapes:   x: (batch, length, n_heads, d_head)   log_a: (batch, length, n_heads), <= 0
+    Shapes:   x: (batch, length, n_heads, d_head)   log_a: (batch, length, n_heads), finite, <= 0
               B, C: (batch, length, n_groups, d_state), each group shared by n_heads / n_groups heads
               h0: (batch, n_heads, d_head, d_state)   ->   y like x, h like h0 (the state after the last step)
               segments: (batch, length) integers that never fall, h0 being segment 0; nothing passes from one
@@ -173,8 +170,9 @@ def ssd(
     Cost:     O(length (chunk_length + d_state) d_head) per head, in matrix products; the adjoint three times
               that. Memory above the outputs: length * chunk_length per head, and a state per chunk.
     Numerics: computed in float32, or float64 if an input is; y comes in the dtype of x. Decays are
-              differences of float64 sums inside a chunk. A NaN stays in its row and head, but spoils the whole
-              of its chunk. Second derivatives go through the plain definition.
+              differences of float64 sums inside a chunk. A NaN or infinity in x stays in its row and head, but
+              spoils its whole chunk and what comes after it, other segments too: masks multiply by zero. Second
+              derivatives go through the plain definition.
     Errors:   InputError if the shapes disagree; the message gives them.
     Source:   Dao & Gu 2024, arXiv:2405.21060, sec. 6 and listing 1.
     """

@@ -129,16 +129,17 @@ def forward_chunks(inputs: Inputs, h0: Tensor, entering: Tensor | None, q: int) 
 
 
 def backward_chunks(
-    grad_y: Tensor, grad_state: Tensor, inputs: Inputs, h0: Tensor, entering: Tensor | None, y: Tensor, q: int
+    grad_y: Tensor, grad_state: Tensor, inputs: Inputs, h0: Tensor, entering: Tensor | None, q: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, log_a, B, C and h0. Chunk states are recomputed, so the forward pass keeps none of them.
 
-    With l_t the cumulative log decay, y_t scales with exp(l_t) and x_s enters with exp(-l_s), so
-    dl_t = <dy_t, y_t> - <dx_t, x_t>, and dlog_a is the sum of dl over the rest of the chunk.
+    log_a_t scales whatever crosses from before t to t or later: from step to step inside the chunk, from the
+    carried state, to the end, and across. Each of the four is a sum of the terms that do; the shorter formula
+    <dy, y> - <dx, x> would subtract large equal numbers, and leave noise where the decay is strong.
     """
     before = _before(inputs.segments, entering, q)
     x, log_a, B, C, segments = inputs.in_chunks(q)
-    y, dy = _chunk(y, q), _chunk(grad_y, q)
+    dy = _chunk(grad_y, q)
     decays = _decays(log_a, segments, before, x.dtype)
     b, c, _, h, p = x.shape
     n_groups, n = B.shape[3:]
@@ -155,31 +156,34 @@ def backward_chunks(
     direct = (dy_start.transpose(3, 4) @ C_g).reshape(b, c, h, p, n)
     after, grad_h0 = _over_chunks(direct.flip(1), decays.across.flip(1), grad_state)
     after = after.flip(1)
-    d_across = (after * entering_states).sum((-2, -1)) * decays.across  # (b, c, h)
     states_g = entering_states.view(b, c, n_groups, r * p, n)
     after_g = after.view(b, c, n_groups, r * p, n)
     dC = dy_start @ states_g
     dB = weighted @ after_g
     dx_state = _split_heads(B_g @ after_g.transpose(3, 4), h) * decays.to_end.unsqueeze(-1)
 
+    # what crosses t from the carried state, to the end of the chunk, and from end to end
+    from_state = _split_heads((C_g @ states_g.transpose(3, 4)).mul_(dy_start), h).sum(-1)  # (b, c, q, h)
+    to_end = (dx_state * x).sum(-1)
+    across = (after * entering_states).sum((-2, -1)) * decays.across  # (b, c, h)
+    d_log_a = from_state.flip(2).cumsum(2).flip(2) + across.unsqueeze(2)
+    d_log_a[:, :, 1:] += to_end[:, :, :-1].cumsum(2)
+
     # within each chunk
     dy_h, x_h = _per_head(dy).view(b * c * h, q, p), _per_head(x).view(b * c * h, q, p)
-    d_mixing = torch.bmm(dy_h, x_h.transpose(1, 2)).view(b, c, n_groups, r, q, q)
+    scores = _scores(B, C).unsqueeze(3)  # (b, c, g, 1, q, q)
     within = decays.within.view(b, c, n_groups, r, q, q)
-    d_scores = d_mixing.mul_(within).sum(3)  # (b, c, g, q, q)
-    mixing = within.mul_(_scores(B, C).unsqueeze(3)).view(b * c * h, q, q)
-    dx_within = torch.bmm(mixing.transpose(1, 2), dy_h).view(b, c, h, q, p).transpose(2, 3)
+    d_mixing = torch.bmm(dy_h, x_h.transpose(1, 2)).view(b, c, n_groups, r, q, q).mul_(within)
+    d_scores = d_mixing.sum(3)  # (b, c, g, q, q)
+    mixing = within.mul_(scores).view(b * c * h, q, q)
+    dx = torch.bmm(mixing.transpose(1, 2), dy_h).view(b, c, h, q, p).transpose(2, 3) + dx_state
     dC = dC + d_scores @ B_g
     dB = dB + d_scores.transpose(3, 4) @ C_g
-    dx = dx_within + dx_state
+    # sum over u >= t > s of the gradient that flows from s to u
+    flow = d_mixing.mul_(scores).view(b * c * h, q, q).tril_(-1)
+    at_or_after = torch.ones(q, q, dtype=x.dtype, device=x.device).triu_().expand(b * c * h, q, q)
+    crossing = torch.bmm(at_or_after, flow).tril_(-1).sum(-1)
+    d_log_a += crossing.view(b, c, h, q).transpose(2, 3)
 
-    d_total = ((dy * y) - (dx * x)).sum(-1)  # (b, c, q, h)
-    d_total[:, :, -1] += (dx_state * x).sum((2, 4)) + d_across
-    d_log_a = d_total.flip(2).cumsum(2).flip(2)
-    return (
-        dx.flatten(1, 2),
-        d_log_a.flatten(1, 2),
-        dB.transpose(2, 3).flatten(1, 2),
-        dC.transpose(2, 3).flatten(1, 2),
-        grad_h0,
-    )
+    dB, dC = dB.transpose(2, 3), dC.transpose(2, 3)
+    return dx.flatten(1, 2), d_log_a.flatten(1, 2), dB.flatten(1, 2), dC.flatten(1, 2), grad_h0
