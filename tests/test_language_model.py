@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from itertools import pairwise
 
 import pytest
@@ -73,6 +74,15 @@ def test_packed_documents_equal_single_runs() -> None:
     lengths = torch.tensor([12, 4])
     _, state = model(x, model.initial_state(2), starts=starts, lengths=lengths)
     assert state.position.tolist() == [2, 4]
+
+
+def test_a_start_on_the_first_padded_step_does_not_count() -> None:
+    model, x = hybrid(), tokens(2, 8)
+    starts = torch.zeros(2, 8, dtype=torch.bool)
+    starts[0, 5] = True  # just beyond the row
+    starts[1, 4] = True  # on its last token
+    _, state = model(x, model.initial_state(2), starts=starts, lengths=torch.tensor([5, 5]))
+    assert state.position.tolist() == [5, 1]
 
 
 def test_empty_input_leaves_the_state() -> None:
@@ -177,6 +187,49 @@ def test_dropout_only_in_training() -> None:
     assert torch.equal(block(x)[0], block(x)[0])
 
 
+def test_dropout_is_on_the_branch_of_the_mlp_too() -> None:
+    torch.manual_seed(0)
+    block = Block(32, sw.BlockConfig(mixer=MAMBA, mlp=GATED, dropout=0.5))
+    block.reset_parameters()
+    block.mixer.reset_parameters(0.0)  # the mixer's branch is zero, what is left is the MLP's
+    x = torch.randn(1, 40, 32)
+    dropped, branch = block(x)[0] - x, block.mlp(block.mlp_norm(x))
+    kept = dropped != 0
+    assert 0.4 < kept.float().mean() < 0.6
+    torch.testing.assert_close(dropped, torch.where(kept, 2 * branch, 0))
+
+
+def test_embedding_dropout() -> None:
+    model, x = hybrid(embedding_dropout=0.25), tokens(2, 30)
+    seen: list[Tensor] = []
+    model.blocks[0].register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    model(x)
+    model.eval()
+    model(x)
+    embedded = model.embedding(x)
+    kept = seen[0] != 0
+    assert 0.7 < kept.double().mean() < 0.8
+    torch.testing.assert_close(seen[0], torch.where(kept, embedded / 0.75, 0))
+    torch.testing.assert_close(seen[1], embedded)
+
+
+@pytest.mark.parametrize(("multiple_of", "d_hidden"), [(1, 30), (16, 32), (7, 35), (10, 30)])
+def test_the_hidden_width_is_rounded_up(multiple_of: int, d_hidden: int) -> None:
+    plain = sw.MLPConfig(expand=1.5, multiple_of=multiple_of).build(20)
+    gated = sw.MLPConfig(expand=1.5, multiple_of=multiple_of, gated=True).build(20)
+    assert plain.in_proj.weight.shape == (d_hidden, 20)
+    assert gated.in_proj.weight.shape == (2 * d_hidden, 20)
+    assert plain.out_proj.weight.shape == gated.out_proj.weight.shape == (20, d_hidden)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "silu"])
+def test_models_pickle(activation: str) -> None:
+    block = sw.BlockConfig(mixer=MAMBA, mlp=sw.MLPConfig(expand=1, activation=activation))
+    model = sw.LanguageModelConfig(vocab_size=50, d_model=16, layers=(block,)).build()
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again(tokens(1, 5))[0], model(tokens(1, 5))[0])
+
+
 def test_bare_mixer_config_is_a_block_without_an_mlp() -> None:
     assert as_block(MAMBA) == sw.BlockConfig(mixer=MAMBA)
     assert as_block(sw.BlockConfig(mixer=MAMBA)).n_branches == 1
@@ -198,6 +251,13 @@ def test_compiled_model_agrees() -> None:
         (lambda m: m(tokens(2, 3), m.initial_state(3)), ["batch 2"]),
         (lambda m: m(tokens(2, 3), lengths=torch.tensor([1])), ["(2,)", "(1,)"]),
         (lambda m: m(tokens(2, 3), starts=torch.zeros(2, 4, dtype=torch.bool)), ["(2, 3)", "(2, 4)"]),
+        (lambda m: m(tokens(2, 3).fill_(50)), ["50", "vocabulary of 50", "0 to 49"]),
+        (lambda m: m(torch.tensor([[0, -1]])), ["id -1", "vocabulary of 50"]),
+        (lambda m: m(torch.tensor([[0, 77, 99]]), lengths=torch.tensor([2])), ["id 77"]),
+        (lambda m: m([[1, 2]]), ["tokens", "tensor", "list"]),
+        (lambda m: m(tokens(2, 3), lengths=[1, 2]), ["lengths", "tensor", "list"]),
+        (lambda m: m(tokens(2, 3), starts=[[True] * 3] * 2), ["starts", "tensor", "list"]),
+        (lambda m: m(tokens(2, 3), tuple(m.initial_state(2))), ["LanguageModelState", "tuple"]),
     ],
 )
 def test_bad_input_is_refused_in_one_line(call: object, words: list[str]) -> None:
@@ -215,6 +275,9 @@ def test_bad_input_is_refused_in_one_line(call: object, words: list[str]) -> Non
         lambda: sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=("mamba2",)),  # type: ignore[arg-type]
         lambda: sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=(MAMBA,), norm="batch"),
         lambda: sw.BlockConfig(mixer=MAMBA, norm="batch"),
+        lambda: sw.BlockConfig(mixer=3),  # type: ignore[arg-type]
+        lambda: sw.BlockConfig(mixer=MAMBA, mlp=2.0),  # type: ignore[arg-type]
+        lambda: sw.BlockConfig(mixer=MAMBA, mlp=WINDOWED),  # type: ignore[arg-type]
         lambda: sw.BlockConfig(mixer=MAMBA, dropout=1.0),
         lambda: sw.MLPConfig(activation="tanh"),
         lambda: sw.MLPConfig(expand=0),

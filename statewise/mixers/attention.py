@@ -13,6 +13,7 @@ from statewise.mixers.attention_state import AttentionState, append, concatenate
 from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.causal_attention import attend
 from statewise.mixers.rotary import rotate
+from statewise.operators.masks import build_masks, mask_time
 
 POSITIONS = ("rotary", "learned", None)
 
@@ -105,6 +106,7 @@ class Attention(Mixer):
     Cost:    O(length * (history + length)); with a window O(length * window), and a state of bounded size. A step of
              one token copies no history. Where gradients are recorded, or a document begins, the history is copied
              once for the call. With a state the host waits for the device, which must tell it the rows' lengths.
+    Limits:  The fused attention has no double backward on CPU. A call with a state does not compile to one graph.
     Errors:  InputError for shapes that do not fit, lengths out of range, positions beyond ``max_positions``.
     Source:  Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2; groups: Ainslie et al. 2023, arXiv:2305.13245.
 
@@ -153,13 +155,14 @@ class Attention(Mixer):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, AttentionState | None]:
-        self._check(x, state, lengths, starts)
+        self._check(x, state)
         batch, length, _ = x.shape
+        masks = build_masks(batch, length, lengths, starts)
         if batch == 0 or length == 0:
-            return torch.zeros_like(x), state
+            return self._nothing(x), state
+        starts = masks.starts
+        x = mask_time(x, masks.valid)
         time = torch.arange(length, device=x.device)
-        if lengths is not None:
-            x = torch.where((time < lengths[:, None])[..., None], x, 0)  # padding may hold NaN
         if state is not None:
             state, lengths, starts = _plain(state, length, lengths, starts)
         began: Tensor | None = None  # (batch, length), when the token's document began, -1 if before the call
@@ -185,6 +188,12 @@ class Attention(Mixer):
             y, state = self._attend_with_history(q, k, v, state, lengths, began)
         return self.out_proj(y.to(qkv.dtype).flatten(2)), state
 
+    def _nothing(self, x: Tensor) -> Tensor:
+        """The output for an x without elements: no attention, but a graph from x and the parameters to it."""
+        if self.positions is not None:
+            x = x + self.positions(torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device))
+        return self.out_proj(self.in_proj(x)[..., : self.n_heads * self.d_head])
+
     def _attend_with_history(
         self, q: Tensor, k: Tensor, v: Tensor, state: AttentionState, lengths: Tensor | None, began: Tensor | None
     ) -> tuple[Tensor, AttentionState]:
@@ -208,20 +217,12 @@ class Attention(Mixer):
         y = attend(q, context.keys, context.values, n_history=context.n_history, first=first, window=window)
         return y, state
 
-    def _check(self, x: Tensor, state: AttentionState | None, lengths: Tensor | None, starts: Tensor | None) -> None:
+    def _check(self, x: Tensor, state: AttentionState | None) -> None:
         if x.ndim != 3 or x.shape[-1] != self.d_model:
             raise InputError(f"x must have shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
-        batch, length, _ = x.shape
-        if lengths is not None and (lengths.shape != (batch,) or lengths.is_floating_point()):
-            raise InputError(
-                f"lengths must be integers of shape ({batch},), got {lengths.dtype} {tuple(lengths.shape)}"
-            )
-        if starts is not None and (starts.shape != (batch, length) or starts.dtype != torch.bool):
-            raise InputError(
-                f"starts must be bool of shape ({batch}, {length}), got {starts.dtype} {tuple(starts.shape)}"
-            )
         if state is None:
             return
+        batch = x.shape[0]
         if not isinstance(state, AttentionState):
             raise InputError(f"state must be an AttentionState or None, got {type(state).__name__}")
         heads = (self.n_kv_heads, self.d_head)
@@ -254,17 +255,12 @@ def _plain(
     """The same call without the arguments that say nothing: rows that are all full, starts that are all False."""
     if lengths is not None:
         lengths = lengths.to(state.end)
-        low, high = torch.stack(lengths.aminmax()).tolist()
-        if low < 0 or high > length:
-            raise InputError(f"lengths must lie between 0 and {length}, got {low} to {high}")
+        if int(lengths.min()) == length:
+            lengths = None
     if starts is not None:
-        if lengths is not None:  # padding may hold anything
-            starts = starts & (torch.arange(length, device=starts.device) < lengths[:, None])
         if not starts.any():
             starts = None
         else:  # what a row drops at once is dropped from its buffer too
             start = torch.where(starts[:, 0], state.end, state.start)
             state = state._replace(start=start)
-    if lengths is not None and low == length:
-        lengths = None
     return state, lengths, starts

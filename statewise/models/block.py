@@ -31,6 +31,14 @@ class BlockConfig:
     dropout: float = 0.0  # of each branch, before it joins the residual stream
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mixer, MixerConfig):
+            raise ConfigError(
+                f"BlockConfig.mixer={self.mixer!r} is of type {type(self.mixer).__name__}; expected a mixer's config"
+            )
+        if self.mlp is not None and not isinstance(self.mlp, MLPConfig):
+            raise ConfigError(
+                f"BlockConfig.mlp={self.mlp!r} is of type {type(self.mlp).__name__}; expected an MLPConfig or None"
+            )
         if self.norm not in NORMS:
             raise ConfigError(f"BlockConfig.norm={self.norm!r} is unknown; use one of {list(NORMS)}")
         if not 0.0 <= self.dropout < 1.0:

@@ -120,6 +120,7 @@ class LanguageModel(nn.Module):
         if lengths is not None:  # padding may hold anything, also ids that the embedding does not have
             valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
             tokens = tokens.masked_fill(~valid, 0)
+        self._check_ids(tokens)
         x = self.embedding_dropout(self.embedding(tokens))
         states: list[Any] = []
         for i, layer in enumerate(self.blocks):
@@ -148,6 +149,14 @@ class LanguageModel(nn.Module):
     def _check(
         self, tokens: Tensor, state: LanguageModelState | None, lengths: Tensor | None, starts: Tensor | None
     ) -> None:
+        for name, value in (("tokens", tokens), ("lengths", lengths), ("starts", starts)):
+            if not isinstance(value, Tensor) and (value is not None or name == "tokens"):
+                raise InputError(f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor({name})")
+        if state is not None and not isinstance(state, LanguageModelState):
+            raise InputError(
+                f"state must be a LanguageModelState or None, got {type(state).__name__}; "
+                "begin with model.initial_state(batch)"
+            )
         if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
             raise InputError(
                 f"tokens must be integers of shape (batch, length), got {tokens.dtype} {tuple(tokens.shape)}"
@@ -162,6 +171,17 @@ class LanguageModel(nn.Module):
             raise InputError(f"lengths must have shape ({batch},), got {tuple(lengths.shape)}")
         if starts is not None and starts.shape != (batch, length):
             raise InputError(f"starts must have shape ({batch}, {length}), got {tuple(starts.shape)}")
+
+    def _check_ids(self, tokens: Tensor) -> None:
+        """Ids of the embedding only; costs one wait for the device, and nothing in compiled code."""
+        if torch.compiler.is_compiling() or tokens.is_meta or tokens.numel() == 0:
+            return
+        low, high = torch.stack(tokens.aminmax()).tolist()
+        if low < 0 or high >= self.config.vocab_size:
+            raise InputError(
+                f"token id {low if low < 0 else high} is outside the vocabulary of {self.config.vocab_size}; "
+                f"use ids 0 to {self.config.vocab_size - 1}"
+            )
 
 
 def _advance(position: Tensor, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None) -> Tensor:
