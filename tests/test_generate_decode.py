@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -46,6 +48,15 @@ def ids_of(tokens: Iterator[Token]) -> list[list[int]]:
     """The ids of each row, without what follows its end."""
     columns = [token.ids.tolist() for token in tokens]
     return [[i for i in row if i >= 0] for row in zip(*columns)]
+
+
+def with_readings(stream: Iterator[Token]) -> tuple[list[Token], list[Reading]]:
+    """The tokens, and the reading of each while it is there."""
+    tokens, readings = [], []
+    for token in stream:
+        tokens.append(token)
+        readings.append(token.reading)
+    return tokens, readings
 
 
 def state_bytes(state: Any) -> int:
@@ -98,7 +109,11 @@ def test_10_000_tokens_step_by_step_equal_one_forward(long_run: LongRun) -> None
     assert torch.equal(logits[0].argmax(-1)[clear], long_run.likeliest[clear])
     expected = logits[0].log_softmax(-1).gather(1, long_run.ids[1:, None])[:, 0]
     torch.testing.assert_close(long_run.log_probabilities, expected, rtol=1e-4, atol=1e-4)
-    assert len(long_run.ids.unique()) == 31  # it did not fall into a loop
+    # The text did not fall into a loop: no id and no stretch of four takes it over (11 % and 3 % when written)
+    ids = long_run.ids[-5000:]
+    assert 16 <= len(ids.unique()) <= 31
+    assert ids.bincount().max() < 2500
+    assert ids.unfold(0, 4, 1).unique(dim=0, return_counts=True)[1].max() < 1000
 
 
 def test_a_token_costs_one_step_and_no_memory_however_many_came_before(long_run: LongRun) -> None:
@@ -146,7 +161,7 @@ def test_a_ragged_batch_equals_single_runs(
 ) -> None:
     prompts = [[1], [2, 3, 5, 7, 11, 13, 17], list(range(5, 22)), [9, 9]]
     options = {"max_new_tokens": 40, "document_token": document_token, **options}
-    together = list(generate(model, prompts, seed=3, **options))
+    together, readings = with_readings(generate(model, prompts, seed=3, **options))
     lengths = []
     for i, prompt in enumerate(prompts):
         alone = list(generate(model, prompt, seed=3 + i, **options))
@@ -163,11 +178,11 @@ def test_a_ragged_batch_equals_single_runs(
         assert [bool(token.finished[i]) for token in together] == [bool(token.finished) for token in alone] + [True] * (
             len(together) - n
         )
-        for token in together[n:]:
+        for token, reading in zip(together[n:], readings[n:]):
             assert token.ids[i] == -1
             assert token.log_probabilities[i] == 0
-            assert torch.equal(token.reading.logits[i], together[n - 1].reading.logits[i])
-            assert token.reading.state.position[i] == len(prompt) + n - 1
+            assert torch.equal(reading.logits[i], readings[n - 1].logits[i])
+            assert reading.state.position[i] == len(prompt) + n - 1
     assert len(together) == max(lengths)
     if document_token is not None and options.get("temperature") != 0.0:
         assert len(set(lengths)) > 1
@@ -219,14 +234,15 @@ def test_log_probabilities_are_the_models_own(model: sw.LanguageModel) -> None:
 
 def test_the_repetition_penalty_counts_the_prompt_and_what_was_written(model: sw.LanguageModel) -> None:
     prompt = [1, 2]
-    tokens = list(generate(model, prompt, max_new_tokens=25, temperature=0, repetition_penalty=1e6))
+    options: dict[str, Any] = {"max_new_tokens": 25, "temperature": 0, "repetition_penalty": 1e6}
+    tokens, readings = with_readings(generate(model, prompt, **options))
     written = [int(token.ids) for token in tokens]
-    for n, token in enumerate(tokens):
+    for n, reading in enumerate(readings):
         seen = set(prompt + written[:n])
-        assert set(token.reading.seen[0].nonzero()[:, 0].tolist()) == seen
+        assert set(reading.seen[0].nonzero()[:, 0].tolist()) == seen
         if written[n] in seen:  # only where every other id has a negative logit
             others = [i for i in range(31) if i not in seen]
-            assert (token.reading.logits[0, others] < 0).all()
+            assert (reading.logits[0, others] < 0).all()
 
 
 # States
@@ -260,20 +276,56 @@ def test_a_prompt_after_a_reading_continues_it(model: sw.LanguageModel) -> None:
 def test_generation_can_be_forked_from_any_token(window: int | None) -> None:
     model = build(window)
     options: dict[str, Any] = {"temperature": 0, "repetition_penalty": 1.2}
-    tokens = list(generate(model, [[1, 2, 3]], max_new_tokens=12, **options))
-    held = tokens[0].reading
+    tokens, readings = with_readings(generate(model, [[1, 2, 3]], max_new_tokens=12, **options))
+    held = readings[0]
     before = tree_map(torch.clone, held)
     straight = [int(token.ids) for token in tokens]
-    for n, token in enumerate(tokens):
+    for n, (token, reading) in enumerate(zip(tokens, readings)):
         for _ in range(2):  # a second fork from the same place
-            again = ids_of(generate(model, state=token.reading, max_new_tokens=12 - n, **options))
+            again = ids_of(generate(model, state=reading, max_new_tokens=12 - n, **options))
             assert again == [straight[n:]]
-        onwards = ids_of(generate(model, token.ids[:, None], state=token.reading, max_new_tokens=11 - n, **options))
+        onwards = ids_of(generate(model, token.ids[:, None], state=reading, max_new_tokens=11 - n, **options))
         assert onwards == ([straight[n + 1 :]] if n < 11 else [])
     assert ids_of(generate(model, state=held, max_new_tokens=12, **options)) == [straight]
     torch.testing.assert_close(held.logits, before.logits, rtol=0, atol=0)
     expected, _ = model(torch.tensor([[5]]), before.state)
     torch.testing.assert_close(model(torch.tensor([[5]]), held.state)[0], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_tokens_that_are_kept_hold_no_state_but_the_last_ones(
+    model: sw.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = model.features
+    made: list[weakref.ref[Tensor]] = []  # the tensors of every state, one list for each token
+    per_token = len(tree_leaves(model.initial_state(1)))
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        found, state = features(*arguments, **options)
+        made.extend(weakref.ref(leaf) for leaf in tree_leaves(state))
+        return found, state
+
+    monkeypatch.setattr(model, "features", watched)
+    stream = generate(model, [1], max_new_tokens=40, seed=0)
+    kept = []
+    for n, token in enumerate(stream, 1):
+        kept.append(token)
+        assert len(made) == n * per_token
+        # Attention hands a buffer on from state to state: what is alive must be the latest state's, whoever made it
+        latest = {id(leaf()) for leaf in made[-per_token:]}
+        assert len(latest) == per_token
+        assert {id(leaf()) for leaf in made if leaf() is not None} == latest
+    for token in kept:  # nor do the fields hold on to more than they show
+        for field in (token.ids, token.log_probabilities, token.finished):
+            assert field.untyped_storage().nbytes() == field.element_size()
+    last = kept.pop()
+    for token in kept:
+        with pytest.raises(InputError, match=r"let go when the next was made; read token\.reading at once"):
+            token.reading  # noqa: B018
+    again = ids_of(generate(model, state=last.reading, max_new_tokens=1, temperature=0))
+    assert again == [[int(last.reading.logits.argmax())]]
+    del last, token
+    assert not any(leaf() is not None for leaf in made)
+    assert len(kept) == 39
 
 
 def test_a_reading_is_no_inference_tensor_and_can_be_trained_with(model: sw.LanguageModel) -> None:
@@ -297,7 +349,7 @@ def test_the_document_token_ends_a_row_or_begins_a_document(model: sw.LanguageMo
     assert ended[-1].ids.tolist() == [4]
     assert ended[-1].finished.tolist() == [True]
     assert not any(token.finished or token.ids == 4 for token in ended[:-1])
-    tokens = list(generate(model, [1], stop_at_document=False, **options))
+    tokens, readings = with_readings(generate(model, [1], stop_at_document=False, **options))
     ids = [int(token.ids) for token in tokens]
     assert ids[: len(ended)] == [int(token.ids) for token in ended]
     assert len(ids) == 200
@@ -305,8 +357,8 @@ def test_the_document_token_ends_a_row_or_begins_a_document(model: sw.LanguageMo
     at = len(ended)  # the first token after the document token
     assert ids[at + 2 : at + 6].count(4) == 0
     alone = read(model, [4, *ids[at : at + 5]])
-    torch.testing.assert_close(tokens[at + 5].reading.logits, alone.logits, rtol=1e-9, atol=1e-9)
-    assert tokens[at + 5].reading.state.position.item() == 6
+    torch.testing.assert_close(readings[at + 5].logits, alone.logits, rtol=1e-9, atol=1e-9)
+    assert readings[at + 5].state.position.item() == 6
 
 
 def test_documents_in_a_prompt_know_nothing_of_each_other(model: sw.LanguageModel) -> None:
@@ -481,18 +533,46 @@ def test_parameters_that_are_not_finite_are_told() -> None:
     ("options", "message"),
     [
         ({"max_new_tokens": -1}, "max_new_tokens=-1"),
+        ({"max_new_tokens": 1.5}, r"max_new_tokens=1\.5 .* use an integer"),
+        ({"max_new_tokens": True}, "max_new_tokens=True .* use an integer"),
+        ({"max_new_tokens": "9"}, "max_new_tokens='9' .* use an integer"),
         ({"temperature": -1.0}, "temperature="),
+        ({"temperature": "a"}, "temperature='a'"),
+        ({"temperature": float("inf")}, "temperature=inf"),
+        ({"temperature": None}, "temperature=None"),
+        ({"top_k": 2.0}, r"top_k=2\.0 .* use an integer"),
+        ({"top_k": "a"}, "top_k='a'"),
+        ({"top_p": "a"}, "top_p='a'"),
+        ({"min_p": True}, "min_p=True"),
+        ({"repetition_penalty": "a"}, "repetition_penalty='a'"),
         ({"top_k": 0}, "top_k=0"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 2**63}, "seed="),
         ({"seed": 1.5}, "seed=1.5"),
         ({"prefill_chunk": 0}, "prefill_chunk=0"),
+        ({"prefill_chunk": 2.5}, r"prefill_chunk=2\.5 .* use an integer"),
+        ({"stop": 5}, "stop=5 is no text"),
+        ({"stop": [5], "tokenizer": BYTES}, "holds 5"),
         ({"stop": "x"}, "stop strings need a tokenizer"),
         ({"stop": [""], "tokenizer": BYTES}, "at least one character"),
         ({"tokenizer": BYTES}, "the tokenizer has 257 ids and the model 31"),
         ({"document_token": 31}, "document_token=31"),
+        ({"document_token": 1.5}, r"document_token=1\.5"),
         ({"prompt": []}, "row 0 of the prompt is empty"),
         ({"prompt": [31]}, "holds the id 31"),
+        ({"prompt": [1, 2**70]}, f"row 0 of the prompt holds the id {2**70}"),
+        ({"prompt": [[1], [2, -(2**70)]]}, f"row 1 of the prompt holds the id -{2**70}"),
+        ({"prompt": [True, 1]}, "row 0 of the prompt holds a bool"),
+        ({"prompt": [[1], [1, False]]}, "row 1 of the prompt holds a bool"),
+        ({"prompt": [1.5]}, "not a float"),
+        ({"prompt": [[1, 2.5]]}, "holds a float"),
+        ({"prompt": [[[1]]]}, "holds a list"),
+        ({"prompt": torch.tensor([True])}, "must be integers"),
+        ({"prompt": torch.tensor(1)}, "must be integers"),
+        ({"prompt": np.array([True])}, "must be integers .* got bool"),
+        ({"prompt": [np.array(["a"])]}, "must be integers"),
+        ({"prompt": torch.tensor([[1, 2]]), "lengths": torch.tensor([1.5])}, "integers, got torch.float32"),
+        ({"prompt": torch.tensor([[1, 2]]), "lengths": "a"}, "integers, got 'a'"),
         ({"prompt": "text"}, "no tokenizer is given"),
         ({"state": "state"}, "must be a Reading or a LanguageModelState, not a str"),
     ],

@@ -119,7 +119,7 @@ def test_nothing_goes_before_a_text_that_continues() -> None:
         (np.array([1.0]), {}, "must be integers"),
         (torch.tensor([True]), {}, "must be integers"),
         (torch.zeros(1, 1, 1, dtype=torch.int64), {}, "must be integers"),
-        ([[[1]]], {}, "nested deeper"),
+        ([[[1]]], {}, "row 0 of the prompt holds a list"),
         ([1.5], {}, "not a float"),
         ({"a": 1}, {}, "not a dict"),
         ([1, 2], {"lengths": torch.tensor([1])}, "lengths goes with a prompt of shape"),

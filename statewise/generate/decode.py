@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import InputError
+from statewise.generate.options import check_integer, is_integer
 from statewise.generate.prompt import Prompt, encode_prompt
 from statewise.generate.sample import Sampling, draw
 from statewise.generate.stopping import StopText, check_stop
@@ -40,7 +41,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One step of generation, for all rows.
+    """One step of generation, for all rows. To keep it costs no more than the fields below.
 
     ids:               (batch,) int64, the token drawn; -1 for a row that had finished before
     log_probabilities: (batch,) float32 or wider, nats: the token's log-probability in the model's own distribution,
@@ -54,16 +55,26 @@ class Token:
     log_probabilities: Tensor
     finished: Tensor
     text: list[str] | None
-    _reading: Reading
+    _reading: list[Reading] = field(repr=False, compare=False)  # the stream empties it when it makes the next token
 
     @property
     def reading(self) -> Reading:
-        """A copy of the Reading that the token was drawn from.
+        """A copy of the Reading that the token was drawn from, while this is the stream's latest token.
 
         ``generate(model, state=token.reading)`` draws it anew, and ``generate(model, token.ids[:, None],
         state=token.reading)`` goes on after it.
+
+        A stream keeps one Reading, not one a token: this one is let go when the next token is made. That of the last
+        token stays for as long as the token does. A copy, once taken, is the caller's own.
+
+        Errors:  InputError if the next token has been made.
         """
-        return _copy(self._reading)
+        if not self._reading:
+            raise InputError(
+                "this token's reading was let go when the next was made; read token.reading at once, "
+                "or generate again with the same seed up to this token"
+            )
+        return _copy(self._reading[0])
 
 
 def generate(
@@ -109,15 +120,15 @@ def generate(
     iteration ends when all have.
 
     Cost:    one ``model`` call for every chunk of the prompt and every token but the last; constant memory and time
-             per token, however many, if every mixer's state is bounded.
+             per token, however many, if every mixer's state is bounded; to keep the tokens keeps no state but
+             the last one's.
     Errors:  InputError, before anything is computed, for an option out of its range, an empty prompt, ids outside the
              vocabulary, a tokenizer of another vocabulary, a state of another batch; later, if logits are not finite.
     """
     sampling = Sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    if max_new_tokens < 0:
-        raise InputError(f"max_new_tokens={max_new_tokens} is out of range; use 0 or more")
+    check_integer("max_new_tokens", max_new_tokens, 0)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63):
         raise InputError(f"seed={seed!r} is out of range; use an integer from 0 to 2**63 - 1, or None for any")
     stops = check_stop(stop)
@@ -133,8 +144,10 @@ def generate(
         generators = [torch.Generator().manual_seed((seed + i) % (1 << 63)) for i in range(batch)]
         rows = [_Row(tokenizer, stops, ids) for ids in reading.recent.tolist()]
         end = document_token if stop_at_document else None
+        latest: list[Reading] = []
         previous: list[int] = []
         for n_left in range(max_new_tokens - 1, -1, -1):
+            latest.clear()
             active = torch.tensor([not row.finished for row in rows], device=device)
             with evaluation_mode(model), torch.inference_mode():
                 if previous:
@@ -156,7 +169,8 @@ def generate(
             previous = ids.tolist()
             text = [row.feed(token, end, last=not n_left) for row, token in zip(rows, previous)]
             finished = torch.tensor([row.finished for row in rows], device=device)
-            yield Token(ids, log_probabilities, finished, None if tokenizer is None else text, reading)
+            latest = [reading]
+            yield Token(ids, log_probabilities, finished, None if tokenizer is None else text, latest)
             if all(row.finished for row in rows):
                 return
 
@@ -220,8 +234,8 @@ def _document_token(model: LanguageModel, tokenizer: Tokenizer | None, document_
         )
     if document_token is None:
         return None if tokenizer is None else tokenizer.document_token
-    if not 0 <= document_token < vocab_size:
-        raise InputError(f"document_token={document_token} is not an id of the model's vocabulary of {vocab_size}")
+    if not (is_integer(document_token) and 0 <= document_token < vocab_size):
+        raise InputError(f"document_token={document_token!r} is not an id of the model's vocabulary of {vocab_size}")
     return document_token
 
 
@@ -234,8 +248,7 @@ def _encode(
     lengths: Tensor | None,
     prefill_chunk: int,
 ) -> tuple[Tensor, list[int]]:
-    if prefill_chunk < 1:
-        raise InputError(f"prefill_chunk={prefill_chunk} is out of range; use at least 1")
+    check_integer("prefill_chunk", prefill_chunk, 1)
     n_continued = None
     if isinstance(state, Reading):
         n_continued = len(state.logits)

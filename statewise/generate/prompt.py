@@ -11,6 +11,7 @@ from torch import Tensor
 
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import InputError
+from statewise.generate.options import is_integer
 
 Prompt = str | bytes | Sequence[Any] | np.ndarray | Tensor | None
 
@@ -42,6 +43,11 @@ def encode_prompt(
             [8, 0, 0]]), [3, 1])
     """
 
+    def outside(i: int, token: int) -> InputError:
+        return InputError(
+            f"row {i} of the prompt holds the id {token}; the model's vocabulary has the ids 0 to {vocab_size - 1}"
+        )
+
     def text_row(text: str | bytes) -> Tensor:
         if tokenizer is None:
             raise InputError("the prompt is a text, and no tokenizer is given; give tokenizer=, or a prompt of ids")
@@ -49,32 +55,41 @@ def encode_prompt(
         first = [] if n_continued is not None or document_token is None else [document_token]
         return torch.cat([torch.tensor(first, dtype=torch.int64), torch.from_numpy(ids.astype(np.int64))])
 
-    def row(item: Any) -> Tensor:
+    def row(item: Any, i: int = 0) -> Tensor:
         if isinstance(item, (str, bytes)):
             return text_row(item)
         if not isinstance(item, (Sequence, np.ndarray, Tensor)):
             raise InputError(f"a row of a prompt is a text or integers, not a {type(item).__name__}")
-        if isinstance(item, Sequence) and not all(isinstance(i, (int, np.integer)) for i in item):
-            raise InputError("a row of a prompt is a text or integers; this one is nested deeper, or holds others")
-        ids = torch.as_tensor(item if len(item) else np.zeros(0, np.int64))
+        if isinstance(item, Sequence):
+            for token in item:  # before torch sees them, which takes True for 1 and stumbles over 2**70
+                if not is_integer(token):
+                    raise InputError(
+                        f"row {i} of the prompt holds a {type(token).__name__}; expected a text or integers in each row"
+                    )
+                if not 0 <= token < vocab_size:
+                    raise outside(i, token)
+            item = np.array(item, dtype=np.int64)
+        if isinstance(item, np.ndarray):
+            item = _tensor(item)
+        ids = item
         if ids.ndim != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise InputError(f"a row of a prompt must be integers (length,), got {ids.dtype} {tuple(ids.shape)}")
         return ids.to("cpu", torch.int64)
 
     if isinstance(prompt, np.ndarray):
-        prompt = torch.from_numpy(prompt.astype(np.int64) if prompt.dtype.kind in "iu" else prompt)
+        prompt = _tensor(prompt)
     if lengths is not None and not (isinstance(prompt, Tensor) and prompt.ndim == 2):
         raise InputError("lengths goes with a prompt of shape (batch, length); a list of rows has its own lengths")
     if prompt is None:
         first = [] if n_continued is not None or document_token is None else [document_token]
         rows = [torch.tensor(first, dtype=torch.int64)] * (n_continued or 1)
     elif isinstance(prompt, Tensor) and prompt.ndim == 2:
-        rows = [row(ids) for ids in _cut(prompt, lengths)]
+        rows = [row(ids, i) for i, ids in enumerate(_cut(prompt, lengths))]
     elif isinstance(prompt, (str, bytes, Tensor)):
         rows = [row(prompt)]
     elif isinstance(prompt, Sequence):
-        single = all(isinstance(item, (int, np.integer)) for item in prompt)
-        rows = [row(prompt)] if single else [row(item) for item in prompt]
+        single = all(isinstance(item, (int, np.integer, np.bool_)) for item in prompt)
+        rows = [row(prompt)] if single else [row(item, i) for i, item in enumerate(prompt)]
     else:
         raise InputError(f"a prompt is a text, ids, or a list of them, not a {type(prompt).__name__}")
 
@@ -87,11 +102,14 @@ def encode_prompt(
             )
         wrong = ids[(ids < 0) | (ids >= vocab_size)]
         if len(wrong):
-            raise InputError(
-                f"row {i} of the prompt holds the id {int(wrong[0])}; the model's vocabulary has the ids 0 to "
-                f"{vocab_size - 1}"
-            )
+            raise outside(i, int(wrong[0]))
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), [len(ids) for ids in rows]
+
+
+def _tensor(ids: np.ndarray) -> Tensor:
+    if ids.dtype.kind not in "iu":
+        raise InputError(f"a row of a prompt must be integers (length,), got {ids.dtype} {ids.shape}")
+    return torch.from_numpy(ids.astype(np.int64))
 
 
 def _cut(tokens: Tensor, lengths: Tensor | None) -> list[Tensor]:
@@ -99,8 +117,13 @@ def _cut(tokens: Tensor, lengths: Tensor | None) -> list[Tensor]:
         raise InputError(f"the prompt has no rows: its shape is {tuple(tokens.shape)}")
     if lengths is None:
         return list(tokens)
-    lengths = torch.as_tensor(lengths)
     batch, longest = tokens.shape
+    try:
+        lengths = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"lengths must be ({batch},) integers, got {lengths!r}") from error
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+        raise InputError(f"lengths must be ({batch},) integers, got {lengths.dtype}")
     if lengths.shape != (batch,) or not bool(((lengths >= 0) & (lengths <= longest)).all()):
         raise InputError(
             f"lengths must be ({batch},) integers from 0 to {longest}, got {lengths.tolist()} for {tuple(tokens.shape)}"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.generate.options import is_integer, is_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Sampling:
     Then the id is drawn from softmax(z) over what is left. The likeliest id passes every filter.
 
     Errors:  InputError, naming the field, for temperature < 0, top_k < 1, top_p outside (0, 1], min_p outside [0, 1],
-             repetition_penalty <= 0, and for values that are not finite.
+             repetition_penalty <= 0, and for values that are not finite or no numbers.
     """
 
     temperature: float = 1.0
@@ -38,17 +39,17 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InputError(f"temperature={self.temperature} is out of range; use 0 (greedy) or a positive number")
-        if self.top_k is not None and (isinstance(self.top_k, bool) or self.top_k != int(self.top_k) or self.top_k < 1):
-            raise InputError(f"top_k={self.top_k} is out of range; use an integer of at least 1, or None for all")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError(f"top_p={self.top_p} is out of range; use 0 < top_p <= 1, or None for all")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise InputError(f"min_p={self.min_p} is out of range; use 0 <= min_p <= 1, or None for all")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+        if not (is_number(self.temperature) and self.temperature >= 0):
+            raise InputError(f"temperature={self.temperature!r} is out of range; use 0 (greedy) or a positive number")
+        if self.top_k is not None and not (is_integer(self.top_k) and self.top_k >= 1):
+            raise InputError(f"top_k={self.top_k!r} is out of range; use an integer of at least 1, or None for all")
+        if self.top_p is not None and not (is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise InputError(f"top_p={self.top_p!r} is out of range; use 0 < top_p <= 1, or None for all")
+        if self.min_p is not None and not (is_number(self.min_p) and 0 <= self.min_p <= 1):
+            raise InputError(f"min_p={self.min_p!r} is out of range; use 0 <= min_p <= 1, or None for all")
+        if not (is_number(self.repetition_penalty) and self.repetition_penalty > 0):
             raise InputError(
-                f"repetition_penalty={self.repetition_penalty} is out of range; use a positive number, 1 for none"
+                f"repetition_penalty={self.repetition_penalty!r} is out of range; use a positive number, 1 for none"
             )
 
     def apply(self, logits: Tensor, seen: Tensor) -> Tensor:

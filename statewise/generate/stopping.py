@@ -59,6 +59,8 @@ def check_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     >>> check_stop("end")
     ('end',)
     """
+    if not isinstance(stop, Sequence):
+        raise InputError(f"stop={stop!r} is no text; use a text or a list of texts")
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     for text in stops:
         if not isinstance(text, str) or not text:
