@@ -41,14 +41,17 @@ def _adjoint(
 ) -> tuple[Tensor, Tensor, Tensor]:
     length, last = x.shape[1], taps.shape[1] - 1
     past = torch.cat([history, x], 1)
-    grad_past, grad_taps = torch.zeros_like(past), torch.empty_like(taps)
-    product = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for i, column in enumerate(columns(taps, x.ndim)):
-        masked = grad if segments is None or i == 0 else grad * same_segment(segments, i, x.ndim)
-        window = slice(last - i, last - i + length)
-        torch.mul(masked, past[:, window], out=product)
-        grad_taps[:, i] = product.sum([0, 1, *range(3, x.ndim)])
-        grad_past[:, window].addcmul_(column, masked)
+    grad_past, grad_taps = torch.zeros_like(past), torch.zeros_like(taps)
+    weight = columns(taps, x.ndim)
+    others = [0, 1, *range(3, x.ndim)]
+    for row in range(x.shape[0]):  # one row at a time stays in the cache through all taps
+        here = slice(row, row + 1)
+        for i in range(last + 1):
+            masked, window = grad[here], slice(last - i, last - i + length)
+            if segments is not None and i > 0:
+                masked = masked * same_segment(segments[here], i, x.ndim)
+            grad_taps[:, i] += (masked * past[here, window]).sum(others)
+            grad_past[here, window].addcmul_(weight[i], masked)
     return grad_past[:, last:].clone(), grad_taps, grad_past[:, :last].clone()
 
 
