@@ -210,18 +210,21 @@ def test_the_hash_is_fixed_for_ever() -> None:
     assert 0 <= split_hash("\udcff.txt") < 1  # a name that is not UTF-8
 
 
-def test_an_empty_split_names_the_fraction_that_fills_it() -> None:
+def test_an_empty_split_takes_the_nearest_document() -> None:
     few = documents(MIN_DOCUMENTS)
-    with pytest.raises(DataError, match=r"none of the 20 documents falls into the test split of 0.0001") as caught:
-        divide(few, 0.3, 0.0001)
-    enough = float(str(caught.value).split("test_fraction to ")[1].split()[0])
-    assert divide(few, 0.3, enough).parts["test"]
-    with pytest.raises(DataError, match="falls into the validation split") as caught:
-        divide(few, 0.0001, 0.3)
-    enough = float(str(caught.value).split("validation_fraction to ")[1].split()[0])
-    assert divide(few, enough, 0.3).parts["validation"]
-    with pytest.raises(DataError, match="none of the 20 documents is left for training"):
-        divide(few, 0.4999, 0.4999)
+    by_hash = sorted(few, key=lambda document: split_hash(document.name))
+    assert split_hash(by_hash[0].name) > 0.0001
+    division = divide(few, 0.3, 0.0001)
+    assert [part.document for part in division.parts["test"]] == [by_hash[0]]
+    assert "left test empty" in division.how
+    assert which(few[::-1], 0.3, 0.0001) == which(few, 0.3, 0.0001)
+    assert len(divide(few, 0.0001, 0.3).parts["validation"]) == 1
+    assert [part.document for part in divide(few, 0.49999, 0.49999).parts["train"]] == [by_hash[-1]]
+    assert [part.document for part in divide(few, 0.0001, 0.0001).parts["validation"]] == [by_hash[1]]
+    for n in range(MIN_DOCUMENTS, 80):
+        division = divide(documents(n), 0.05, 0.05)
+        assert all(division.parts.values())
+        assert sorted(part.document for parts in division.parts.values() for part in parts) == sorted(documents(n))
 
 
 def test_a_fraction_of_zero_is_no_split() -> None:

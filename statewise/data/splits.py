@@ -1,13 +1,14 @@
 """Which text is for training, which for validation, which for the test.
 
 With 20 documents or more, a document's split hangs on its own name and on nothing else: documents may come and go,
-and all others stay where they are. With fewer, the text as a whole is cut in three, in order, at line ends.
+and all others stay where they are. Only where the hash leaves a split empty that was asked for, the document whose hash
+lies nearest to that split's interval goes there. With fewer than 20, the text as a whole is cut in three, in order, at
+line ends.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import unicodedata
 from collections.abc import Sequence
@@ -41,34 +42,48 @@ class Division(NamedTuple):
 
 
 def divide(documents: Sequence[Document], validation_fraction: float, test_fraction: float) -> Division:
-    """Divide the documents in train, validation and test. A split with fraction 0 is empty; no other may be.
+    """Divide the documents in train, validation and test. A split with fraction 0 is empty, and no other is.
 
-    Errors:  DataError if a split would be empty, with the fraction that would fill it.
+    A document's hash h says where it goes: to test for h < test_fraction, to validation for h < test_fraction +
+    validation_fraction, else to train. A split that this leaves empty takes the document nearest to its interval, from
+    a split that has more than one; test chooses first, then validation, then train.
+
+    Errors:  DataError if there are fewer than 20 documents, and too little text in them to be cut.
     """
     if len(documents) < MIN_DOCUMENTS:
         return _cut_in_order(documents, validation_fraction, test_fraction)
-    parts: dict[str, list[Part]] = {name: [] for name in SPLITS}
-    hashes = []
+    held_out = test_fraction + validation_fraction
+    intervals = {"test": (0.0, test_fraction), "validation": (test_fraction, held_out), "train": (held_out, 1.0)}
+    chosen: dict[str, list[Document]] = {name: [] for name in intervals}
     for document in documents:
         at = split_hash(document.name)
-        hashes.append(at)
-        name = "test" if at < test_fraction else "validation" if at < test_fraction + validation_fraction else "train"
-        parts[name].append(Part(document, 0, document.size))
-    wanted = {"test": (test_fraction, 0.0), "validation": (validation_fraction, test_fraction)}
-    for name, (fraction, floor) in wanted.items():
-        if fraction > 0 and not parts[name]:
-            enough = min((at for at in hashes if at >= floor), default=1.0) - floor
-            raise DataError(
-                f"none of the {len(documents)} documents falls into the {name} split of {fraction:g}; "
-                f"set {name}_fraction to {math.ceil(enough * 1000 + 1) / 1000:g} or more, or to 0 for none"
-            )
-    if not parts["train"]:
-        raise DataError(
-            f"none of the {len(documents)} documents is left for training; "
-            f"validation_fraction={validation_fraction:g} and test_fraction={test_fraction:g} are too large"
-        )
+        chosen["test" if at < test_fraction else "validation" if at < held_out else "train"].append(document)
+    filled = []
+    for name, (low, high) in intervals.items():
+        if low < high and not chosen[name]:
+            _move_nearest(chosen, name, low, high)
+            filled.append(name)
     how = "by document: a fixed hash of each document's name"
-    return Division({name: tuple(chosen) for name, chosen in parts.items()}, how)
+    if filled:
+        how += f"; it left {' and '.join(filled)} empty, which took the nearest document"
+    order = {document.name: i for i, document in enumerate(documents)}
+    parts = {
+        name: tuple(Part(d, 0, d.size) for d in sorted(chosen[name], key=lambda d: order[d.name])) for name in SPLITS
+    }
+    return Division(parts, how)
+
+
+def _move_nearest(chosen: dict[str, list[Document]], name: str, low: float, high: float) -> None:
+    """To the split ``name``, from one that has others left; of two equally near, the first by name."""
+    places = [(document, other) for other, found in chosen.items() if len(found) > 1 for document in found]
+
+    def distance(place: tuple[Document, str]) -> tuple[float, str]:
+        at = split_hash(place[0].name)
+        return max(low - at, at - high, 0.0), place[0].name
+
+    document, other = min(places, key=distance)
+    chosen[other].remove(document)
+    chosen[name].append(document)
 
 
 def split_hash(name: str) -> float:
