@@ -388,6 +388,14 @@ class TestEvaluate:
         assert named in refused("evaluate", *words)
 
 
+def test_a_relative_text_is_found_from_another_directory(
+    run: Run, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("evaluate", workplace / "run", "--max-tokens", "64", "--no-compressors")
+    assert result.code == 0, result
+
+
 class TestInfo:
     def test_machine(self, run: Run) -> None:
         (record,) = run("info").records

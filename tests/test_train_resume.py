@@ -27,7 +27,7 @@ from statewise.train import RunConfig, TrainResult, train
 from statewise.train import run_state as run_state_module
 from statewise.train.config import CHANGEABLE_ON_RESUME, TrainConfig
 from statewise.train.report import Reporter
-from statewise.train.run_folder import open_run
+from statewise.train.run_folder import open_run, read_run
 
 
 class StopAt(Recorder):
@@ -268,10 +268,26 @@ def test_what_may_change_may_change(tmp_path: Path) -> None:
         "threads": 1,
         "gradient_checkpointing": True,
     }
-    assert {f"train.{name}" for name in changes} | {"train.compile"} == CHANGEABLE_ON_RESUME
+    assert {f"train.{name}" for name in changes} | {"train.compile", "data.source"} == CHANGEABLE_ON_RESUME
     assert all(getattr(TrainConfig(steps=1), name) != value for name, value in changes.items())
     config, run = begun(tmp_path)
     assert train(replace(config, train=replace(config.train, **changes)), run, resume=True).step == 4
+
+
+def test_a_text_that_has_moved_is_found_at_its_new_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_run(tmp_path, steps=2)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    train(replace(config, data=replace(config.data, source="text.txt")), "run")
+    assert read_run("run").data.source == str(tmp_path / "text.txt")
+    (tmp_path / "text.txt").rename(tmp_path / "elsewhere" / "text.txt")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    moved = replace(read_run("../run"), data=replace(config.data, source="*.txt"))
+    assert train(replace(moved, train=replace(moved.train, steps=4)), "../run", resume=True).step == 4
+    assert read_run("../run").data.source == str(tmp_path / "elsewhere" / "*.txt")
+    (tmp_path / "elsewhere" / "text.txt").write_text("another text\n" * 900)
+    with pytest.raises(DataError, match="not the one"):
+        train(None, "../run", resume=True)
 
 
 def test_a_text_that_has_changed_is_noticed(tmp_path: Path) -> None:

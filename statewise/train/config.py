@@ -14,10 +14,12 @@ PRECISIONS = ("float32", "bfloat16")
 MATMULS = ("default", "fast")
 DEVICES = ("auto", "cpu", "cuda")
 
-# What a resumed run may set anew: how long it goes on, what it leaves on the way, and the machine it runs on.
+# What a resumed run may set anew: how long it goes on, what it leaves on the way, and the machine it runs on
+# with the place of the text there.
 # Everything else decides the loss curve, and has to be what the run began with.
 CHANGEABLE_ON_RESUME = frozenset(
     {
+        "data.source",  # where the text lies; that it is the same is checked by its content
         "train.steps",
         "train.minutes",
         "train.evaluate_every",

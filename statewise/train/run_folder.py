@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +22,7 @@ from statewise.checkpoints import clean_unfinished, list_checkpoints
 from statewise.checkpoints.atomic import HIDDEN_NAME
 from statewise.checkpoints.folders import CHECKPOINTS, RUN_FILE
 from statewise.configuration import from_dict, to_dict
+from statewise.data.text import with_absolute_paths
 from statewise.errors import CheckpointError, ConfigError
 from statewise.models.registry import CONFIG_TYPES
 from statewise.train.config import CHANGEABLE_ON_RESUME, RunConfig
@@ -99,11 +101,17 @@ def open_run(folder: Path | str, config: RunConfig | None, *, resume: bool) -> I
             config = before
         if config is None:
             raise CheckpointError(f"the run at {path} was stopped before it had begun; begin it again")
+        config = _from_anywhere(config)
         if before is not None:
-            _require_same(before, config, path)
+            _require_same(_from_anywhere(before), config, path)
         run = RunFolder(path, config)
         clean_unfinished(path)
         yield run
+
+
+def _from_anywhere(config: RunConfig) -> RunConfig:
+    """With absolute paths: a run is resumed and evaluated from other working directories than it was begun in."""
+    return replace(config, data=with_absolute_paths(config.data))
 
 
 def _inspect(path: Path, resume: bool) -> bool:
