@@ -21,6 +21,7 @@ from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
 from statewise.train import TrainConfig
+from statewise.train.environment import process_settings
 from statewise.train.optimizer import (
     build_optimizer,
     describe_groups,
@@ -234,3 +235,11 @@ def test_the_table_has_a_line_for_each_group() -> None:
     Console(file=out, width=120).print(groups_table(rows))
     assert all(row["group"] in out.getvalue() for row in rows)
     assert f"{groups[0].n_parameters:,}" in out.getvalue()
+
+
+def test_threads_are_bounded_by_the_cores_of_this_machine() -> None:
+    """Not by TrainConfig: a run.json from a larger machine can still be read here."""
+    with pytest.raises(ConfigError, match=r"TrainConfig\.threads=100000 is out of range; expected at most \d+"):
+        process_settings(TrainConfig(steps=1, threads=100_000)).__enter__()
+    with process_settings(TrainConfig(steps=1, threads=1)):
+        assert torch.get_num_threads() == 1

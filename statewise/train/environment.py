@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,7 +28,15 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def process_settings(config: TrainConfig) -> Iterator[None]:
-    """The number of threads and the precision of float32 products, put back as they were at the end."""
+    """The number of threads and the precision of float32 products, put back as they were at the end.
+
+    Errors: ConfigError for more threads than eight for each core: with very many, the process crashes.
+    """
+    most = 8 * (os.cpu_count() or 128)
+    if config.threads is not None and config.threads > most:
+        raise ConfigError(
+            f"TrainConfig.threads={config.threads} is out of range; expected at most {most}, eight for each core here"
+        )
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         if config.threads is not None:
