@@ -62,6 +62,21 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         read_metrics(tmp_path / "none.jsonl")
 
 
+@pytest.mark.parametrize("damage", [b'{"kind": "tr', b"\xff\x00", b'{"step": 2, "loss": NaN}', b""])
+def test_a_damaged_file_is_kept_aside_and_its_readable_lines_go_on(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for name in ("metrics.jsonl.damaged", "metrics.jsonl.damaged-2"):
+        lines = [json.dumps(line(1)).encode(), damage, json.dumps(line(3)).encode(), json.dumps(line(9)).encode(), b""]
+        path.write_bytes(b"\n".join(lines))
+        whole = path.read_bytes()
+        with MetricsFile(path, keep_to_step=3) as metrics:
+            assert metrics.damaged == tmp_path / name
+        assert (tmp_path / name).read_bytes() == whole
+        assert read_metrics(path) == [line(1), line(3)]
+    with MetricsFile(path, keep_to_step=3) as metrics:
+        assert metrics.damaged is None
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
 def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl", keep_to_step=0)

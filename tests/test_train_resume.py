@@ -274,6 +274,17 @@ def test_what_may_change_may_change(tmp_path: Path) -> None:
     assert train(replace(config, train=replace(config.train, **changes)), run, resume=True).step == 4
 
 
+def test_a_damaged_line_of_metrics_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    config, run = begun(tmp_path)
+    path = run / "metrics.jsonl"
+    path.write_bytes(b"half a li\n" + path.read_bytes())
+    reporter = Recorder()
+    train(config, run, resume=True, reporter=reporter)
+    assert [event["kind"] for event in reporter.events][:2] == ["warning", "start"]
+    assert "metrics.jsonl.damaged" in reporter.events[0]["message"]
+    assert (run / "metrics.jsonl.damaged").read_bytes().startswith(b"half a li\n")
+
+
 def test_a_text_that_has_moved_is_found_at_its_new_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_run(tmp_path, steps=2)
     (tmp_path / "elsewhere").mkdir()

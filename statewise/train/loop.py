@@ -70,6 +70,11 @@ def train(
         state = RunState(run)
         run.write_config()  # now that nothing in it was refused: a mistake leaves no run, and a run its old run.json
         metrics = stack.enter_context(MetricsFile(run.metrics_path, keep_to_step=state.progress.step))
+        if metrics.damaged is not None:
+            message = (
+                f"{run.metrics_path} had damaged lines: what can be read goes on, the rest is in {metrics.damaged}"
+            )
+            reporter.event({"kind": "warning", "step": state.progress.step, "message": message})
         stop = stack.enter_context(StopSignals())  # not before: until here there is nothing to save
         return _loop(state, metrics, reporter, stop)
 

@@ -25,10 +25,8 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-                raise ValueError("not an object with a step")
-        except ValueError as error:  # also of bytes that are not UTF-8
+            record = _parse(line)
+        except ValueError as error:
             if number == len(lines):  # nothing after the last newline, or half a line
                 break
             raise CheckpointError(f"{path}, line {number}, is not a line of metrics ({error})") from None
@@ -36,10 +34,32 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     return records
 
 
-def cut_metrics(path: Path, step: int) -> None:
-    """Drops what was written after ``step``, in one rename: what a run did beyond its last checkpoint is done again."""
-    kept = [record for record in read_metrics(path) if record["step"] <= step] if path.exists() else []
-    write_bytes(path, b"".join(map(_line, kept)))
+def cut_metrics(path: Path, step: int) -> Path | None:
+    """Drops what was written after ``step``, in one rename: what a run did beyond its last checkpoint is done again.
+
+    A file with a damaged line before the last is first kept under another name, which is returned; what can be read of
+    it goes on.
+    """
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    records, n_damaged = [], 0
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(_parse(line))
+        except ValueError:
+            n_damaged += number < len(lines)  # the last one is only unfinished
+    kept_aside = keep_aside(path, "damaged") if n_damaged else None
+    write_bytes(path, b"".join(_line(record) for record in records if record["step"] <= step))
+    return kept_aside
+
+
+def keep_aside(path: Path, why: str) -> Path:
+    """A copy beside ``path``, called for example metrics.jsonl.damaged, or metrics.jsonl.damaged-2 if that is there."""
+    aside, number = path.with_name(f"{path.name}.{why}"), 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = path.with_name(f"{path.name}.{why}-{number}")
+    write_bytes(aside, path.read_bytes())
+    return aside
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -57,12 +77,14 @@ def write_bytes(path: Path, content: bytes) -> None:
 class MetricsFile:
     """Appends records to a file, each whole and at once. Close it, or use it in a ``with``.
 
+    damaged: where a file with damaged lines was kept, None if there were none; see :func:`cut_metrics`.
+
     Errors: CheckpointError where the disk does not take them.
     """
 
     def __init__(self, path: Path, *, keep_to_step: int) -> None:
         self.path = path
-        cut_metrics(path, keep_to_step)
+        self.damaged = cut_metrics(path, keep_to_step)
         try:
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
         except OSError as error:
@@ -93,6 +115,18 @@ class MetricsFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """ValueError for what is no record: also bytes that are not UTF-8, and NaN, which is no JSON."""
+    record = json.loads(line, parse_constant=_refuse_constant)
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        raise ValueError("not an object with a step")
+    return record
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -17,8 +17,8 @@ class Reporter:
     """Hears of everything and says nothing; the others derive from it.
 
     ``event`` takes records of these kinds: "start", "train" and "evaluation" (as metrics.jsonl has them),
-    "checkpoint", "stop" (a signal) and "end". ``progress`` is called after every step with the fraction of the
-    run that is done and that step's "train" record.
+    "checkpoint", "warning", "stop" (a signal) and "end". ``progress`` is called after every step with the fraction
+    of the run that is done and that step's "train" record.
     """
 
     def event(self, record: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class TerminalReporter(Reporter):
             )
         elif kind == "checkpoint":
             self._print(f"step {record['step']:,}: saved {record['path']}")
-        elif kind in ("stop", "end"):
+        elif kind in ("warning", "stop", "end"):
             self._print(record["message"])
 
     def progress(self, fraction: float, record: Mapping[str, Any]) -> None:
