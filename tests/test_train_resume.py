@@ -274,6 +274,28 @@ def test_what_may_change_may_change(tmp_path: Path) -> None:
     assert train(replace(config, train=replace(config.train, **changes)), run, resume=True).step == 4
 
 
+def test_a_run_that_failed_before_its_first_checkpoint_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_it(model: Any) -> None:
+        model.layers[0].register_forward_hook(lambda module, args, output: (output[0] * math.nan, *output[1:]))
+
+    config, run = small_run(tmp_path, steps=4), tmp_path / "run"
+    broken_at(3, monkeypatch, break_it)
+    with pytest.raises(TrainingError, match=r"statewise train --resume \S+run --lr 0\.00033$"):
+        train(config, run)
+    monkeypatch.undo()
+    first = {name: (run / name).read_bytes() for name in ("run.json", "metrics.jsonl")}
+    other = replace(config, train=replace(config.train, lr=0.00033))
+    with pytest.raises(CheckpointError, match="--resume"):
+        train(other, run)
+    assert train(other, run, resume=True).step == 4
+    assert {name: (run / f"{name}.failed").read_bytes() for name in first} == first
+    train(other, tmp_path / "straight")
+    assert curve(run) == curve(tmp_path / "straight")
+    assert read_run(run).train.lr == 0.00033
+
+
 def test_a_damaged_line_of_metrics_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
     config, run = begun(tmp_path)
     path = run / "metrics.jsonl"

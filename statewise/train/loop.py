@@ -50,10 +50,11 @@ def train(
 ) -> TrainResult:
     """Trains a language model as ``config`` says, and leaves ``folder`` as run_folder.py describes it.
 
-    With ``resume`` the run goes on from its last checkpoint (or begins, if it was killed before the first);
-    ``config`` may then be None, for what the folder says, or differ in what ``CHANGEABLE_ON_RESUME`` lists. On
-    the CPU, with the same number of threads and a budget in steps, every number is then the same, bit for bit, as
-    if the run had never been stopped. A run that is given more steps follows the longer schedule from there on.
+    With ``resume`` the run goes on from its last checkpoint (or begins, if it ended before the first: then with
+    any configuration); ``config`` may then be None, for what the folder says, or differ in what
+    ``CHANGEABLE_ON_RESUME`` lists. On the CPU, with the same number of threads and a budget in steps, every number
+    is then the same, bit for bit, as if the run had never been stopped. A run that is given more steps follows the
+    longer schedule from there on.
 
     The first SIGINT or SIGTERM ends the run after its step, with a checkpoint; the second one at once. PyTorch's,
     Python's and numpy's global generators are seeded. The number of threads and the precision of float32 products

@@ -26,7 +26,7 @@ from statewise.data.text import with_absolute_paths
 from statewise.errors import CheckpointError, ConfigError
 from statewise.models.registry import CONFIG_TYPES
 from statewise.train.config import CHANGEABLE_ON_RESUME, RunConfig
-from statewise.train.metrics import write_bytes
+from statewise.train.metrics import keep_aside, write_bytes
 
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = ".lock"
@@ -57,9 +57,10 @@ def run_from_dict(data: Any, *, where: str = "run") -> RunConfig:
 class RunFolder:
     """An open run folder; :func:`open_run` makes one."""
 
-    def __init__(self, path: Path, config: RunConfig) -> None:
+    def __init__(self, path: Path, config: RunConfig, *, begins_anew: bool = False) -> None:
         self.path = path
         self.config = config
+        self.begins_anew = begins_anew  # with another configuration than its run.json, which has no checkpoint
         self.metrics_path = path / METRICS_FILE
 
     def checkpoint_path(self, step: int) -> Path:
@@ -71,6 +72,11 @@ class RunFolder:
         return found[-1].path if found else None
 
     def write_config(self) -> None:
+        """What a failed attempt with another configuration left is kept as run.json.failed and metrics.jsonl.failed."""
+        if self.begins_anew:
+            for earlier in (self.path / RUN_FILE, self.metrics_path):
+                if earlier.exists():
+                    keep_aside(earlier, "failed")
         data = {"statewise_version": __version__, **to_dict(self.config)}
         text = (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
         write_bytes(self.path / RUN_FILE, text)
@@ -81,7 +87,8 @@ def open_run(folder: Path | str, config: RunConfig | None, *, resume: bool) -> I
     """Owns a run folder within a ``with``: creates it, or with ``resume`` opens it and holds ``config`` against it.
 
     Without a config a resumed run takes its own. A folder in which a run was killed before it wrote its run.json
-    can be begun again, with or without ``resume``.
+    can be begun again, with or without ``resume``. A run that has no checkpoint yet has nothing that a configuration
+    could contradict: resumed with another one it begins anew.
 
     Errors: CheckpointError for a folder that is no run's and not empty, that holds a run already (without
             ``resume``), that holds none (with it), that another process is training in, or that cannot be
@@ -101,10 +108,12 @@ def open_run(folder: Path | str, config: RunConfig | None, *, resume: bool) -> I
             config = before
         if config is None:
             raise CheckpointError(f"the run at {path} was stopped before it had begun; begin it again")
-        config = _from_anywhere(config)
+        config, begins_anew = _from_anywhere(config), False
         if before is not None:
-            _require_same(_from_anywhere(before), config, path)
-        run = RunFolder(path, config)
+            begins_anew = not list_checkpoints(path) and _from_anywhere(before) != config
+            if not begins_anew:
+                _require_same(_from_anywhere(before), config, path)
+        run = RunFolder(path, config, begins_anew=begins_anew)
         clean_unfinished(path)
         yield run
 

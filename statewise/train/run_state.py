@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,7 +92,7 @@ class RunState:
         if name is not None:
             raise TrainingError(
                 f"the parameter {name} is not finite after step {self.progress.step}; {self.what_remains()}. "
-                "A smaller train.lr, or a longer train.warmup, may help"
+                f"{self.advice()}"
             )
         path = self.run.checkpoint_path(self.progress.step)
         tensors, generators = capture_generators(self.device)
@@ -110,6 +111,13 @@ class RunState:
         if self.checkpoint is None:
             return "no checkpoint was written before"
         return f"the last good checkpoint is {self.checkpoint}"
+
+    def advice(self) -> str:
+        """What to do about numbers that are not finite."""
+        if self.checkpoint is None:
+            smaller = f"--resume {shlex.quote(str(self.run.path))} --lr {self.config.lr / 3:.2g}"
+            return f"To begin anew with a smaller learning rate: statewise train {smaller}"
+        return "A smaller train.lr, or a longer train.warmup, may help; for that begin a new run with another --out"
 
     def _restore(self, checkpoint: Path) -> None:
         tensors, data = checkpoints.read_trainer(checkpoint)

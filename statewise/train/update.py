@@ -95,7 +95,4 @@ def _not_finite(state: RunState, loss: float, norm: float, eager: Loss) -> Train
             where = "done again layer by layer, every number in it is finite" + (" but that norm" if finite else "")
     except RuntimeError as error:  # out of memory, most likely: what is known has to be said all the same
         where = f"the layer was not found ({str(error).splitlines()[0]})"
-    return TrainingError(
-        f"step {state.progress.step + 1}: {what}; {where}; {state.what_remains()}. "
-        "A smaller train.lr, or a longer train.warmup, may help"
-    )
+    return TrainingError(f"step {state.progress.step + 1}: {what}; {where}; {state.what_remains()}. {state.advice()}")
