@@ -82,9 +82,16 @@ def train(
     """Train a language model: a preset, a file, or either with some fields set.
 
     --steps and --minutes together replace the budget of the preset or file: the run then ends by whichever is given.
+    With --resume the run's own run.json is the file; another given by --config must agree with it, but for the budget,
+    the place of the text, what is left on the way, and the machine.
     """
     if preset is not None and config is not None:
         raise typer.BadParameter("a run comes from one of --preset and --config, not from both", param_hint="--config")
+    if preset is not None and resume is not None:
+        raise typer.BadParameter(
+            "a resumed run has its own configuration, in its folder; leave out --preset",
+            param_hint="--preset",
+        )
     if (out is None) == (resume is None) and not print_config:
         raise typer.BadParameter(
             "give the folder for a new run, or with --resume that of the run to go on with", param_hint="--out"
@@ -145,6 +152,11 @@ def generate(
     """Write: print the continuation of each prompt as it comes."""
     from statewise.console import read_prompt, write_generated
 
+    if log_probabilities and echo:
+        raise typer.BadParameter(
+            "--log-probabilities prints what is generated, one object for each token, and no prompt; leave out --echo",
+            param_hint="--echo",
+        )
     texts: list[str | bytes] = [*(prompts or []), *(read_prompt(path) for path in prompt_files or [])]
     if state_out is not None and state_out.exists():
         raise DataError(f"{state_out} exists already; give --state-out a new name")
@@ -192,7 +204,9 @@ def generate(
 def evaluate(
     folder: Folder,
     data: Annotated[str | None, typer.Option(help="Another text than the run's: a source as for train.")] = None,
-    split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
+    split: Annotated[
+        str | None, typer.Option(help="test (the default), validation or train.", show_default=False)
+    ] = None,
     text_file: Annotated[
         str | None, typer.Option(help="A file read as one document instead of a split; - is standard input.")
     ] = None,
@@ -215,6 +229,12 @@ def evaluate(
 
     if text_file is not None and data is not None:
         raise typer.BadParameter("a text comes from one of --data and --text-file", param_hint="--text-file")
+    for name, given in (("--split", split), ("--max-tokens", max_tokens)):
+        if text_file is not None and given is not None:
+            raise typer.BadParameter(
+                f"{name} chooses from a corpus that is divided; the file of --text-file is read as a whole",
+                param_hint=name,
+            )
     text = None if text_file is None else read_prompt(text_file)
     from statewise.evaluate import compress, evaluate_split, evaluate_text
     from statewise.model_folder import open_model
@@ -225,10 +245,10 @@ def evaluate(
     if text is not None:
         result, content, name = evaluate_text(opened.model, opened.tokenizer, text, **options), text, text_file
     else:
+        split = "test" if split is None else split
         part = opened.corpus(data).split(split)
         result = evaluate_split(opened.model, part, opened.tokenizer, max_tokens=max_tokens, **options)
-        whole = max_tokens is None or max_tokens >= part.n_tokens
-        content = part.text_bytes() if whole else opened.tokenizer.decode(part.tokens[:max_tokens]).encode()
+        content = part.text_bytes()[: result.n_bytes]  # what was scored, even to within a character
         name = f"{split} split"
     show_evaluation(
         result, compress(content) if compressors else None, name=str(name), checkpoint=opened.checkpoint, as_json=json
@@ -278,7 +298,7 @@ def _run_config(
             config = run_from_dict(parse_json(file.read_bytes(), str(file)), where=str(file))
         except OSError as error:
             raise ConfigError(f"--config {file} cannot be read: {error.strerror}") from error
-    elif preset is None and resume is not None:
+    elif resume is not None:
         config = read_run(resume)
     else:
         config = PRESETS[preset or "demo"]()
@@ -288,7 +308,7 @@ def _run_config(
     given = [f"{name}={dumps(value)}" for name, value in flags.items() if value is not None]
     config = assign(config, [*given, *assignments], types=CONFIG_TYPES)
     own_vocabulary = any(assignment.startswith(("model.vocab_size=", "model=")) for assignment in assignments)
-    from_preset = file is None and (preset is not None or resume is None)
+    from_preset = file is None and resume is None
     return fit_vocabulary(config) if from_preset and not own_vocabulary else config
 
 

@@ -20,6 +20,7 @@ import pytest
 
 import statewise as sw
 from statewise import cli
+from statewise.evaluate import compress
 
 ROOT = Path(sw.__file__).parent.parent
 TRAIN = [
@@ -145,7 +146,11 @@ class TestHelp:
             (["train"], "--out"),
             (["train", "--out", "x", "--resume", "run"], "--out"),
             (["train", "--preset", "tiny", "--config", "x.json", "--out", "x"], "--config"),
+            (["train", "--preset", "tiny", "--resume", "run"], "--preset"),
             (["generate"], "FOLDER"),
+            (["generate", "run", "--prompt", "a", "--log-probabilities", "--echo"], "--echo"),
+            (["evaluate", "run", "--text-file", "text/0.txt", "--split", "test"], "--split"),
+            (["evaluate", "run", "--text-file", "text/0.txt", "--max-tokens", "50"], "--max-tokens"),
             (["evaluate", "run", "--data", "text", "--text-file", "text/0.txt"], "--text-file"),
         ],
     )
@@ -361,6 +366,15 @@ class TestEvaluate:
         assert windows["bits_per_byte"] == pytest.approx(record["bits_per_byte"], rel=0.1)
         (part,) = run("evaluate", "run", "--data", "text/[1-9]*.txt", "--max-tokens", "100").records
         assert part["n_tokens"] == 99
+
+    def test_compressors_get_the_bytes_that_are_scored(self, run: Run) -> None:
+        """Also where the last token ends within a character, here after its first byte of two."""
+        text = ("\u00e9" * 10 + "\n") * 100
+        Path("accents.txt").write_text(text, "utf-8")
+        options = ("--data", "accents.txt", "--split", "train", "--max-tokens", "101")
+        (record,) = run("evaluate", "run", *options).records
+        assert record["n_bytes"] == 99 + 1  # the document token is no text
+        assert record["zlib_bits_per_byte"] == compress(text.encode()[:100]).zlib_bits_per_byte
 
     def test_table_on_a_terminal(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
