@@ -243,15 +243,15 @@ def evaluate(
 
     options = {"chunk_length": chunk_length, "n_streams": streams, "window": window, "stride": stride}
     if text is not None:
-        result, content, name = evaluate_text(opened.model, opened.tokenizer, text, **options), text, text_file
+        result, content = evaluate_text(opened.model, opened.tokenizer, text, **options), text
+        name = str(text_file)
     else:
-        split = "test" if split is None else split
-        part = opened.corpus(data).split(split)
+        part = opened.corpus(data).split(split or "test")
         result = evaluate_split(opened.model, part, opened.tokenizer, max_tokens=max_tokens, **options)
         content = part.text_bytes()[: result.n_bytes]  # what was scored, even to within a character
-        name = f"{split} split"
+        name = f"{part.name} split"
     show_evaluation(
-        result, compress(content) if compressors else None, name=str(name), checkpoint=opened.checkpoint, as_json=json
+        result, compress(content) if compressors else None, name=name, checkpoint=opened.checkpoint, as_json=json
     )
 
 
