@@ -212,6 +212,9 @@ def evaluate(
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Read only so many tokens of the split.")] = None,
     chunk_length: Annotated[int, typer.Option(help="Tokens in a chunk; changes the memory, not the result.")] = 1024,
+    across_documents: Annotated[
+        bool, typer.Option("--across-documents", help="Carry the state from one document to the next as well.")
+    ] = False,
     streams: Annotated[int, typer.Option(help="Read the text as so many pieces side by side, which is faster.")] = 1,
     window: Annotated[int | None, typer.Option(help="Read windows of so many tokens instead of one sequence.")] = None,
     stride: Annotated[int | None, typer.Option(help="Tokens between windows. Default: half a window.")] = None,
@@ -241,7 +244,13 @@ def evaluate(
 
     opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
 
-    options = {"chunk_length": chunk_length, "n_streams": streams, "window": window, "stride": stride}
+    options: dict[str, Any] = {
+        "across_documents": across_documents,
+        "chunk_length": chunk_length,
+        "n_streams": streams,
+        "window": window,
+        "stride": stride,
+    }
     if text is not None:
         result, content = evaluate_text(opened.model, opened.tokenizer, text, **options), text
         name = str(text_file)

@@ -367,6 +367,12 @@ class TestEvaluate:
         (part,) = run("evaluate", "run", "--data", "text/[1-9]*.txt", "--max-tokens", "100").records
         assert part["n_tokens"] == 99
 
+    def test_state_across_documents(self, run: Run) -> None:
+        (alone,) = run("evaluate", "run", "--split", "train", "--no-compressors").records
+        (carried,) = run("evaluate", "run", "--split", "train", "--no-compressors", "--across-documents").records
+        assert carried["bits_per_byte"] != alone["bits_per_byte"]
+        assert carried["bits_per_byte"] == pytest.approx(alone["bits_per_byte"], rel=0.1)
+
     def test_compressors_get_the_bytes_that_are_scored(self, run: Run) -> None:
         """Also where the last token ends within a character, here after its first byte of two."""
         text = ("\u00e9" * 10 + "\n") * 100
