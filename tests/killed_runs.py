@@ -25,6 +25,7 @@ import torch._dynamo  # so that no child imports it
 from training import small_run
 
 from statewise import checkpoints
+from statewise.errors import CheckpointError
 from statewise.train import read_metrics, train
 from statewise.train.report import Reporter
 
@@ -49,7 +50,7 @@ def is_usable(run: Path) -> int:
         read_metrics(run / "metrics.jsonl")
     try:
         latest = checkpoints.resolve(run, "latest")
-    except Exception:
+    except CheckpointError:
         assert not list((run / "checkpoints").glob("step-*")), "there are checkpoints, and they cannot be found"
         return 0
     checkpoints.load(latest)

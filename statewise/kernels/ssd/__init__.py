@@ -39,13 +39,17 @@ def _entering(segments: Tensor | None, start: int) -> Tensor | None:
     return segments[:, start - 1] if start else torch.zeros_like(segments[:, 0])
 
 
+def _fake_forward(
+    x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None, chunk_length: int
+) -> tuple[Tensor, Tensor]:
+    """Room for the outputs."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty(h0.shape, dtype=x.dtype, device=x.device)
+
+
 def _forward(
     x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None, chunk_length: int
 ) -> tuple[Tensor, Tensor]:
-    y, state = (
-        torch.empty(x.shape, dtype=x.dtype, device=x.device),
-        torch.empty(h0.shape, dtype=h0.dtype, device=h0.device),
-    )
+    y, state = _fake_forward(x, log_a, B, C, h0, segments, chunk_length)
     inputs = Inputs(x, log_a, B, C, segments)
     for rows in _blocks_of_rows(x):
         h, ids = h0[rows], None if segments is None else segments[rows]
@@ -54,12 +58,6 @@ def _forward(
             y[rows, start:stop], h = forward_chunks(piece, h, _entering(ids, start), q)
         state[rows] = h
     return y, state
-
-
-def _fake_forward(
-    x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None, chunk_length: int
-) -> tuple[Tensor, Tensor]:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty(h0.shape, dtype=x.dtype, device=x.device)
 
 
 def _adjoint(
