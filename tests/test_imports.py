@@ -18,7 +18,8 @@ ROOT = Path(statewise.__file__).parent
 # A part may import what stands on a lower line, and itself.
 ORDER = (
     ("errors",),
-    ("configuration", "semiseparable", "systems", "hippo"),
+    ("configuration", "semiseparable", "systems"),
+    ("hippo",),
     ("kernels",),
     ("operators",),
     ("mixers",),
