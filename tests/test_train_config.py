@@ -60,7 +60,7 @@ from statewise.train.schedule import Cadence, learning_rate_factor
         ("threads", 0),
         ("evaluate_every", 0),
         ("evaluate_minutes", -1.0),
-        ("evaluate_tokens", 1),
+        ("evaluate_items", 1),
         ("save_every", 0),
         ("save_minutes", 0.0),
         ("keep_last", 0),

@@ -29,7 +29,7 @@ def small_model(dropout: float = 0.1, **changes: Any) -> LanguageModelConfig:
 def small_run(folder: Path, *, model: LanguageModelConfig | None = None, **train: Any) -> RunConfig:
     """A run on a text in ``folder``; further arguments are fields of TrainConfig."""
     text = folder / "text.txt"
-    settings = {"length": 16, "batch_size": 2, "evaluate_tokens": 200, "log_every": 1, "save_minutes": None}
+    settings = {"length": 16, "batch_size": 2, "evaluate_items": 200, "log_every": 1, "save_minutes": None}
     if "steps" not in train and "minutes" not in train:
         settings["steps"] = 8
     return RunConfig(

@@ -83,7 +83,7 @@ class TrainConfig:
     # What it leaves on the way, besides at its end; each by steps, by minutes, by both, or not at all
     evaluate_every: int | None = None
     evaluate_minutes: float | None = 5.0
-    evaluate_tokens: int = 65_536  # how much of the validation split is read, from its beginning
+    evaluate_items: int | None = None  # of the validation split, from its beginning; None: all (text: 65,536 tokens)
     save_every: int | None = None
     save_minutes: float | None = 10.0
     keep_last: int = 2  # checkpoints
@@ -95,7 +95,7 @@ class TrainConfig:
             raise ConfigError("TrainConfig needs steps or minutes; set train.steps=1000 or train.minutes=10")
         for name in ("batch_size", "length", "accumulation", "keep_last", "log_every"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
-        self._require("evaluate_tokens", self.evaluate_tokens >= 2, "at least 2")
+        self._require("evaluate_items", self.evaluate_items is None or self.evaluate_items >= 2, "at least 2, or None")
         for name in ("steps", "evaluate_every", "save_every", "threads"):
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1, or None")
         for name in ("minutes", "evaluate_minutes", "save_minutes", "clip_norm"):

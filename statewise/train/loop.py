@@ -158,7 +158,7 @@ def _evaluate(state: RunState) -> dict[str, Any]:
     """Looks at the beginning of the validation split, in float32, several pieces side by side; gives the record."""
     config, progress = state.config, state.progress
     assert state.validation is not None
-    n_tokens = min(config.evaluate_tokens, state.validation.n_tokens)
+    n_tokens = min(config.evaluate_items or 65_536, state.validation.n_tokens)
     try:
         evaluation = evaluate_split(
             state.model,

@@ -29,7 +29,7 @@ def demo() -> RunConfig:
 
 def tiny() -> RunConfig:
     """Fifty steps of a model of twenty thousand parameters: seconds."""
-    train = TrainConfig(steps=50, batch_size=4, length=128, lr=1e-2, evaluate_tokens=8192)
+    train = TrainConfig(steps=50, batch_size=4, length=128, lr=1e-2, evaluate_items=8192)
     return RunConfig(model=models.tiny(), data=TextDataConfig(), train=train)
 
 

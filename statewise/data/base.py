@@ -1,0 +1,35 @@
+"""What every description of data is."""
+
+from __future__ import annotations
+
+import abc
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+Data = TypeVar("Data", bound="DataConfig")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(abc.ABC):
+    """Which data, and how they are divided. Its class decides the task (``statewise.train.tasks.TASKS``).
+
+    Where there is a choice of data the field is called ``source`` (the flag --data), and a folder that they lie in
+    ``folder`` (the flag --data-dir).
+    """
+
+    default_length: ClassVar[int | None] = None  # of ``train.length``; None: the sequences have their own length
+
+    @abc.abstractmethod
+    def with_absolute_paths(self: Data) -> Data:
+        """The same data, found from any working directory: a run is resumed and evaluated from others."""
+
+
+def absolute(path: str) -> str:
+    """The path with ~ written out, from the root.
+
+    >>> absolute("/data/../data")
+    '/data/../data'
+    """
+    return str(Path(os.path.expanduser(path)).absolute())

@@ -1,0 +1,55 @@
+"""What every model is: built from a frozen config, with layers, a state, and parameters that can be drawn anew."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from statewise.models.block import Block
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(abc.ABC):
+    """A frozen description of a model. Its class is named in ``registry.CONFIG_TYPES``, and by "type" in JSON."""
+
+    @abc.abstractmethod
+    def build(self) -> Model:
+        """The model, its parameters drawn from torch's global generator."""
+
+    def in_full(self) -> ModelConfig:
+        """The same model with nothing abbreviated, as a bare mixer is for a block: to be compared by field."""
+        return self
+
+
+class Model(nn.Module, abc.ABC):
+    """A model that can be trained, saved, loaded and described, whatever it reads and gives.
+
+    It is called as everything here is: ``y, state = model(x, state, lengths=..., starts=...)``. What x and y are is
+    the model's own; the task that trains it knows.
+    """
+
+    config: ModelConfig
+    gradient_checkpointing: bool = False  # set True to recompute each block in the backward pass
+
+    @property
+    @abc.abstractmethod
+    def blocks(self) -> Sequence[Block]:
+        """The layers, in order."""
+
+    @abc.abstractmethod
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew from torch's global generator."""
+
+    @abc.abstractmethod
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Any:
+        """The state before the first input.
+
+        Errors: InputError where a layer reads in both directions and so has none.
+        """

@@ -1,0 +1,180 @@
+"""What a task has to say so that training, evaluation and the command line can do the rest."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+from statewise.data.base import DataConfig
+from statewise.errors import ConfigError
+from statewise.models.base import Model, ModelConfig
+
+if TYPE_CHECKING:
+    from statewise.checkpoints.files import SavedTokenizer
+    from statewise.train.config import RunConfig
+
+BatchType = TypeVar("BatchType", bound=tuple[Any, ...])
+BatchOut = TypeVar("BatchOut", covariant=True)
+ModelType = TypeVar("ModelType", bound=Model)
+
+
+class BatchSource(Protocol[BatchOut]):
+    """``batches[step]`` is a NamedTuple of CPU tensors (or None), a pure function of (seed, step), without end."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many batches make one pass over the data."""
+
+    def __getitem__(self, step: int) -> BatchOut: ...
+
+
+class Table(NamedTuple):
+    """A result to print: the first column is left-aligned, the others, mostly numbers, are right-aligned."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+class Task(abc.ABC, Generic[ModelType, BatchType]):
+    """Data, and how well a model does on them. One is opened for each run, and for each evaluation.
+
+    Begins with ``super().__init__(run)``, opens the data (DataError), and refuses a model that does not fit them
+    (ConfigError that names the field of the model and the value it needs). It draws nothing from the global
+    generators, neither then nor later. All else that a run needs - exact resume, signals, checkpoints, progress, the
+    search for the layer that made a NaN - is the loop's.
+
+    A task sets these class attributes, or leaves them:
+
+    models              the configs it can train
+    unit                what is counted: "tokens", "sequences". Records hold it as keys: "sequences_per_second"
+    noun                what the data are called in messages
+    metric              the key of :meth:`evaluate`'s record that says which checkpoint is best
+    higher_is_better    whether more of it is better
+    evaluate_options    further keyword arguments of :meth:`evaluate` that the command line may give: any of
+                        "across_documents", "chunk_length", "n_streams", "window", "stride", "compressors"
+    progress_line       of the terminal's bar, filled from a "train" record: keep it short
+    evaluation_line     above the bar after an evaluation, filled from its record
+    plot_of             what :meth:`plot` draws, in words; None: nothing
+    """
+
+    models: ClassVar[tuple[type[ModelConfig], ...]]
+    unit: ClassVar[str] = "sequences"
+    noun: ClassVar[str] = "data"
+    metric: ClassVar[str]
+    higher_is_better: ClassVar[bool]
+    evaluate_options: ClassVar[tuple[str, ...]] = ()
+    progress_line: ClassVar[str] = "loss {loss:.4f}"
+    evaluation_line: ClassVar[str] = "loss {loss:.4f}"
+    plot_of: ClassVar[str | None] = None
+
+    def __init__(self, run: RunConfig) -> None:
+        self.run = run
+        if not isinstance(run.model, self.models):
+            expected = " or ".join(model.__name__ for model in self.models)
+            raise ConfigError(
+                f"model is a {type(run.model).__name__}, but {type(run.data).__name__} needs a {expected}; "
+                "change model or data"
+            )
+
+    # -- the data ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def model_fields(cls, data: DataConfig) -> Mapping[str, Any]:
+        """The fields of the model that follow from the data, as {"vocab_size": 257}: what a preset's are replaced by.
+
+        Values are JSON. Those that the user gives on the command line are left as they are given.
+        """
+        return {}
+
+    @property
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """Equal only for the same data in the same splits: what a resumed run is held against."""
+
+    @property
+    def tokenizer(self) -> SavedTokenizer | None:
+        """Saved with every checkpoint; None for what is not text."""
+        return None
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """What was found and how it is divided: a few lines to print."""
+
+    @abc.abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """How many units each split has, as {"train": 1000, "validation": 100}; no key, no such split."""
+
+    @property
+    @abc.abstractmethod
+    def batches(self) -> BatchSource[BatchType]:
+        """The training batches, of ``run.train.batch_size`` sequences, from ``run.train.seed``; made when first asked for.
+
+        Errors: DataError if the training split does not fill a batch.
+        """
+
+    @property
+    def units_per_batch(self) -> int:
+        """How many units a batch counts for."""
+        return self.run.train.batch_size
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def initial_state(self, model: ModelType) -> Any:
+        """The state that the first batch begins with, if ``train.carry_state`` asks that it be passed on.
+
+        Errors: ConfigError, unless a batch goes on where the one before stopped.
+        """
+        raise ConfigError(
+            f"TrainConfig.carry_state=True, but the batches of {type(self.run.data).__name__} are sequences of their "
+            "own; set train.carry_state=false"
+        )
+
+    @abc.abstractmethod
+    def loss(self, model: ModelType, batch: BatchType, state: Any) -> tuple[Tensor, Any]:
+        """The mean loss of a batch, a scalar in float32 or wider, and the state after it (None for a state of None).
+
+        Called under autocast if the run asks for it, and perhaps compiled.
+        """
+
+    def from_loss(self, loss: float) -> dict[str, float]:
+        """Further numbers for a line of metrics, from the mean loss of its steps; for text bits per byte."""
+        return {}
+
+    def validate(self, model: ModelType) -> dict[str, Any]:
+        """The look that is taken on the way: numbers of the validation split, the metric among them.
+
+        Reads ``run.train.evaluate_items`` of it at most (all if None). By default :meth:`evaluate`, without what is
+        no number or word. Called in evaluation mode, without gradients, on the model's device.
+        """
+        record = self.evaluate(model, "validation", max_items=self.run.train.evaluate_items)
+        return {name: value for name, value in record.items() if isinstance(value, (bool, int, float, str))}
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def evaluate(self, model: ModelType, split: str, *, max_items: int | None = None, **options: Any) -> dict[str, Any]:
+        """A model on a split ("train", "validation", "test"): JSON data, finite numbers, the metric among them.
+
+        It should also have "loss", the number of units under ``unit``, and "seconds" or the like where it is told.
+        max_items: read only the first so many units   options: those of ``evaluate_options`` that were given
+
+        Errors: ConfigError for a split that there is not; InputError for predictions that are not finite.
+        """
+
+    def tables(self, record: Mapping[str, Any]) -> list[Table]:
+        """What :meth:`evaluate` gave, as tables for a terminal; by default its numbers one below the other."""
+        rows = [
+            (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+            for name, value in record.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        ]
+        return [Table("", ("", ""), rows)]
+
+    def plot(self, path: Path, *, model: ModelType, split: str, record: Mapping[str, Any]) -> None:
+        """Draws what ``plot_of`` says into a file (see ``statewise.train.plotting``); ``record`` is evaluate's."""
+        raise ConfigError(f"there is nothing to plot of a {type(model).__name__}; leave out --plot")
