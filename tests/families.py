@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from statewise.operators import SSD, CausalConvolution, DiagonalLTI, Operator
+from statewise.operators import (
+    SSD,
+    CausalConvolution,
+    DenseLTI,
+    DenseLTV,
+    DiagonalLTI,
+    DiagonalPlusLowRank,
+    Operator,
+)
 
 
 def diagonal_complex(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
@@ -25,6 +34,57 @@ def diagonal_real_trailing(batch: int, length: int, dtype: torch.dtype, seed: in
     return DiagonalLTI(A, B, C), torch.randn(batch, length, 2, 2, 3, generator=g, dtype=dtype)
 
 
+def diagonal_two_outputs(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    op, u = diagonal_complex(batch, length, dtype, seed)
+    return DiagonalLTI(op.A, op.B, torch.stack([op.C, op.B * op.C], 1)), u  # type: ignore[attr-defined]
+
+
+def dense(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    A = torch.randn(3, 4, 4, generator=g, dtype=dtype)
+    A = 0.9 * A / torch.linalg.matrix_norm(A, 2)[:, None, None]
+    B, C = (torch.randn(3, 4, generator=g, dtype=dtype) for _ in range(2))
+    return DenseLTI(A, B, C), torch.randn(batch, length, 3, generator=g, dtype=dtype)
+
+
+def dense_outputs_trailing(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    op, _ = dense(batch, length, dtype, seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    C = torch.randn(3, 2, 4, generator=g, dtype=dtype)
+    u = torch.randn(batch, length, 3, 2, generator=g, dtype=dtype)
+    return DenseLTI(op.A, op.B, C), u  # type: ignore[attr-defined]
+
+
+def dense_time_varying(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    A = -torch.eye(3, dtype=dtype) - torch.rand(3, 3, generator=g, dtype=dtype).tril()
+    B, C = torch.randn(3, generator=g, dtype=dtype), torch.randn(2, 2, 3, generator=g, dtype=dtype)
+    return DenseLTV(A, B, C), torch.randn(batch, length, 2, generator=g, dtype=dtype)
+
+
+def low_rank(
+    batch: int, length: int, dtype: torch.dtype, seed: int, rank: int = 1, outputs: tuple[int, ...] = ()
+) -> tuple[Operator, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    wide = torch.complex128 if dtype == torch.float64 else torch.complex64
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.complex128).to(wide)
+
+    imaginary = 3 * torch.randn(3, 4, generator=g, dtype=torch.float64)
+    Lambda = torch.complex(-0.2 - torch.rand(3, 4, generator=g, dtype=torch.float64), imaginary).to(wide)
+    dt = 0.05 + 0.4 * torch.rand(3, generator=g, dtype=dtype)
+    op = DiagonalPlusLowRank(Lambda, draw(3, rank, 4), draw(3, 4), draw(3, *outputs, 4), dt)
+    return op, torch.randn(batch, length, 3, generator=g, dtype=dtype)
+
+
+def low_rank_two(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    """Rank 2, two outputs, a Q of its own near P, and a trailing axis."""
+    op, u = low_rank(batch, length, dtype, seed, rank=2, outputs=(2,))
+    Q = op.P * 0.9  # type: ignore[attr-defined]
+    return replace(op, Q=Q), u.unsqueeze(-1) * torch.tensor([1.0, -0.5], dtype=dtype)  # type: ignore[type-var]
+
+
 def convolution(batch: int, length: int, dtype: torch.dtype, seed: int, n_taps: int = 4) -> tuple[Operator, Tensor]:
     g = torch.Generator().manual_seed(seed)
     taps = torch.randn(5, n_taps, generator=g, dtype=dtype) / n_taps
@@ -38,6 +98,10 @@ def convolution_one_tap(batch: int, length: int, dtype: torch.dtype, seed: int) 
 def convolution_long(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
     op, u = convolution(batch, length, dtype, seed, n_taps=9)
     return op, u.unsqueeze(-1).expand(-1, -1, -1, 2)
+
+
+def convolution_filter(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    return convolution(batch, length, dtype, seed, n_taps=40)
 
 
 def ssd(
@@ -65,7 +129,14 @@ def ssd_one_group(batch: int, length: int, dtype: torch.dtype, seed: int) -> tup
 FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tensor]]] = {
     "DiagonalLTI complex": diagonal_complex,
     "DiagonalLTI real, trailing axes": diagonal_real_trailing,
+    "DiagonalLTI two outputs": diagonal_two_outputs,
+    "DenseLTI": dense,
+    "DenseLTI two outputs, trailing axis": dense_outputs_trailing,
+    "DenseLTV": dense_time_varying,
+    "DiagonalPlusLowRank": low_rank,
+    "DiagonalPlusLowRank rank 2, two outputs": low_rank_two,
     "CausalConvolution": convolution,
+    "CausalConvolution 40 taps": convolution_filter,
     "CausalConvolution one tap": convolution_one_tap,
     "CausalConvolution long, trailing axis": convolution_long,
     "SSD": ssd,

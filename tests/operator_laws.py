@@ -21,7 +21,13 @@ from statewise.operators.base import Operator
 
 def random_state(op: Operator, u: Tensor) -> Any:
     rest = op.initial_state(u.shape[0], trailing=tuple(u.shape[2 + len(op.channels) :]), dtype=u.dtype)
-    return pytree.tree_map(lambda leaf: torch.randn_like(leaf).requires_grad_(), rest)
+
+    def draw(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():  # a count of steps: the same for every call, so that states can be mixed
+            return leaf + torch.arange(leaf.shape[0]) * 3
+        return torch.randn_like(leaf).requires_grad_()
+
+    return pytree.tree_map(draw, rest)
 
 
 def coefficients(op: Operator) -> dict[str, Tensor]:
@@ -31,6 +37,15 @@ def coefficients(op: Operator) -> dict[str, Tensor]:
 def with_gradients(op: Operator) -> Operator:
     leaves = {name: value.detach().clone().requires_grad_() for name, value in coefficients(op).items()}
     return replace(op, **leaves)  # type: ignore[type-var]
+
+
+def floating(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if leaf.is_floating_point()]
+
+
+def no_output(y: Tensor, x: Tensor) -> Tensor:
+    """Zeros at the steps of x, of the shape that y's steps have."""
+    return y.new_zeros(*x.shape[:2], *y.shape[2:])
 
 
 def close(a: Any, b: Any, atol: float, what: str) -> None:
@@ -48,10 +63,10 @@ def outcome(
     y, final = run(op, u, state)
     generator = torch.Generator().manual_seed(1)
     total = torch.zeros((), dtype=y.dtype)
-    for leaf in (y, *pytree.tree_leaves(final)):
+    for leaf in floating((y, final)):
         weight = torch.randn(leaf.shape, generator=generator, dtype=torch.float64).to(leaf.dtype)
         total = total + (leaf * weight).sum()
-    inputs = [u, *coefficients(op).values(), *pytree.tree_leaves(state)]
+    inputs = [u, *coefficients(op).values(), *floating(state)]
     if not total.requires_grad:
         return (y, final), [torch.zeros_like(leaf) for leaf in inputs]
     return (y, final), torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
@@ -102,11 +117,15 @@ def check_causality(op: Operator, u: Tensor, atol: float) -> None:
 
 def check_linearity(op: Operator, u: Tensor, atol: float) -> None:
     first, second, v = random_state(op, u), random_state(op, u), torch.randn_like(u)
-    mixed = pytree.tree_map(lambda a, b: 3 * a - 2 * b, first, second)
+
+    def mix(a: Tensor, b: Tensor) -> Tensor:
+        return 3 * a - 2 * b if a.is_floating_point() else a
+
+    mixed = pytree.tree_map(mix, first, second)
     for form in op.forms:
         got = op(3 * u - 2 * v, mixed, form=form)
         parts = zip(pytree.tree_leaves(op(u, first, form=form)), pytree.tree_leaves(op(v, second, form=form)))
-        close(got, [3 * a - 2 * b for a, b in parts], atol * 10, f"{form} is not linear")
+        close(got, [mix(a, b) for a, b in parts], atol * 10, f"{form} is not linear")
 
 
 def check_none_is_rest(op: Operator, u: Tensor, atol: float) -> None:
@@ -145,8 +164,7 @@ def check_lengths(op: Operator, u: Tensor, atol: float) -> None:
         for row, n in enumerate(lengths.tolist()):
             single = replace(o, **{f: getattr(o, f)[row : row + 1] for f in o.time_varying})  # type: ignore[type-var]
             y, final = single[:n](x[row : row + 1, :n], pytree.tree_map(lambda leaf, r=row: leaf[r : r + 1], s))
-            rest = torch.zeros_like(x[row : row + 1, n:])
-            outputs.append(torch.cat([y, rest], 1))
+            outputs.append(torch.cat([y, no_output(y, x[row : row + 1, n:])], 1))
             finals.append(final)
         return torch.cat(outputs), pytree.tree_map(lambda *leaves: torch.cat(leaves), *finals)
 
@@ -181,7 +199,9 @@ def check_starts(op: Operator, u: Tensor, atol: float) -> None:
                         here = pytree.tree_map(torch.zeros_like, here)
                     y, here = single[t0:t1](x[row : row + 1, t0:t1], here)
                     pieces.append(y)
-                outputs.append(torch.cat([*pieces, torch.zeros_like(x[row : row + 1, n:])], 1))
+                if not pieces:
+                    pieces.append(o(x[:1, :0])[0])
+                outputs.append(torch.cat([*pieces, no_output(pieces[0], x[row : row + 1, n:])], 1))
                 finals.append(here)
             return torch.cat(outputs), pytree.tree_map(lambda *leaves: torch.cat(leaves), *finals)
 

@@ -2,7 +2,9 @@
 
 from statewise.operators.base import Operator
 from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
+from statewise.operators.dense import DenseLTI, DenseLTV, DenseLTVState, DenseState
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
+from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank, LowRankState
 from statewise.operators.plan import explain, plan, table
 from statewise.operators.ssd import SSD, SSDState
 
@@ -10,8 +12,14 @@ __all__ = [
     "SSD",
     "CausalConvolution",
     "ConvolutionState",
+    "DenseLTI",
+    "DenseLTV",
+    "DenseLTVState",
+    "DenseState",
     "DiagonalLTI",
+    "DiagonalPlusLowRank",
     "DiagonalState",
+    "LowRankState",
     "Operator",
     "SSDState",
     "explain",

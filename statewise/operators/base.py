@@ -21,8 +21,9 @@ class Operator(abc.ABC):
     ``step`` is the definition; every other form in ``forms`` equals it in outputs, final state and gradients
     (``tests/laws.py`` checks each). A form is a method ``form(u, state, masks) -> (y, final state)``.
 
-    Shapes:  u: (batch, length, *channels, *trailing)  ->  y of the same shape. The coefficients act on
-             ``channels``; each index of the trailing axes is an independent copy of the system.
+    Shapes:  u: (batch, length, *channels, *trailing)  ->  y of the same shape (time-invariant families may have
+             several outputs for a channel, in an axis behind it). The coefficients act on ``channels``; each index of
+             the trailing axes is an independent copy of the system.
     """
 
     forms: ClassVar[tuple[str, ...]] = ("recurrent",)
@@ -84,7 +85,7 @@ class Operator(abc.ABC):
             # a row that begins here forgets even a state that holds NaN, which no mask multiplies away
             state = _choose(masks.starts[:, 0], pytree.tree_map(torch.zeros_like, state), state)
         if form is None:
-            form = plan(type(self).__name__, length=u.shape[1]).form
+            form = plan(type(self).__name__, length=u.shape[1], n_taps=self._n_taps()).form
         y, final = getattr(op, form)(u, state, masks)
         return mask_time(y, masks.valid), None if state is None else final
 
@@ -101,13 +102,24 @@ class Operator(abc.ABC):
         coefficients = [getattr(self, name).unbind(1) for name in self.time_varying]
         outputs = []
         for t, u_t in enumerate(u.unbind(1)):
-            now = replace(self, **{name: c[t] for name, c in zip(self.time_varying, coefficients)})  # type: ignore[type-var]
+            now = self._at({name: c[t] for name, c in zip(self.time_varying, coefficients)})
             if masks.starts is not None:
                 state = _choose(masks.starts[:, t], rest, state)
             y, following = now.step(u_t, state)
             state = following if masks.valid is None else _choose(masks.valid[:, t], following, state)
             outputs.append(y)
-        return (torch.stack(outputs, 1) if outputs else torch.zeros_like(u)), state
+        return (torch.stack(outputs, 1) if outputs else u.new_zeros(self._output_shape(u))), state
+
+    def _at(self, coefficients: dict[str, Tensor]) -> Any:
+        """The operator of one step."""
+        return replace(self, **coefficients) if coefficients else self  # type: ignore[type-var]
+
+    def _output_shape(self, u: Tensor) -> tuple[int, ...]:
+        return tuple(u.shape)
+
+    def _n_taps(self) -> int:
+        """How long the filter is, of a convolution; what its plan depends on."""
+        return 0
 
     def matrix(self, length: int | None = None) -> Tensor:
         """The lower-triangular map of the whole sequence, y = M u: (batch, *channels, length, length).

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.linear_scan import linear_scan
-from statewise.operators.base import Operator, wide
+from statewise.kernels.vandermonde import vandermonde
+from statewise.operators.base import wide
 from statewise.operators.masks import NO_MASKS, Masks
+from statewise.operators.time_invariant import Block, TimeInvariant, double, toeplitz
 
 
 class DiagonalState(NamedTuple):
@@ -21,14 +23,16 @@ class DiagonalState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class DiagonalLTI(Operator):
+class DiagonalLTI(TimeInvariant):
     """h_t = A h_{t-1} + B u_t, y_t = C h_t with diagonal A, discrete, the same at every step.
 
     Complex coefficients stand for conjugate pairs, of which one of each is kept: then y_t = 2 Re(C h_t).
 
-    Shapes:  A, B, C: (width, n), all real or all complex   u: (batch, length, width, *trailing)
+    Shapes:  A, B: (width, n), C: (width, n) or (width, p, n), all real or all complex
+             u: (batch, length, width, *trailing)
     Forms:   ``recurrent``; ``scan``, O(length width n) work in O(sqrt(length)) vectorised steps, with all states
-             in memory: (batch, length, width, *trailing, n).
+             in memory: (batch, length, width, *trailing, n); ``convolve``, O(length n) for the impulse response of each
+             channel and O(length log length) for each row, with no array of size (width, n, length).
     Errors:  InputError for shapes or dtypes that disagree.
     Source:  Gu et al. 2022 (S4D), arXiv:2206.11893, eq. 3 and sec. 3.
     """
@@ -36,7 +40,7 @@ class DiagonalLTI(Operator):
     A: Tensor
     B: Tensor
     C: Tensor
-    forms: ClassVar[tuple[str, ...]] = ("recurrent", "scan")
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "scan", "convolve")
 
     @property
     def channels(self) -> tuple[int, ...]:
@@ -46,15 +50,14 @@ class DiagonalLTI(Operator):
         return self.A
 
     def _check(self, u: Tensor) -> None:
-        shapes = [tuple(m.shape) for m in (self.A, self.B, self.C)]
-        if self.A.ndim != 2 or len(set(shapes)) != 1 or len({m.dtype for m in (self.A, self.B, self.C)}) != 1:
-            dtypes = [str(m.dtype) for m in (self.A, self.B, self.C)]
-            raise InputError(f"DiagonalLTI needs A, B, C of one shape (width, n) and one dtype; got {shapes}, {dtypes}")
-        if u.ndim < 3 or u.shape[2] != self.A.shape[0] or u.is_complex():
+        A, B, C = self.A, self.B, self.C
+        fits = A.ndim == 2 and B.shape == A.shape and C.ndim in (2, 3) and (C.shape[0], C.shape[-1]) == A.shape
+        if not fits or len({m.dtype for m in (A, B, C)}) != 1:
+            shapes, dtypes = [tuple(m.shape) for m in (A, B, C)], [str(m.dtype) for m in (A, B, C)]
             raise InputError(
-                f"DiagonalLTI of width {self.A.shape[0]} needs a real u (batch, length, {self.A.shape[0]}, ...); "
-                f"got {u.dtype} {tuple(u.shape)}"
+                f"DiagonalLTI needs A, B (width, n), C (width, n) or (width, p, n) of one dtype; got {shapes}, {dtypes}"
             )
+        self._check_input(u, A.shape[0])
 
     def initial_state(
         self,
@@ -72,7 +75,7 @@ class DiagonalLTI(Operator):
     def step(self, u: Tensor, state: DiagonalState) -> tuple[Tensor, DiagonalState]:
         A, B, C = self._coefficients(u.ndim - 2, wide(u.dtype, self.A.dtype))
         h = A * self._complex(state.h) + B * u.unsqueeze(-1)
-        return self._output(C, h).to(u.dtype), DiagonalState(self._real(h))
+        return self._output(C, self._seen(h, 1)).to(u.dtype), DiagonalState(self._real(h))
 
     def scan(self, u: Tensor, state: DiagonalState | None, masks: Masks = NO_MASKS) -> tuple[Tensor, DiagonalState]:
         """All states by :func:`statewise.kernels.linear_scan`: a is 1 on padding and 0 where a document begins."""
@@ -89,19 +92,60 @@ class DiagonalLTI(Operator):
                 a = a.masked_fill(mask.reshape(*mask.shape, *[1] * (b.ndim - 2)), value)
         h = linear_scan(a, b, h0)
         last = h[:, -1] if u.shape[1] else h0
-        return self._output(C, h).to(u.dtype), DiagonalState(self._real(last).to(state.h.dtype))
+        return self._output(C, self._seen(h, 2)).to(u.dtype), DiagonalState(self._real(last).to(state.h.dtype))
+
+    def impulse_response(self, length: int) -> Tensor:
+        """C A^k B, doubled in its real part for complex coefficients, by :func:`statewise.kernels.vandermonde`."""
+        A, B, C = self._coefficients(0, wide(self.A.dtype))
+        return vandermonde(C * (B if C.ndim == 2 else B.unsqueeze(1)), A, length)
+
+    def _block(self, length: int, dtype: torch.dtype) -> Block:
+        A, B, C = self._coefficients(0, dtype)
+        C = C.reshape(C.shape[0], -1, C.shape[-1])
+        powers = [A]
+        while len(powers) < length.bit_length():
+            powers.append(powers[-1] * powers[-1])
+        table = double(torch.ones_like(A).unsqueeze(1), tuple(powers[:-1]), lambda t, a: t * a.unsqueeze(1), 1)
+        krylov = table * B.unsqueeze(1)  # (w, T, n): A^k B
+        response = toeplitz(self._output(C.unsqueeze(2), krylov.unsqueeze(1)))
+        observe = (C * A.unsqueeze(1)).unsqueeze(2) * table.unsqueeze(1)  # (w, p, T, n): C A^(k + 1)
+        if observe.is_complex():  # 2 Re(c h) = 2 Re c Re h - 2 Im c Im h
+            observe = 2 * torch.view_as_real(observe.conj().resolve_conj()).flatten(-2)
+            reach = torch.view_as_real(krylov).flatten(-2)
+        else:
+            reach = krylov
+        from_state = observe.permute(0, 3, 1, 2).flatten(2)
+        return Block(torch.cat([response, from_state], 1), reach.flip(1), tuple(powers))
+
+    def _advance(self, h: Tensor, power: Tensor) -> Tensor:
+        power = power.reshape(power.shape[0], *[1] * (h.ndim - 2), power.shape[1])
+        if not power.is_complex():
+            return h * power
+        return torch.view_as_real(torch.view_as_complex(h.unflatten(-1, (-1, 2)).contiguous()) * power).flatten(-2)
+
+    def _flat(self, state: DiagonalState) -> Tensor:
+        return state.h.flatten(-2) if self.A.is_complex() else state.h
+
+    def _state(self, flat: Tensor) -> DiagonalState:
+        return DiagonalState(flat.unflatten(-1, (-1, 2)) if self.A.is_complex() else flat)
 
     def _coefficients(self, n_trailing: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """A, B, C as (width, 1 per trailing axis, n) in the dtype to compute in."""
+        """A, B as (width, 1 per trailing axis, n), and C, in the dtype to compute in."""
         if self.A.is_complex():
             dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
         width, n = self.A.shape
-        A, B, C = (m.to(dtype).reshape(width, *[1] * n_trailing, n) for m in (self.A, self.B, self.C))
-        return A, B, C
+        A, B = (m.to(dtype).reshape(width, *[1] * n_trailing, n) for m in (self.A, self.B))
+        C = self.C.to(dtype)
+        return A, B, C.reshape(*C.shape[:-1], *[1] * n_trailing, n)
 
     def _output(self, C: Tensor, h: Tensor) -> Tensor:
+        """C (width, [p,] *1, n) against h (..., width, *trailing, n) -> (..., width, [p,] *trailing)."""
         y = (C * h).sum(-1)
         return 2 * y.real if y.is_complex() else y
+
+    def _seen(self, h: Tensor, width_axis: int) -> Tensor:
+        """States with an axis for the outputs, if there are several."""
+        return h if self.C.ndim == 2 else h.unsqueeze(width_axis + 1)
 
     def _complex(self, h: Tensor) -> Tensor:
         return torch.view_as_complex(h.contiguous()) if self.A.is_complex() else h

@@ -14,7 +14,7 @@ class Rule(NamedTuple):
     family: str
     form: str
     condition: str
-    holds: Callable[[int], bool]
+    holds: Callable[[int, int], bool]  # of the length and the number of taps
     reason: str
 
 
@@ -23,24 +23,47 @@ class Plan(NamedTuple):
     reason: str
 
 
+def _always(length: int, n_taps: int) -> bool:
+    return True
+
+
+def _up_to(most: int) -> Callable[[int, int], bool]:
+    return lambda length, n_taps: length <= most
+
+
+_SINGLE = "a single step has nothing to gain"
+_FEW = "fewer operations than the powers of A that the chunks need"
+_CONVOLVE = "from rest one FFT convolution, from a state chunks of matrix products: near-linear in length"
+
 RULES: tuple[Rule, ...] = (
-    Rule("DiagonalLTI", "recurrent", "length <= 1", lambda length: length <= 1, "a single step has nothing to gain"),
+    Rule("DenseLTI", "recurrent", "length <= 16", _up_to(16), _FEW),
+    Rule("DenseLTI", "convolve", "otherwise", _always, _CONVOLVE),
+    Rule("DiagonalPlusLowRank", "recurrent", "length <= 8", _up_to(8), _FEW),
+    Rule("DiagonalPlusLowRank", "convolve", "otherwise", _always, _CONVOLVE),
+    Rule("DiagonalLTI", "recurrent", "length <= 1", _up_to(1), _SINGLE),
+    Rule("DiagonalLTI", "scan", "length <= 16", _up_to(16), "a few vectorised steps over a small array of states"),
+    Rule("DiagonalLTI", "convolve", "otherwise", _always, _CONVOLVE),
     Rule(
-        "DiagonalLTI", "scan", "otherwise", lambda length: True, "O(sqrt(length)) vectorised steps instead of O(length)"
+        "CausalConvolution",
+        "direct",
+        "n_taps <= 32",
+        lambda length, n_taps: n_taps <= 32,
+        "one multiply-add over the sequence for each tap",
     ),
-    Rule(
-        "CausalConvolution", "direct", "always", lambda length: True, "one multiply-add over the sequence for each tap"
-    ),
-    Rule("SSD", "recurrent", "length <= 1", lambda length: length <= 1, "a single step has nothing to gain"),
-    Rule("SSD", "quadratic", "length <= 16", lambda length: length <= 16, "one small chunk, no state in between"),
-    Rule("SSD", "chunked", "otherwise", lambda length: True, "matrix products inside chunks, linear in length"),
+    Rule("CausalConvolution", "fft", "otherwise", _always, "O(log n_taps) for each step instead of O(n_taps)"),
+    Rule("SSD", "recurrent", "length <= 1", _up_to(1), _SINGLE),
+    Rule("SSD", "quadratic", "length <= 16", _up_to(16), "one small chunk, no state in between"),
+    Rule("SSD", "chunked", "otherwise", _always, "matrix products inside chunks, linear in length"),
 )
 
 
-def plan(family: str, *, length: int) -> Plan:
-    """The form that a family runs in at a length, and why. A family without rules (one of your own) runs as written."""
+def plan(family: str, *, length: int, n_taps: int = 0) -> Plan:
+    """The form that a family runs in at a length, and why. A family without rules (one of your own) runs as written.
+
+    n_taps: the length of the filter, of a ``CausalConvolution``.
+    """
     for rule in RULES:
-        if rule.family == family and rule.holds(length):
+        if rule.family == family and rule.holds(length, n_taps):
             return Plan(rule.form, rule.reason)
     return Plan("recurrent", "no rule for this family, so the definition runs")
 
@@ -75,5 +98,5 @@ def explain(operator: Any, u: Tensor) -> Explanation:
     SSD runs as 'chunked': matrix products inside chunks, linear in length (other forms: recurrent, quadratic)
     """
     family = type(operator).__name__
-    chosen = plan(family, length=u.shape[1])
+    chosen = plan(family, length=u.shape[1], n_taps=operator._n_taps())
     return Explanation(family, chosen.form, chosen.reason, operator.forms)

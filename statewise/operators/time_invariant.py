@@ -1,0 +1,222 @@
+"""What all time-invariant systems share: convolution with the impulse response, and chunks that pass the state on."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from statewise.errors import InputError
+from statewise.kernels.fft_convolution import fft_convolution
+from statewise.operators.base import Operator
+from statewise.operators.documents import document_rows
+from statewise.operators.masks import NO_MASKS, Masks
+
+BLOCK = 64  # steps in a chunk: about the order of the states, so that inputs and states cost alike
+
+
+class Block(NamedTuple):
+    """T steps of a system as matrices over real numbers, for an order of n.
+
+    response: (w, T + n, p T), from T inputs and the state before them to T outputs (p of them a step)
+    reach:    (w, T, n), from T inputs to what they add to the state behind them
+    powers:   A^1, A^2, A^4 ... A^T in the family's own form
+    """
+
+    response: Tensor
+    reach: Tensor
+    powers: tuple[Tensor, ...]
+
+
+class TimeInvariant(Operator):
+    """x_t = A x_{t-1} + B u_t, y_t = C x_t, the same at every step.
+
+    Shapes:  u: (batch, length, w, *trailing)  ->  y: the same, or (batch, length, w, p, *trailing) if C is (w, p, n):
+             p outputs of one state.
+    Forms:   ``convolve``: without a state, one FFT convolution with the impulse response of the whole length; with a
+             state, chunks of 64 steps as matrix products, between which the state is passed on, so that a signal of any
+             length streams in bounded memory. Rows that hold several documents are laid out one document a row.
+    Source:  Gu et al. 2021 (LSSL), arXiv:2110.13985, sec. 3; state passing: Fu et al. 2023 (H3), arXiv:2212.14052,
+             sec. 4.2.
+    """
+
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "convolve")
+    C: Tensor
+
+    @abc.abstractmethod
+    def impulse_response(self, length: int) -> Tensor:
+        """C A^k B for k = 0 ... length - 1: (w, [p,] length), real."""
+
+    @abc.abstractmethod
+    def _block(self, length: int, dtype: torch.dtype) -> Block:
+        """``length`` steps (a power of two) as matrices."""
+
+    @abc.abstractmethod
+    def _advance(self, h: Tensor, power: Tensor) -> Tensor:
+        """A power of A, as ``Block.powers`` has it, times states h (w, ..., n) over real numbers."""
+
+    @abc.abstractmethod
+    def _flat(self, state: Any) -> Tensor:
+        """A state as (batch, w, *trailing, n) over real numbers."""
+
+    @abc.abstractmethod
+    def _state(self, flat: Tensor) -> Any:
+        """The inverse of ``_flat``."""
+
+    def prepare(self) -> Self:
+        """The same operator, detached, that keeps what does not depend on the input once it has been computed.
+
+        For decoding: without it every call works its matrices out anew, which is right while they are being learned.
+        """
+        prepared = pytree_detach(self)
+        object.__setattr__(prepared, "_kept", {})
+        return prepared
+
+    def __getitem__(self, times: slice) -> Self:
+        super().__getitem__(times)  # refuses what is no slice
+        return self
+
+    def convolve(self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS) -> tuple[Tensor, Any]:
+        """By FFT from rest, by chunks from a state."""
+        if masks.starts is not None:
+            return self._each_document(u, state, masks)
+        if u.shape[1] == 0 or u.numel() == 0:
+            return u.new_zeros(self._output_shape(u)), state
+        if state is None:
+            dtype = self._state_dtype(u)
+            response = self._keep(("impulse_response", u.shape[1]), lambda: self.impulse_response(u.shape[1]))
+            return fft_convolution(u.to(dtype), response.to(dtype)).to(u.dtype), None
+        return self._chunks(u, state, masks)
+
+    def _chunks(self, u: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
+        """Matrix products within chunks of T steps, the state carried from each to the next."""
+        batch, length, w = u.shape[:3]
+        dtype = self._state_dtype(u)
+        flat = self._flat(state).to(dtype)
+        n, r = flat.shape[-1], u[0, 0, 0].numel()
+        T = min(BLOCK, 1 << (length - 1).bit_length())
+        block = self._keep(("block", T, dtype), lambda: self._block(T, dtype))
+        x = F.pad(u.to(dtype).reshape(batch, length, w * r), (0, 0, 0, -length % T))
+        x = x.reshape(batch, -1, T, w, r).permute(3, 0, 1, 4, 2)  # (w, batch, chunks, r, T)
+        n_chunks = x.shape[2]
+        h = flat.reshape(batch, w, r, n).transpose(0, 1)
+        added = torch.matmul(x.reshape(w, -1, T), block.reach).reshape(w, batch, n_chunks, r, n)
+        states = self._carry(h, added, block.powers[-1])  # (w, batch, chunks + 1, r, n)
+        joined = torch.cat([x, states[:, :, :-1]], -1).reshape(w, -1, T + n)
+        y = torch.matmul(joined, block.response).reshape(w, batch, n_chunks, r, -1, T)
+        y = y.permute(1, 2, 5, 0, 4, 3).reshape(batch, n_chunks * T, *self._output_shape(u)[2:])[:, :length]
+        final = self._final(x, states, block, length, masks.lengths)
+        final = final.transpose(0, 1).reshape(flat.shape)
+        return y.to(u.dtype), pytree.tree_map(lambda a, b: a.to(b.dtype), self._state(final), state)
+
+    def _carry(self, h: Tensor, added: Tensor, power: Tensor) -> Tensor:
+        """The states before each chunk and behind the last: (w, batch, chunks + 1, r, n)."""
+        states = [h]
+        for chunk in added.unbind(2):
+            states.append(self._advance(states[-1], power) + chunk)
+        return torch.stack(states, 2)
+
+    def _final(self, x: Tensor, states: Tensor, block: Block, length: int, lengths: Tensor | None) -> Tensor:
+        """The state behind each row's last real step, (w, batch, r, n): whole chunks, then what is left of the next."""
+        T = x.shape[-1]
+        if lengths is None:
+            whole, left = divmod(length, T)
+            h = states[:, :, whole]
+            if left == 0:
+                return h
+            for i, power in enumerate(block.powers):
+                if left >> i & 1:
+                    h = self._advance(h, power)
+            aligned = F.pad(x[:, :, whole, :, :left], (T - left, 0))
+        else:
+            whole, remaining = lengths // T, lengths % T
+            rows = torch.arange(len(lengths), device=x.device)
+            h = states[:, rows, whole]
+            for i, power in enumerate(block.powers):
+                moved = self._advance(h, power)
+                h = torch.where((remaining >> i & 1).bool()[:, None, None], moved, h)
+            place = torch.arange(T, device=x.device) - (T - remaining[:, None])
+            chunk = x[:, rows, whole.clamp(max=x.shape[2] - 1)]
+            index = place.clamp(min=0)[None, :, None, :].expand(chunk.shape)
+            aligned = chunk.gather(-1, index).masked_fill((place < 0)[:, None, :], 0)
+        w, batch, r, n = h.shape
+        return h + torch.matmul(aligned.reshape(w, -1, T), block.reach).reshape(w, batch, r, n)
+
+    def _each_document(self, u: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
+        """Each document as a row of its own, from rest, or from the state if it goes on with one."""
+        batch, length = u.shape[:2]
+        steps = u.reshape(batch * length, *u.shape[2:])
+        y = u.new_zeros(batch * length, *self._output_shape(u)[2:])
+        final = state
+        for rows in document_rows(masks, batch, length):
+            longest = rows.index.shape[1]
+            x = steps[rows.index] if longest else u.new_zeros(len(rows.row), *u.shape[1:])[:, :0]
+            x = x.masked_fill(~_spread(rows.valid, x.ndim), 0)
+            before = None
+            if state is not None:
+                before = pytree.tree_map(
+                    lambda leaf, rows=rows: torch.where(_spread(rows.continues, leaf.ndim), leaf[rows.row], 0), state
+                )
+            some, after = self.convolve(x, before, Masks(valid=rows.valid, lengths=rows.lengths))
+            y = y.index_put((rows.index[rows.valid],), some[rows.valid])
+            if state is not None:
+                final = pytree.tree_map(
+                    lambda leaf, new, rows=rows: leaf.index_put((rows.row[rows.last],), new[rows.last]), final, after
+                )
+        return y.reshape(batch, length, *y.shape[1:]), final
+
+    def _output_shape(self, u: Tensor) -> tuple[int, ...]:
+        outputs = self.C.shape[1:-1]
+        return (*u.shape[:3], *outputs, *u.shape[3:])
+
+    def _keep(self, key: Any, compute: Any) -> Any:
+        """The value, or of a prepared operator the one that was kept."""
+        kept = vars(self).get("_kept")
+        if kept is None:
+            return compute()
+        if key not in kept:
+            if key[0] == "impulse_response":  # one for each length would grow without end
+                kept = {k: v for k, v in kept.items() if k[0] != "impulse_response"}
+                object.__setattr__(self, "_kept", kept)
+            kept[key] = compute()
+        return kept[key]
+
+    def _check_input(self, u: Tensor, width: int) -> None:
+        name = type(self).__name__
+        if u.ndim < 3 or u.shape[2] != width or u.is_complex():
+            raise InputError(
+                f"{name} of width {width} needs a real u (batch, length, {width}, ...); got {u.dtype} {tuple(u.shape)}"
+            )
+
+
+def pytree_detach(operator: Any) -> Any:
+    """A copy of an operator whose tensors record no gradients."""
+    from dataclasses import fields, replace
+
+    tensors = {f.name: getattr(operator, f.name) for f in fields(operator)}
+    return replace(operator, **{k: v.detach() for k, v in tensors.items() if isinstance(v, Tensor)})
+
+
+def double(first: Tensor, powers: tuple[Tensor, ...], apply: Any, dim: int) -> Tensor:
+    """first, A first, A^2 first ... along ``dim``: 2^len(powers) of them, each power doubling what is there."""
+    rows = first
+    for power in powers:
+        rows = torch.cat([rows, apply(rows, power)], dim)
+    return rows
+
+
+def toeplitz(response: Tensor) -> Tensor:
+    """(w, p, T) -> (w, T, p T): the causal convolution with the first T taps as a matrix from inputs to outputs."""
+    w, p, T = response.shape
+    time = torch.arange(T, device=response.device)
+    lag = time[None, :] - time[:, None]  # (input, output)
+    matrix = response[..., lag.clamp(min=0)].masked_fill(lag < 0, 0)
+    return matrix.transpose(1, 2).reshape(w, T, p * T)
+
+
+def _spread(mask: Tensor, ndim: int) -> Tensor:
+    return mask.reshape(*mask.shape, *[1] * (ndim - mask.ndim))
