@@ -1,0 +1,357 @@
+"""A forecaster: a series read up to now, and all the steps of the horizon forecast at once, with quantiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.base import MixerConfig
+from statewise.models.base import Model, ModelConfig
+from statewise.models.block import Block, BlockConfig, as_block, build_norm
+from statewise.models.running_scale import RunningScaleState, initial_running_scale, level_and_scale, running_scale
+from statewise.operators.masks import build_masks, mask_time
+
+NORMS = ("rms", "layer")  # of the one step that is forecast from
+
+
+class ForecasterState(NamedTuple):
+    """position: (batch,) int64, steps read; features: (batch, d_model), what the last of them left to forecast from;
+    scaling: the running level and scale; layers: one state per layer.
+    """
+
+    position: Tensor
+    features: Tensor
+    scaling: RunningScaleState
+    layers: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecasterConfig(ModelConfig):
+    """A direct multi-horizon forecaster of ``d_target`` series that belong together.
+
+    quantiles: which to forecast, rising, inside (0, 1). They never cross. None: the mean, by squared error.
+    d_covariates: known in the past and over the horizon, such as the calendar.
+    d_past_covariates: known in the past only.
+    scaling: "running": what is read is taken relative to its running level and scale, and what is forecast to the
+    last value and the scale (see :func:`running_scale`), so that a forecast follows any change of unit, and a series
+    may lie where none did in training. "none": as it is.
+    scaling_steps: over how many values, about, level and scale are averaged. A season, or a few, suits most series;
+    None: over all values read.
+    """
+
+    d_target: int = 1
+    horizon: int
+    d_model: int
+    layers: tuple[BlockConfig | MixerConfig, ...]
+    quantiles: tuple[float, ...] | None = (0.5,)
+    d_covariates: int = 0
+    d_past_covariates: int = 0
+    scaling: Literal["running", "none"] = "running"
+    scaling_steps: int | None = None
+    norm: str = "rms"
+    norm_eps: float = 1e-5
+    dropout: float = 0.0  # of the features that are forecast from
+
+    def __post_init__(self) -> None:
+        for name in ("d_target", "horizon", "d_model"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("d_covariates", "d_past_covariates"):
+            self._require(name, getattr(self, name) >= 0, "at least 0")
+        self._require("scaling_steps", self.scaling_steps is None or self.scaling_steps >= 2, "at least 2, or None")
+        self._require("norm", self.norm in NORMS, f"one of {list(NORMS)}")
+        self._require("scaling", self.scaling in ("running", "none"), "'running' or 'none'")
+        self._require("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
+        if self.quantiles is not None:
+            q = tuple(self.quantiles)
+            rising = all(a < b for a, b in zip((0.0, *q), (*q, 1.0)))
+            self._require("quantiles", bool(q) and rising, "rising numbers between 0 and 1, or None")
+        if not isinstance(self.layers, Sequence) or not self.layers:
+            raise ConfigError("ForecasterConfig.layers must be a tuple with at least one layer")
+        for i, layer in enumerate(self.layers):
+            if not isinstance(layer, (BlockConfig, MixerConfig)):
+                raise ConfigError(
+                    f"ForecasterConfig.layers[{i}] is a {type(layer).__name__}; "
+                    "expected a BlockConfig or a mixer's config"
+                )
+        object.__setattr__(self, "layers", tuple(self.layers))
+
+    def _require(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise ConfigError(f"ForecasterConfig.{name}={getattr(self, name)!r} is out of range; use {expected}")
+
+    @property
+    def blocks(self) -> tuple[BlockConfig, ...]:
+        """The layers, with bare mixer configs made into blocks."""
+        return tuple(as_block(layer) for layer in self.layers)
+
+    @property
+    def n_quantiles(self) -> int:
+        """How many numbers a forecast holds: 1 for the mean."""
+        return 1 if self.quantiles is None else len(self.quantiles)
+
+    @property
+    def point(self) -> int:
+        """Which of them is the point forecast: the quantile nearest to the median, or the mean."""
+        return 0 if self.quantiles is None else min(range(self.n_quantiles), key=lambda i: abs(self.quantiles[i] - 0.5))  # type: ignore[index]
+
+    def in_full(self) -> ForecasterConfig:
+        return replace(self, layers=self.blocks)
+
+    def build(self) -> Forecaster:
+        """The model, its parameters drawn from torch's global generator."""
+        return Forecaster(self)
+
+
+class Forecaster(Model):
+    """The history is read by the layers; the features after its last step give every step of the horizon at once.
+
+    y_{T+k} = y_T + s_T f_k(features_T, covariates_{T+k}),   k = 1 .. horizon,
+
+    where y_T is the last value seen and s_T the running scale ("running"), or 0 and 1 ("none"). f_k is a linear map of
+    its own for each step, plus an MLP shared by the steps that sees the covariates of its step, where there are any.
+    The quantile nearest to the median comes from it directly, the others by adding, or taking away, softplus of the
+    other outputs one after the other, so they are ordered for any parameters.
+
+    A history has gaps where it is NaN: the last value seen stands in, with a channel that says so. NaN in padding is
+    never looked at.
+
+    Shapes:  history: (batch, length, d_target), real; covariates: (batch, length, d_covariates + d_past_covariates),
+             those known over the horizon first; future_covariates: (batch, horizon, d_covariates); lengths: (batch,)
+             -> forecasts: (batch, horizon, d_target, n_quantiles), in the units of the history, and the state if one
+             was given. A history read in pieces gives, after the last, what it gives whole: a state may be kept while
+             values arrive, and each call forecasts from all that was read. A piece may be empty.
+    Cost:    of the layers, and d_model horizon d_target n_quantiles multiply-adds for each row.
+    Errors:  InputError for shapes that disagree, covariates that are missing or not finite, infinite values, and a row
+             without a single step.
+    Source:  direct multi-horizon quantiles: Wen et al. 2017, arXiv:1711.11053, sec. 3.2.
+    """
+
+    config: ForecasterConfig
+
+    def __init__(self, config: ForecasterConfig) -> None:
+        super().__init__()
+        self.config = config
+        d_covariates = config.d_covariates + config.d_past_covariates
+        d_step = config.d_target * config.n_quantiles
+        self.in_proj = nn.Linear(3 * config.d_target + d_covariates, config.d_model)
+        self.layers = nn.ModuleList(block.build(config.d_model) for block in config.blocks)
+        self.norm = build_norm(config.norm, config.d_model, config.norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(config.d_model, config.horizon * d_step)
+        self.covariate_in = nn.Linear(config.d_model + config.d_covariates, config.d_model)
+        self.covariate_out = nn.Linear(config.d_model, d_step, bias=False)
+        if not config.d_covariates:
+            del self.covariate_in, self.covariate_out
+        self.reset_parameters()
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers, typed."""
+        return cast("list[Block]", list(self.layers))
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew. The outputs begin small: at first the forecast is about the last value seen."""
+        self.in_proj.reset_parameters()
+        scale = sum(block.n_branches for block in self.config.blocks) ** -0.5
+        for block in self.blocks:
+            block.reset_parameters(scale)
+        self.norm.reset_parameters()
+        nn.init.normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+        if self.config.d_covariates:
+            self.covariate_in.reset_parameters()
+            nn.init.normal_(self.covariate_out.weight, std=0.02)
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> ForecasterState:
+        """The state before the first step. ``dtype`` defaults to float32, or wider if the parameters are."""
+        weight = self.in_proj.weight
+        device = weight.device if device is None else torch.device(device)
+        wide = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
+        return ForecasterState(
+            torch.zeros(batch, dtype=torch.int64, device=device),
+            torch.zeros(batch, self.config.d_model, dtype=wide, device=device),
+            initial_running_scale(batch, self.config.d_target, device, wide),
+            tuple(block.initial_state(batch, device=device, dtype=dtype) for block in self.blocks),
+        )
+
+    def forward(
+        self,
+        history: Tensor,
+        state: ForecasterState | None = None,
+        *,
+        covariates: Tensor | None = None,
+        future_covariates: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> tuple[Tensor, ForecasterState | None]:
+        outputs, anchor, scale, state = self._outputs(history, state, covariates, future_covariates, lengths)
+        return anchor + scale * outputs, state
+
+    def loss(
+        self,
+        history: Tensor,
+        targets: Tensor,
+        state: ForecasterState | None = None,
+        *,
+        covariates: Tensor | None = None,
+        future_covariates: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> tuple[Tensor, ForecasterState | None]:
+        """The pinball loss of the quantiles (or the squared error of the mean), in units of each row's scale, averaged
+        over the values of ``targets`` (batch, horizon, d_target) that are there: NaN is a value that is not.
+        """
+        outputs, anchor, scale, state = self._outputs(history, state, covariates, future_covariates, lengths)
+        expected = (history.shape[0], self.config.horizon, self.config.d_target)
+        if targets.shape != expected:
+            raise InputError(f"targets must have shape {expected}, got {tuple(targets.shape)}")
+        targets = (targets.unsqueeze(-1) - anchor) / scale
+        known = ~targets.isnan()
+        error = targets.masked_fill(~known, 0) - outputs.masked_fill(~known, 0)
+        if self.config.quantiles is None:
+            losses = error.square()
+        else:
+            losses = pinball(error, self.config.quantiles)
+        return losses.sum() / (known.sum() * self.config.n_quantiles).clamp(min=1), state
+
+    def _outputs(
+        self,
+        history: Tensor,
+        state: ForecasterState | None,
+        covariates: Tensor | None,
+        future_covariates: Tensor | None,
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, ForecasterState | None]:
+        """Forecasts in units of the scale (batch, horizon, d_target, n_quantiles), and what they are relative to."""
+        covariates, future_covariates = self._check(history, state, covariates, future_covariates, lengths)
+        config, batch = self.config, history.shape[0]
+        before = self.initial_state(batch, device=history.device) if state is None else state
+        features, scaling, layers = self._read(history, before, state is None, covariates, lengths)
+        if config.scaling == "running":
+            anchor, scale = scaling.last, level_and_scale(scaling)[1]
+        else:
+            anchor, scale = torch.zeros_like(scaling.last), torch.ones_like(scaling.last)
+
+        x = self.dropout(features.to(self.head.weight.dtype))
+        outputs = self.head(x).unflatten(-1, (config.horizon, -1))
+        if config.d_covariates:
+            each = torch.cat([x[:, None].expand(-1, config.horizon, -1), future_covariates.to(x)], -1)
+            outputs = outputs + self.covariate_out(F.gelu(self.covariate_in(each)))
+        outputs = outputs.unflatten(-1, (config.d_target, config.n_quantiles)).to(scale.dtype)
+        outputs = _ordered(outputs, config.point)
+        anchor, scale = anchor[:, None, :, None], scale[:, None, :, None]
+        if state is None:
+            return outputs, anchor, scale, None
+        n_read = history.shape[1] if lengths is None else lengths.to(state.position)
+        return outputs, anchor, scale, ForecasterState(state.position + n_read, features, scaling, layers)
+
+    def _read(
+        self, history: Tensor, before: ForecasterState, at_rest: bool, covariates: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, RunningScaleState, tuple[Any, ...]]:
+        """The features after the last step of each row, the scaling and the layers' states."""
+        batch, length = history.shape[:2]
+        valid = build_masks(batch, length, lengths, None).valid
+        observed = ~history.isnan()
+        if valid is not None:
+            observed = observed & valid[..., None]
+        series, scaling = running_scale(history, observed, before.scaling, self.config.scaling_steps)
+        if length == 0:
+            return before.features, scaling, before.layers
+        if self.config.scaling == "running":
+            channels = [(series.value - series.level) / series.scale, series.change / series.scale]
+        else:
+            channels = [series.value, series.change]
+        dtype = self.in_proj.weight.dtype
+        inputs = torch.cat([*(c.to(dtype) for c in channels), observed.to(dtype), covariates.to(dtype)], -1)
+        x = self.in_proj(mask_time(inputs, valid))
+        states: list[Any] = []
+        for i, layer in enumerate(self.blocks):
+            layer_state = None if at_rest else before.layers[i]
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x, layer_state = checkpoint(layer, x, layer_state, lengths=lengths, use_reentrant=False)
+            else:
+                x, layer_state = layer(x, layer_state, lengths=lengths)
+            states.append(layer_state)
+        if lengths is None:
+            features = self.norm(x[:, -1])
+        else:
+            last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[-1])
+            features = self.norm(x.gather(1, last)[:, 0])
+            features = torch.where((lengths > 0)[:, None], features, before.features.to(features.dtype))
+        return features.to(before.features.dtype), scaling, tuple(states)
+
+    def _check(
+        self,
+        history: Tensor,
+        state: ForecasterState | None,
+        covariates: Tensor | None,
+        future_covariates: Tensor | None,
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The covariates, with nothing in the place of None where the model has none."""
+        config = self.config
+        if not isinstance(history, Tensor) or history.ndim != 3 or history.shape[-1] != config.d_target:
+            got = tuple(history.shape) if isinstance(history, Tensor) else type(history).__name__
+            raise InputError(f"history must be a tensor of shape (batch, length, {config.d_target}), got {got}")
+        if not history.is_floating_point():
+            raise InputError(f"history must be real, with NaN in its gaps, got {history.dtype}; use history.float()")
+        batch, length = history.shape[:2]
+        if state is not None and not isinstance(state, ForecasterState):
+            raise InputError(
+                f"state must be a ForecasterState or None, got {type(state).__name__}; "
+                "begin with model.initial_state(batch)"
+            )
+        if state is not None and (len(state.layers) != len(self.layers) or state.position.shape != (batch,)):
+            raise InputError(
+                f"state is for {len(state.layers)} layers and batch {tuple(state.position.shape)}; "
+                f"this model has {len(self.layers)} layers and the history has batch {batch}"
+            )
+        if state is None and (length == 0 or (lengths is not None and bool((lengths < 1).any()))):
+            raise InputError(
+                "a row of the history has no step: nothing to forecast from; give at least one, or a state"
+            )
+        valid = build_masks(batch, length, lengths, None).valid
+        checked = []
+        for name, value, n, width in (
+            ("covariates", covariates, length, config.d_covariates + config.d_past_covariates),
+            ("future_covariates", future_covariates, config.horizon, config.d_covariates),
+        ):
+            if value is None and width == 0:
+                value = history.new_zeros(batch, n, 0)
+            if not isinstance(value, Tensor) or value.shape != (batch, n, width):
+                given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise InputError(f"{name} must be a tensor of shape {(batch, n, width)}, got {given}")
+            checked.append(value)
+        checked[0] = mask_time(checked[0], valid)
+        if not torch.compiler.is_compiling() and not history.is_meta:
+            if any(not bool(value.isfinite().all()) for value in checked):
+                raise InputError("the covariates hold NaN or infinity; fill them first: only the history may have gaps")
+            if bool(mask_time(history, valid).isinf().any()):
+                raise InputError("the history holds infinity; a value that is missing is NaN")
+        return checked[0], checked[1]
+
+
+def pinball(error: Tensor, quantiles: Sequence[float]) -> Tensor:
+    """max(q e, (q - 1) e) for e = value - forecast (..., n_quantiles): smallest in the mean where the forecast is the
+    quantile q (Koenker & Bassett 1978, Econometrica 46, eq. 3.1).
+
+    >>> pinball(torch.tensor([2.0, -2.0]), (0.9, 0.9))
+    tensor([1.8000, 0.2000])
+    """
+    q = torch.tensor(quantiles, dtype=error.dtype, device=error.device)
+    return torch.maximum(q * error, (q - 1) * error)
+
+
+def _ordered(raw: Tensor, centre: int) -> Tensor:
+    """Rising along the last axis, ``raw[..., centre]`` as it is."""
+    middle = raw[..., centre : centre + 1]
+    below, above = F.softplus(raw[..., :centre]), F.softplus(raw[..., centre + 1 :])
+    below = below.flip(-1).cumsum(-1).flip(-1)
+    return torch.cat([middle - below, middle, middle + above.cumsum(-1)], -1)
