@@ -1,6 +1,7 @@
 """The linear families, each with its definition and its fast forms behind one call."""
 
 from statewise.operators.base import Operator
+from statewise.operators.bidirectional import Bidirectional, bidirectional
 from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
 from statewise.operators.dense import DenseLTI, DenseLTV, DenseLTVState, DenseState
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
@@ -10,6 +11,7 @@ from statewise.operators.ssd import SSD, SSDState
 
 __all__ = [
     "SSD",
+    "Bidirectional",
     "CausalConvolution",
     "ConvolutionState",
     "DenseLTI",
@@ -22,6 +24,7 @@ __all__ = [
     "LowRankState",
     "Operator",
     "SSDState",
+    "bidirectional",
     "explain",
     "plan",
     "table",

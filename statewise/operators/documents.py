@@ -13,14 +13,14 @@ from statewise.operators.masks import Masks
 class Rows(NamedTuple):
     """Documents of about one length, one a row.
 
-    index: (n_rows, longest) int64, each step's place in the input with batch and length joined; 0 in the padding
+    places: (n_rows, longest) int64, each step's place in the input with batch and length joined; 0 in the padding
     lengths: (n_rows,) int64   valid: (n_rows, longest) bool
     row: (n_rows,) int64, the row of the input each comes from
     continues: (n_rows,) bool, whether the document is the one that the incoming state belongs to
     last: (n_rows,) bool, whether it is the last of its row, whose final state is the row's
     """
 
-    index: Tensor
+    places: Tensor
     lengths: Tensor
     valid: Tensor
     row: Tensor

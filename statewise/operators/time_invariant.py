@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from dataclasses import fields, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -72,7 +73,7 @@ class TimeInvariant(Operator):
 
         For decoding: without it every call works its matrices out anew, which is right while they are being learned.
         """
-        prepared = pytree_detach(self)
+        prepared = detached(self)
         object.__setattr__(prepared, "_kept", {})
         return prepared
 
@@ -133,14 +134,14 @@ class TimeInvariant(Operator):
                     h = self._advance(h, power)
             aligned = F.pad(x[:, :, whole, :, :left], (T - left, 0))
         else:
-            whole, remaining = lengths // T, lengths % T
+            n_whole, remaining = lengths // T, lengths % T
             rows = torch.arange(len(lengths), device=x.device)
-            h = states[:, rows, whole]
+            h = states[:, rows, n_whole]
             for i, power in enumerate(block.powers):
                 moved = self._advance(h, power)
                 h = torch.where((remaining >> i & 1).bool()[:, None, None], moved, h)
             place = torch.arange(T, device=x.device) - (T - remaining[:, None])
-            chunk = x[:, rows, whole.clamp(max=x.shape[2] - 1)]
+            chunk = x[:, rows, n_whole.clamp(max=x.shape[2] - 1)]
             index = place.clamp(min=0)[None, :, None, :].expand(chunk.shape)
             aligned = chunk.gather(-1, index).masked_fill((place < 0)[:, None, :], 0)
         w, batch, r, n = h.shape
@@ -153,8 +154,8 @@ class TimeInvariant(Operator):
         y = u.new_zeros(batch * length, *self._output_shape(u)[2:])
         final = state
         for rows in document_rows(masks, batch, length):
-            longest = rows.index.shape[1]
-            x = steps[rows.index] if longest else u.new_zeros(len(rows.row), *u.shape[1:])[:, :0]
+            longest = rows.places.shape[1]
+            x = steps[rows.places] if longest else u.new_zeros(len(rows.row), *u.shape[1:])[:, :0]
             x = x.masked_fill(~_spread(rows.valid, x.ndim), 0)
             before = None
             if state is not None:
@@ -162,7 +163,7 @@ class TimeInvariant(Operator):
                     lambda leaf, rows=rows: torch.where(_spread(rows.continues, leaf.ndim), leaf[rows.row], 0), state
                 )
             some, after = self.convolve(x, before, Masks(valid=rows.valid, lengths=rows.lengths))
-            y = y.index_put((rows.index[rows.valid],), some[rows.valid])
+            y = y.index_put((rows.places[rows.valid],), some[rows.valid])
             if state is not None:
                 final = pytree.tree_map(
                     lambda leaf, new, rows=rows: leaf.index_put((rows.row[rows.last],), new[rows.last]), final, after
@@ -193,10 +194,8 @@ class TimeInvariant(Operator):
             )
 
 
-def pytree_detach(operator: Any) -> Any:
+def detached(operator: Any) -> Any:
     """A copy of an operator whose tensors record no gradients."""
-    from dataclasses import fields, replace
-
     tensors = {f.name: getattr(operator, f.name) for f in fields(operator)}
     return replace(operator, **{k: v.detach() for k, v in tensors.items() if isinstance(v, Tensor)})
 
