@@ -1,0 +1,104 @@
+"""Batches of labelled sequences: a pure function of (seed, step), so that the place in the data is one number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from statewise.errors import ConfigError, DataError
+
+POOL_BATCHES = 32  # how many batches' rows are sorted by length together
+
+
+class LabelledBatch(NamedTuple):
+    """inputs: (batch, length, d_input) float32, or (batch, length) int64 tokens, right-padded.
+    targets: (batch,) int64 classes or (batch, d_output) float32; or a step at a time (batch, length) and
+        (batch, length, d_output). A class of -100 does not count.
+    lengths: (batch,) int64; None where every row is as long as the batch.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    lengths: Tensor | None
+
+
+class Split(Protocol):
+    """What batches are made from: ``LabelledSplit``, ``MemorySplit``."""
+
+    name: str
+    lengths: np.ndarray  # (n,) int64
+    targets: np.ndarray
+
+    def __len__(self) -> int: ...
+
+    def inputs(self, rows: np.ndarray) -> np.ndarray:
+        """These rows, right-padded: (len(rows), length, d_input) float32 or (len(rows), length) int64."""
+
+
+class LabelledBatches:
+    """``batches[step]`` is the batch of that step, for any step from 0 on; there is no end.
+
+    Each epoch takes the rows in a new random order, each row at most once; fewer than ``batch_size`` are left out.
+    Where the lengths differ, the shuffled rows are sorted by length within pools of 32 batches before they are cut in
+    batches, whose order is then shuffled: rows of like length share a batch, and little of it is padding.
+
+    Cost:    O(rows) for a new epoch, then the rows of the batch.
+    Errors:  DataError if the split has fewer than ``batch_size`` rows.
+    """
+
+    def __init__(self, split: Split, batch_size: int, seed: int) -> None:
+        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
+            if value < least:
+                raise ConfigError(f"{name}={value} must be at least {least}")
+        if len(split) < batch_size:
+            raise DataError(
+                f"the {split.name} split has {len(split):,} sequences, fewer than batch_size {batch_size}; "
+                f"use a batch_size of at most {len(split)}"
+            )
+        self.split, self.batch_size, self.seed = split, batch_size, seed
+        self._epoch: tuple[int, np.ndarray] | None = None  # number, (steps_per_epoch, batch_size) rows
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many batches make one pass over the split."""
+        return len(self.split) // self.batch_size
+
+    def __getitem__(self, step: int) -> LabelledBatch:
+        if step < 0:
+            raise IndexError(f"step {step}: batches are numbered from 0")
+        number, within = divmod(step, self.steps_per_epoch)
+        if self._epoch is None or self._epoch[0] != number:
+            self._epoch = (number, self._order(number))
+        return read_batch(self.split, self._epoch[1][within])
+
+    def _order(self, number: int) -> np.ndarray:
+        generator = np.random.default_rng([self.seed, number])
+        rows = generator.permutation(len(self.split))[: self.steps_per_epoch * self.batch_size]
+        lengths = self.split.lengths[rows]
+        if (lengths == lengths[0]).all():
+            return rows.reshape(-1, self.batch_size)
+        pool = POOL_BATCHES * self.batch_size
+        keys = (lengths, np.arange(len(rows)) // pool)  # by pool, then by length
+        return generator.permutation(rows[np.lexsort(keys)].reshape(-1, self.batch_size))
+
+
+def batches_in_order(split: Split, batch_size: int, max_rows: int | None = None) -> Iterator[LabelledBatch]:
+    """Every row once, or each of the first ``max_rows``: for evaluation. Sorted by length, so that little is padded."""
+    rows = np.argsort(split.lengths[:max_rows], kind="stable")
+    for low in range(0, len(rows), batch_size):
+        yield read_batch(split, rows[low : low + batch_size])
+
+
+def read_batch(split: Split, rows: np.ndarray) -> LabelledBatch:
+    """These rows of a split."""
+    lengths = split.lengths[rows]
+    ragged = (lengths != lengths.max()).any()
+    return LabelledBatch(
+        torch.from_numpy(split.inputs(rows)),
+        torch.from_numpy(split.targets[rows]),
+        torch.from_numpy(lengths) if ragged else None,
+    )

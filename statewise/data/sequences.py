@@ -1,0 +1,155 @@
+"""Labelled sequences in memory: many rows of unlike lengths in one array, scaled only when a batch is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from statewise.errors import DataError
+
+BLOCK_STEPS = 1 << 22  # how many steps are taken to float64 at once
+
+
+class Rows(NamedTuple):
+    """values: (steps, d_input) of any dtype, the rows one after the other, as they were stored.
+    lengths: (n,) int64, each at least 1; their sum is the number of steps.
+    targets: (n,) int64 classes, or (n, d_output) float32 for regression.
+    """
+
+    values: np.ndarray
+    lengths: np.ndarray
+    targets: np.ndarray
+
+
+class Found(NamedTuple):
+    """What a loader found. ``test`` is None where the source has no test rows of its own.
+
+    classes: their names; empty for regression.  normalize: what suits the source.  notes: to be told to the reader.
+    """
+
+    name: str
+    train: Rows
+    test: Rows | None
+    classes: tuple[str, ...]
+    normalize: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LabelledSplit:
+    """The rows of one split. Row i is ``values[begins[i]:begins[i] + lengths[i]] * scale + shift``, its steps in
+    ``order`` if that is given; ``scale`` and ``shift`` are (1, d_input) for all rows, or (n, d_input).
+    """
+
+    name: str
+    values: np.ndarray
+    begins: np.ndarray
+    lengths: np.ndarray
+    targets: np.ndarray
+    scale: np.ndarray
+    shift: np.ndarray
+    order: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    @property
+    def n_steps(self) -> int:
+        """Of all rows together."""
+        return int(self.lengths.sum())
+
+    def sequence(self, i: int) -> np.ndarray:
+        """Row ``i``: (length, d_input) float32."""
+        return self.inputs(np.array([i]))[0, : self.lengths[i]]
+
+    def inputs(self, rows: np.ndarray) -> np.ndarray:
+        """These rows, right-padded with zeros to the longest of them: (len(rows), length, d_input) float32."""
+        lengths = self.lengths[rows]
+        length = int(lengths.max())
+        scale, shift = (part if len(part) == 1 else part[rows][:, None] for part in (self.scale, self.shift))
+        if (lengths == length).all():
+            steps = np.arange(length) if self.order is None else self.order
+            return self.values[self.begins[rows][:, None] + steps] * scale + shift
+        padded = np.zeros((len(rows), length, self.values.shape[1]), np.float32)
+        for i, (row, begin, n) in enumerate(zip(padded, self.begins[rows], lengths)):
+            row[:n] = self.values[begin : begin + n] * scale[i % len(scale)] + shift[i % len(shift)]
+        return padded
+
+
+def begins_of(lengths: np.ndarray) -> np.ndarray:
+    """Where each row begins when they lie one after the other."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[:-1])])
+
+
+def join(sequences: list[np.ndarray], targets: np.ndarray) -> Rows:
+    """Rows from arrays (length, d_input).
+
+    Errors:  DataError if there are none, or one is empty.
+    """
+    lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+    if not len(lengths) or not lengths.min():
+        raise DataError(
+            f"of {len(lengths)} sequences {int((lengths == 0).sum())} are empty; each needs a step at least"
+        )
+    return Rows(np.concatenate(sequences), lengths, targets)
+
+
+def hold_out(targets: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Which rows are held out, (n,) bool: of each class the nearest whole number to ``fraction`` of its rows, at least
+    one where it has two; real targets count as one class. The rows are drawn by numpy's generator of ``seed``.
+
+    >>> hold_out(np.array([0, 0, 0, 0, 1, 1]), 0.5, seed=0).sum()
+    3
+    """
+    generator = np.random.default_rng(seed)
+    held = np.zeros(len(targets), bool)
+    classes = targets if targets.ndim == 1 else np.zeros(len(targets), np.int64)
+    for label in np.unique(classes):
+        rows = generator.permutation(np.flatnonzero(classes == label))
+        n_held = min(max(round(fraction * len(rows)), 1), len(rows) - 1) if fraction else 0
+        held[rows[:n_held]] = True
+    return held
+
+
+def row_moments(values: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of each row and the sum of squared deviations from it, each (n, d_input) float64."""
+    mean = np.empty((len(begins), values.shape[1]))
+    squares = np.empty_like(mean)
+    if (lengths == lengths[0]).all():
+        block = max(1, BLOCK_STEPS // int(lengths[0]) // values.shape[1])
+        for low in range(0, len(begins), block):
+            rows = slice(low, low + block)
+            x = values[begins[rows, None] + np.arange(lengths[0])].astype(np.float64)
+            mean[rows] = x.mean(1)
+            squares[rows] = ((x - mean[rows, None]) ** 2).sum(1)
+        return mean, squares
+    for i, (begin, n) in enumerate(zip(begins, lengths)):
+        x = values[begin : begin + n].astype(np.float64)
+        mean[i] = x.mean(0)
+        squares[i] = ((x - mean[i]) ** 2).sum(0)
+    return mean, squares
+
+
+def standardise_rows(values: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """scale and shift (n, d_input) float32 that give each channel of each row mean 0 and variance 1. A channel that
+    does not change within a row becomes zero.
+    """
+    mean, squares = row_moments(values, begins, lengths)
+    return _scale_and_shift(mean, np.sqrt(squares / lengths[:, None]))
+
+
+def standardise_all(values: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """scale and shift (1, d_input) float32 that give each channel mean 0 and variance 1 over all these rows."""
+    mean, squares = row_moments(values, begins, lengths)
+    weights = lengths[:, None] / lengths.sum()
+    centre = (weights * mean).sum(0, keepdims=True)
+    variance = squares.sum(0, keepdims=True) / lengths.sum() + (weights * (mean - centre) ** 2).sum(0, keepdims=True)
+    return _scale_and_shift(centre, np.sqrt(variance))
+
+
+def _scale_and_shift(mean: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    flat = deviation <= 1e-12 * np.abs(mean)  # what rounding leaves of a constant; also 0 <= 0
+    scale = np.where(flat, 0.0, 1.0 / np.where(flat, 1.0, deviation))
+    return scale.astype(np.float32), (-mean * scale).astype(np.float32)

@@ -1,0 +1,82 @@
+"""Spoken digits as raw waveforms: 8 kHz recordings ``<digit>_<speaker>_<n>.wav`` of a folder or a tar.gz."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+import wave
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from statewise.data.sequences import Found, join
+from statewise.errors import DataError
+
+ARCHIVE = "free_spoken_digits.tar.gz"
+RATE = 8000
+N_TEST = 5  # recordings 0 to 4 of each speaker and digit are the test, as the collection has it
+NAME = re.compile(r"(\d)_([^_/]+)_(\d+)\.wav")
+
+
+def find_spoken_digits(folder: Path | None) -> Found:
+    """The recordings, 16 bits a sample as they are stored; test: those numbered below 5.
+
+    ``folder`` holds the .wav files (or a folder ``recordings`` with them, or ``free_spoken_digits.tar.gz``), or is such
+    an archive itself.
+
+    Source:  Jackson et al., Free Spoken Digit Dataset, github.com/Jakobovski/free-spoken-digit-dataset
+    Errors:  DataError if there are none, or one is not 8 kHz, 16 bits, one channel.
+    """
+    how = "get github.com/Jakobovski/free-spoken-digit-dataset and set data.folder to its folder or tar.gz"
+    if folder is None:
+        raise DataError(f"spoken-digits needs recordings <digit>_<speaker>_<n>.wav; {how}")
+    found = [(match, data) for name, data in _files(folder) if (match := NAME.fullmatch(name))]
+    if not found:
+        raise DataError(f"no recordings in {folder}: looked for <digit>_<speaker>_<n>.wav, also in recordings/; {how}")
+    found.sort(key=lambda item: (item[0][1], item[0][2], int(item[0][3])))
+    waves = [_read_wave(f"{folder}: {match[0]}", data) for match, data in found]
+    labels = np.array([int(match[1]) for match, _ in found], np.int64)
+    is_test = np.array([int(match[3]) < N_TEST for match, _ in found])
+    if is_test.all() or not is_test.any():
+        raise DataError(f"{folder} has {int(is_test.sum())} test recordings (n < {N_TEST}) of {len(is_test)}; {how}")
+    train, test = (join([waves[i] for i in np.flatnonzero(part)], labels[part]) for part in (~is_test, is_test))
+    speakers = len({match[2] for match, _ in found})
+    notes = (f"{speakers} speakers, {RATE} samples a second; test: the recordings n < {N_TEST} of each",)
+    return Found("spoken-digits", train, test, tuple(map(str, range(10))), "series", notes)
+
+
+def _files(place: Path) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the .wav files."""
+    if place.is_dir() and (place / ARCHIVE).is_file() and not any(place.glob("*.wav")):
+        place = place / ARCHIVE
+    try:
+        if place.is_file():
+            with tarfile.open(place) as archive:
+                for member in archive:
+                    file = archive.extractfile(member) if member.name.endswith(".wav") else None
+                    if file is not None:
+                        yield Path(member.name).name, file.read()
+            return
+        for path in [*place.glob("*.wav"), *place.glob("recordings/*.wav")]:
+            yield path.name, path.read_bytes()
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise DataError(f"cannot read {place}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _read_wave(name: str, data: bytes) -> np.ndarray:
+    """(samples, 1) int16."""
+    try:
+        with wave.open(io.BytesIO(data)) as file:
+            form = (file.getframerate(), file.getsampwidth(), file.getnchannels())
+            samples = file.readframes(file.getnframes())
+    except (wave.Error, EOFError) as error:
+        raise DataError(f"{name} is no WAV file of plain samples: {error or 'cut short'}") from error
+    if form != (RATE, 2, 1):
+        raise DataError(
+            f"{name} has {form[0]} samples a second, {8 * form[1]} bits, {form[2]} channels; "
+            f"expected {RATE}, 16 and 1: convert it first"
+        )
+    return np.frombuffer(samples, "<i2").reshape(-1, 1)

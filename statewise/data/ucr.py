@@ -1,0 +1,137 @@
+"""Series of the UCR and UEA archives, in the .ts format: those bundled with aeon, and those of any folder.
+
+The files are read here: aeon is found and never imported, which would take seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from statewise.data.sequences import Found, Rows, join
+from statewise.errors import DataError
+
+
+class _Series(NamedTuple):
+    sequences: list[np.ndarray]  # (length, channels) float32
+    labels: list[str]  # as written
+    is_class: bool  # or a real target
+
+
+def find_ucr(name: str, folder: Path | None) -> Found:
+    """A problem with its official training and test rows. Channels may be many, and the lengths of the rows unlike.
+
+    Classes are the test's and the training's labels in sorted order (numbers by value). Problems with ``@targetLabel``
+    are regressions.
+
+    Source:  Dau et al. 2019, arXiv:1810.07758 (UCR); Bagnall et al. 2018, arXiv:1811.00075 (UEA)
+    Errors:  DataError if a file is missing, is not in the format, or has missing values or time stamps.
+    """
+    where = _folder_of(name, folder)
+    train, test = (read_ts(where / f"{name}_{part}.ts") for part in ("TRAIN", "TEST"))
+    if train.is_class != test.is_class or train.sequences[0].shape[1] != test.sequences[0].shape[1]:
+        raise DataError(f"{where}: {name}_TRAIN.ts and {name}_TEST.ts differ in their channels or kind of target")
+    classes: tuple[str, ...] = ()
+    if train.is_class:
+        classes = tuple(sorted({*train.labels, *test.labels}, key=_by_value))
+        numbers = {label: i for i, label in enumerate(classes)}
+    rows: list[Rows] = []
+    for part in (train, test):
+        if part.is_class:
+            targets = np.array([numbers[label] for label in part.labels], np.int64)
+        else:
+            targets = np.array([[float(label)] for label in part.labels], np.float32)
+        rows.append(join(part.sequences, targets))
+    return Found(f"ucr:{name}", rows[0], rows[1], classes, "none", ("the archive's own training and test rows",))
+
+
+def _folder_of(name: str, folder: Path | None) -> Path:
+    if folder is not None:
+        for where in (folder / name, folder):
+            if (where / f"{name}_TRAIN.ts").is_file():
+                return where
+        raise DataError(
+            f"no series {name} in {folder}: looked for {name}_TRAIN.ts and {name}/{name}_TRAIN.ts; get the problem "
+            "from timeseriesclassification.com, and set data.folder to its folder"
+        )
+    spec = importlib.util.find_spec("aeon")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError(
+            f"ucr:{name} is looked for among the series bundled with aeon, which is not installed; run: pip install "
+            '"statewise[tasks]", or set data.folder to a folder with .ts files'
+        )
+    bundled = Path(spec.submodule_search_locations[0], "datasets", "data")
+    if (bundled / name / f"{name}_TRAIN.ts").is_file():
+        return bundled / name
+    known = sorted(path.parent.name for path in bundled.glob("*/*_TEST.ts") if path.stem == f"{path.parent.name}_TEST")
+    raise DataError(
+        f"aeon bundles no series {name}, only {', '.join(known)}; for others set data.folder to a folder with "
+        f"{name}_TRAIN.ts and {name}_TEST.ts"
+    )
+
+
+def read_ts(path: Path) -> _Series:
+    """The rows of a .ts file: ``channel:channel:...:label``, each channel its values between commas."""
+    try:
+        lines = path.read_text("utf-8", "replace").splitlines()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    header: dict[str, list[str]] = {}
+    rows: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, 1):
+        line = line.strip()
+        if not line or line[0] in "#%":
+            continue
+        if "@data" in header:
+            rows.append((number, line))
+        elif line[0] == "@":
+            name, *words = line.split()
+            header[name.lower()] = words
+        else:
+            raise DataError(
+                f"{path}, line {number}: expected a line that begins with @ before @data; is it a .ts file?"
+            )
+    if header.get("@timestamps", ["false"])[0].lower() == "true":
+        raise DataError(f"{path} has time stamps, which are not read; write it with @timeStamps false")
+    kinds = [header.get(name, ["false"])[0].lower() == "true" for name in ("@classlabel", "@targetlabel")]
+    if not any(kinds) or not rows:
+        raise DataError(
+            f"{path} has {'no labels' if rows else 'no rows'}; expected @classLabel true and rows after @data"
+        )
+    sequences, labels = [], []
+    for number, line in rows:
+        *channels, label = line.split(":")
+        sequences.append(_read_channels(f"{path}, line {number}", channels))
+        labels.append(label.strip())
+        if sequences[-1].shape[1] != sequences[0].shape[1]:
+            raise DataError(f"{path}, line {number}: {len(channels)} channels, but the first row has others")
+        if not kinds[0] and not _is_finite(labels[-1]):
+            raise DataError(f"{path}, line {number}: the target {labels[-1]!r} is no number")
+    return _Series(sequences, labels, kinds[0])
+
+
+def _read_channels(place: str, channels: list[str]) -> np.ndarray:
+    try:
+        values = [np.array(channel.split(","), np.float32) for channel in channels]
+        sequence = np.stack(values, 1)
+    except ValueError as error:  # "?" for a missing value, text, or channels of unlike lengths
+        what = "a missing value" if any("?" in channel for channel in channels) else "no row of numbers of one length"
+        raise DataError(f"{place}: {what}; fill it in, or use another problem") from error
+    if not np.isfinite(sequence).all():
+        raise DataError(f"{place}: a missing or infinite value; fill it in, or use another problem")
+    return sequence
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _by_value(label: str) -> tuple[bool, float, str]:
+    return (False, float(label), label) if _is_finite(label) else (True, 0.0, label)

@@ -1,0 +1,48 @@
+"""A classifier of sequences: of numbers or tokens, whole or step by step, ragged, read at once or in pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from statewise.errors import ConfigError
+from statewise.models.encoder import SequenceModel, SequenceModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceClassifierConfig(SequenceModelConfig):
+    """A classifier. ``layers`` holds blocks or bare mixer configs; the other fields are in ``SequenceModelConfig``."""
+
+    n_classes: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_classes < 2:
+            raise ConfigError(f"SequenceClassifierConfig.n_classes={self.n_classes} is too small; use at least 2")
+
+    @property
+    def n_outputs(self) -> int:
+        return self.n_classes
+
+    def build(self) -> SequenceClassifier:
+        """The model, its parameters drawn from torch's global generator."""
+        return SequenceClassifier(self)
+
+
+class SequenceClassifier(SequenceModel):
+    """x -> logits (batch, n_classes), or (batch, length, n_classes) without pooling; and the state if one was given.
+
+    A long signal read in pieces, the state handed on, ends with the logits of the whole.
+
+    >>> import torch, statewise as sw
+    >>> from statewise.models.classifier import SequenceClassifierConfig
+    >>> layers = (sw.Mamba2Config(d_state=8, d_head=8),) * 2
+    >>> model = SequenceClassifierConfig(n_classes=3, d_input=1, d_model=16, layers=layers).build().eval()
+    >>> signal = torch.randn(2, 100, 1)
+    >>> whole, _ = model(signal)
+    >>> _, state = model(signal[:, :60], model.initial_state(2))
+    >>> logits, _ = model(signal[:, 60:], state)
+    >>> logits.shape, torch.allclose(logits, whole, atol=1e-4)
+    (torch.Size([2, 3]), True)
+    """
+
+    config: SequenceClassifierConfig

@@ -1,0 +1,256 @@
+"""What a classifier and a regressor share: an embedding of numbers or tokens, any tuple of layers, pooling, a head."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.base import MixerConfig
+from statewise.models.base import Model, ModelConfig
+from statewise.models.block import Block, BlockConfig, as_block, build_norm
+from statewise.models.language_model import _advance
+from statewise.models.pooling import POOLINGS, build_pooling
+from statewise.operators.masks import mask_time
+
+NORMS = ("rms", "layer")  # of the features at each step, after the last layer
+
+
+class SequenceState(NamedTuple):
+    """position: (batch,) int64, steps read since the row's sequence began; layers: one state per layer; pooling: what
+    the pooling has summed up, an empty tuple for a model without one.
+    """
+
+    position: Tensor
+    layers: tuple[Any, ...]
+    pooling: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceModelConfig(ModelConfig):
+    """The fields that every model of whole sequences has. Exactly one of ``d_input`` and ``vocab_size`` is given.
+
+    pooling: "mean", "last" or "attention" over the steps of a sequence; None: an output for every step.
+    norm: "rms" or "layer", after the last layer; None: none. "auto": none where the last block is post-norm, whose
+    output is normed already; else the last block's norm, or "layer" where that is batch norm.
+    """
+
+    d_model: int
+    layers: tuple[BlockConfig | MixerConfig, ...]
+    d_input: int | None = None  # numbers a step
+    vocab_size: int | None = None  # or: one token a step
+    pooling: str | None = "mean"
+    norm: str | None = "auto"
+    norm_eps: float = 1e-5
+    dropout: float = 0.0  # of the features before the head
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if (self.d_input is None) == (self.vocab_size is None):
+            raise ConfigError(
+                f"{name} has d_input={self.d_input} and vocab_size={self.vocab_size}; give exactly one: "
+                "d_input for sequences of numbers, vocab_size for tokens"
+            )
+        for field in ("d_model", "d_input", "vocab_size"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}.{field}={value} is too small; use at least 1")
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            raise ConfigError(f"{name}.pooling={self.pooling!r} is unknown; use one of {list(POOLINGS)}, or None")
+        if self.norm is not None and self.norm not in ("auto", *NORMS):
+            raise ConfigError(f"{name}.norm={self.norm!r} is unknown; use one of {['auto', *NORMS]}, or None")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"{name}.dropout={self.dropout} is out of range; use 0 <= dropout < 1")
+        if not isinstance(self.layers, Sequence) or not self.layers:
+            raise ConfigError(f"{name}.layers must be a tuple with at least one layer")
+        for i, layer in enumerate(self.layers):
+            if not isinstance(layer, (BlockConfig, MixerConfig)):
+                raise ConfigError(
+                    f"{name}.layers[{i}] is a {type(layer).__name__}; expected a BlockConfig or a mixer's config"
+                )
+        object.__setattr__(self, "layers", tuple(self.layers))
+
+    @property
+    def blocks(self) -> tuple[BlockConfig, ...]:
+        """The layers, with bare mixer configs made into blocks."""
+        return tuple(as_block(layer) for layer in self.layers)
+
+    @property
+    def final_norm(self) -> str | None:
+        """The norm after the last layer, with "auto" resolved."""
+        if self.norm != "auto":
+            return self.norm
+        last = self.blocks[-1]
+        if getattr(last, "placement", "pre") == "post":
+            return None
+        return last.norm if last.norm in NORMS else "layer"
+
+    def in_full(self) -> SequenceModelConfig:
+        return replace(self, layers=self.blocks, norm=self.final_norm)
+
+    @property
+    @abc.abstractmethod
+    def n_outputs(self) -> int:
+        """How wide the head is."""
+
+
+class SequenceModel(Model, abc.ABC):
+    """x -> outputs (batch, n_outputs), or (batch, length, n_outputs) without pooling; and the state if one was given.
+
+    Shapes:  x: (batch, length, d_input) floating, or (batch, length) tokens
+             lengths: (batch,) integers, the length of each right-padded row
+             starts:  (batch, length) bool, where a packed sequence begins; only for a model without pooling
+    State:   :class:`SequenceState`. The pooling is in it: the outputs of each call are those of all that was read so
+             far, and after the last piece of a long signal they are those of the whole.
+    Padding: may hold anything, NaN too. Without pooling, its outputs mean nothing.
+    Errors:  InputError, one line, for a wrong shape, dtype, id, state or length.
+    """
+
+    config: SequenceModelConfig
+
+    def __init__(self, config: SequenceModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding: nn.Linear | nn.Embedding
+        if config.d_input is not None:
+            self.embedding = nn.Linear(config.d_input, config.d_model)
+        else:
+            self.embedding = nn.Embedding(cast("int", config.vocab_size), config.d_model)
+        self.layers = nn.ModuleList(block.build(config.d_model) for block in config.blocks)
+        self.norm = (
+            None if config.final_norm is None else build_norm(config.final_norm, config.d_model, config.norm_eps)
+        )
+        self.pooling = None if config.pooling is None else build_pooling(config.pooling, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(config.d_model, config.n_outputs)
+        self.reset_parameters()
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers, typed."""
+        return cast("list[Block]", list(self.layers))
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
+        self.embedding.reset_parameters()  # a token's or a number's features are of order 1, as the layers expect
+        scale = sum(block.n_branches for block in self.config.blocks) ** -0.5
+        for block in self.blocks:
+            block.reset_parameters(scale)
+        for module in (self.norm, self.pooling):
+            if module is not None:
+                module.reset_parameters()
+        self.head.reset_parameters()
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> SequenceState:
+        """The state before the first step. ``dtype`` defaults to float32, or wider if the parameters are.
+
+        Errors:  InputError from a bidirectional layer: it needs the whole sequence and has no state.
+        """
+        weight = self.head.weight
+        device = weight.device if device is None else torch.device(device)
+        dtype = weight.dtype if dtype is None else dtype
+        layers = tuple(block.initial_state(batch, device=device, dtype=dtype) for block in self.blocks)
+        pooling = () if self.pooling is None else self.pooling.initial_state(batch, device=device, dtype=dtype)
+        return SequenceState(torch.zeros(batch, dtype=torch.int64, device=device), layers, pooling)
+
+    def features(
+        self,
+        x: Tensor,
+        state: SequenceState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, SequenceState | None]:
+        """The (normed) output of the last layer, (batch, length, d_model), and a state whose pooling is as it was."""
+        self._check(x, state, lengths, starts)
+        valid = None if lengths is None else torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        if self.config.vocab_size is None:
+            h = self.embedding(mask_time(x, valid))
+        else:
+            x = x if valid is None else x.masked_fill(~valid, 0)
+            self._check_ids(x)
+            h = self.embedding(x)
+        states: list[Any] = []
+        for i, layer in enumerate(self.blocks):
+            layer_state = None if state is None else state.layers[i]
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                h, layer_state = checkpoint(layer, h, layer_state, lengths=lengths, starts=starts, use_reentrant=False)
+            else:
+                h, layer_state = layer(h, layer_state, lengths=lengths, starts=starts)
+            states.append(layer_state)
+        if self.norm is not None:
+            h = self.norm(h)
+        if state is None:
+            return h, None
+        return h, SequenceState(_advance(state.position, x, lengths, starts), tuple(states), state.pooling)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: SequenceState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, SequenceState | None]:
+        h, after = self.features(x, state, lengths=lengths, starts=starts)
+        if self.pooling is not None:
+            h, pooled = self.pooling(h, None if state is None else state.pooling, lengths=lengths)
+            after = None if after is None else after._replace(pooling=pooled)
+        return self.head(self.dropout(h).to(self.head.weight.dtype)), after
+
+    def _check(self, x: Tensor, state: SequenceState | None, lengths: Tensor | None, starts: Tensor | None) -> None:
+        for name, value in (("x", x), ("lengths", lengths), ("starts", starts)):
+            if not isinstance(value, Tensor) and (value is not None or name == "x"):
+                raise InputError(f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor({name})")
+        d_input = self.config.d_input
+        if d_input is not None and (x.ndim != 3 or x.shape[-1] != d_input or not x.is_floating_point()):
+            raise InputError(
+                f"x must be floating, of shape (batch, length, {d_input}), got {x.dtype} {tuple(x.shape)}; "
+                f"the model reads {d_input} number{'s' * (d_input > 1)} a step"
+            )
+        if d_input is None and (x.ndim != 2 or x.dtype not in (torch.int64, torch.int32)):
+            raise InputError(
+                f"x must be integers of shape (batch, length), got {x.dtype} {tuple(x.shape)}; the model reads tokens"
+            )
+        if starts is not None and self.pooling is not None:
+            raise InputError(
+                f"starts packs several sequences in a row, but pooling={self.config.pooling!r} gives one output a row; "
+                "give each sequence a row of its own, with lengths, or build the model with pooling=None"
+            )
+        batch, length = x.shape[:2]
+        if lengths is not None and lengths.shape != (batch,):
+            raise InputError(f"lengths must have shape ({batch},), got {tuple(lengths.shape)}")
+        if starts is not None and starts.shape != (batch, length):
+            raise InputError(f"starts must have shape ({batch}, {length}), got {tuple(starts.shape)}")
+        if state is None:
+            return
+        if not isinstance(state, SequenceState):
+            raise InputError(
+                f"state must be a SequenceState or None, got {type(state).__name__}; "
+                "begin with model.initial_state(batch)"
+            )
+        if len(state.layers) != len(self.layers) or state.position.shape != (batch,):
+            raise InputError(
+                f"state is for {len(state.layers)} layers and batch {tuple(state.position.shape)}; "
+                f"this model has {len(self.layers)} layers and x has batch {batch}"
+            )
+
+    def _check_ids(self, tokens: Tensor) -> None:
+        """Ids of the embedding only; costs one wait for the device, and nothing in compiled code."""
+        if torch.compiler.is_compiling() or tokens.is_meta or tokens.numel() == 0:
+            return
+        low, high = torch.stack(tokens.aminmax()).tolist()
+        vocab_size = cast("int", self.config.vocab_size)
+        if low < 0 or high >= vocab_size:
+            raise InputError(
+                f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size}; "
+                f"use ids 0 to {vocab_size - 1}"
+            )

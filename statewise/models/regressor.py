@@ -1,0 +1,34 @@
+"""A regressor of sequences: real numbers of a whole sequence, or of every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from statewise.errors import ConfigError
+from statewise.models.encoder import SequenceModel, SequenceModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceRegressorConfig(SequenceModelConfig):
+    """A regressor. ``layers`` holds blocks or bare mixer configs; the other fields are in ``SequenceModelConfig``."""
+
+    d_output: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.d_output < 1:
+            raise ConfigError(f"SequenceRegressorConfig.d_output={self.d_output} is too small; use at least 1")
+
+    @property
+    def n_outputs(self) -> int:
+        return self.d_output
+
+    def build(self) -> SequenceRegressor:
+        """The model, its parameters drawn from torch's global generator."""
+        return SequenceRegressor(self)
+
+
+class SequenceRegressor(SequenceModel):
+    """x -> y (batch, d_output), or (batch, length, d_output) without pooling; and the state if one was given."""
+
+    config: SequenceRegressorConfig
