@@ -172,15 +172,23 @@ class Forecaster(Model):
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> ForecasterState:
-        """The state before the first step. ``dtype`` defaults to float32, or wider if the parameters are."""
-        weight = self.in_proj.weight
-        device = weight.device if device is None else torch.device(device)
-        wide = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
+        """The state before the first step. ``dtype`` defaults to float32, or wider if the parameters are.
+
+        Errors:  InputError from a layer that reads in both directions: it needs the whole history and has no state.
+        """
+        device = self.in_proj.weight.device if device is None else torch.device(device)
+        layers = tuple(block.initial_state(batch, device=device, dtype=dtype) for block in self.blocks)
+        return self._at_rest(batch, device, layers, dtype)
+
+    def _at_rest(
+        self, batch: int, device: torch.device, layers: tuple[Any, ...], dtype: torch.dtype | None
+    ) -> ForecasterState:
+        wide = torch.promote_types(self.in_proj.weight.dtype if dtype is None else dtype, torch.float32)
         return ForecasterState(
             torch.zeros(batch, dtype=torch.int64, device=device),
             torch.zeros(batch, self.config.d_model, dtype=wide, device=device),
             initial_running_scale(batch, self.config.d_target, device, wide),
-            tuple(block.initial_state(batch, device=device, dtype=dtype) for block in self.blocks),
+            layers,
         )
 
     def forward(
@@ -232,8 +240,8 @@ class Forecaster(Model):
         """Forecasts in units of the scale (batch, horizon, d_target, n_quantiles), and what they are relative to."""
         covariates, future_covariates = self._check(history, state, covariates, future_covariates, lengths)
         config, batch = self.config, history.shape[0]
-        before = self.initial_state(batch, device=history.device) if state is None else state
-        features, scaling, layers = self._read(history, before, state is None, covariates, lengths)
+        before = self._at_rest(batch, history.device, (), None) if state is None else state
+        features, scaling, layers = self._read(history, before, covariates, lengths)
         if config.scaling == "running":
             anchor, scale = scaling.last, level_and_scale(scaling)[1]
         else:
@@ -253,7 +261,7 @@ class Forecaster(Model):
         return outputs, anchor, scale, ForecasterState(state.position + n_read, features, scaling, layers)
 
     def _read(
-        self, history: Tensor, before: ForecasterState, at_rest: bool, covariates: Tensor, lengths: Tensor | None
+        self, history: Tensor, before: ForecasterState, covariates: Tensor, lengths: Tensor | None
     ) -> tuple[Tensor, RunningScaleState, tuple[Any, ...]]:
         """The features after the last step of each row, the scaling and the layers' states."""
         batch, length = history.shape[:2]
@@ -273,7 +281,7 @@ class Forecaster(Model):
         x = self.in_proj(mask_time(inputs, valid))
         states: list[Any] = []
         for i, layer in enumerate(self.blocks):
-            layer_state = None if at_rest else before.layers[i]
+            layer_state = before.layers[i] if before.layers else None
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x, layer_state = checkpoint(layer, x, layer_state, lengths=lengths, use_reentrant=False)
             else:

@@ -1,0 +1,271 @@
+"""How well a model forecasts: errors over rolling origins, beside forecasts that take no model."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from statewise.data.series import Origin, SeriesData, SeriesSplit
+from statewise.data.series_batches import collate
+from statewise.errors import InputError
+from statewise.models.evaluation_mode import evaluation_mode
+from statewise.models.forecaster import Forecaster
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastScores:
+    """Errors of one forecaster over all values that are known.
+
+    mae, mse:  mean absolute and mean squared error of the point forecast, in the units of the data
+    mase:      mean absolute scaled error: each error over the seasonal-naive forecast's mean absolute error in the
+               training span of its series; below 1 is better than seasonal-naive was there. None where there is no
+               such error
+    """
+
+    mae: float
+    mse: float
+    mase: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastEvaluation:
+    """What :func:`evaluate_forecasts` found.
+
+    n_windows, n_values: origins, and known values that were forecast from them
+    model:        the scores of the model's point forecast: the quantile nearest to the median, or the mean
+    baselines:    the scores of "seasonal naive", "seasonal naive with drift" and "last value" on the same values
+    skill:        1 - mae / mae of seasonal naive: 0 is as good, 1 without error
+    pinball:      mean pinball loss over values and quantiles; None for a model of the mean
+    coverage:     the share of the values from the lowest to the highest quantile, ends included; None below 2 quantiles
+    nominal:      what the share should be: the distance of those two quantiles
+    seconds:      of the model's forecasts, wall time
+    """
+
+    n_windows: int
+    n_values: int
+    model: ForecastScores
+    baselines: dict[str, ForecastScores]
+    skill: float
+    pinball: float | None
+    coverage: float | None
+    nominal: float | None
+    seconds: float
+
+
+def evaluate_forecasts(
+    model: Forecaster,
+    split: SeriesSplit,
+    *,
+    stride: int = 1,
+    max_windows: int | None = None,
+    batch_size: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+) -> ForecastEvaluation:
+    """Forecast from every ``stride``-th origin of a split (the first ``max_windows`` of them) and score the forecasts.
+
+    At each origin the model reads the history of its window, as in training. The baselines read all of the series
+    before the origin. A value forecast from several origins counts once for each.
+
+    Numerics: the model in its own dtype, everything else in float64.
+    Errors:   InputError for a model that does not fit the data, options out of range, forecasts that are not finite.
+    """
+    check_fits(model, split.data)
+    for name, value in (("stride", stride), ("max_windows", max_windows), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise InputError(f"{name}={value} is out of range; use at least 1")
+    origins = split.every(stride)[:max_windows]
+    targets = np.stack([split.window(origin).targets for origin in origins])
+    begin = time.perf_counter()
+    forecasts = forecast(model, split, origins, batch_size=batch_size, progress=progress)
+    seconds = time.perf_counter() - begin
+    if not np.isfinite(forecasts).all():
+        raise InputError("the model's forecasts are not finite: its parameters hold NaN or infinity")
+
+    scale = split.data.naive_errors[[origin.series for origin in origins]][:, None]  # (windows, 1, d_target)
+    scores = score_forecasts(forecasts[..., model.config.point], targets, scale)
+    baselines = {
+        name: score_forecasts(np.stack([rule(split.data, origin) for origin in origins]), targets, scale)
+        for name, rule in BASELINES.items()
+    }
+    known = ~np.isnan(targets)
+    naive = baselines["seasonal naive"].mae
+    quantiles = model.config.quantiles
+    pinball = coverage = nominal = None
+    if quantiles is not None:
+        error = (targets[..., None] - forecasts)[known]
+        pinball = float(np.maximum(np.array(quantiles) * error, (np.array(quantiles) - 1) * error).mean())
+        if len(quantiles) > 1:
+            inside = (forecasts[..., 0] <= targets) & (targets <= forecasts[..., -1])
+            coverage, nominal = float(inside[known].mean()), quantiles[-1] - quantiles[0]
+    return ForecastEvaluation(
+        n_windows=len(origins),
+        n_values=int(known.sum()),
+        model=scores,
+        baselines=baselines,
+        skill=1 - scores.mae / naive if naive else -math.inf if scores.mae else 0.0,
+        pinball=pinball,
+        coverage=coverage,
+        nominal=nominal,
+        seconds=seconds,
+    )
+
+
+def forecast(
+    model: Forecaster,
+    split: SeriesSplit,
+    origins: Sequence[Origin],
+    *,
+    batch_size: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+) -> np.ndarray:
+    """The model's forecasts at some origins of a split, float64 (origins, horizon, d_target, n_quantiles)."""
+    parameter = next(model.parameters())
+    found = []
+    with evaluation_mode(model), torch.no_grad():
+        for begin in range(0, len(origins), batch_size):
+            batch = collate(split, origins[begin : begin + batch_size])
+            values, _ = model(
+                batch.history.to(parameter),
+                covariates=batch.covariates.to(parameter),
+                future_covariates=batch.future_covariates.to(parameter),
+                lengths=batch.lengths.to(parameter.device),
+            )
+            found.append(values.double().cpu().numpy())
+            if progress is not None:
+                progress(min(begin + batch_size, len(origins)), len(origins))
+    return np.concatenate(found)
+
+
+def check_fits(model: Forecaster, data: SeriesData) -> None:
+    """InputError unless the model reads and forecasts what the data have."""
+    for name, needed in model_fields(data).items():
+        given = getattr(model.config, name)
+        if given != needed:
+            raise InputError(f"the model has {name}={given}, but the data need {name}={needed}")
+
+
+def model_fields(data: SeriesData) -> dict[str, int]:
+    """The fields of a ForecasterConfig that follow from the data."""
+    return {
+        "d_target": data.d_target,
+        "horizon": data.config.horizon,
+        "d_covariates": data.d_covariates,
+        "d_past_covariates": data.d_past_covariates,
+    }
+
+
+def score_forecasts(forecasts: np.ndarray, targets: np.ndarray, scale: np.ndarray) -> ForecastScores:
+    """Shapes: (windows, horizon, d_target) each, targets NaN where unknown, scale broadcast, NaN where there is none.
+
+    Source:  MASE: Hyndman & Koehler 2006, Int. J. Forecasting 22(4), sec. 3.
+
+    >>> score_forecasts(np.array([[[1.0], [2.0]]]), np.array([[[2.0], [5.0]]]), np.array([[[2.0]]]))
+    ForecastScores(mae=2.0, mse=5.0, mase=1.0)
+    """
+    error = np.abs(forecasts - targets)
+    known = ~np.isnan(error)
+    scaled = error / np.broadcast_to(scale, error.shape)
+    scaled = scaled[~np.isnan(scaled)]
+    return ForecastScores(
+        mae=float(error[known].mean()),
+        mse=float(np.square(error[known]).mean()),
+        mase=float(scaled.mean()) if len(scaled) else None,
+    )
+
+
+def last_value(data: SeriesData, origin: Origin) -> np.ndarray:
+    """(horizon, d_target): the last value known before the origin; NaN where there is none."""
+    past = _filled(data.tables[origin.series].values[: origin.row], 1)
+    return np.repeat(past[-1:], data.config.horizon, 0)
+
+
+def seasonal_naive(data: SeriesData, origin: Origin) -> np.ndarray:
+    """(horizon, d_target): the value one season before, or the last season's before the origin where that is not known
+    yet; where it is missing, that of the season before it; without any, the last value.
+    """
+    past = _filled(data.tables[origin.series].values[: origin.row], data.season)
+    if len(past) < data.season:  # the first season is not over
+        return last_value(data, origin)
+    season = past[-data.season :][np.arange(data.config.horizon) % data.season]
+    return np.where(np.isnan(season), last_value(data, origin), season)
+
+
+def seasonal_naive_with_drift(data: SeriesData, origin: Origin) -> np.ndarray:
+    """(horizon, d_target): seasonal-naive, plus for each season ahead the mean change over a season, among the last
+    ``history`` steps (two seasons at least).
+    """
+    season = data.season
+    recent = data.tables[origin.series].values[: origin.row][-max(data.config.history, 2 * season) :]
+    changes = recent[season:] - recent[:-season]
+    seen = ~np.isnan(changes)
+    drift = np.where(seen, changes, 0).sum(0) / np.maximum(seen.sum(0), 1)
+    ahead = 1 + np.arange(data.config.horizon) // season
+    return seasonal_naive(data, origin) + ahead[:, None] * drift
+
+
+BASELINES: dict[str, Callable[[SeriesData, Origin], np.ndarray]] = {
+    "seasonal naive": seasonal_naive,
+    "seasonal naive with drift": seasonal_naive_with_drift,
+    "last value": last_value,
+}
+
+
+def _filled(past: np.ndarray, season: int) -> np.ndarray:
+    """Its end, each missing value taken from a season before, and from the one before that, as far as there are any."""
+    past = past.copy()
+    for row in range(season, len(past)):
+        past[row] = np.where(np.isnan(past[row]), past[row - season], past[row])
+    return past
+
+
+def scores_table(evaluation: ForecastEvaluation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The columns and the rows of a table: the model first, the baselines below it."""
+    rows = [("model", evaluation.model), *evaluation.baselines.items()]
+    return ("forecast", "MAE", "MSE", "MASE"), [
+        (name, f"{s.mae:.4g}", f"{s.mse:.4g}", "-" if s.mase is None else f"{s.mase:.3f}") for name, s in rows
+    ]
+
+
+def plot_forecasts(
+    model: Forecaster, split: SeriesSplit, path: Path | str, *, series: int = 0, target: int = 0
+) -> None:
+    """Draw one target of one series over a split: what was, and forecasts that follow one another, one horizon long
+    each, with the interval from the lowest to the highest quantile. The file's ending says the format.
+
+    Errors:  InputError without matplotlib, for a model that does not fit the data, or a series without a window.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError('a plot needs matplotlib; pip install "statewise[plot]"') from error
+    check_fits(model, split.data)
+    data, horizon = split.data, split.data.config.horizon
+    mine = [origin for origin in split.origins if origin.series == series]
+    if not mine or not 0 <= target < data.d_target:
+        raise InputError(f"series={series}, target={target}: the {split.name} split has no window of it")
+    origins = [origin for origin in mine if (origin.row - mine[0].row) % horizon == 0]
+    forecasts = forecast(model, split, origins)[:, :, target]
+    table = data.tables[series]
+    times = table.times.astype("datetime64[s]") if data.dates else table.times
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    axes = figure.add_subplot()
+    shown = slice(max(0, origins[0].row - data.config.history), origins[-1].row + horizon)
+    axes.plot(times[shown], table.values[shown, target], color="black", linewidth=0.8, label="observed")
+    for number, (origin, values) in enumerate(zip(origins, forecasts)):
+        ahead = times[origin.row : origin.row + horizon]
+        label = "forecast" if number == 0 else None
+        axes.plot(ahead, values[:, model.config.point], color="tab:orange", linewidth=1.2, label=label)
+        if model.config.n_quantiles > 1:
+            axes.fill_between(ahead, values[:, 0], values[:, -1], color="tab:orange", alpha=0.25, linewidth=0)
+        axes.axvline(ahead[0], color="grey", linewidth=0.4, linestyle=":")
+    axes.set_title(f"{table.name}: {split.name}, forecasts {horizon} steps ahead")
+    axes.set_ylabel(data.targets[target])
+    axes.legend(loc="upper left")
+    figure.savefig(path, dpi=150)
