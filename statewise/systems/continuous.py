@@ -1,0 +1,150 @@
+"""Systems in time, x'(t) = A x(t) + B u(t), y(t) = C x(t) + D u(t), and the step from them to discrete ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.systems.base import System, check_omega
+from statewise.systems.discrete import DiscreteSystem
+from statewise.systems.double_word import exact_product
+from statewise.systems.exponential import exponential_and_integral
+from statewise.systems.rules import transition_dense, transition_diagonal
+
+
+@dataclass(frozen=True, eq=False)
+class ContinuousSystem(System):
+    """x'(t) = A x(t) + B u(t), y(t) = C x(t) + D u(t). A carries its minus sign: decay is a negative real part.
+
+    Shapes:  as :class:`System`
+    Source:  Gu et al. 2022 (S4), arXiv:2111.00396, eq. 1.
+
+    >>> decay = ContinuousSystem(torch.tensor([-1.0]), torch.tensor([1.0]), torch.tensor([1.0]), diagonal=True)
+    >>> y, _ = decay.simulate(torch.ones(3), dt=1.0)
+    >>> y
+    tensor([0.6321, 0.8647, 0.9502])
+    """
+
+    _stable_means = "a stable continuous system has no pole with a positive real part"
+
+    def _growth(self, poles: Tensor) -> Tensor:
+        return poles.real
+
+    def impulse_response(self, times: Tensor) -> Tensor:
+        """C e^(A t) B at times t >= 0, without the impulse that D passes on at t = 0.
+
+        Shapes:  times: (k,)   ->   (..., k), with axes p and m before it where there are several outputs or inputs
+        """
+        real = self.A.dtype.to_real()
+        if not isinstance(times, Tensor) or times.ndim != 1 or times.dtype != real or bool((times < 0).any()):
+            raise InputError(f"times must be a vector (k,) in {real}, none below 0")
+        A, B, C, _ = self._matrices()
+        if self.diagonal:
+            decays = torch.exp(times.unsqueeze(-1) * A.unsqueeze(-2))
+            return self._squeeze(torch.einsum("...pn,...kn,...nm->...pmk", C, decays, B))
+        wide = torch.complex128 if A.is_complex() else torch.float64
+        X = exact_product(times.double()[:, None, None], A.unsqueeze(-3).to(wide))
+        decays, _ = exponential_and_integral(X, X.high[..., :1])
+        return self._squeeze(torch.einsum("...pn,...knj,...jm->...pmk", C, decays.to(A.dtype), B))
+
+    def frequency_response(self, omega: Tensor) -> Tensor:
+        """H = C (i omega I - A)^-1 B + D, complex.
+
+        Shapes:  omega: (f,), radians per unit of time   ->   (..., f), with axes p and m before it as for
+                 :meth:`impulse_response`
+        Errors:  InputError where a pole on the imaginary axis is hit.
+        """
+        check_omega(omega, self.A)
+        matrices = self._matrices()
+        points = torch.complex(torch.zeros_like(omega), omega)
+        return self._squeeze(self._resolvent(points, matrices) + matrices.D.unsqueeze(-1))
+
+    def simulate(
+        self, u: Tensor, state: Tensor | None = None, *, dt: Tensor | float, method: str = "zoh"
+    ) -> tuple[Tensor, Tensor | None]:
+        """:meth:`DiscreteSystem.simulate` of the system discretised by ``method``; u is sampled every ``dt``."""
+        return discretize(self, dt, method).simulate(u, state)
+
+
+def discretize(
+    system: ContinuousSystem, dt: Tensor | float, method: str = "zoh", *, alpha: float | None = None
+) -> DiscreteSystem:
+    """The discrete system that follows a continuous one from sample to sample.
+
+    ======================  ==========================================================================
+    ``zoh``                 exact for inputs that are constant over each step
+    ``foh``                 exact for inputs that are straight lines between the samples
+    ``bilinear``            the trapezium rule: keeps stability, and energy where A conserves it
+    ``euler``               one step along the tangent: grows where |1 + dt a| > 1
+    ``backward_euler``      the tangent at the end of the step: stable, damps too much
+    ``gbt`` with ``alpha``  between ``euler`` (0) and ``backward_euler`` (1)
+    ``dirac``               exact for inputs that are impulses
+    ``mamba``               the transition of ``zoh`` with the input of ``euler``, as Mamba's code has it
+    ======================  ==========================================================================
+
+    C and D are carried over. Only ``foh`` changes D, and its output reads the state before the input of the step
+    (``reads="before"``): so no inverse of A_bar is needed, which a stiff system does not have. An A that grows is
+    discretised like any other; call ``system.require_stable()`` where that would be a mistake.
+
+    Shapes:  dt: (...), broadcast with the leading axes of the system, so that one system becomes many
+    Errors:  InputError; see :func:`discretize_dense` and the table in :mod:`statewise.systems.rules`.
+
+    >>> spring = mass_spring_damper(mass=1.0, stiffness=4.0, damping=0.5)
+    >>> discretize(spring, 0.1, "bilinear").poles().abs()
+    tensor([0.9755, 0.9755], dtype=torch.float64)
+    """
+    if not isinstance(system, ContinuousSystem):
+        raise InputError(f"discretize needs a ContinuousSystem, got {type(system).__name__}")
+    transition = transition_diagonal if system.diagonal else transition_dense
+    result = transition(system.A, system.B, dt, method, alpha=alpha)
+    A, B = result.A, result.B
+    dt = dt if isinstance(dt, Tensor) else torch.tensor(float(dt), dtype=system.A.dtype.to_real(), device=A.device)
+    n_own = 1 if system.diagonal else 2
+    C, D = system.C, system.D
+    leading = torch.broadcast_shapes(system.leading, dt.shape)
+    old = system.A.ndim - n_own  # leading axes of the coefficients as given
+    A = A.expand(*leading, *A.shape[A.ndim - n_own :])
+    if result.direct is not None and C is not None:
+        one = system.single_input
+        b = result.direct.unsqueeze(-1) if one else result.direct
+        c = C.unsqueeze(-2) if system.single_output else C
+        passed = c @ b
+        passed = passed.squeeze(-1) if one else passed
+        passed = passed.squeeze(-1 if one else -2) if system.single_output else passed
+        D = passed if D is None else D + passed
+        D = D.expand(*leading, *D.shape[D.ndim - (2 - one - system.single_output) :])
+    elif D is not None:
+        D = D.expand(*leading, *D.shape[old:])
+    B = B.expand(*leading, *B.shape[B.ndim - (1 if system.single_input else 2) :])
+    C = None if C is None else C.expand(*leading, *C.shape[old:])
+    return DiscreteSystem(
+        A, B, C, D, dt, diagonal=system.diagonal, reads="before" if result.direct is not None else "after"
+    )
+
+
+def mass_spring_damper(
+    mass: Tensor | float, stiffness: Tensor | float, damping: Tensor | float, *, dtype: torch.dtype = torch.float64
+) -> ContinuousSystem:
+    """m q'' + c q' + k q = u, a force in, the position out: x = [q, q'].
+
+    A = [[0, 1], [-k/m, -c/m]], B = [0, 1/m], C = [1, 0]. Without damping it swings for ever at sqrt(k/m) radians
+    per unit of time.
+
+    Shapes:  mass, stiffness, damping: numbers or tensors (...), which broadcast   ->   A: (..., 2, 2)
+    Units:   any that agree, for instance kg, N/m, N s/m: u in N, q in m, t in s.
+    Errors:  InputError for a mass that is not positive.
+    """
+    parts = [z.to(dtype) if isinstance(z, Tensor) else torch.tensor(z, dtype=dtype) for z in (mass, stiffness, damping)]
+    try:
+        m, k, c = torch.broadcast_tensors(*parts)
+    except RuntimeError:
+        shapes = ", ".join(str(tuple(z.shape)) for z in parts)
+        raise InputError(f"mass, stiffness and damping do not broadcast: {shapes}") from None
+    if not bool((m > 0).all()):
+        raise InputError("mass must be positive")
+    zero, one = torch.zeros_like(m), torch.ones_like(m)
+    A = torch.stack([torch.stack([zero, one], -1), torch.stack([-k / m, -c / m], -1)], -2)
+    return ContinuousSystem(A, torch.stack([zero, 1 / m], -1), torch.stack([one, zero], -1))
