@@ -1,0 +1,363 @@
+"""The forecaster: pieces and rows, gaps, scaling against its definition, ordered quantiles, covariates, refusals."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from statewise.configuration import from_dict, to_dict
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.mamba2 import Mamba2Config
+from statewise.models.block import BlockConfig
+from statewise.models.forecaster import Forecaster, ForecasterConfig, pinball
+from statewise.models.mlp import MLPConfig
+from statewise.models.running_scale import initial_running_scale, level_and_scale, running_scale
+
+NAN = math.nan
+MAMBA = Mamba2Config(d_state=8, d_head=8, chunk_length=8)
+LAYERS = (MAMBA, BlockConfig(mixer=AttentionConfig(n_heads=2, window=6), mlp=MLPConfig(expand=2)))
+OPTIONS: dict[str, Any] = {"d_target": 2, "d_covariates": 1, "d_past_covariates": 2, "quantiles": (0.1, 0.4, 0.6, 0.95)}
+
+
+def forecaster(dtype: torch.dtype = torch.float64, **options: Any) -> Forecaster:
+    torch.manual_seed(0)
+    model = ForecasterConfig(**{"horizon": 5, "d_model": 16, "layers": LAYERS, **options}).build().to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def example(batch: int = 3, length: int = 23) -> dict[str, Tensor]:
+    """Random walks far from zero, with gaps at the beginning, in the middle and at the end."""
+    generator = torch.Generator().manual_seed(1)
+    history = torch.randn(batch, length, 2, generator=generator, dtype=torch.float64).cumsum(1) + 300
+    history[0, 3:6] = NAN
+    history[1, :4, 1] = NAN
+    history[2, -2:] = NAN
+    return {
+        "history": history,
+        "covariates": torch.randn(batch, length, 3, generator=generator, dtype=torch.float64),
+        "future_covariates": torch.randn(batch, 5, 1, generator=generator, dtype=torch.float64),
+    }
+
+
+# ---- the scale
+
+
+def scale_by_definition(x: list[float], steps: int | None) -> list[tuple[float, float]]:
+    """level and scale after each step, summed over all values before it, each with its weight written out."""
+    decay = 1.0 if steps is None else 1 - 1 / steps
+    result = []
+    for end in range(1, len(x) + 1):
+        seen = [value for value in x[:end] if not math.isnan(value)]
+        levels = [mean([(decay ** (i - j), seen[j]) for j in range(i + 1)]) for i in range(len(seen))]
+        last = len(seen) - 1
+        distances = [(decay ** (last - i), abs(seen[i] - levels[i - 1])) for i in range(1, len(seen))]
+        level = levels[-1] if levels else 0.0
+        result.append((level, max(mean(distances), 1e-6 * abs(level), 1e-30)))
+    return result
+
+
+def mean(weighted: list[tuple[float, float]]) -> float:
+    return sum(w * v for w, v in weighted) / sum(w for w, _ in weighted) if weighted else 0.0
+
+
+@pytest.mark.parametrize("steps", [None, 2, 5])
+def test_running_scale_is_its_definition(steps: int | None) -> None:
+    x = [NAN, 300.0, NAN, 302.5, 299.0, NAN, NAN, 305.0, 305.0, 290.0]
+    history = torch.tensor(x, dtype=torch.float64)[None, :, None]
+    state = initial_running_scale(1, 1, torch.device("cpu"), torch.float64)
+    series, after = running_scale(history, ~history.isnan(), state, steps)
+    expected = scale_by_definition(x, steps)
+    torch.testing.assert_close(series.level[0, :, 0], torch.tensor([level for level, _ in expected]).double())
+    torch.testing.assert_close(series.scale[0, :, 0], torch.tensor([scale for _, scale in expected]).double())
+    assert series.value.flatten().tolist() == [0, 300, 300, 302.5, 299, 299, 299, 305, 305, 290]
+    assert series.change.flatten().tolist() == [0, 0, 0, 2.5, -3.5, 0, 0, 6, 0, -15]
+    torch.testing.assert_close(torch.cat(level_and_scale(after)).flatten(), torch.tensor(expected[-1]).double())
+
+
+def test_a_constant_series_is_forecast_as_it_is() -> None:
+    model = forecaster(torch.float32, quantiles=None)
+    forecasts, _ = model(torch.full((1, 30, 1), 1000.0))
+    assert (forecasts - 1000).abs().max() < 0.1
+    forecasts, _ = model(torch.zeros(1, 30, 1))
+    assert forecasts.abs().max() < 1e-20
+
+
+def test_forecasts_follow_a_change_of_unit() -> None:
+    model, inputs = forecaster(**OPTIONS), example()
+    plain, _ = model(**inputs)
+    moved, _ = model(**{**inputs, "history": 7 * inputs["history"] - 1500})
+    torch.testing.assert_close(moved, 7 * plain - 1500, rtol=1e-10, atol=1e-9)
+
+
+def test_without_scaling_numbers_are_taken_as_they_are() -> None:
+    model = forecaster(scaling="none", quantiles=None)
+    x = torch.randn(1, 9, 1, dtype=torch.float64)
+    assert not torch.allclose(model(x)[0] + 5, model(x + 5)[0])
+    with torch.no_grad():
+        for parameter in model.head.parameters():
+            parameter.zero_()
+    assert model(x)[0].abs().max() == 0
+
+
+# ---- state
+
+
+@pytest.mark.parametrize("scaling_steps", [None, 6])
+def test_a_history_read_in_pieces_gives_the_same_forecasts_state_and_gradients(scaling_steps: int | None) -> None:
+    model, inputs = forecaster(**OPTIONS, scaling_steps=scaling_steps), example()
+    history = inputs["history"].requires_grad_()
+    whole, none = model(**inputs)
+    assert none is None
+    gradient = torch.autograd.grad(whole.sum(), [history, *model.parameters()])
+    _, final = model(**inputs, state=model.initial_state(3))
+    for cuts in [(c,) for c in range(1, 23)] + [(4, 4, 5, 20), (1, 2, 3, 22)]:
+        state = model.initial_state(3)
+        for begin, end in zip((0, *cuts), (*cuts, 23)):
+            piece = {**inputs, "history": history[:, begin:end], "covariates": inputs["covariates"][:, begin:end]}
+            forecasts, state = model(**piece, state=state)
+        torch.testing.assert_close(forecasts, whole)
+        torch.testing.assert_close(pytree.tree_leaves(state), pytree.tree_leaves(final))
+    torch.testing.assert_close(torch.autograd.grad(forecasts.sum(), [history, *model.parameters()]), gradient)
+    assert state.position.tolist() == [23, 23, 23]
+
+
+def test_each_piece_forecasts_from_all_that_was_read() -> None:
+    model, inputs = forecaster(**OPTIONS), example()
+    state = model.initial_state(3)
+    for t in range(23):
+        so_far = {**inputs, "history": inputs["history"][:, : t + 1], "covariates": inputs["covariates"][:, : t + 1]}
+        now = {**inputs, "history": inputs["history"][:, t : t + 1], "covariates": inputs["covariates"][:, t : t + 1]}
+        forecasts, state = model(**now, state=state)
+        torch.testing.assert_close(forecasts, model(**so_far)[0])
+
+
+def test_ragged_rows_equal_single_rows() -> None:
+    model, inputs = forecaster(**OPTIONS, scaling_steps=6), example()
+    lengths = torch.tensor([23, 9, 1])
+    padding = torch.arange(23) >= lengths[:, None]
+    padded = {
+        "history": inputs["history"].masked_fill(padding[..., None], math.inf),
+        "covariates": inputs["covariates"].masked_fill(padding[..., None], NAN).requires_grad_(),
+    }
+    ahead = inputs["future_covariates"]
+    forecasts, state = model(**padded, future_covariates=ahead, state=model.initial_state(3), lengths=lengths)
+    for parameter in torch.autograd.grad(forecasts.sum(), [*model.parameters(), padded["covariates"]]):
+        assert parameter.isfinite().all()
+    # Rows that read nothing forecast what they did, and rows that read on go on from where they were
+    more = example(length=4)
+    again = torch.tensor([0, 4, 2])
+    after, state = model(more["history"], state, covariates=more["covariates"], future_covariates=ahead, lengths=again)
+    torch.testing.assert_close(after[0], forecasts[0])
+    assert state is not None
+    assert state.position.tolist() == [23, 13, 3]
+    for row, (n, m) in enumerate(zip(lengths.tolist(), again.tolist())):
+        history = torch.cat([inputs["history"][row : row + 1, :n], more["history"][row : row + 1, :m]], 1)
+        covariates = torch.cat([inputs["covariates"][row : row + 1, :n], more["covariates"][row : row + 1, :m]], 1)
+        single, _ = model(history[:, :n], covariates=covariates[:, :n], future_covariates=ahead[row : row + 1])
+        torch.testing.assert_close(forecasts[row : row + 1], single)
+        single, _ = model(history, covariates=covariates, future_covariates=ahead[row : row + 1])
+        torch.testing.assert_close(after[row : row + 1], single)
+
+
+def test_a_state_is_float32_or_wider_and_is_not_mutated() -> None:
+    model, inputs = forecaster(torch.float32, **OPTIONS), example()
+    inputs = {name: x.float() for name, x in inputs.items()}
+    state = model.initial_state(3)
+    assert {leaf.dtype for leaf in pytree.tree_leaves(state)} == {torch.float32, torch.int64}
+    kept = copy.deepcopy(state)
+    forecasts, after = model(**inputs, state=state)
+    assert forecasts.dtype == torch.float32
+    assert [leaf.dtype for leaf in pytree.tree_leaves(after)] == [leaf.dtype for leaf in pytree.tree_leaves(state)]
+    torch.testing.assert_close(pytree.tree_leaves(state), pytree.tree_leaves(kept), rtol=0, atol=0)
+    wide, _ = copy.deepcopy(model).double()(**example())
+    torch.testing.assert_close(forecasts.double(), wide, rtol=1e-5, atol=2e-3)
+
+
+# ---- gaps
+
+
+def test_a_gap_is_the_last_value_and_is_told_apart() -> None:
+    model = forecaster(quantiles=None)
+    x = torch.randn(1, 12, 1, dtype=torch.float64).cumsum(1)
+    gap = x.clone()
+    gap[0, 7] = NAN
+    filled = x.clone()
+    filled[0, 7] = x[0, 6]
+    forecasts, told = model(gap)[0], model(filled)[0]
+    assert forecasts.isfinite().all()
+    assert not torch.allclose(forecasts, told)
+
+
+def test_a_history_of_gaps_alone_gives_finite_forecasts() -> None:
+    model = forecaster()
+    forecasts, state = model(torch.full((1, 4, 1), NAN), model.initial_state(1))
+    assert forecasts.isfinite().all()
+    x = torch.randn(1, 9, 1, dtype=torch.float64)
+    late = torch.cat([torch.full((1, 4, 1), NAN, dtype=torch.float64), x], 1)
+    torch.testing.assert_close(model(x, state)[0], model(late)[0])
+
+
+# ---- quantiles and loss
+
+
+def test_quantiles_never_cross() -> None:
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = forecaster(torch.float32, quantiles=(0.01, 0.3, 0.5, 0.6, 0.99))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(10 ** torch.randint(-1, 2, ()).item())
+        forecasts, _ = model(torch.randn(4, 10, 1).cumsum(1) * 1e3)
+        assert (forecasts.diff(dim=-1) >= 0).all()
+
+
+def test_the_point_forecast_is_the_quantile_nearest_to_the_median() -> None:
+    config = forecaster(**OPTIONS).config
+    assert config.n_quantiles == 4
+    assert config.point in (1, 2)
+    assert forecaster(quantiles=(0.05, 0.45, 0.5)).config.point == 2
+    assert forecaster(quantiles=None).config.point == 0
+
+
+def test_pinball_is_smallest_at_the_quantile() -> None:
+    values = torch.randn(2001, dtype=torch.float64)
+    grid = torch.linspace(-2, 2, 401, dtype=torch.float64)
+    losses = pinball((values[:, None] - grid)[..., None], (0.8,)).mean(0).squeeze()
+    assert abs(grid[losses.argmin()] - values.quantile(0.8)) <= 0.02
+
+
+@pytest.mark.parametrize("quantiles", [None, (0.1, 0.5, 0.9)])
+def test_loss_is_the_error_in_units_of_the_scale(quantiles: tuple[float, ...] | None) -> None:
+    model = forecaster(quantiles=quantiles, scaling_steps=4)
+    history = torch.randn(2, 12, 1, dtype=torch.float64).cumsum(1)
+    targets = torch.randn(2, 5, 1, dtype=torch.float64)
+    targets[0, 2] = NAN
+    targets.requires_grad_()
+    loss, none = model.loss(history, targets)
+    assert none is None
+    forecasts, state = model(history, model.initial_state(2))
+    assert state is not None
+    scale = level_and_scale(state.scaling)[1]
+    expected = []
+    for row, step in [(r, k) for r in range(2) for k in range(5) if (r, k) != (0, 2)]:
+        for i, q in enumerate(quantiles or (None,)):
+            e = (targets[row, step, 0] - forecasts[row, step, 0, i]) / scale[row, 0]
+            expected.append(e * e if q is None else q * e if e > 0 else (q - 1) * e)
+    torch.testing.assert_close(loss, torch.stack(expected).mean())
+    gradients = torch.autograd.grad(loss, [*model.parameters(), targets])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    nothing, _ = model.loss(history, torch.full_like(targets, NAN))
+    assert nothing == 0
+
+
+def test_it_learns_a_trend_and_a_season_that_it_never_saw_so_high() -> None:
+    torch.manual_seed(0)
+    config = ForecasterConfig(horizon=4, d_model=16, layers=(MAMBA,), scaling_steps=8, quantiles=(0.1, 0.5, 0.9))
+    model = config.build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    time = torch.arange(28.0)
+    for _ in range(60):
+        phase, slope = torch.randint(0, 4, (16, 1)), torch.rand(16, 1)
+        x = (slope * (time + 50 * torch.rand(16, 1)) + 2 * torch.sin(math.pi / 2 * (time + phase)))[..., None]
+        loss, _ = model.loss(x[:, :24], x[:, 24:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    x = (0.5 * (time + 1000) + 2 * torch.sin(math.pi / 2 * time))[None, :, None]
+    error = (model(x[:, :24])[0][..., 1] - x[:, 24:]).abs().mean()
+    naive = (x[:, 20:24] - x[:, 24:]).abs().mean()
+    assert error < 0.5 * naive
+
+
+# ---- covariates
+
+
+def test_which_covariates_reach_which_forecasts() -> None:
+    model, inputs = forecaster(**OPTIONS), example()
+    ahead = inputs["future_covariates"].requires_grad_()
+    forecasts, _ = model(**inputs)
+    for step in range(5):
+        (gradient,) = torch.autograd.grad(forecasts[:, step].sum(), ahead, retain_graph=True)
+        moved = gradient.abs().amax((0, 2)) > 0
+        assert moved.tolist() == [other == step for other in range(5)]
+    past = inputs["covariates"].requires_grad_()
+    (gradient,) = torch.autograd.grad(model(**inputs)[0].sum(), past)
+    assert (gradient.abs().amax(0) > 0).any(0).all()
+
+
+def test_no_covariates_may_be_none_or_empty() -> None:
+    model = forecaster()
+    x = torch.randn(2, 9, 1, dtype=torch.float64)
+    empty = {"covariates": x.new_zeros(2, 9, 0), "future_covariates": x.new_zeros(2, 5, 0)}
+    torch.testing.assert_close(model(x)[0], model(x, **empty)[0], rtol=0, atol=0)
+
+
+# ---- the rest
+
+
+def test_config_round_trips_and_checkpointing_changes_nothing() -> None:
+    model, inputs = forecaster(**OPTIONS), example()
+    types = {"Mamba2Config": Mamba2Config, "AttentionConfig": AttentionConfig, "BlockConfig": BlockConfig}
+    assert from_dict(ForecasterConfig, to_dict(model.config), types=types) == model.config
+    assert model.config.in_full().layers[0] == BlockConfig(mixer=MAMBA)
+    plain = torch.autograd.grad(model(**inputs)[0].sum(), list(model.parameters()))
+    model.gradient_checkpointing = True
+    torch.testing.assert_close(torch.autograd.grad(model(**inputs)[0].sum(), list(model.parameters())), plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"horizon": 0}, "horizon=0 is out of range; use at least 1"),
+        ({"d_covariates": -1}, "d_covariates=-1"),
+        ({"quantiles": (0.5, 0.1)}, "rising numbers between 0 and 1"),
+        ({"quantiles": (0.0, 0.5)}, "rising numbers between 0 and 1"),
+        ({"quantiles": ()}, "rising numbers between 0 and 1"),
+        ({"scaling": "mean"}, "'running' or 'none'"),
+        ({"scaling_steps": 1}, "at least 2, or None"),
+        ({"norm": "batch"}, "one of"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"layers": ()}, "at least one layer"),
+        ({"layers": (3,)}, r"layers\[0\] is a int"),
+    ],
+)
+def test_config_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        forecaster(**options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i: i | {"history": i["history"][..., :1]}, r"history must be a tensor of shape \(batch, length, 2\)"),
+        (lambda i: i | {"history": i["history"].nan_to_num().long()}, "history must be real"),
+        (lambda i: i | {"history": i["history"][:, :0], "covariates": i["covariates"][:, :0]}, "has no step"),
+        (lambda i: i | {"lengths": torch.tensor([3, 0, 1])}, "has no step"),
+        (lambda i: i | {"lengths": torch.tensor([3, 30, 1])}, "lengths must lie in"),
+        (lambda i: i | {"lengths": torch.tensor([3, 3])}, "lengths must be integers"),
+        (lambda i: i | {"covariates": None}, r"covariates must be a tensor of shape \(3, 23, 3\), got NoneType"),
+        (lambda i: i | {"future_covariates": i["covariates"]}, r"future_covariates must .* \(3, 5, 1\)"),
+        (lambda i: i | {"covariates": i["covariates"] * NAN}, "covariates hold NaN"),
+        (lambda i: i | {"history": i["history"] * math.inf}, "history holds infinity"),
+        (lambda i: i | {"state": 3}, "state must be a ForecasterState"),
+        (lambda i: i | {"state": forecaster(**OPTIONS).initial_state(2)}, "the history has batch 3"),
+    ],
+)
+def test_input_refusals(change: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        forecaster(**OPTIONS)(**change(example()))
+
+
+def test_targets_of_another_shape_are_refused() -> None:
+    with pytest.raises(InputError, match=r"targets must have shape \(2, 5, 1\)"):
+        forecaster().loss(torch.zeros(2, 9, 1), torch.zeros(2, 5))
