@@ -29,14 +29,17 @@ class LabelledBatch(NamedTuple):
 class Split(Protocol):
     """What batches are made from: ``LabelledSplit``, ``MemorySplit``."""
 
-    name: str
-    lengths: np.ndarray  # (n,) int64
-    targets: np.ndarray
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(n,) int64, of the rows."""
 
     def __len__(self) -> int: ...
 
-    def inputs(self, rows: np.ndarray) -> np.ndarray:
-        """These rows, right-padded: (len(rows), length, d_input) float32 or (len(rows), length) int64."""
+    def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """inputs (right-padded) and targets of these rows, as :class:`LabelledBatch` has them."""
 
 
 class LabelledBatches:
@@ -97,8 +100,7 @@ def read_batch(split: Split, rows: np.ndarray) -> LabelledBatch:
     """These rows of a split."""
     lengths = split.lengths[rows]
     ragged = (lengths != lengths.max()).any()
+    inputs, targets = split.read(rows)
     return LabelledBatch(
-        torch.from_numpy(split.inputs(rows)),
-        torch.from_numpy(split.targets[rows]),
-        torch.from_numpy(lengths) if ragged else None,
+        torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(lengths) if ragged else None
     )

@@ -60,6 +60,10 @@ class LabelledSplit:
         """Of all rows together."""
         return int(self.lengths.sum())
 
+    def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """inputs and targets of these rows."""
+        return self.inputs(rows), self.targets[rows]
+
     def sequence(self, i: int) -> np.ndarray:
         """Row ``i``: (length, d_input) float32."""
         return self.inputs(np.array([i]))[0, : self.lengths[i]]
