@@ -279,7 +279,7 @@ def test_bad_input_is_refused_in_one_line(call: object, words: list[str]) -> Non
         lambda: sw.BlockConfig(mixer=MAMBA, mlp=2.0),  # type: ignore[arg-type]
         lambda: sw.BlockConfig(mixer=MAMBA, mlp=WINDOWED),  # type: ignore[arg-type]
         lambda: sw.BlockConfig(mixer=MAMBA, dropout=1.0),
-        lambda: sw.MLPConfig(activation="tanh"),
+        lambda: sw.MLPConfig(activation="swish"),
         lambda: sw.MLPConfig(expand=0),
     ],
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import nn
 
+from statewise.mixers.base import Freezable
 from statewise.models.block import Block
+from statewise.models.freezing import freeze
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class ModelConfig(abc.ABC):
         return self
 
 
-class Model(nn.Module, abc.ABC):
+class Model(Freezable, abc.ABC):
     """A model that can be trained, saved, loaded and described, whatever it reads and gives.
 
     It is called as everything here is: ``y, state = model(x, state, lengths=..., starts=...)``. What x and y are is
@@ -53,3 +54,7 @@ class Model(nn.Module, abc.ABC):
 
         Errors: InputError where a layer reads in both directions and so has none.
         """
+
+    def freeze(self) -> Self:
+        """A copy for inference that shares the parameters; see :func:`statewise.models.freezing.freeze`."""
+        return freeze(self)

@@ -1,4 +1,4 @@
-"""A layer of a model: norm, mixer, residual; then, if there is one, norm, MLP, residual."""
+"""A layer of a model: a mixer and maybe an MLP, each with a residual connection and a norm before or after it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from torch import Tensor, nn
 
 from statewise.errors import ConfigError
 from statewise.mixers.base import MixerConfig
+from statewise.models.batch_norm import BatchNorm
 from statewise.models.mlp import MLPConfig
+from statewise.operators.masks import build_masks, mask_time
 
-NORMS = ("rms", "layer")
+NORMS = ("rms", "layer")  # those that act on each step alone
+BLOCK_NORMS = (*NORMS, "batch")
+PLACEMENTS = ("pre", "post")
 
 
 def build_norm(kind: str, d_model: int, eps: float) -> nn.RMSNorm | nn.LayerNorm:
@@ -22,13 +26,19 @@ def build_norm(kind: str, d_model: int, eps: float) -> nn.RMSNorm | nn.LayerNorm
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """One layer. A bare mixer config stands for a block without an MLP (see :func:`as_block`)."""
+    """One layer. A bare mixer config stands for a block without an MLP (see :func:`as_block`).
+
+    norm:      "rms", "layer" or "batch" (:class:`~statewise.models.batch_norm.BatchNorm`)
+    placement: "pre": x + f(norm(x)); "post": norm(x + f(x))
+    dropout:   of each branch, before it joins the residual stream
+    """
 
     mixer: MixerConfig
     mlp: MLPConfig | None = None
     norm: str = "rms"
     norm_eps: float = 1e-5
-    dropout: float = 0.0  # of each branch, before it joins the residual stream
+    dropout: float = 0.0
+    placement: str = "pre"
 
     def __post_init__(self) -> None:
         if not isinstance(self.mixer, MixerConfig):
@@ -39,8 +49,9 @@ class BlockConfig:
             raise ConfigError(
                 f"BlockConfig.mlp={self.mlp!r} is of type {type(self.mlp).__name__}; expected an MLPConfig or None"
             )
-        if self.norm not in NORMS:
-            raise ConfigError(f"BlockConfig.norm={self.norm!r} is unknown; use one of {list(NORMS)}")
+        for name, known in (("norm", BLOCK_NORMS), ("placement", PLACEMENTS)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"BlockConfig.{name}={getattr(self, name)!r} is unknown; use one of {list(known)}")
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(f"BlockConfig.dropout={self.dropout} is out of range; use 0 <= dropout < 1")
 
@@ -59,16 +70,25 @@ def as_block(layer: BlockConfig | MixerConfig) -> BlockConfig:
 
 
 class Block(nn.Module):
-    """Pre-norm residual block; calls and state are its mixer's."""
+    """x + f(norm(x)), or with placement "post" norm(x + f(x)), for the mixer and then for the MLP, if there is one.
+
+    Calls and state are its mixer's.
+    """
 
     def __init__(self, d_model: int, config: BlockConfig) -> None:
         super().__init__()
-        self.config = config
-        self.mixer_norm = build_norm(config.norm, d_model, config.norm_eps)
+        self.d_model, self.config = d_model, config
+        self.mixer_norm = self._build_norm()
         self.mixer = config.mixer.build(d_model)
-        self.mlp_norm = None if config.mlp is None else build_norm(config.norm, d_model, config.norm_eps)
+        self.mlp_norm = None if config.mlp is None else self._build_norm()
         self.mlp = None if config.mlp is None else config.mlp.build(d_model)
         self.dropout = nn.Dropout(config.dropout)
+
+    def _build_norm(self) -> nn.RMSNorm | nn.LayerNorm | BatchNorm:
+        config = self.config
+        if config.norm == "batch":
+            return BatchNorm(self.d_model, eps=config.norm_eps)
+        return build_norm(config.norm, self.d_model, config.norm_eps)
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         for norm in (self.mixer_norm, self.mlp_norm):
@@ -86,8 +106,21 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        y, state = self.mixer(self.mixer_norm(x), state, lengths=lengths, starts=starts)
+        if lengths is not None:
+            x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)
+        post = self.config.placement == "post"
+        y, state = self.mixer(x if post else _norm(self.mixer_norm, x, lengths), state, lengths=lengths, starts=starts)
         x = x + self.dropout(y)
+        if post:
+            x = _norm(self.mixer_norm, x, lengths)
         if self.mlp is not None and self.mlp_norm is not None:
-            x = x + self.dropout(self.mlp(self.mlp_norm(x)))
+            y = self.mlp(x if post else _norm(self.mlp_norm, x, lengths))
+            x = x + self.dropout(y)
+            if post:
+                x = _norm(self.mlp_norm, x, lengths)
         return x, state
+
+
+def _norm(norm: nn.Module, x: Tensor, lengths: Tensor | None) -> Tensor:
+    normed: Tensor = norm(x, lengths) if isinstance(norm, BatchNorm) else norm(x)
+    return normed

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # no lambda: modules hold it, and must pickle
-    "relu": F.relu,
-    "silu": F.silu,
-}
+from statewise.mixers.activations import ACTIVATIONS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,182 @@
+"""What S4, S4D and LSSL share: a time-invariant system for each channel, its skip, several heads, both directions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.activations import ACTIVATIONS
+from statewise.mixers.base import Dynamics, MixerConfig
+from statewise.mixers.output import OutputHalf
+from statewise.mixers.prepared import PreparableMixer, full_precision, wide
+from statewise.operators.bidirectional import bidirectional
+from statewise.operators.masks import build_masks, mask_time
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeInvariantConfig(MixerConfig):
+    """Fields that S4, S4D and LSSL have in common.
+
+    d_state:       N, the order of each channel's system
+    n_heads:       outputs of each channel's one state, each by its own C: n_heads * d_model features enter the output
+    bidirectional: a second C reads the same systems run backwards in time; there is then no state, and no decoding
+    dt_range:      dt is drawn log-uniformly from it
+    tied_dt:       one dt for all channels
+    activation, dropout, gated_output: see :class:`~statewise.mixers.output.OutputHalf`
+    """
+
+    d_state: int = 64
+    n_heads: int = 1
+    bidirectional: bool = False
+    dt_range: tuple[float, float] = (1e-3, 1e-1)
+    tied_dt: bool = False
+    activation: str = "gelu"
+    dropout: float = 0.0
+    gated_output: bool = True
+
+    def __post_init__(self) -> None:
+        for field in ("d_state", "n_heads"):
+            self._require_count(field, getattr(self, field))
+        low, high = self.dt_range
+        if not 0 < low <= high < math.inf:
+            raise self._wrong("dt_range", "use 0 < low <= high")
+        if self.activation not in ACTIVATIONS:
+            raise self._wrong("activation", f"use one of {sorted(ACTIVATIONS)}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise self._wrong("dropout", "use 0 <= dropout < 1")
+
+    def _require_count(self, field: str, value: Any) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._wrong(field, "expected an integer of at least 1")
+
+    def _require_pairs(self) -> None:
+        if self.d_state % 2:
+            raise self._wrong(
+                "d_state", "a complex A comes in conjugate pairs, of which one of each is kept: use an even number"
+            )
+
+    def _wrong(self, field: str, expected: str) -> ConfigError:
+        return ConfigError(f"{type(self).__name__}.{field}={getattr(self, field)!r}; {expected}")
+
+
+class StepSizes(Dynamics):
+    """dt = exp(log_dt) * rate, one for each channel or one for all. Parent of the dynamics of S4, S4D and LSSL."""
+
+    def __init__(self, d_model: int, config: TimeInvariantConfig) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.dt_range = config.dt_range
+        self.log_dt = nn.Parameter(torch.empty(1 if config.tied_dt else d_model))
+
+    def reset_parameters(self) -> None:
+        low, high = self.dt_range
+        nn.init.uniform_(self.log_dt, math.log(low), math.log(high))
+
+    def dt(self, rate: float) -> Tensor:
+        """(d_model,), in float32 or wider."""
+        return wide(self.log_dt).exp().mul(rate).expand(self.d_model)
+
+
+class Readout(nn.Module):
+    """C and the skip D: what is read from the states, (d_model, n_heads, n) numbers a direction, complex if the
+    systems are (then stored with a last axis of 2)."""
+
+    def __init__(self, d_model: int, n: int, config: TimeInvariantConfig, *, is_complex: bool) -> None:
+        super().__init__()
+        shape = (d_model, config.n_heads, n, 2) if is_complex else (d_model, config.n_heads, n)
+        self.is_complex = is_complex
+        self.C = nn.Parameter(torch.empty(shape))
+        self.C_backward = nn.Parameter(torch.empty(shape)) if config.bidirectional else None
+        self.D = nn.Parameter(torch.empty(d_model, config.n_heads))
+
+    def reset_parameters(self) -> None:
+        """All normal of variance 1; for complex C half of it in each part."""
+        for C in (self.C, self.C_backward):
+            if C is not None:
+                nn.init.normal_(C, std=math.sqrt(0.5) if self.is_complex else 1.0)
+        nn.init.normal_(self.D)
+
+    def directions(self) -> list[Tensor]:
+        """C of each direction, (d_model, n_heads, n), float32 or complex64 or wider."""
+        stored = (self.C,) if self.C_backward is None else (self.C, self.C_backward)
+        return [as_complex(C) if self.is_complex else wide(C) for C in stored]
+
+
+class TimeInvariantMixer(PreparableMixer):
+    """y = output(C x + D u), x' = A x + B u, a system of its own for each channel of u.
+
+    ``build_operators`` gives one with the outputs (batch, length, d_model, n_heads), or two, the second of which reads
+    backwards.
+
+    Shapes:  u: (batch, length, d_model) -> y the same. State: the operator's own.
+    """
+
+    config: TimeInvariantConfig
+    dynamics: StepSizes
+    readout: Readout
+
+    def __init__(self, d_model: int, config: TimeInvariantConfig) -> None:
+        super().__init__()
+        self.d_model, self.config = d_model, config
+        self.is_causal = not config.bidirectional
+        self.output = OutputHalf(
+            config.n_heads * d_model,
+            d_model,
+            activation=config.activation,
+            dropout=config.dropout,
+            gated=config.gated_output,
+        )
+
+    def reset_parameters(self, residual_scale: float = 1.0) -> None:
+        self._refuse_if_frozen("cannot draw its parameters anew")
+        self.dynamics.reset_parameters()
+        self.readout.reset_parameters()
+        self.output.reset_parameters(residual_scale)
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Any:
+        self._refuse_state()
+        with torch.no_grad():
+            return self.operators[0].initial_state(batch, device=device, dtype=dtype)
+
+    def forward(
+        self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        name = type(self).__name__
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise InputError(f"{name} needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        if state is not None:
+            self._refuse_state()
+        x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, starts).valid)
+        with full_precision(x):
+            operators = self.operators
+            if len(operators) == 2:
+                y, _ = bidirectional(*operators)(x, lengths=lengths, starts=starts)
+            else:
+                y, state = operators[0](x, state, lengths=lengths, starts=starts)
+        y = torch.addcmul(y, x.unsqueeze(-1), self.readout.D.to(y.dtype))
+        return self.output(y.flatten(-2)), state
+
+    def _refuse_state(self) -> None:
+        if not self.is_causal:
+            raise InputError(
+                f"a bidirectional {type(self).__name__} has no state: its outputs depend on inputs that are still to "
+                "come; give it whole sequences, or build it with bidirectional=False"
+            )
+
+
+def least_decay(A: Tensor) -> Tensor:
+    """-Re(A), at least 1e-4: it is stored as a logarithm, and some measures have poles on the imaginary axis."""
+    real = A.real if A.is_complex() else A
+    return (-real).clamp(min=1e-4)
+
+
+def as_complex(x: Tensor) -> Tensor:
+    """(..., 2) real -> (...) complex, complex64 or wider."""
+    return torch.view_as_complex(wide(x))
