@@ -1,4 +1,4 @@
-"""Classifier and regressor: every pooling read in pieces, ragged rows, NaN in padding, packing without pooling, errors."""
+"""Classifier and regressor: every pooling read in pieces, ragged rows, NaN in padding, packed rows, errors."""
 
 from __future__ import annotations
 
