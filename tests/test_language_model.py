@@ -274,7 +274,7 @@ def test_bad_input_is_refused_in_one_line(call: object, words: list[str]) -> Non
         lambda: sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=()),
         lambda: sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=("mamba2",)),  # type: ignore[arg-type]
         lambda: sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=(MAMBA,), norm="batch"),
-        lambda: sw.BlockConfig(mixer=MAMBA, norm="batch"),
+        lambda: sw.BlockConfig(mixer=MAMBA, norm="group"),
         lambda: sw.BlockConfig(mixer=3),  # type: ignore[arg-type]
         lambda: sw.BlockConfig(mixer=MAMBA, mlp=2.0),  # type: ignore[arg-type]
         lambda: sw.BlockConfig(mixer=MAMBA, mlp=WINDOWED),  # type: ignore[arg-type]

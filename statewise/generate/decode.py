@@ -17,6 +17,7 @@ from statewise.generate.prompt import Prompt, encode_prompt
 from statewise.generate.sample import Sampling, draw
 from statewise.generate.stopping import StopText, check_stop
 from statewise.models.evaluation_mode import evaluation_mode
+from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel, LanguageModelState
 
 N_RECENT = 8  # tokens that the text of the next one may depend on: a character's bytes, a word's leading space
@@ -119,6 +120,9 @@ def generate(
     The rows of a ragged batch say what they would say alone. Rows that have finished read nothing more, and the
     iteration ends when all have.
 
+    Time-invariant mixers (S4, S4D, LSSL, LMU) discretise once, before the first token, as ``model.freeze()`` does: leave
+    the parameters as they are until the last one.
+
     Cost:    one ``model`` call for every chunk of the prompt and every token but the last; constant memory and time
              per token, however many, if every mixer's state is bounded; to keep the tokens keeps no state but
              the last one's.
@@ -139,7 +143,8 @@ def generate(
     seed = torch.Generator().seed() >> 1 if seed is None else seed
 
     def steps() -> Iterator[Token]:
-        reading = _read(model, tokens, row_lengths, state, document_token, prefill_chunk)
+        reader = freeze(model) if has_operators_to_prepare(model) else model
+        reading = _read(reader, tokens, row_lengths, state, document_token, prefill_chunk)
         device, batch = reading.logits.device, len(row_lengths)
         generators = [torch.Generator().manual_seed((seed + i) % (1 << 63)) for i in range(batch)]
         rows = [_Row(tokenizer, stops, ids) for ids in reading.recent.tolist()]
@@ -149,11 +154,11 @@ def generate(
         for n_left in range(max_new_tokens - 1, -1, -1):
             latest.clear()
             active = torch.tensor([not row.finished for row in rows], device=device)
-            with evaluation_mode(model), torch.inference_mode():
+            with evaluation_mode(reader), torch.inference_mode():
                 if previous:
                     unread = torch.tensor(previous, device=device)[:, None]
                     reading = _extend(
-                        model,
+                        reader,
                         reading,
                         unread.clamp(min=0),
                         active.long() if -1 in previous or not all(active) else None,
