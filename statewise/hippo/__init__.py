@@ -6,15 +6,22 @@
 from statewise.hippo.diagonalize import NPLR, low_rank, nplr
 from statewise.hippo.initialize import diagonal, dplr, random_transition
 from statewise.hippo.measures import MEASURES, lmu, transition
+from statewise.hippo.project import HippoState, initial_state, project
+from statewise.hippo.reconstruct import basis, reconstruct
 
 __all__ = [
     "MEASURES",
     "NPLR",
+    "HippoState",
+    "basis",
     "diagonal",
     "dplr",
+    "initial_state",
     "lmu",
     "low_rank",
     "nplr",
+    "project",
     "random_transition",
+    "reconstruct",
     "transition",
 ]
