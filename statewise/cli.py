@@ -54,14 +54,18 @@ def _options(
 
 @app.command()
 def train(
-    preset: Annotated[str | None, typer.Option(help="A run by name: demo (the default) or tiny.")] = None,
+    preset: Annotated[str | None, typer.Option(help="A run by name, such as demo (the default) or tiny.")] = None,
     config: Annotated[Path | None, typer.Option(help="A run as JSON, such as the run.json of another run.")] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Set any field, as in train.lr=3e-4. May be repeated."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="stdlib, shakespeare, or a file, folder or glob of text (data.source).")
+        str | None,
+        typer.Option(help="Of text: stdlib, shakespeare, or a file, folder or glob; else a data set (data.source)."),
+    ] = None,
+    data_folder: Annotated[
+        str | None, typer.Option("--data-dir", help="Where the files of a data set are (data.folder).")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help='"bytes" or a tokenizer.json (data.tokenizer).')] = None,
     out: Annotated[Path | None, typer.Option(help="The folder for the run; it must not hold another one.")] = None,
@@ -70,8 +74,9 @@ def train(
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Train so long (train.minutes).")] = None,
     steps: Annotated[int | None, typer.Option(help="Train so many steps (train.steps).")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Train so many passes over the data (train.epochs).")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Sequences in a batch (train.batch_size).")] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens in a sequence (train.length).")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens in a sequence of text (train.length).")] = None,
     lr: Annotated[float | None, typer.Option(help="The highest learning rate (train.lr).")] = None,
     seed: Annotated[int | None, typer.Option(help="Of parameters, dropout and data order (train.seed).")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (train.device).")] = None,
@@ -79,11 +84,11 @@ def train(
         bool, typer.Option("--print-config", help="Print the run as JSON, for --config, and stop.")
     ] = False,
 ) -> None:
-    """Train a language model: a preset, a file, or either with some fields set.
+    """Train a model: a preset, a file, or either with some fields set.
 
-    --steps and --minutes together replace the budget of the preset or file: the run then ends by whichever is given.
-    With --resume the run's own run.json is the file; another given by --config must agree with it, but for the budget,
-    the place of the text, what is left on the way, and the machine.
+    --steps, --epochs and --minutes together replace the budget of the preset or file: the run then ends by whichever is
+    given. With --resume the run's own run.json is the file; another given by --config must agree with it, but for the
+    budget, the place of the data, what is left on the way, and the machine.
     """
     if preset is not None and config is not None:
         raise typer.BadParameter("a run comes from one of --preset and --config, not from both", param_hint="--config")
@@ -98,8 +103,10 @@ def train(
         )
     flags = {
         "data.source": data,
+        "data.folder": data_folder,
         "data.tokenizer": tokenizer,
         "train.minutes": minutes,
+        "train.epochs": epochs,
         "train.steps": steps,
         "train.batch_size": batch_size,
         "train.length": length,
@@ -174,7 +181,7 @@ def generate(
     }
     Sampling(**sampling)  # an option out of range is told before a long prompt is read
     opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
-    model, tokens = opened.model, opened.tokenizer
+    model, tokens = opened.language_model, opened.tokenizer
     state = None if state_in is None else load_reading(state_in, model=model)
     prompt = texts or None
     if state_out is not None:
@@ -203,65 +210,78 @@ def generate(
 @app.command()
 def evaluate(
     folder: Folder,
-    data: Annotated[str | None, typer.Option(help="Another text than the run's: a source as for train.")] = None,
+    data: Annotated[str | None, typer.Option(help="Other data than the run's: a source as for train.")] = None,
+    data_folder: Annotated[
+        str | None, typer.Option("--data-dir", help="Where the files of a data set are, if not where the run had them.")
+    ] = None,
     split: Annotated[
         str | None, typer.Option(help="test (the default), validation or train.", show_default=False)
     ] = None,
-    text_file: Annotated[
-        str | None, typer.Option(help="A file read as one document instead of a split; - is standard input.")
+    max_items: Annotated[
+        int | None,
+        typer.Option("--max-items", "--max-tokens", help="Read only so many sequences, or tokens, of the split."),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Read only so many tokens of the split.")] = None,
-    chunk_length: Annotated[int, typer.Option(help="Tokens in a chunk; changes the memory, not the result.")] = 1024,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw the result, where its kind has a picture.")
+    ] = None,
+    text_file: Annotated[
+        str | None, typer.Option(help="Text: a file read as one document instead of a split; - is standard input.")
+    ] = None,
+    chunk_length: Annotated[
+        int | None, typer.Option(help="Text: tokens in a chunk; changes the memory, not the result. Default: 1024.")
+    ] = None,
     across_documents: Annotated[
-        bool, typer.Option("--across-documents", help="Carry the state from one document to the next as well.")
+        bool, typer.Option("--across-documents", help="Text: carry the state from one document to the next as well.")
     ] = False,
-    streams: Annotated[int, typer.Option(help="Read the text as so many pieces side by side, which is faster.")] = 1,
-    window: Annotated[int | None, typer.Option(help="Read windows of so many tokens instead of one sequence.")] = None,
-    stride: Annotated[int | None, typer.Option(help="Tokens between windows. Default: half a window.")] = None,
-    compressors: Annotated[bool, typer.Option(help="What xz -9 and zlib make of the same bytes.")] = True,
+    streams: Annotated[
+        int | None, typer.Option(help="Text: read it as so many pieces side by side, which is faster. Default: 1.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(help="Text: read windows of so many tokens instead of one sequence.")
+    ] = None,
+    stride: Annotated[int | None, typer.Option(help="Text: tokens between windows. Default: half a window.")] = None,
+    compressors: Annotated[
+        bool | None, typer.Option(help="Text: what xz -9 and zlib make of the same bytes.", show_default=False)
+    ] = None,
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
     json: Json = None,
 ) -> None:
-    """Measure how well a model predicts a text, beside general compressors.
+    """Measure how well a model does on a split of its data.
 
-    The text is read as one sequence with the state carried on. Full attention is read in windows instead.
+    A language model is told beside general compressors. Its text is read as one sequence with the state carried on,
+    with full attention in windows instead.
     """
     from statewise.console import read_prompt, show_evaluation
 
     if text_file is not None and data is not None:
         raise typer.BadParameter("a text comes from one of --data and --text-file", param_hint="--text-file")
-    for name, given in (("--split", split), ("--max-tokens", max_tokens)):
+    for name, given in (("--split", split), ("--max-tokens", max_items), ("--data-dir", data_folder)):
         if text_file is not None and given is not None:
             raise typer.BadParameter(
                 f"{name} chooses from a corpus that is divided; the file of --text-file is read as a whole",
                 param_hint=name,
             )
     text = None if text_file is None else read_prompt(text_file)
-    from statewise.evaluate import compress, evaluate_split, evaluate_text
     from statewise.model_folder import open_model
 
     opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
-
-    options: dict[str, Any] = {
-        "across_documents": across_documents,
+    asked = {
+        "across_documents": across_documents or None,
         "chunk_length": chunk_length,
         "n_streams": streams,
         "window": window,
         "stride": stride,
+        "compressors": compressors,
     }
+    options = {name: value for name, value in asked.items() if value is not None}
     if text is not None:
-        result, content = evaluate_text(opened.model, opened.tokenizer, text, **options), text
-        name = str(text_file)
+        show_evaluation(*opened.evaluate_file(text, str(text_file), plot=plot, **options), as_json=json)
     else:
-        part = opened.corpus(data).split(split or "test")
-        result = evaluate_split(opened.model, part, opened.tokenizer, max_tokens=max_tokens, **options)
-        content = part.text_bytes()[: result.n_bytes]  # what was scored, even to within a character
-        name = f"{part.name} split"
-    show_evaluation(
-        result, compress(content) if compressors else None, name=name, checkpoint=opened.checkpoint, as_json=json
-    )
+        task = opened.task(data, data_folder)
+        result = opened.evaluate(task, split or "test", max_items=max_items, plot=plot, **options)
+        show_evaluation(*result, as_json=json)
 
 
 @app.command()
@@ -296,9 +316,10 @@ def _run_config(
     from json import dumps
 
     from statewise.configuration import assign, parse_json
-    from statewise.models.registry import CONFIG_TYPES
-    from statewise.train.presets import PRESETS, fit_vocabulary
+    from statewise.model_folder import require_data_fields
+    from statewise.train.presets import PRESETS, fit_model
     from statewise.train.run_folder import read_run, run_from_dict
+    from statewise.train.tasks import run_types
 
     if preset is not None and preset not in PRESETS:
         raise ConfigError(f"--preset {preset!r} is unknown; use one of {', '.join(PRESETS)}")
@@ -311,14 +332,14 @@ def _run_config(
         config = read_run(resume)
     else:
         config = PRESETS[preset or "demo"]()
-    if (flags["train.minutes"] is None) != (flags["train.steps"] is None):  # one given: the other is no limit any more
-        missing = "train.steps" if flags["train.steps"] is None else "train.minutes"
-        assignments = [f"{missing}=null", *assignments]
+    require_data_fields(config.data, {name[5:]: value for name, value in flags.items() if name.startswith("data.")})
+    budgets = ("train.steps", "train.epochs", "train.minutes")
+    if any(flags[name] is not None for name in budgets):  # those not given are no limit any more
+        assignments = [*(f"{name}=null" for name in budgets if flags[name] is None), *assignments]
     given = [f"{name}={dumps(value)}" for name, value in flags.items() if value is not None]
-    config = assign(config, [*given, *assignments], types=CONFIG_TYPES)
-    own_vocabulary = any(assignment.startswith(("model.vocab_size=", "model=")) for assignment in assignments)
+    config = assign(config, [*given, *assignments], types=run_types())
     from_preset = file is None and resume is None
-    return fit_vocabulary(config) if from_preset and not own_vocabulary else config
+    return fit_model(config, {text.split("=")[0].strip() for text in assignments}) if from_preset else config
 
 
 def _print_run(run: Any) -> None:

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -15,10 +14,10 @@ from statewise.errors import DataError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from statewise.evaluate import Compression, Evaluation
     from statewise.generate import Token
+    from statewise.train.tasks import Table as ResultTable
 
-NUMERIC = ("parameters", "mixer", "MLP", "state bytes", "bits per byte", "the model needs")
+NUMERIC = ("parameters", "mixer", "MLP", "state bytes")
 
 
 def read_prompt(path: str) -> bytes:
@@ -120,29 +119,22 @@ def write_generated(
         print(f"[{speed:,.0f} tokens/s, seed {seed}]", file=sys.stderr)
 
 
-def show_evaluation(
-    result: Evaluation, compression: Compression | None, *, name: str, checkpoint: Path, as_json: bool | None
-) -> None:
-    """A table on a terminal, one JSON object elsewhere, unless ``as_json`` decides."""
+def show_evaluation(record: dict[str, Any], tables: Sequence[ResultTable], *, as_json: bool | None) -> None:
+    """Tables on a terminal, the record as one JSON object elsewhere, unless ``as_json`` decides."""
     if _wants_json(as_json):
-        record = {"checkpoint": str(checkpoint), "text": name, **asdict(result)}
-        if compression is not None:
-            record |= {key: value for key, value in asdict(compression).items() if key != "n_bytes"}
-            record["xz_difference"] = result.bits_per_byte - compression.xz_bits_per_byte
         print(json.dumps(record))
         return
-    table = _table(f"{name}, {result.n_bytes:,} bytes", "", "bits per byte", "the model needs")
-    table.add_row("model", f"{result.bits_per_byte:.4f}")
-    if compression is not None:
-        others = {"xz -9": compression.xz_bits_per_byte, "zlib -9": compression.zlib_bits_per_byte}
-        for compressor, bits in others.items():
-            difference = result.bits_per_byte / bits - 1
-            more = "more" if difference > 0 else "fewer"
-            table.add_row(compressor, f"{bits:.4f}", f"{abs(difference):.1%} {more} bits")
-    _print(table)
-    word = f", {result.perplexity_per_word:,.1f} per word" if result.perplexity_per_word is not None else ""
-    print(f"perplexity {result.perplexity_per_token:,.3f} per token{word}")
-    print(f"{result.n_tokens:,} tokens read at {result.tokens_per_second:,.0f} tokens/s by {checkpoint}")
+    from rich.table import Table
+
+    for result in tables:
+        table = Table(title=result.title, title_justify="left", show_header=any(result.columns))
+        for i, column in enumerate(result.columns):
+            table.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=True)
+        for row in result.rows:
+            table.add_row(*row)
+        _print(table)
+        for note in result.notes:
+            print(note)
 
 
 def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
@@ -171,14 +163,15 @@ def _show_model(record: dict[str, Any]) -> None:
         total_parameters += part["parameters"]
         kind = "tied" if part["part"] == "head" and not part["parameters"] else part.get("mixer", "")
         cells = [part["part"], kind, f"{part['parameters']:,}"]
+        if "mixer" in part:
+            cells += [f"{part['mixer_parameters']:,}", f"{part['mlp_parameters']:,}"]
         if state is None:
-            table.add_row(*cells)
+            table.add_row(*cells, *(["", "none: it reads in both directions"] if "mixer" in part else []))
             continue
         total_state, growth = total_state + state["bytes"], growth + state["per_token"]
         grows = f"and {state['per_token']:,} more for each token" if state["per_token"] else ""
         after = f"after {state['tokens']:,} tokens" if state["bytes"] != state["at_rest"] else "constant"
-        cells += [f"{part['mixer_parameters']:,}", f"{part['mlp_parameters']:,}", f"{state['bytes']:,}"]
-        table.add_row(*cells, grows or after)
+        table.add_row(*cells, f"{state['bytes']:,}", grows or after)
     table.add_section()
     table.add_row(
         "all", "", f"{total_parameters:,}", "", "", f"{total_state:,}", f"+ {growth:,}/token" if growth else ""

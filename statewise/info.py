@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 from statewise import __version__
 from statewise.kernels import describe
 from statewise.mixers.base import Mixer
+from statewise.models.base import Model
 from statewise.models.block import Block
 from statewise.models.evaluation_mode import evaluation_mode
-from statewise.models.language_model import LanguageModel
 
 PROBE_TOKENS = 1024
 
@@ -34,36 +35,43 @@ def environment() -> dict[str, Any]:
     }
 
 
-def parts(model: LanguageModel) -> list[dict[str, Any]]:
-    """One record for each part of a model, in order: embedding, layers, norm, head.
+def parts(model: Model) -> list[dict[str, Any]]:
+    """One record for each part of a model in order: of a language model its embedding, layers, norm and head.
 
     Records have ``part``, ``parameters`` (of the whole part; shared ones count where they come first), and for
-    layers ``mixer`` (its class), ``mixer_parameters``, ``mlp_parameters`` and ``state`` (see :func:`state_size`).
+    layers ``mixer`` (its class), ``mixer_parameters``, ``mlp_parameters`` and ``state`` (see :func:`state_size`; None
+    for a layer that reads in both directions). A part without parameters of its own or of others is left out.
     """
     counted: set[int] = set()
 
-    def count(module: nn.Module | None) -> int:
-        own = [] if module is None else [p for p in module.parameters() if id(p) not in counted]
+    def count(module: nn.Module | None, recurse: bool = True) -> int:
+        own = [] if module is None else [p for p in module.parameters(recurse) if id(p) not in counted]
         counted.update(id(p) for p in own)
         return sum(p.numel() for p in own)
 
-    records: list[dict[str, Any]] = [{"part": "embedding", "parameters": count(model.embedding)}]
-    for i, layer in enumerate(model.layers):
-        assert isinstance(layer, Block)
-        mixer, mlp = count(layer.mixer), count(layer.mlp)
-        records.append(
-            {
-                "part": f"layers.{i}",
-                "parameters": mixer + mlp + count(layer),
-                "mixer": type(layer.mixer).__name__,
-                "mixer_parameters": mixer,
-                "mlp_parameters": mlp,
-                "state": state_size(layer.mixer),
-            }
-        )
-    records.append({"part": "norm", "parameters": count(model.norm)})
-    records.append({"part": "head", "parameters": count(model.head)})
-    return records
+    def walk(module: nn.Module, prefix: str) -> Iterator[dict[str, Any]]:
+        if direct := count(module, recurse=False):
+            yield {"part": f"{prefix}parameters", "parameters": direct}
+        for name, child in module.named_children():
+            if isinstance(child, Block):
+                yield layer(child, prefix + name)
+            elif any(isinstance(inner, Block) for inner in child.modules()):
+                yield from walk(child, f"{prefix}{name}.")
+            elif any(True for _ in child.parameters()):
+                yield {"part": prefix + name, "parameters": count(child)}
+
+    def layer(block: Block, name: str) -> dict[str, Any]:
+        mixer, mlp = count(block.mixer), count(block.mlp)
+        return {
+            "part": name,
+            "parameters": mixer + mlp + count(block),
+            "mixer": type(block.mixer).__name__,
+            "mixer_parameters": mixer,
+            "mlp_parameters": mlp,
+            "state": state_size(block.mixer) if block.mixer.is_causal else None,
+        }
+
+    return list(walk(model, ""))
 
 
 def state_size(mixer: Mixer) -> dict[str, Any]:

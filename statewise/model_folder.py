@@ -1,22 +1,40 @@
-"""A trained model with what belongs to it: its tokenizer and its text."""
+"""A trained model with what belongs to it: its tokenizer, if it reads text, and its task."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from statewise.checkpoints import Manifest, load, read_config, resolve
 from statewise.checkpoints.manifest import TOKENIZER_FILE
-from statewise.data.text import Corpus, TextDataConfig, open_corpus
+from statewise.data.base import DataConfig
+from statewise.data.text import TextDataConfig
 from statewise.data.tokenizers import Tokenizer, load_tokenizer, require_same_tokenizer
 from statewise.errors import CheckpointError, ConfigError
+from statewise.models.base import Model
 from statewise.models.language_model import LanguageModel
+from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.plotting import require_plot
 from statewise.train.run_folder import RUN_FILE, read_run
+from statewise.train.tasks import Table, Task, open_task
+from statewise.train.tasks.language import evaluate_file, text_tables
 
 DEVICES = ("auto", "cpu", "cuda")
+DATA_FLAGS = {"source": "--data", "folder": "--data-dir", "tokenizer": "--tokenizer"}  # of fields of a DataConfig
+# Of a task's evaluate_options
+EVALUATE_FLAGS = {
+    "across_documents": "--across-documents",
+    "chunk_length": "--chunk-length",
+    "n_streams": "--streams",
+    "window": "--window",
+    "stride": "--stride",
+    "compressors": "--compressors",
+}
 
 
 @dataclass(frozen=True)
@@ -28,13 +46,26 @@ class ModelFolder:
 
     folder: Path
     checkpoint: Path
-    model: LanguageModel
+    model: Model
     given_tokenizer: str | None = None
 
     @cached_property
     def manifest(self) -> Manifest:
         """The checkpoint's config.json."""
         return read_config(self.checkpoint)
+
+    @property
+    def reads_text(self) -> bool:
+        return isinstance(self.model, LanguageModel)
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """Errors: ConfigError if it is another kind of model."""
+        if not isinstance(self.model, LanguageModel):
+            raise ConfigError(
+                f"{self.checkpoint} holds a {type(self.model).__name__}, which writes no text; give a language model"
+            )
+        return self.model
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -50,23 +81,64 @@ class ModelFolder:
             require_same_tokenizer(tokenizer, own.fingerprint, f"the checkpoint {self.checkpoint}")
         return tokenizer
 
-    def corpus(self, source: str | None) -> Corpus:
-        """The text that the run was trained on, or ``source`` divided in the same way, in this model's tokens.
+    def task(self, source: str | None = None, folder: str | None = None) -> Task[Any, Any]:
+        """The task of the run, on its data or on others divided in the same way: text in this model's tokens.
 
-        Errors:  ConfigError if nothing says which text; DataError for the text itself.
+        source, folder: of the data, for --data and --data-dir; None: the run's own
+
+        Errors:  ConfigError if nothing says which data, or they cannot be chosen so; DataError for the data themselves.
         """
         if (self.folder / RUN_FILE).is_file():
-            config = read_run(self.folder).data
-        elif source is not None:
-            config = TextDataConfig()
+            run = read_run(self.folder)
+        elif self.reads_text and source is not None:
+            run = RunConfig(model=self.manifest.model, data=TextDataConfig(), train=TrainConfig(steps=1))
         else:
-            raise ConfigError(
-                f"{self.folder} is a checkpoint alone and does not say on which text to evaluate it; "
-                "give --data or --text-file, or the run folder"
+            choice = (
+                "which text to evaluate it; give --data or --text-file, or" if self.reads_text else "which data; give"
             )
-        self.tokenizer  # noqa: B018 (one that does not match is refused before anything is tokenised)
-        source = config.source if source is None else source
-        return open_corpus(replace(config, source=source, tokenizer=self._tokenizer_spec))
+            raise ConfigError(f"{self.folder} is a checkpoint alone and does not say on {choice} the run folder")
+        changes = {"source": source, "folder": folder, "tokenizer": self.given_tokenizer}
+        if self.reads_text:
+            self.tokenizer  # noqa: B018 (one that does not match is refused before anything is tokenised)
+            changes["tokenizer"] = self._tokenizer_spec
+        require_data_fields(run.data, changes)
+        data = replace(run.data, **{name: value for name, value in changes.items() if value is not None})
+        return open_task(replace(run, model=self.manifest.model, data=data))
+
+    def evaluate(
+        self, task: Task[Any, Any], split: str, *, plot: Path | None = None, **options: Any
+    ) -> tuple[dict[str, Any], list[Table]]:
+        """The record of an evaluation by the task's :meth:`~Task.evaluate`, and its tables.
+
+        Errors:  ConfigError for an option or a plot that the task does not have; else as the task's.
+        """
+        kind = type(self.model).__name__
+        for name in options:
+            if name not in ("max_items", *task.evaluate_options):
+                raise ConfigError(f"{EVALUATE_FLAGS[name]} is not for a {kind} on {task.noun}; leave it out")
+        if plot is not None:
+            if task.plot_of is None:
+                raise ConfigError(f"--plot: there is no picture of how a {kind} does on {task.noun}; leave it out")
+            require_plot(plot)
+        with torch.no_grad():
+            record = {"checkpoint": str(self.checkpoint), "split": split, **task.evaluate(self.model, split, **options)}
+            if plot is not None:
+                task.plot(plot, model=self.model, split=split, record=record)
+        return record, task.tables(record)
+
+    def evaluate_file(
+        self, text: bytes, name: str, *, plot: Path | None = None, **options: Any
+    ) -> tuple[dict[str, Any], list[Table]]:
+        """As :meth:`evaluate`, of a text that is no split of a corpus."""
+        if not self.reads_text:
+            raise ConfigError(
+                f"--text-file is not for a {type(self.model).__name__}, which reads no text; leave it out"
+            )
+        if plot is not None:
+            raise ConfigError("--plot: there is no picture of how a model does on a text; leave it out")
+        result = evaluate_file(self.language_model, self.tokenizer, text, name=name, **options)
+        record = {"checkpoint": str(self.checkpoint), **result}
+        return record, text_tables(record)
 
     @property
     def _tokenizer_spec(self) -> str:
@@ -74,6 +146,13 @@ class ModelFolder:
         if self.given_tokenizer is not None or own is None:
             return self.given_tokenizer or "bytes"
         return "bytes" if own.kind == "bytes" else str(self.checkpoint / TOKENIZER_FILE)
+
+
+def require_data_fields(data: DataConfig, given: Mapping[str, Any]) -> None:
+    """ConfigError naming the first flag that is ``given`` (not None) and that these data have no field for."""
+    for name, value in given.items():
+        if value is not None and not hasattr(data, name):
+            raise ConfigError(f"{DATA_FLAGS[name]} is not for {type(data).__name__}, which has no {name}; leave it out")
 
 
 def open_model(folder: Path, *, which: str = "best", device: str = "auto", tokenizer: str | None = None) -> ModelFolder:

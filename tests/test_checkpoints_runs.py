@@ -32,7 +32,7 @@ def steps(run: Path) -> list[int]:
 
 def test_the_checkpoints_of_a_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {10: 2.0, 2: None, 100_000_000: 1.5})
-    assert [(c.step, c.validation_bits_per_byte) for c in list_checkpoints(run)] == [
+    assert [(c.step, c.validation) for c in list_checkpoints(run)] == [
         (2, None),
         (10, 2.0),
         (100_000_000, 1.5),

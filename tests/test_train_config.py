@@ -37,6 +37,8 @@ from statewise.train.schedule import Cadence, learning_rate_factor
     [
         ("steps", 0),
         ("minutes", 0.0),
+        ("epochs", 0.0),
+        ("epochs", math.inf),
         ("batch_size", 0),
         ("length", 0),
         ("accumulation", 0),
@@ -46,6 +48,7 @@ from statewise.train.schedule import Cadence, learning_rate_factor
         ("lr", math.inf),
         ("lr_min_ratio", 1.5),
         ("dynamics_lr_ratio", -1.0),
+        ("dynamics_lr_max", 0.0),
         ("betas", (0.9, 1.0)),
         ("betas", (0.9,)),
         ("eps", 0.0),

@@ -21,6 +21,7 @@ from statewise.mixers.attention import AttentionConfig
 from statewise.train import RunConfig, TrainConfig, read_run, train
 from statewise.train import loop as loop_module
 from statewise.train.report import Reporter
+from statewise.train.tasks import language as language_module
 
 
 def losses(folder: Path) -> list[float]:
@@ -54,7 +55,7 @@ def test_it_learns_and_says_so(tmp_path: Path) -> None:
 
     corpus = open_corpus(config.data)
     evaluation = evaluate_split(model, corpus.split("validation"), corpus.tokenizer, max_tokens=200)
-    assert result.bits_per_byte == pytest.approx(evaluation.bits_per_byte, rel=1e-5)
+    assert result.validation == pytest.approx(evaluation.bits_per_byte, rel=1e-5)
     split = corpus.split("train")
     line = curve(tmp_path / "run", "train")[0]
     assert line["bits_per_byte"] == pytest.approx(line["loss"] * split.n_tokens / split.n_bytes / math.log(2))
@@ -275,7 +276,7 @@ def test_the_best_is_saved_when_it_is_found_and_kept(tmp_path: Path, monkeypatch
     def evaluate(*args: Any, **kwargs: Any) -> Any:
         return replace(evaluate_split(*args, **kwargs), bits_per_byte=next(scores))
 
-    monkeypatch.setattr(loop_module, "evaluate_split", evaluate)
+    monkeypatch.setattr(language_module, "evaluate_split", evaluate)
     train(small_run(tmp_path, steps=10, evaluate_every=2, save_every=5, keep_last=1), tmp_path / "run")
     assert steps_of(tmp_path / "run") == [4, 10]
     assert [line["best"] for line in curve(tmp_path / "run", "evaluation")] == [True, True, False, False, False]
@@ -297,7 +298,7 @@ def test_without_a_validation_split(tmp_path: Path) -> None:
     config = small_run(tmp_path, steps=2, evaluate_every=1)
     config = replace(config, data=replace(config.data, validation_fraction=0.0))
     result = train(config, tmp_path / "run")
-    assert result.bits_per_byte is None
+    assert result.validation is None
     assert not curve(tmp_path / "run", "evaluation")
 
 
@@ -307,7 +308,7 @@ def test_attention_is_evaluated_too(tmp_path: Path, positions: dict[str, Any], w
     """Full attention and learned positions cannot read on for ever, so they are evaluated in windows."""
     layers = (AttentionConfig(n_heads=2, window=window, **positions),)
     result = train(small_run(tmp_path, model=small_model(layers=layers), steps=2), tmp_path / "run")
-    assert result.bits_per_byte is not None
+    assert result.validation is not None
 
 
 def test_a_state_without_bound_is_not_carried(tmp_path: Path) -> None:

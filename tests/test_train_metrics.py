@@ -17,6 +17,7 @@ from statewise.errors import CheckpointError
 from statewise.train.metrics import MetricsFile, cut_metrics, read_metrics
 from statewise.train.report import JsonReporter, TerminalReporter, make_reporter
 from statewise.train.signals import StopSignals
+from statewise.train.tasks.language import LanguageTask
 
 
 def line(step: int) -> dict[str, object]:
@@ -95,7 +96,7 @@ def records() -> list[dict[str, object]]:
             "step": 3,
             "parameters": 1234,
             "device": "cpu",
-            "text": "plays: 38 documents",
+            "data": "plays: 38 documents",
             "groups": [group],
         },
         {"kind": "evaluation", "step": 4, "loss": 1.5, "bits_per_byte": 2.25, "best": True},
@@ -134,6 +135,7 @@ def test_terminal_shows_a_bar_and_the_events(width: int) -> None:
 
     out = io.StringIO()
     reporter = TerminalReporter(Console(file=out, force_terminal=True, width=width, color_system=None))
+    reporter.begin(LanguageTask)  # only what the class says is shown
     start, *others = records()
     reporter.event(start)
     for fraction in (0.25, 0.5):

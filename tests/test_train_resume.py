@@ -155,7 +155,7 @@ def test_a_finished_run_has_nothing_to_do_and_can_be_extended(tmp_path: Path) ->
     config = small_run(tmp_path, steps=3)
     first = train(config, tmp_path / "run")
     again = train(config, tmp_path / "run", resume=True)
-    assert (again.step, again.checkpoint, again.bits_per_byte) == (3, first.checkpoint, first.bits_per_byte)
+    assert (again.step, again.checkpoint, again.validation) == (3, first.checkpoint, first.validation)
     longer = replace(config, train=replace(config.train, steps=5, evaluate_every=1))
     assert train(longer, tmp_path / "run", resume=True).step == 5
     assert [line["step"] for line in curve(tmp_path / "run", "train")] == [1, 2, 3, 4, 5]
@@ -257,6 +257,7 @@ def test_what_may_change_may_change(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "steps": 4,
         "minutes": 10.0,
+        "epochs": 100.0,
         "evaluate_every": 2,
         "evaluate_minutes": 1.0,
         "save_every": 1,
@@ -268,7 +269,7 @@ def test_what_may_change_may_change(tmp_path: Path) -> None:
         "threads": 1,
         "gradient_checkpointing": True,
     }
-    assert {f"train.{name}" for name in changes} | {"train.compile", "data.source"} == CHANGEABLE_ON_RESUME
+    assert {f"train.{name}" for name in changes} | {"train.compile", "data.source", "data.folder"} == CHANGEABLE_ON_RESUME
     assert all(getattr(TrainConfig(steps=1), name) != value for name, value in changes.items())
     config, run = begun(tmp_path)
     assert train(replace(config, train=replace(config.train, **changes)), run, resume=True).step == 4

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from statewise.configuration import to_dict
-from statewise.models.language_model import LanguageModelConfig
+from statewise.models.base import ModelConfig
 
 
-def differences(before: LanguageModelConfig, now: LanguageModelConfig) -> list[str]:
+def differences(before: ModelConfig, now: ModelConfig) -> list[str]:
     """The fields in which two configs differ, as ``layers.0.mixer.d_state is 64 there and 128 here``.
 
     A bare mixer config is the same as a block without an MLP.
     """
-    old, new = (to_dict(dataclasses.replace(config, layers=config.blocks)) for config in (before, now))
+    if type(before) is not type(now):
+        return [f"a {type(before).__name__} there and a {type(now).__name__} here"]
+    old, new = (to_dict(config.in_full()) for config in (before, now))
     return _differences(old, new, "")
 
 

@@ -46,7 +46,9 @@ from statewise.checkpoints.tensor_files import (
 from statewise.configuration import parse_json
 from statewise.errors import CheckpointError, ConfigError, InputError
 from statewise.mixers.base import Dynamics
-from statewise.models.language_model import LanguageModel
+from statewise.models.base import Model
+from statewise.models.language_model import LanguageModelConfig
+from statewise.models.registry import model_to_dict
 
 Trainer = tuple[Mapping[str, Tensor], Mapping[str, Any]]
 
@@ -68,7 +70,7 @@ class StoredTokenizer(NamedTuple):
 
 
 def save(
-    model: LanguageModel,
+    model: Model,
     folder: str | os.PathLike[str],
     *,
     tokenizer: SavedTokenizer | None = None,
@@ -82,11 +84,13 @@ def save(
     Cost:      one pass over the tensors, and waiting for the disk to have them.
     Errors:    CheckpointError if something is there already, if a tensor holds NaN or an infinity, if the model's
                vocabulary is smaller than the tokenizer's, or if the disk does not take it (with the bytes needed and
-               free). What was there before is then unchanged.
+               free). What was there before is then unchanged. ConfigError if the model's config is not in
+               ``models.registry.CONFIG_TYPES``.
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile
-    if not isinstance(model, LanguageModel):
-        raise InputError(f"save takes a LanguageModel, got a {type(model).__name__}")
+    if not isinstance(model, Model):
+        raise InputError(f"save takes a Model, such as a LanguageModel; got a {type(model).__name__}")
+    model_to_dict(model.config)  # a class that could be written and never be read is refused before anything is
     target = Path(os.path.realpath(folder))  # a link to a folder stays one
 
     def may_replace(path: Path) -> None:
@@ -96,11 +100,8 @@ def save(
     tensors = stored_tensors(model)
     for name, tensor in tensors.items():
         require_finite(name, tensor.detach(), f"cannot save {folder}")
-    if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
-        raise CheckpointError(
-            f"cannot save {folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
-            f"{model.config.vocab_size}; give the tokenizer that the model was trained with"
-        )
+    if tokenizer is not None:
+        _require_vocabulary(model, tokenizer, str(folder))
     contents = _text_files(tokenizer, trainer, str(folder))
     parts = {MODEL_FILE: tensors} if trainer is None else {MODEL_FILE: tensors, TRAINER_TENSORS: dict(trainer[0])}
     n_bytes = sum(map(count_bytes, parts.values())) + sum(map(len, contents.values()))
@@ -126,7 +127,7 @@ def save(
 
 def load(
     folder: str | os.PathLike[str], *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-) -> LanguageModel:
+) -> Model:
     """The model of a checkpoint folder, in evaluation mode; ``model.train()`` to train it on.
 
     dtype:   of the floating parameters, by default as stored. Those that set a system's time scales (in a ``Dynamics``
@@ -137,7 +138,7 @@ def load(
     if dtype is not None and not dtype.is_floating_point:
         raise InputError(f"load takes a floating dtype, got {dtype}")
 
-    def read(path: Path, manifest: Manifest) -> LanguageModel:
+    def read(path: Path, manifest: Manifest) -> Model:
         file = verify_file(path, MODEL_FILE, manifest.files[MODEL_FILE])
         try:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -161,7 +162,7 @@ def load(
     return read_checkpoint(folder, read)
 
 
-def load_into(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
+def load_into(model: Model, folder: str | os.PathLike[str]) -> None:
     """Copies a checkpoint's tensors into a model of the same config and dtype; its Parameters stay the same objects.
 
     Errors:  CheckpointError naming the first fields that differ, or as :func:`load`; the model is then unchanged.
@@ -233,6 +234,16 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> StoredTokenizer | None:
 def read_config(folder: str | os.PathLike[str]) -> Manifest:
     """What config.json says, without reading the tensors."""
     return read_checkpoint(folder, lambda path, manifest: manifest)
+
+
+def _require_vocabulary(model: Model, tokenizer: SavedTokenizer, folder: str) -> None:
+    if not isinstance(model.config, LanguageModelConfig):
+        raise InputError(f"cannot save {folder}: a {type(model).__name__} reads no text; save it without a tokenizer")
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise CheckpointError(
+            f"cannot save {folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
+            f"{model.config.vocab_size}; give the tokenizer that the model was trained with"
+        )
 
 
 def _text_files(tokenizer: SavedTokenizer | None, trainer: Trainer | None, folder: str) -> dict[str, bytes]:

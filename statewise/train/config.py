@@ -1,13 +1,13 @@
-"""What a training run is: the model, the text, and how the one is fitted to the other."""
+"""What a training run is: the model, the data, and how the one is fitted to the other."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from statewise.data.text import TextDataConfig
+from statewise.data.base import DataConfig
 from statewise.errors import ConfigError
-from statewise.models.language_model import LanguageModelConfig
+from statewise.models.base import ModelConfig
 
 SCHEDULES = ("cosine", "wsd")
 PRECISIONS = ("float32", "bfloat16")
@@ -15,12 +15,14 @@ MATMULS = ("default", "fast")
 DEVICES = ("auto", "cpu", "cuda")
 
 # What a resumed run may set anew: how long it goes on, what it leaves on the way, and the machine it runs on
-# with the place of the text there.
+# with the place of the data there.
 # Everything else decides the loss curve, and has to be what the run began with.
 CHANGEABLE_ON_RESUME = frozenset(
     {
-        "data.source",  # where the text lies; that it is the same is checked by its content
+        "data.source",  # where the data lie; that they are the same is checked by their content
+        "data.folder",
         "train.steps",
+        "train.epochs",
         "train.minutes",
         "train.evaluate_every",
         "train.evaluate_minutes",
@@ -39,12 +41,13 @@ CHANGEABLE_ON_RESUME = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How a language model is trained. A step reads ``accumulation * batch_size * length`` tokens.
+    """How a model is trained. A step reads ``accumulation * batch_size`` sequences.
 
-    A run ends after ``steps``, or after ``minutes`` of training (evaluations and saves on the way count, the
-    last ones do not; a resumed run goes on counting), whichever comes first; at least one has to be given.
-    With ``steps`` the learning rate follows the step number, so that the run can be repeated and resumed bit
-    for bit. With ``minutes`` alone it follows the clock, and so does everything after it.
+    A run ends after ``steps``, after ``epochs`` (passes over the training data, rounded up to whole steps), or after
+    ``minutes`` of training (evaluations and saves on the way count, the last ones do not; a resumed run goes on
+    counting), whichever comes first; at least one has to be given. With ``steps`` or ``epochs`` the learning rate
+    follows the step number, so that the run can be repeated and resumed bit for bit. With ``minutes`` alone it follows
+    the clock, and so does everything after it.
 
     ``matmul="fast"`` calls ``torch.set_float32_matmul_precision("medium")`` and puts the old setting back at the
     end. It is for the application to choose, since it holds for the whole process: on most CPUs it selects oneDNN
@@ -53,9 +56,10 @@ class TrainConfig:
 
     # The budget, and what a step reads
     steps: int | None = None
+    epochs: float | None = None
     minutes: float | None = None
     batch_size: int = 8  # sequences in a micro-batch
-    length: int = 512  # tokens in a sequence
+    length: int | None = None  # tokens in a sequence of text, by default 512; other sequences have their own: None
     accumulation: int = 1  # micro-batches whose gradients are averaged before each step
     carry_state: bool = False  # read contiguous streams, the state passed on (detached) from batch to batch
     seed: int = 0  # of the parameters, the dropout and the order of the data
@@ -64,6 +68,7 @@ class TrainConfig:
     lr: float = 1e-3  # the highest rate, reached at the end of the warm-up
     lr_min_ratio: float = 0.1  # the last rate, as a fraction of lr
     dynamics_lr_ratio: float = 1.0  # rate of the parameters in a Dynamics module, as a multiple of the others'
+    dynamics_lr_max: float | None = None  # and at most this at its highest; S4's rule is 1e-3 with a ratio of 1
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1  # per unit of learning rate; of matrices only (see train/optimizer.py)
@@ -87,19 +92,20 @@ class TrainConfig:
     save_every: int | None = None
     save_minutes: float | None = 10.0
     keep_last: int = 2  # checkpoints
-    keep_best: bool = True  # also keep the one with the fewest validation bits per byte, saved when it is found
+    keep_best: bool = True  # also keep the one that is best on the validation split, saved when it is found
     log_every: int = 10  # steps between two lines of metrics.jsonl; a line holds the mean loss of its steps
 
     def __post_init__(self) -> None:
-        if self.steps is None and self.minutes is None:
-            raise ConfigError("TrainConfig needs steps or minutes; set train.steps=1000 or train.minutes=10")
-        for name in ("batch_size", "length", "accumulation", "keep_last", "log_every"):
+        if self.steps is None and self.minutes is None and self.epochs is None:
+            raise ConfigError("TrainConfig needs steps or minutes or epochs; set train.steps=1000 or train.minutes=10")
+        for name in ("batch_size", "accumulation", "keep_last", "log_every"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._require("evaluate_items", self.evaluate_items is None or self.evaluate_items >= 2, "at least 2, or None")
-        for name in ("steps", "evaluate_every", "save_every", "threads"):
+        for name in ("steps", "length", "evaluate_every", "save_every", "threads"):
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1, or None")
-        for name in ("minutes", "evaluate_minutes", "save_minutes", "clip_norm"):
+        for name in ("minutes", "evaluate_minutes", "save_minutes", "clip_norm", "dynamics_lr_max"):
             self._require(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0, or None")
+        self._require("epochs", self.epochs is None or 0 < self.epochs < math.inf, "above 0 and finite, or None")
         for name in ("lr", "dynamics_lr_ratio", "eps"):
             self._require(name, 0 < getattr(self, name) < math.inf, "above 0")
         for name in ("lr_min_ratio", "warmup", "decay"):
@@ -129,6 +135,19 @@ class TrainConfig:
 class RunConfig:
     """A whole run, as run.json holds it."""
 
-    model: LanguageModelConfig
-    data: TextDataConfig
+    model: ModelConfig
+    data: DataConfig
     train: TrainConfig
+
+    def __post_init__(self) -> None:
+        for name, value, expected in (("model", self.model, ModelConfig), ("data", self.data, DataConfig)):
+            if not isinstance(value, expected):
+                raise ConfigError(f"RunConfig.{name} is a {type(value).__name__}; expected a {expected.__name__}")
+        length = self.data.default_length
+        if length is None and self.train.length is not None:
+            raise ConfigError(
+                f"train.length={self.train.length}, but the sequences of {type(self.data).__name__} have their own "
+                "length; leave it out (train.length=null)"
+            )
+        if self.train.length is None and length is not None:
+            object.__setattr__(self, "train", replace(self.train, length=length))

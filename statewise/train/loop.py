@@ -13,10 +13,8 @@ from typing import Any
 import torch
 
 from statewise.errors import CheckpointError, InputError, TrainingError
-from statewise.evaluate.perplexity import evaluate_split, has_bounded_state
-from statewise.mixers.attention import Attention
-from statewise.models.language_model import LanguageModel
-from statewise.train.config import RunConfig, TrainConfig
+from statewise.models.evaluation_mode import evaluation_mode
+from statewise.train.config import RunConfig
 from statewise.train.environment import process_settings
 from statewise.train.metrics import MetricsFile
 from statewise.train.optimizer import describe_groups
@@ -25,19 +23,25 @@ from statewise.train.run_folder import open_run
 from statewise.train.run_state import RunState
 from statewise.train.schedule import Cadence, learning_rate_factor
 from statewise.train.signals import StopSignals
+from statewise.train.snapshot import set_torch_generators, torch_generators
 from statewise.train.update import loss_function, update
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """How a run ended. ``bits_per_byte`` is of the validation split after the last step, None without a look."""
+    """How a run ended.
+
+    validation: the task's ``metric`` of the validation split after the last step, None without a look
+    signal:     what stopped the run before its end
+    """
 
     folder: Path
     checkpoint: Path | None
     step: int
     seconds: float
-    bits_per_byte: float | None
-    signal: int | None  # what stopped the run before its end
+    metric: str
+    validation: float | None
+    signal: int | None
 
     @property
     def exit_code(self) -> int:
@@ -48,13 +52,13 @@ class TrainResult:
 def train(
     config: RunConfig | None, folder: Path | str, *, resume: bool = False, reporter: Reporter | None = None
 ) -> TrainResult:
-    """Trains a language model as ``config`` says, and leaves ``folder`` as run_folder.py describes it.
+    """Trains a model as ``config`` says, and leaves ``folder`` as run_folder.py describes it.
 
     With ``resume`` the run goes on from its last checkpoint (or begins, if it ended before the first: then with
     any configuration); ``config`` may then be None, for what the folder says, or differ in what
-    ``CHANGEABLE_ON_RESUME`` lists. On the CPU, with the same number of threads and a budget in steps, every number
-    is then the same, bit for bit, as if the run had never been stopped. A run that is given more steps follows the
-    longer schedule from there on.
+    ``CHANGEABLE_ON_RESUME`` lists. On the CPU, with the same number of threads and a budget in steps or epochs,
+    every number is then the same, bit for bit, as if the run had never been stopped. A run that is given more steps
+    follows the longer schedule from there on.
 
     The first SIGINT or SIGTERM ends the run after its step, with a checkpoint; the second one at once. PyTorch's,
     Python's and numpy's global generators are seeded. The number of threads and the precision of float32 products
@@ -81,14 +85,13 @@ def train(
 
 
 def _loop(state: RunState, metrics: MetricsFile, reporter: Reporter, stop: StopSignals) -> TrainResult:
-    config, progress = state.config, state.progress
-    eager = loss_function(state.model)
+    config, progress, task = state.config, state.progress, state.task
+    eager = loss_function(state)
     loss_of = torch.compile(eager) if config.compile else eager
     evaluate_due = Cadence(config.evaluate_every, config.evaluate_minutes, progress.seconds)
     save_due = Cadence(config.save_every, config.save_minutes, progress.seconds)
-    split = state.batches.split
-    bits_per_nat = split.n_tokens / split.n_bytes / math.log(2)  # bits per byte for a mean loss of 1
-    tokens_per_step = _tokens_per_step(config)
+    units_per_step = _units_per_step(state)
+    validates = "validation" in task.sizes()
 
     def write(record: dict[str, Any]) -> None:
         try:
@@ -100,6 +103,7 @@ def _loop(state: RunState, metrics: MetricsFile, reporter: Reporter, stop: StopS
     def save() -> None:
         reporter.event({"kind": "checkpoint", "step": progress.step, "path": str(state.save(metrics.sync))})
 
+    reporter.begin(task)
     reporter.event(_start_record(state))
     begun = time.monotonic() - progress.seconds
     done = _fraction_done(state) >= 1
@@ -120,11 +124,11 @@ def _loop(state: RunState, metrics: MetricsFile, reporter: Reporter, stop: StopS
             "step": progress.step,
             "seconds": progress.seconds,
             "loss": mean_loss,
-            "bits_per_byte": mean_loss * bits_per_nat,
+            **task.from_loss(mean_loss),
             "gradient_norm": norm,
             "lr": lr,
-            "tokens": progress.step * tokens_per_step,
-            "tokens_per_second": progress.n_steps * tokens_per_step / max(progress.step_seconds, 1e-9),
+            task.unit: progress.step * units_per_step,
+            f"{task.unit}_per_second": progress.n_steps * units_per_step / max(progress.step_seconds, 1e-9),
         }
         reporter.progress(_fraction_done(state), record)
         if progress.step % config.log_every == 0 or done:
@@ -132,7 +136,7 @@ def _loop(state: RunState, metrics: MetricsFile, reporter: Reporter, stop: StopS
             progress.n_steps, progress.losses, progress.step_seconds = 0, 0.0, 0.0
 
         is_best = False
-        if state.validation is not None and (evaluate_due(progress.step, progress.seconds) or done):
+        if validates and (evaluate_due(progress.step, progress.seconds) or done):
             evaluation = _evaluate(state)
             write(evaluation)
             is_best = evaluation["best"]
@@ -149,58 +153,45 @@ def _loop(state: RunState, metrics: MetricsFile, reporter: Reporter, stop: StopS
         checkpoint=state.checkpoint,
         step=progress.step,
         seconds=progress.seconds,
-        bits_per_byte=progress.validation_bits_per_byte,
+        metric=task.metric,
+        validation=progress.validation,
         signal=None if done else stop.received,
     )
 
 
 def _evaluate(state: RunState) -> dict[str, Any]:
-    """Looks at the beginning of the validation split, in float32, several pieces side by side; gives the record."""
-    config, progress = state.config, state.progress
-    assert state.validation is not None
-    n_tokens = min(config.evaluate_items or 65_536, state.validation.n_tokens)
+    """Looks at the validation split, in float32; gives the record. The run goes on as if nobody had looked."""
+    task, progress = state.task, state.progress
+    generators = torch_generators(state.device)
     try:
-        evaluation = evaluate_split(
-            state.model,
-            state.validation,
-            state.corpus.tokenizer,
-            max_tokens=n_tokens,
-            chunk_length=config.length,
-            window=None if _can_read_on(state.model) else config.length,
-            # Each piece begins at rest: pieces long enough for that not to matter
-            n_streams=max(1, min(config.batch_size, n_tokens // (8 * config.length))),
-        )
+        with evaluation_mode(state.model), torch.no_grad():
+            record = task.validate(state.model)
     except InputError as error:
         raise TrainingError(f"step {progress.step}: the evaluation failed: {error}; {state.what_remains()}") from error
-    score, best = evaluation.bits_per_byte, progress.best_bits_per_byte
-    is_best = best is None or score < best
-    progress.validation_bits_per_byte = score
-    progress.best_bits_per_byte = score if is_best else best
+    set_torch_generators(generators, state.device)
+    for name, value in record.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise TrainingError(f"step {progress.step}: the validation {name} is {value}; {state.what_remains()}")
+    score, best = float(record[task.metric]), progress.best
+    is_best = best is None or (score > best if task.higher_is_better else score < best)
+    progress.validation = score
+    progress.best = score if is_best else best
     return {
         "kind": "evaluation",
         "step": progress.step,
         "seconds": progress.seconds,
-        "loss": evaluation.nats / evaluation.n_tokens,
-        "bits_per_byte": score,
+        **record,
         "best": is_best,
-        "tokens": evaluation.n_tokens,
-        "tokens_per_second": evaluation.tokens_per_second,
     }
 
 
-def _can_read_on(model: LanguageModel) -> bool:
-    """Whether a text of any length can be read as one sequence: not so with full attention or learned positions."""
-    learned = any(isinstance(module, Attention) and module.positions is not None for module in model.modules())
-    return has_bounded_state(model) and not learned
-
-
-def _tokens_per_step(config: TrainConfig) -> int:
-    return config.accumulation * config.batch_size * config.length
+def _units_per_step(state: RunState) -> int:
+    return state.config.accumulation * state.task.units_per_batch
 
 
 def _fraction_done(state: RunState) -> float:
     """Of the budget; of the one nearer to its end where there are two."""
-    steps, minutes = state.config.steps, state.config.minutes
+    steps, minutes = state.total_steps, state.config.minutes
     by_steps = 0.0 if steps is None else state.progress.step / steps
     by_clock = 0.0 if minutes is None else state.progress.seconds / (60 * minutes)
     return min(1.0, max(by_steps, by_clock))
@@ -209,35 +200,35 @@ def _fraction_done(state: RunState) -> float:
 def _learning_rate(state: RunState) -> float:
     """Of the step to come: by its number, or by the clock where the budget is in minutes alone."""
     config = state.config
-    at = _fraction_done(state) if config.steps is None else (state.progress.step + 1) / config.steps
+    at = _fraction_done(state) if state.total_steps is None else (state.progress.step + 1) / state.total_steps
     return config.lr * learning_rate_factor(
         at, kind=config.schedule, warmup=config.warmup, decay=config.decay, minimum=config.lr_min_ratio
     )
 
 
 def _start_record(state: RunState) -> dict[str, Any]:
-    config, split = state.config, state.batches.split
+    task = state.task
     return {
         "kind": "start",
         "folder": str(state.run.path),
         "step": state.progress.step,
         "parameters": sum(group.n_parameters for group in state.groups),
-        "groups": describe_groups(state.groups, config.lr),
+        "groups": describe_groups(state.groups, state.config.lr),
         "device": str(state.device),
         "threads": torch.get_num_threads(),
-        "tokens_per_step": _tokens_per_step(config),
-        "text": state.corpus.describe(),
-        "train_tokens": split.n_tokens,
-        "validation_tokens": 0 if state.validation is None else state.validation.n_tokens,
+        "steps": state.total_steps,
+        f"{task.unit}_per_step": _units_per_step(state),
+        "data": task.describe(),
+        **{f"{split}_{task.unit}": size for split, size in task.sizes().items()},
     }
 
 
 def _end_record(state: RunState, stopped_by: int | None) -> dict[str, Any]:
     step, seconds, checkpoint = state.progress.step, state.progress.seconds, state.checkpoint
-    tokens = step * _tokens_per_step(state.config)
+    unit, units = state.task.unit, step * _units_per_step(state)
     if stopped_by is None:
         message = (
-            f"done after step {step:,}: {tokens:,} tokens in {seconds:,.0f} s, {tokens / max(seconds, 1e-9):,.0f} a "
+            f"done after step {step:,}: {units:,} {unit} in {seconds:,.0f} s, {units / max(seconds, 1e-9):,.0f} a "
             f"second; the last checkpoint is {checkpoint}"
         )
         kind = "end"
@@ -250,7 +241,7 @@ def _end_record(state: RunState, stopped_by: int | None) -> dict[str, Any]:
         "kind": kind,
         "step": step,
         "seconds": seconds,
-        "tokens": tokens,
+        unit: units,
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "message": message,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,14 @@ from torch import nn
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics
 from statewise.mixers.short_convolution import ShortConvolution
+from statewise.mixers.time_invariant import Readout
 from statewise.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 # Modules whose parameters of two or more axes are maps between features, pulled towards zero by weight decay.
-MAPS = (nn.Linear, nn.Conv1d, ShortConvolution)
+MAPS = (nn.Linear, nn.Conv1d, ShortConvolution, Readout)
 NORMS = (nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
 
 
@@ -55,7 +57,8 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> tuple[ParameterGr
             continue  # a tied parameter belongs where it is met first
         seen.add(id(parameter))
         members[_group_of(module, name, parameter, in_dynamics)].append((name, parameter))
-    ratios = {"dynamics": config.dynamics_lr_ratio}
+    most = math.inf if config.dynamics_lr_max is None else config.dynamics_lr_max / config.lr
+    ratios = {"dynamics": min(config.dynamics_lr_ratio, most)}
     decays = {"maps": config.weight_decay}
     return tuple(
         ParameterGroup(

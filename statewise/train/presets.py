@@ -1,14 +1,15 @@
-"""Whole runs by name: a model of :mod:`statewise.models.presets`, the text, and how it is trained."""
+"""Whole runs by name: a model, the data, and how it is trained on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import json
+from collections.abc import Callable, Collection
 
+from statewise.configuration import assign
 from statewise.data.text import TextDataConfig
-from statewise.data.tokenizers import load_tokenizer
 from statewise.models import presets as models
 from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.tasks import run_types, task_type
 
 
 def demo() -> RunConfig:
@@ -36,7 +37,14 @@ def tiny() -> RunConfig:
 PRESETS: dict[str, Callable[[], RunConfig]] = {"demo": demo, "tiny": tiny}
 
 
-def fit_vocabulary(config: RunConfig) -> RunConfig:
-    """The run with the vocabulary of its tokenizer: what a preset needs when the tokenizer is not its own."""
-    vocab_size = load_tokenizer(config.data.tokenizer).vocab_size
-    return replace(config, model=replace(config.model, vocab_size=vocab_size))
+def fit_model(run: RunConfig, given: Collection[str] = ()) -> RunConfig:
+    """The run with those fields of the model that follow from its data: what a preset needs for data not its own.
+
+    given: paths that were set by hand, as "model.vocab_size"; they stay, and of a "model" that was set whole all does.
+    """
+    task = task_type(run.data)
+    if "model" in given or not isinstance(run.model, task.models):
+        return run
+    fields = {f"model.{name}": value for name, value in task.model_fields(run.data).items()}
+    assignments = [f"{path}={json.dumps(value)}" for path, value in fields.items() if path not in given]
+    return assign(run, assignments, types=run_types())

@@ -12,14 +12,21 @@ from statewise.train.optimizer import groups_table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from statewise.train.tasks.base import Task
+
+SHORT = {"tokens": "tok", "sequences": "seq"}  # units, in the bar
+
 
 class Reporter:
     """Hears of everything and says nothing; the others derive from it.
 
     ``event`` takes records of these kinds: "start", "train" and "evaluation" (as metrics.jsonl has them),
     "checkpoint", "warning", "stop" (a signal) and "end". ``progress`` is called after every step with the fraction
-    of the run that is done and that step's "train" record.
+    of the run that is done and that step's "train" record. Before all, ``begin`` tells what is trained for.
     """
+
+    def begin(self, task: Task[Any, Any]) -> None:
+        pass
 
     def event(self, record: Mapping[str, Any]) -> None:
         pass
@@ -42,52 +49,61 @@ class JsonReporter(Reporter):
 
 
 class TerminalReporter(Reporter):
-    """A bar with loss, bits per byte, tokens per second, gradient norm and the time left; events above it."""
+    """A bar with the loss and what else the task shows, speed, gradient norm and the time left; events above it."""
 
     def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar: Any = None
+        self.row: Any = None  # of the bar
+        self.task: Any = None
+
+    def begin(self, task: Task[Any, Any]) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.console = console
+        self.task = task
         self.bar = Progress(
             # Every column in one line of 80 characters, whatever is left for the bar
             TextColumn("step {task.fields[step]}"),
             BarColumn(bar_width=None),
             TextColumn("{task.percentage:.0f}%"),
-            TextColumn("loss {task.fields[loss]:.3f} {task.fields[bits_per_byte]:.3f} bits/byte"),
-            TextColumn("{task.fields[tokens_per_second]:,.0f} tok/s"),
+            TextColumn("{task.fields[shown]}"),
             TextColumn("|g| {task.fields[gradient_norm]:.2f}"),
             TimeRemainingColumn(),
-            console=console,
+            console=self.console,
             expand=True,
         )
-        self.task: Any = None
 
     def event(self, record: Mapping[str, Any]) -> None:
         kind = record["kind"]
         if kind == "start":
-            self._print(record["text"])
+            self._print(record["data"])
             self.console.print(groups_table(record["groups"]))
             begun = f"goes on from step {record['step']:,}" if record["step"] else "begins"
             self._print(f"{record['folder']} {begun}: {record['parameters']:,} parameters on {record['device']}")
         elif kind == "evaluation":
             best = ", the best so far" if record["best"] else ""
-            self._print(
-                f"step {record['step']:,}: validation loss {record['loss']:.4f}, "
-                f"{record['bits_per_byte']:.4f} bits/byte{best}"
-            )
+            self._print(f"step {record['step']:,}: validation {self.task.evaluation_line.format(**record)}{best}")
         elif kind == "checkpoint":
             self._print(f"step {record['step']:,}: saved {record['path']}")
         elif kind in ("warning", "stop", "end"):
             self._print(record["message"])
 
     def progress(self, fraction: float, record: Mapping[str, Any]) -> None:
-        if self.task is None:
-            self.task = self.bar.add_task("", total=1.0, **record)
+        unit = self.task.unit
+        speed = f"{record[f'{unit}_per_second']:,.0f} {SHORT.get(unit, unit)}/s"
+        shown = {
+            "step": record["step"],
+            "gradient_norm": record["gradient_norm"],
+            "shown": f"{self.task.progress_line.format(**record)} {speed}",
+        }
+        if self.row is None:
+            self.row = self.bar.add_task("", total=1.0, **shown)
             self.bar.start()
-        self.bar.update(self.task, completed=fraction, **record)
+        self.bar.update(self.row, completed=fraction, **shown)
 
     def close(self) -> None:
-        self.bar.stop()
+        if self.bar is not None:
+            self.bar.stop()
 
     def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)

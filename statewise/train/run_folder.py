@@ -22,14 +22,17 @@ from statewise.checkpoints import clean_unfinished, list_checkpoints
 from statewise.checkpoints.atomic import HIDDEN_NAME
 from statewise.checkpoints.folders import CHECKPOINTS, RUN_FILE
 from statewise.configuration import from_dict, to_dict
-from statewise.data.text import with_absolute_paths
+from statewise.data.text import TextDataConfig
 from statewise.errors import CheckpointError, ConfigError
-from statewise.models.registry import CONFIG_TYPES
+from statewise.models.language_model import LanguageModelConfig
+from statewise.models.registry import with_default_type
 from statewise.train.config import CHANGEABLE_ON_RESUME, RunConfig
 from statewise.train.metrics import keep_aside, write_bytes
+from statewise.train.tasks import run_types
 
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = ".lock"
+RENAMED = {"evaluate_tokens": "evaluate_items"}  # fields of TrainConfig, since the first runs were written
 
 
 def read_run(folder: Path | str) -> RunConfig:
@@ -48,10 +51,18 @@ def read_run(folder: Path | str) -> RunConfig:
 
 
 def run_from_dict(data: Any, *, where: str = "run") -> RunConfig:
-    """A RunConfig from JSON data: what run.json holds, or a file for ``--config``. Strict, but for the version."""
+    """A RunConfig from JSON data: what run.json holds, or a file for ``--config``. Strict, but for the version.
+
+    A model or data without a "type" are a language model and a text, as they always were before there were others.
+    """
     if isinstance(data, Mapping):
         data = {key: value for key, value in data.items() if key != "statewise_version"}
-    return from_dict(RunConfig, data, types=CONFIG_TYPES, where=where)
+        for name, default in (("model", LanguageModelConfig), ("data", TextDataConfig)):
+            if name in data:
+                data[name] = with_default_type(data[name], default)
+        if isinstance(data.get("train"), Mapping):
+            data["train"] = {RENAMED.get(key, key): value for key, value in data["train"].items()}
+    return from_dict(RunConfig, data, types=run_types(), where=where)
 
 
 class RunFolder:
@@ -120,7 +131,7 @@ def open_run(folder: Path | str, config: RunConfig | None, *, resume: bool) -> I
 
 def _from_anywhere(config: RunConfig) -> RunConfig:
     """With absolute paths: a run is resumed and evaluated from other working directories than it was begun in."""
-    return replace(config, data=with_absolute_paths(config.data))
+    return replace(config, data=config.data.with_absolute_paths())
 
 
 def _inspect(path: Path, resume: bool) -> bool:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from statewise import checkpoints
 from statewise.checkpoints import flatten_tree, unflatten_into
-from statewise.data.batches import Batches
-from statewise.data.text import Corpus, TokenSplit, open_corpus
-from statewise.errors import CheckpointError, ConfigError, DataError, TrainingError
-from statewise.evaluate.perplexity import has_bounded_state
-from statewise.models.language_model import LanguageModelState
-from statewise.train.config import RunConfig
+from statewise.errors import CheckpointError, DataError, TrainingError
 from statewise.train.diagnose import non_finite_parameter
 from statewise.train.environment import choose_device, seed_generators
 from statewise.train.optimizer import ParameterGroup, build_optimizer, parameter_groups
@@ -27,6 +24,7 @@ from statewise.train.snapshot import (
     restore_generators,
     restore_optimizer,
 )
+from statewise.train.tasks import open_task
 
 
 @dataclass
@@ -35,8 +33,8 @@ class Progress:
 
     step: int = 0  # updates done
     seconds: float = 0.0  # since the run began, pauses not counted
-    validation_bits_per_byte: float | None = None  # of the parameters as they are; None: not looked at
-    best_bits_per_byte: float | None = None
+    validation: float | None = None  # the task's metric of the parameters as they are; None: not looked at
+    best: float | None = None
     # Sums over the steps since the last line of metrics
     n_steps: int = 0
     losses: float = 0.0
@@ -50,16 +48,9 @@ class RunState:
         """Begins the run, or takes it up where its last checkpoint left it."""
         self.run, self.config = run, run.config.train
         self.device = choose_device(self.config.device)
-        self.corpus = open_corpus(run.config.data)
-        self.validation = _validation_split(self.corpus)
-        _require_vocabulary(run.config, self.corpus)
-        self.batches = Batches(
-            self.corpus.split("train"),
-            self.config.batch_size,
-            self.config.length,
-            self.config.seed,
-            carry=self.config.carry_state,
-        )
+        self.task = open_task(run.config)
+        self.batches = self.task.batches
+        self.total_steps = self._total_steps()
         self.progress = Progress()
         self.checkpoint = run.latest()
         seed_generators(self.config.seed)
@@ -71,16 +62,17 @@ class RunState:
         self.groups: tuple[ParameterGroup, ...] = parameter_groups(self.model, self.config)
         self.parameters: list[nn.Parameter] = [p for group in self.groups for _, p in group.parameters]
         self.optimizer = build_optimizer(self.groups, self.config)
-        self.carried: LanguageModelState | None = None
-        if self.config.carry_state:
-            if not has_bounded_state(self.model):
-                raise ConfigError(
-                    "TrainConfig.carry_state=True, but a layer of the model has full attention, whose state would "
-                    "grow without end; give it a window, or set train.carry_state=false"
-                )
-            self.carried = self.model.initial_state(self.config.batch_size)
+        self.carried: Any = self.task.initial_state(self.model) if self.config.carry_state else None
         if self.checkpoint is not None:
             self._restore(self.checkpoint)
+
+    def _total_steps(self) -> int | None:
+        """The budget in steps, of steps and epochs whichever is less; None if it is in minutes alone."""
+        config = self.config
+        epochs = None
+        if config.epochs is not None:
+            epochs = max(1, math.ceil(config.epochs * self.batches.steps_per_epoch / config.accumulation))
+        return min((n for n in (config.steps, epochs) if n is not None), default=None)
 
     def save(self, before: Callable[[], None]) -> Path:
         """Writes a checkpoint and deletes those that are no longer kept. ``before`` is called first.
@@ -97,10 +89,16 @@ class RunState:
         path = self.run.checkpoint_path(self.progress.step)
         tensors, generators = capture_generators(self.device)
         tensors |= capture_optimizer(self.optimizer, self.groups) | flatten_tree(self.carried, "state")
-        data = {**asdict(self.progress), "generators": generators, "corpus": self.corpus.fingerprint}
+        data = {
+            **asdict(self.progress),
+            "metric": self.task.metric,
+            "higher_is_better": self.task.higher_is_better,
+            "generators": generators,
+            "data": self.task.fingerprint,
+        }
         try:
             before()
-            checkpoints.save(self.model, path, tokenizer=self.corpus.tokenizer, trainer=(tensors, data))
+            checkpoints.save(self.model, path, tokenizer=self.task.tokenizer, trainer=(tensors, data))
             self.checkpoint = path
             checkpoints.prune(self.run.path, self.config.keep_last, self.config.keep_best)
         except (OSError, CheckpointError) as error:
@@ -121,31 +119,23 @@ class RunState:
 
     def _restore(self, checkpoint: Path) -> None:
         tensors, data = checkpoints.read_trainer(checkpoint)
-        if data["corpus"] != self.corpus.fingerprint:
+        data = _as_written_now(data)
+        if data["data"] != self.task.fingerprint:
+            source = getattr(self.run.config.data, "source", None)
+            at = "" if source is None else f" at {source!r}"
             raise DataError(
-                f"the text at {self.run.config.data.source!r} is not the one that {checkpoint} was trained on: "
+                f"the {self.task.noun}{at} is not the one that {checkpoint} was trained on: "
                 "files were added, removed or changed; put them back as they were, or begin a new run"
             )
-        generators = data.pop("generators")
-        del data["corpus"]
-        self.progress = Progress(**data)
+        generators = data["generators"]
+        self.progress = Progress(**{field.name: data[field.name] for field in fields(Progress)})
         restore_optimizer(self.optimizer, self.groups, tensors)
         if self.carried is not None:
             self.carried = unflatten_into(self.carried, tensors, "state", same_shapes=False)
         restore_generators(tensors, generators, self.device)
 
 
-def _validation_split(corpus: Corpus) -> TokenSplit | None:
-    if corpus.config.validation_fraction == 0:
-        return None
-    split = corpus.split("validation")
-    return split if split.n_tokens > 1 else None
-
-
-def _require_vocabulary(config: RunConfig, corpus: Corpus) -> None:
-    given, needed = config.model.vocab_size, corpus.tokenizer.vocab_size
-    if given != needed:
-        raise ConfigError(
-            f"model.vocab_size={given}, but the tokenizer {config.data.tokenizer!r} has {needed} tokens; "
-            f"set model.vocab_size={needed}"
-        )
+def _as_written_now(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A trainer's data with today's names, also of a language model's run that began before there were other tasks."""
+    former = {"validation_bits_per_byte": "validation", "best_bits_per_byte": "best", "corpus": "data"}
+    return {former.get(name, name): value for name, value in data.items()}

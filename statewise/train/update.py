@@ -5,33 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._pytree import tree_map
 
-from statewise.data.batches import Batch
 from statewise.errors import TrainingError
-from statewise.models.language_model import LanguageModel, LanguageModelState
 from statewise.train.diagnose import first_non_finite, is_finite
 from statewise.train.environment import autocast
 from statewise.train.optimizer import set_learning_rate
 from statewise.train.run_state import RunState
 from statewise.train.snapshot import set_torch_generators, torch_generators
 
-Loss = Callable[[Batch, LanguageModelState | None], tuple[Tensor, LanguageModelState | None]]
+Loss = Callable[[Any, Any], tuple[Tensor, Any]]
 
 
-def loss_function(model: LanguageModel) -> Loss:
-    """(batch, state) -> the mean cross-entropy in nats a token, and the state after the batch."""
+def loss_function(state: RunState) -> Loss:
+    """(batch, state) -> the mean loss, and the state after the batch."""
+    task, model = state.task, state.model
 
-    def loss_of(batch: Batch, state: LanguageModelState | None) -> tuple[Tensor, LanguageModelState | None]:
-        features, state = model.features(batch.inputs, state, starts=batch.starts)
-        logits = model.head(features)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), state
+    def loss_of(batch: Any, carried: Any) -> tuple[Tensor, Any]:
+        return task.loss(model, batch, carried)
 
     return loss_of
 
@@ -62,7 +58,7 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     state.progress.step += 1
-    state.progress.validation_bits_per_byte = None
+    state.progress.validation = None
     return total_value, norm_value
 
 
@@ -70,7 +66,7 @@ def _share_of_loss(state: RunState, number: int, loss_of: Loss) -> Tensor:
     """What a micro-batch adds to the loss of the step to come; passes the carried state on."""
     config = state.config
     batch = state.batches[state.progress.step * config.accumulation + number]
-    batch = Batch(*(tensor.to(state.device) for tensor in batch))
+    batch = tree_map(lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, batch)
     with autocast(config, state.device):
         loss, carried = loss_of(batch, state.carried)
     if carried is not None:

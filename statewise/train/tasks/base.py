@@ -36,8 +36,9 @@ class Table(NamedTuple):
     """A result to print: the first column is left-aligned, the others, mostly numbers, are right-aligned."""
 
     title: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # their headings; all empty: no heading
     rows: Sequence[tuple[str, ...]]
+    notes: tuple[str, ...] = ()  # lines below it
 
 
 class Task(abc.ABC, Generic[ModelType, BatchType]):
@@ -112,7 +113,7 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
     @property
     @abc.abstractmethod
     def batches(self) -> BatchSource[BatchType]:
-        """The training batches, of ``run.train.batch_size`` sequences, from ``run.train.seed``; made when first asked for.
+        """The training batches, of ``run.train.batch_size`` sequences, from ``run.train.seed``; made when asked for.
 
         Errors: DataError if the training split does not fill a batch.
         """
@@ -167,13 +168,16 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
         """
 
     def tables(self, record: Mapping[str, Any]) -> list[Table]:
-        """What :meth:`evaluate` gave, as tables for a terminal; by default its numbers one below the other."""
+        """What :meth:`evaluate` gave, and its "checkpoint" and "split", as tables for a terminal.
+
+        By default its numbers, one below the other.
+        """
         rows = [
             (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
             for name, value in record.items()
             if isinstance(value, (int, float)) and not isinstance(value, bool)
         ]
-        return [Table("", ("", ""), rows)]
+        return [Table(f"{record['split']} split, {record['checkpoint']}", ("", ""), rows)]
 
     def plot(self, path: Path, *, model: ModelType, split: str, record: Mapping[str, Any]) -> None:
         """Draws what ``plot_of`` says into a file (see ``statewise.train.plotting``); ``record`` is evaluate's."""

@@ -1,0 +1,363 @@
+"""What training does for text it does for any task; runs written before there were others go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_train_resume import StopAt, assert_same, disturb, everything
+from toy_task import Toy, ToyBatches, ToyConfig, ToyDataConfig, ToyTask, toy, toy_run
+from training import Recorder, curve, small_model, small_run
+
+import statewise as sw
+from statewise import checkpoints, cli
+from statewise.data.base import DataConfig
+from statewise.errors import CheckpointError, ConfigError, DataError, InputError, TrainingError
+from statewise.train import RunConfig, TrainConfig, read_run, run_from_dict, train
+from statewise.train.plotting import figure
+from statewise.train.tasks import Task, open_task
+
+OLD = Path(__file__).parent / "run_0_1_0"  # a text and a run on it, written by the first version
+pytestmark = pytest.mark.usefixtures(toy.__name__)
+SEQUENCES = "sequences_per_second"
+
+
+def lines(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k != SEQUENCES} for line in curve(folder, kind)]
+
+
+def test_it_learns_and_says_so(tmp_path: Path) -> None:
+    recorder = Recorder()
+    config = toy_run(steps=60, lr=3e-2, log_every=20, evaluate_every=20)
+    result = train(config, tmp_path / "run", reporter=recorder)
+    assert (result.step, result.metric, result.exit_code) == (60, "accuracy", 0)
+    start, end = recorder.events[0], recorder.events[-1]
+    assert start["sequences_per_step"] == 8
+    assert (start["train_sequences"], start["validation_sequences"], start["data"]) == (64, 64, "64 points")
+    assert "480 sequences in" in end["message"]
+    lines = curve(tmp_path / "run")
+    assert [line["sequences"] for line in lines if line["kind"] == "train"] == [160, 320, 480]
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    assert "right" not in evaluations[-1], "metrics are numbers"
+    assert evaluations[-1]["accuracy"] == result.validation
+    assert result.validation is not None
+    assert result.validation > 0.9
+    assert read_run(tmp_path / "run") == config
+    written = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (written["model"]["type"], written["data"]["type"]) == ("ToyConfig", "ToyDataConfig")
+
+    model = checkpoints.load(checkpoints.resolve(tmp_path / "run"))
+    assert isinstance(model, Toy)
+    assert int(model.count.num_batches_tracked) == 60
+
+
+@pytest.mark.parametrize("looks", [1, 3])
+def test_bit_for_bit(tmp_path: Path, looks: int) -> None:
+    """Also however often somebody looks, though this evaluation draws numbers."""
+    config = toy_run(steps=12, accumulation=2, evaluate_every=looks, keep_last=9, keep_best=False)
+    train(config, tmp_path / "straight")
+    for number, stop in enumerate([1, 5, 6, 99]):
+        disturb()
+        result = train(config, tmp_path / "run", resume=number > 0, reporter=StopAt(stop))
+        assert result.signal == (None if stop == 99 else signal.SIGTERM)
+    assert lines(tmp_path / "run") == lines(tmp_path / "straight")
+    assert_same(everything(tmp_path / "run"), everything(tmp_path / "straight"))
+    seldom = replace(config, train=replace(config.train, evaluate_every=None))
+    train(seldom, tmp_path / "seldom")
+    assert lines(tmp_path / "seldom", "train") == lines(tmp_path / "straight", "train")
+
+
+def test_the_best_has_most_where_more_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.5, 0.75, 0.75, 0.25])
+    monkeypatch.setattr(ToyTask, "validate", lambda *a: {"loss": 1.0, "accuracy": next(scores)})
+    train(toy_run(steps=4, evaluate_every=1, save_every=1, keep_last=1), tmp_path / "run")
+    assert [line["best"] for line in lines(tmp_path / "run", "evaluation")] == [True, True, False, False]
+    # Of equal checkpoints the later one is kept
+    assert checkpoints.resolve(tmp_path / "run", "best").name == "step-00000003"
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [
+        "step-00000003",
+        "step-00000004",
+    ]
+    found = checkpoints.list_checkpoints(tmp_path / "run")
+    assert [(c.validation, c.metric, c.higher_is_better) for c in found] == [
+        (0.75, "accuracy", True),
+        (0.25, "accuracy", True),
+    ]
+
+
+def test_a_validation_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToyTask, "validate", lambda *a: {"loss": float("nan"), "accuracy": 0.5})
+    with pytest.raises(TrainingError, match="step 8: the validation loss is nan; no checkpoint"):
+        train(toy_run(), tmp_path / "run")
+
+
+def test_without_validation(tmp_path: Path) -> None:
+    config = replace(toy_run(), data=ToyDataConfig(validation=False))
+    result = train(config, tmp_path / "run")
+    assert (result.validation, lines(tmp_path / "run", "evaluation")) == (None, [])
+
+
+def test_a_budget_in_epochs(tmp_path: Path) -> None:
+    """64 points in batches of 8 are 8 batches; two of them make a step here."""
+    result = train(toy_run(steps=None, epochs=2.1, accumulation=2), tmp_path / "run")
+    assert result.step == 9
+    rates = [line["lr"] for line in lines(tmp_path / "run", "train")]
+    train(toy_run(steps=9, accumulation=2), tmp_path / "steps")
+    assert rates == [line["lr"] for line in lines(tmp_path / "steps", "train")]
+    assert_same(everything(tmp_path / "run"), everything(tmp_path / "steps"))
+    assert train(toy_run(steps=5, epochs=2.1, accumulation=2), tmp_path / "both").step == 5
+    assert train(toy_run(steps=None, epochs=3, accumulation=2), tmp_path / "run", resume=True).step == 12
+    stopped = train(toy_run(steps=None, epochs=1e-9), tmp_path / "short")
+    assert stopped.step == 1
+
+
+def test_the_rate_of_dynamics_has_a_limit(tmp_path: Path) -> None:
+    recorder = Recorder()
+    train(toy_run(steps=1, lr=0.01, dynamics_lr_max=1e-3), tmp_path / "run", reporter=recorder)
+    rates = {group["group"]: group["lr"] for group in recorder.events[0]["groups"]}
+    assert (rates["dynamics"], rates["maps"]) == (pytest.approx(1e-3), pytest.approx(0.01))
+    train(toy_run(steps=1, lr=1e-4, dynamics_lr_max=1e-3), tmp_path / "low", reporter=recorder)
+    assert recorder.events[-1]["kind"] == "end"
+    (start,) = [event for event in recorder.events[1:] if event["kind"] == "start"]
+    assert {group["lr"] for group in start["groups"]} == {1e-4}
+
+
+# What is refused
+
+
+def test_what_belongs_to_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.length=64, but the sequences of ToyDataConfig have their own"):
+        toy_run(length=64)
+    with pytest.raises(ConfigError, match=r"carry_state=True, but the batches of ToyDataConfig are sequences of their"):
+        train(toy_run(carry_state=True), tmp_path / "run")
+    assert small_run(tmp_path, length=None).train.length == 512
+
+
+def test_model_and_data_have_to_fit(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model is a LanguageModelConfig, but ToyDataConfig needs a ToyConfig"):
+        train(replace(toy_run(), model=small_model()), tmp_path / "a")
+    with pytest.raises(ConfigError, match="model is a ToyConfig, but TextDataConfig needs a LanguageModelConfig"):
+        train(replace(small_run(tmp_path), model=ToyConfig()), tmp_path / "b")
+    assert not (tmp_path / "a" / "run.json").exists()
+    with pytest.raises(ConfigError, match=r"RunConfig\.data is a str; expected a DataConfig"):
+        RunConfig(model=ToyConfig(), data="plane", train=TrainConfig(steps=1))  # type: ignore[arg-type]
+
+    @dataclass(frozen=True, kw_only=True)
+    class Stray(DataConfig):
+        def with_absolute_paths(self) -> Stray:
+            return self
+
+    with pytest.raises(ConfigError, match=r"Stray, for which there is no task; there is one for .*TextDataConfig"):
+        open_task(replace(toy_run(), data=Stray()))
+
+
+def test_other_data_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(toy_run(), tmp_path / "run")
+    monkeypatch.setattr(ToyTask, "fingerprint", "another")
+    with pytest.raises(DataError, match=r"the plane at 'plane' is not the one that .*step-00000008 was trained on"):
+        train(None, tmp_path / "run", resume=True)
+
+
+def test_checkpoints_of_another_kind_are_refused(tmp_path: Path) -> None:
+    sw.save(ToyConfig().build(), tmp_path / "toy")
+    with pytest.raises(CheckpointError, match="another architecture: a ToyConfig there and a LanguageModelConfig here"):
+        checkpoints.load_into(small_model().build(), tmp_path / "toy")
+    from statewise.data.tokenizers import ByteTokenizer
+
+    with pytest.raises(InputError, match="a Toy reads no text; save it without a tokenizer"):
+        sw.save(ToyConfig().build(), tmp_path / "other", tokenizer=ByteTokenizer())
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_class_that_is_not_registered_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from statewise.models.registry import CONFIG_TYPES
+
+    monkeypatch.delitem(CONFIG_TYPES, "ToyConfig")
+    with pytest.raises(ConfigError, match=r"model\.type='ToyConfig' is unknown"):
+        sw.save(ToyConfig().build(), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_defaults_of_a_task() -> None:
+    task = open_task(toy_run())
+    assert (task.tokenizer, task.from_loss(1.0), task.units_per_batch) == (None, {}, 8)
+    (table,) = Task.tables(task, {"checkpoint": "c", "split": "test", "loss": 0.5, "n_rows": 1200, "flag": True})
+    assert (table.title, table.rows) == ("test split, c", [("loss", "0.5000"), ("n rows", "1,200")])
+    assert isinstance(task.batches, ToyBatches)
+    with pytest.raises(ConfigError, match="nothing to plot of a Toy; leave out --plot"):
+        Task.plot(task, Path("x.png"), model=ToyConfig().build(), split="test", record={})
+
+
+def test_plots_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, message in (("a.jpeg", "ends in one of .png"), ("no/a.png", "there is no folder")):
+        with pytest.raises(ConfigError, match=message), figure(tmp_path / name):
+            pass
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r'pip install "statewise\[plot\]"'), figure(tmp_path / "a.png"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+# The command line
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object, code: int = 0) -> str:
+        capfd.readouterr()
+        assert cli.run([str(word) for word in words]) == code
+        out, err = capfd.readouterr()
+        if code:
+            assert (out, err.count("\n")) == ("", 1)
+        return out if code == 0 else err
+
+    return call
+
+
+def test_train_and_evaluate_and_info(run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [json.loads(text) for text in run("train", "--preset", "toy", "--epochs", "2", "--out", "a").splitlines()]
+    assert [records[0]["kind"], records[-1]["kind"], records[-1]["step"]] == ["start", "end", 16]
+    record = json.loads(run("evaluate", "a"))
+    assert (record["split"], record["sequences"], len(record["right"])) == ("test", 64, 64)
+    assert record["checkpoint"] == str(checkpoints.resolve("a"))
+    few = json.loads(run("evaluate", "a", "--split", "train", "--max-items", "5", "--plot", "right.png"))
+    assert (few["split"], few["sequences"]) == ("train", 5)
+    assert Path("right.png").read_bytes().startswith(b"\x89PNG")
+
+    info = json.loads(run("info", "a"))
+    assert info["configuration"]["type"] == "ToyConfig"
+    assert [part["part"] for part in info["parts"]] == ["embedding", "layer", "count", "head"]
+    model = ToyConfig().build()
+    assert sum(part["parameters"] for part in info["parts"]) == sum(p.numel() for p in model.parameters())
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "140")
+    shown = run("evaluate", "a")
+    assert f"{record['accuracy']:.4f}" in shown
+    assert "ToyConfig" in run("info", "a")
+    shown = run("train", "--resume", "a", "--steps", "20")
+    assert "64 points" in shown
+    assert "validation accuracy" in shown
+    assert "seq/s" in shown
+
+
+def test_flags_of_the_data(run: Callable[..., str], tmp_path: Path) -> None:
+    printed = json.loads(run("train", "--preset", "toy", "--data", "space", "--data-dir", "here", "--print-config"))
+    assert (printed["data"]["source"], printed["data"]["folder"]) == ("space", "here")
+    assert printed["model"]["d_input"] == 3, "it follows from the data"
+    own = run("train", "--preset", "toy", "--data", "space", "--set", "model.d_input=7", "--print-config")
+    assert json.loads(own)["model"]["d_input"] == 7, "unless it was given"
+    Path("toy.json").write_text(json.dumps(printed))
+    again = json.loads(run("train", "--config", "toy.json", "--print-config"))
+    assert again == printed
+    run("train", "--config", "toy.json", "--steps", "2", "--out", "b")
+    assert read_run("b").data == ToyDataConfig(source="space", folder=str(tmp_path / "here"))
+    budget = json.loads(run("train", "--preset", "toy", "--epochs", "3", "--print-config"))["train"]
+    assert (budget["steps"], budget["epochs"], budget["minutes"]) == (None, 3.0, None)
+
+
+def test_mistakes_are_one_line(run: Callable[..., str]) -> None:
+    run("train", "--preset", "toy", "--out", "a")
+    toy = ("train", "--preset", "toy", "--out", "b")
+    for words, named in (
+        ((*toy, "--tokenizer", "bytes"), "--tokenizer is not for ToyDataConfig"),
+        ((*toy, "--length", "64"), "train.length=64"),
+        ((*toy, "--data", "moon"), "data.source='moon' is unknown"),
+        ((*toy, "--set", "train.carry_state=true"), "carry_state"),
+        ((*toy, "--set", "data.n_pionts=3"), "did you mean 'n_points'"),
+        ((*toy, "--set", 'data={"type": "Nothing"}'), "data.type='Nothing' is unknown here"),
+        (("train", "--preset", "tiny", "--data-dir", "x", "--out", "b"), "--data-dir is not for TextDataConfig"),
+        (("train", "--resume", "a", "--set", "data.n_points=32"), "data.n_points"),
+        (("generate", "a", "--prompt", "x"), "holds a Toy, which writes no text"),
+        (("evaluate", "a", "--window", "5"), "--window is not for a Toy on plane"),
+        (("evaluate", "a", "--no-compressors"), "--compressors is not for a Toy"),
+        (("evaluate", "a", "--across-documents"), "--across-documents is not"),
+        (("evaluate", "a", "--tokenizer", "bytes"), "--tokenizer is not for ToyDataConfig"),
+        (("evaluate", "a", "--text-file", "toy.txt"), "--text-file is not for a Toy"),
+        (("evaluate", "a", "--split", "tests"), "there is no split 'tests'"),
+        (("evaluate", "a", "--plot", "a.xyz"), "a.xyz"),
+        (("evaluate", "a/checkpoints/step-00000008"), "on which data; give the run folder"),
+        (("evaluate", "a", "--data", "space"), "model.d_input has to be 3"),
+    ):
+        Path("toy.txt").write_text("x")
+        assert named in run(*words, code=2), words
+        assert not Path("b/run.json").exists()
+
+
+def test_a_plot_of_text_is_refused(run: Callable[..., str]) -> None:
+    shutil.copytree(OLD, "old")
+    run("train", "--resume", "old/run", "--set", "data.source=old/text.txt", "--steps", "8")
+    line = run("evaluate", "old/run", "--plot", "x.png", code=2)
+    assert "--plot: there is no picture of how a LanguageModel does on text" in line
+
+
+# Runs from before
+
+
+def test_a_run_of_the_first_version(run: Callable[..., str]) -> None:
+    """Its run.json has no types, its trainer's data another name for the metric; it resolves, resumes, evaluates."""
+    shutil.copytree(OLD, "old")
+    raw = json.loads(Path("old/run/run.json").read_text())
+    assert "type" not in raw["model"]
+    assert "evaluate_tokens" in raw["train"]
+    config = read_run("old/run")
+    assert isinstance(config.model, sw.LanguageModelConfig)
+    assert (config.train.evaluate_items, config.train.length) == (200, 8)
+    assert run_from_dict(raw) == config
+
+    found = checkpoints.list_checkpoints("old/run")
+    assert [(c.step, c.metric, c.higher_is_better) for c in found] == [
+        (2, "bits_per_byte", False),
+        (6, "bits_per_byte", False),
+    ]
+    assert checkpoints.resolve("old/run").name == "step-00000002"
+    assert isinstance(checkpoints.load(checkpoints.resolve("old/run")), sw.LanguageModel)
+
+    before = curve(Path("old/run"))
+    record = json.loads(
+        run(
+            "evaluate",
+            "old/run",
+            "--data",
+            "old/text.txt",
+            "--split",
+            "validation",
+            "--max-tokens",
+            "200",
+            "--streams",
+            "2",
+        )
+    )
+    (best,) = [line["bits_per_byte"] for line in before if line["kind"] == "evaluation" and line["step"] == 2]
+    assert record["bits_per_byte"] == pytest.approx(best, rel=1e-5)
+
+    out = run("train", "--resume", "old/run", "--set", "data.source=old/text.txt", "--steps", "8")
+    assert json.loads(out.splitlines()[-1])["step"] == 8
+    after = curve(Path("old/run"))
+    assert after[: len(before)] == before
+    assert [line["best"] for line in after if line["kind"] == "evaluation"] == [True, False, False, False]
+    assert checkpoints.resolve("old/run").name == "step-00000002", "old and new checkpoints are compared"
+    assert json.loads(Path("old/run/run.json").read_text())["model"]["type"] == "LanguageModelConfig"
+
+
+def test_the_first_versions_steps_are_done_again(tmp_path: Path) -> None:
+    """From its checkpoint at step 2, with everything in it, to the losses that it wrote itself."""
+    shutil.copytree(OLD, tmp_path / "old")
+    run = tmp_path / "old" / "run"
+    shutil.rmtree(run / "checkpoints" / "step-00000006")
+    config = read_run(run)
+    moved = replace(config, data=replace(config.data, source=str(tmp_path / "old" / "text.txt")))
+    train(moved, run, resume=True)
+    one = [line["loss"] for line in curve(OLD / "run", "train")]
+    assert [line["loss"] for line in curve(run, "train")] == pytest.approx(one, rel=1e-4)
+    assert torch.is_grad_enabled()
