@@ -11,6 +11,7 @@ import torch
 # in the cache, and small enough calls that PyTorch's cost for each (about 25 microseconds an FFT) stays a few percent.
 _BLOCK = 2**18
 _GROUP = 2**23  # numbers of the padded filters whose spectra are kept at once: what bounds the memory
+_AT_LEAST = 4  # FFTs in one call: a long one alone takes five times as long as one of four (measured with MKL)
 _ELSEWHERE = 2**27  # both, on a device that is not a CPU
 
 
@@ -52,8 +53,9 @@ def n_fft(length: int, taps: int) -> int:
 def sizes(batch: int, length: int, taps: int, width: int, columns: int, device: torch.device) -> Sizes:
     """columns: how many sequences each channel has in a row of the batch, inputs or outputs, whichever are more."""
     n = n_fft(length, taps)
-    cpu = device.type == "cpu"
-    group = max(1, min(width, (_GROUP if cpu else _ELSEWHERE) // (n * columns)))
-    block = max(1, min(group, (_BLOCK if cpu else _ELSEWHERE) // (n * columns)))
-    rows = 1 if block < group else max(1, min(batch, (_BLOCK if cpu else _ELSEWHERE) // (n * columns * group)))
+    in_group, in_block = (_GROUP, _BLOCK) if device.type == "cpu" else (_ELSEWHERE, _ELSEWHERE)
+    at_once = max(_AT_LEAST, in_block // n)  # FFTs in one call
+    group = max(1, min(width, in_group // (n * columns)))
+    block = max(1, min(group, at_once // columns))
+    rows = max(1, min(batch, at_once // (columns * group))) if block == group else 1
     return Sizes(n, n - taps + 1, group, block, rows)
