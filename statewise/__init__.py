@@ -23,7 +23,10 @@ _EXPORTS = {
     "CheckpointError": "statewise.errors",
     "ConfigError": "statewise.errors",
     "DataError": "statewise.errors",
+    "DenseLTI": "statewise.operators.dense",
+    "DenseLTV": "statewise.operators.dense",
     "DiagonalLTI": "statewise.operators.diagonal",
+    "DiagonalPlusLowRank": "statewise.operators.diagonal_low_rank",
     "FileTokenizer": "statewise.data.tokenizers",
     "InputError": "statewise.errors",
     "LanguageModel": "statewise.models.language_model",
@@ -40,6 +43,7 @@ _EXPORTS = {
     "TextDataConfig": "statewise.data.text",
     "TrainConfig": "statewise.train.config",
     "TrainingError": "statewise.errors",
+    "bidirectional": "statewise.operators.bidirectional",
     "explain": "statewise.operators.plan",
     "load": "statewise.checkpoints",
     "save": "statewise.checkpoints",
@@ -53,11 +57,13 @@ _MODULES = (
     "errors",
     "evaluate",
     "generate",
+    "hippo",
     "kernels",
     "mixers",
     "models",
     "operators",
     "semiseparable",
+    "systems",
     "train",
 )
 
@@ -68,11 +74,13 @@ if TYPE_CHECKING:
     from statewise import errors as errors
     from statewise import evaluate as evaluate
     from statewise import generate as generate
+    from statewise import hippo as hippo
     from statewise import kernels as kernels
     from statewise import mixers as mixers
     from statewise import models as models
     from statewise import operators as operators
     from statewise import semiseparable as semiseparable
+    from statewise import systems as systems
     from statewise import train as train
     from statewise.checkpoints import load as load
     from statewise.checkpoints import save as save
@@ -95,8 +103,12 @@ if TYPE_CHECKING:
     from statewise.models.language_model import LanguageModelState as LanguageModelState
     from statewise.models.mlp import MLPConfig as MLPConfig
     from statewise.operators.base import Operator as Operator
+    from statewise.operators.bidirectional import bidirectional as bidirectional
     from statewise.operators.causal_convolution import CausalConvolution as CausalConvolution
+    from statewise.operators.dense import DenseLTI as DenseLTI
+    from statewise.operators.dense import DenseLTV as DenseLTV
     from statewise.operators.diagonal import DiagonalLTI as DiagonalLTI
+    from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank as DiagonalPlusLowRank
     from statewise.operators.plan import explain as explain
     from statewise.operators.ssd import SSD as SSD
     from statewise.train.config import RunConfig as RunConfig

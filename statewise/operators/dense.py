@@ -10,7 +10,8 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.operators.base import Operator, wide
-from statewise.operators.time_invariant import Block, TimeInvariant, double, toeplitz
+from statewise.operators.time_invariant import Block, TimeInvariant, double, output_shape, toeplitz
+from statewise.systems import discretize_dense
 
 
 class DenseState(NamedTuple):
@@ -164,6 +165,9 @@ class DenseLTV(Operator):
                 f"DenseLTV of width {w} needs a real u (batch, length, {w}, ...); got {u.dtype} {tuple(u.shape)}"
             )
 
+    def _output_shape(self, u: Tensor) -> tuple[int, ...]:
+        return output_shape(self.C, u)
+
     def initial_state(
         self,
         batch: int,
@@ -178,11 +182,11 @@ class DenseLTV(Operator):
         return DenseLTVState(h, torch.zeros(batch, dtype=torch.int64, device=device))
 
     def step(self, u: Tensor, state: DenseLTVState) -> tuple[Tensor, DenseLTVState]:
-        from statewise.systems import discretize_dense
-
         A, B, C = (m.to(wide(u.dtype, m.dtype)) for m in (self.A, self.B, self.C))
-        different, row = state.steps.unique(return_inverse=True)  # rows of one age share a matrix exponential
-        k = different.to(A.dtype)
+        ages, row = state.steps, torch.arange(len(state.steps), device=state.steps.device)
+        if not torch.compiler.is_compiling():
+            ages, row = ages.unique(return_inverse=True)  # rows of one age share a matrix exponential
+        k = ages.to(A.dtype)
         dt = torch.log((k + 1) / k)  # infinite at k = 0
         A, B = discretize_dense(A.expand(len(k), -1, -1), B.expand(len(k), -1), dt, "zoh")
         h = torch.einsum("bij,bw...j->bw...i", A[row], state.h.to(A.dtype))

@@ -171,8 +171,7 @@ class TimeInvariant(Operator):
         return y.reshape(batch, length, *y.shape[1:]), final
 
     def _output_shape(self, u: Tensor) -> tuple[int, ...]:
-        outputs = self.C.shape[1:-1]
-        return (*u.shape[:3], *outputs, *u.shape[3:])
+        return output_shape(self.C, u)
 
     def _keep(self, key: Any, compute: Any) -> Any:
         """The value, or of a prepared operator the one that was kept."""
@@ -198,6 +197,11 @@ def detached(operator: Any) -> Any:
     """A copy of an operator whose tensors record no gradients."""
     tensors = {f.name: getattr(operator, f.name) for f in fields(operator)}
     return replace(operator, **{k: v.detach() for k, v in tensors.items() if isinstance(v, Tensor)})
+
+
+def output_shape(C: Tensor, u: Tensor) -> tuple[int, ...]:
+    """C (w, [p,] n) and u (batch, length, w, *trailing) -> (batch, length, w, [p,] *trailing)."""
+    return (*u.shape[:3], *C.shape[1:-1], *u.shape[3:])
 
 
 def double(first: Tensor, powers: tuple[Tensor, ...], apply: Any, dim: int) -> Tensor:
