@@ -1,6 +1,89 @@
-"""To be replaced by the fast form: the definition, under the final signature."""
+"""The Cauchy sum over conjugate pairs of poles: the transfer function of a diagonal system at many nodes."""
 
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.kernels.cauchy.blocked import backward, forward
 from statewise.kernels.cauchy.reference import cauchy_reference
-from statewise.kernels.cauchy.reference import cauchy_reference as cauchy
+from statewise.kernels.registration import register
 
 __all__ = ["cauchy", "cauchy_reference"]
+
+
+def _fake_forward(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
+    return torch.empty(*v.shape[:2], z.shape[1], dtype=v.dtype, device=v.device)
+
+
+def _fake_adjoint(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dv, dz, d_Lambda = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (v, z, Lambda))
+    return dv, dz, d_Lambda
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    gradients: tuple[Any, ...] = _cauchy_backward(grad, *ctx.saved_tensors)
+    return gradients
+
+
+def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    """The derivative of the adjoint, taken through the definition: rare, so it need not be fast."""
+    with torch.enable_grad():
+        leaves = [m.detach().requires_grad_() for m in ctx.saved_tensors]
+        first = torch.autograd.grad(
+            cauchy_reference(*leaves[1:]), leaves[1:], leaves[0], create_graph=True, materialize_grads=True
+        )
+        return torch.autograd.grad(first, leaves, grads, materialize_grads=True)
+
+
+_cauchy = register(
+    "cauchy",
+    "(Tensor v, Tensor z, Tensor Lambda) -> Tensor",
+    forward,
+    fake=_fake_forward,
+    setup_context=_setup_context,
+    backward=_backward,
+)
+_cauchy_backward = register(
+    "cauchy_backward",
+    "(Tensor grad, Tensor v, Tensor z, Tensor Lambda) -> (Tensor, Tensor, Tensor)",
+    backward,
+    fake=_fake_adjoint,
+    setup_context=_setup_context,
+    backward=_second_backward,
+)
+
+
+def cauchy(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
+    """sum_n v_n / (z - Lambda_n) + conj(v_n) / (z - conj(Lambda_n)): one pole stored of each conjugate pair.
+
+    Shapes:   v: (width, k, n)   z: (nodes,) or (width, nodes)   Lambda: (width, n)   ->   (width, k, nodes); complex
+    Cost:     O(width n nodes), one division for all k numerators; the adjoint recomputes. Memory above the output:
+              a few blocks that fit the cache, nothing of size (width, n, nodes), except by second derivatives.
+    Numerics: in complex64, or complex128 if an input is. Each term has a relative error of a few rounding errors,
+              near a pole too. |z - Lambda| |z - conj(Lambda)| must lie within 1e-19 .. 1e19 in complex64 (its
+              square is formed), beyond which a term becomes 0 or infinite.
+    Errors:   InputError if shapes or dtypes do not fit; the message gives them.
+    Source:   Gu et al. 2022 (S4), arXiv:2111.00396, appendix C.3, corollary C.6 and its use of conjugate pairs.
+
+    >>> cauchy(torch.tensor([[[1.0 + 0j]]]), torch.tensor([1j]), torch.tensor([[-1.0 + 0j]]))
+    tensor([[[1.-1.j]]])
+    """
+    if v.ndim != 3 or Lambda.shape != (v.shape[0], v.shape[2]) or z.shape[:-1] not in ((), (v.shape[0],)):
+        raise InputError(
+            "cauchy needs v (width, k, n), z (nodes,) or (width, nodes) and Lambda (width, n); "
+            f"got {tuple(v.shape)}, {tuple(z.shape)}, {tuple(Lambda.shape)}"
+        )
+    tensors = (v, z, Lambda)
+    if not all(m.is_complex() for m in tensors):
+        raise InputError(f"cauchy needs complex tensors; got {[str(m.dtype) for m in tensors]}")
+    dtype = torch.complex128 if any(m.dtype == torch.complex128 for m in tensors) else torch.complex64
+    out: Tensor = _cauchy(v.to(dtype), (z if z.ndim == 2 else z.unsqueeze(0)).to(dtype), Lambda.to(dtype))
+    return out

@@ -1,8 +1,8 @@
 """Powers A^0, A^1, A^2, ... as accurate as their dtype allows, however long.
 
 Repeated squaring in plain arithmetic doubles the relative error each time, and exp(l log A) multiplies that of the
-logarithm by l: at l = 16,384 either is about 2e-12 in float64. So each square keeps what its rounding lost, by error-free
-products (Dekker 1971; Ogita, Rump & Oishi 2005, "Accurate sum and dot product", algorithms 3.1 to 3.3).
+logarithm by l: at l = 16,384 either is about 1e-12 in float64. So each square keeps what its rounding lost, by
+error-free products (Dekker 1971; Ogita, Rump & Oishi 2005, "Accurate sum and dot product", algorithms 3.1 to 3.3).
 """
 
 from __future__ import annotations

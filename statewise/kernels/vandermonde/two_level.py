@@ -29,7 +29,7 @@ class Tables(NamedTuple):
 
 def forward(c: Tensor, A: Tensor, length: int) -> Tensor:
     """c (w, p, n) and A (w, n), both real or both complex -> (w, p, length) in their real dtype."""
-    (w, p, n), dtype = c.shape, c.real.dtype
+    (w, p, _), dtype = c.shape, c.real.dtype
     K = torch.empty(w, p, length, dtype=dtype, device=c.device)
     if K.numel() == 0:
         return K
@@ -51,11 +51,8 @@ def backward(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
 
     The derivative of A^(q i + j) is (q i) A^(q i - 1) A^j + A^(q i) j A^(j - 1): nothing is divided by A.
     """
-    (w, p, n), dtype, length = c.shape, c.real.dtype, grad.shape[2]
-    dc, dA = (
-        torch.zeros_like(c, memory_format=torch.contiguous_format),
-        torch.zeros(A.shape, dtype=A.dtype, device=A.device),
-    )
+    (_, p, n), dtype, length = c.shape, c.real.dtype, grad.shape[2]
+    dc, dA = (torch.zeros(m.shape, dtype=m.dtype, device=m.device) for m in (c, A))
     if grad.numel() == 0:
         return dc, dA
     for channels, small, big in _tables(A, length, p):
