@@ -99,30 +99,25 @@ def discretize(
     if not isinstance(system, ContinuousSystem):
         raise InputError(f"discretize needs a ContinuousSystem, got {type(system).__name__}")
     transition = transition_diagonal if system.diagonal else transition_dense
-    result = transition(system.A, system.B, dt, method, alpha=alpha)
-    A, B = result.A, result.B
-    dt = dt if isinstance(dt, Tensor) else torch.tensor(float(dt), dtype=system.A.dtype.to_real(), device=A.device)
-    n_own = 1 if system.diagonal else 2
+    A, B, direct = transition(system.A, system.B, dt, method, alpha=alpha)
+    if not isinstance(dt, Tensor):
+        dt = torch.tensor(float(dt), dtype=A.dtype.to_real(), device=A.device)
     C, D = system.C, system.D
-    leading = torch.broadcast_shapes(system.leading, dt.shape)
-    old = system.A.ndim - n_own  # leading axes of the coefficients as given
-    A = A.expand(*leading, *A.shape[A.ndim - n_own :])
-    if result.direct is not None and C is not None:
-        one = system.single_input
-        b = result.direct.unsqueeze(-1) if one else result.direct
-        c = C.unsqueeze(-2) if system.single_output else C
-        passed = c @ b
-        passed = passed.squeeze(-1) if one else passed
-        passed = passed.squeeze(-1 if one else -2) if system.single_output else passed
+    if direct is not None and C is not None:
+        gain = direct.unsqueeze(-1) if system.single_input else direct
+        passed = system._squeeze((system._matrices().C @ gain).unsqueeze(-1)).squeeze(-1)
         D = passed if D is None else D + passed
-        D = D.expand(*leading, *D.shape[D.ndim - (2 - one - system.single_output) :])
-    elif D is not None:
-        D = D.expand(*leading, *D.shape[old:])
-    B = B.expand(*leading, *B.shape[B.ndim - (1 if system.single_input else 2) :])
-    C = None if C is None else C.expand(*leading, *C.shape[old:])
-    return DiscreteSystem(
-        A, B, C, D, dt, diagonal=system.diagonal, reads="before" if result.direct is not None else "after"
-    )
+    leading = torch.broadcast_shapes(system.leading, dt.shape)
+    n_inputs, n_outputs = int(not system.single_input), 0 if C is None else int(not system.single_output)
+    A, B = _over(A, leading, 1 if system.diagonal else 2), _over(B, leading, 1 + n_inputs)
+    C = None if C is None else _over(C, leading, 1 + n_outputs)
+    D = None if D is None else _over(D, leading, n_inputs + n_outputs)
+    return DiscreteSystem(A, B, C, D, dt, diagonal=system.diagonal, reads="after" if direct is None else "before")
+
+
+def _over(z: Tensor, leading: tuple[int, ...], n_own: int) -> Tensor:
+    """z with these leading axes before its own."""
+    return z.expand((*leading, *z.shape[z.ndim - n_own :]))
 
 
 def mass_spring_damper(

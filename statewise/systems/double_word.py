@@ -8,6 +8,7 @@ no autograd code: gradients take the plain path (see ``statewise.systems.exponen
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -44,10 +45,13 @@ class DoubleWord:
         return DoubleWord(*two_sum(A @ B, rest))
 
     def scale(self, factor: Fraction) -> DoubleWord:
-        high = float(factor)
-        low = float(factor - Fraction(high))
-        product = exact_product(torch.tensor(high, dtype=_real(self.high), device=self.high.device), self.high)
-        return DoubleWord(*two_sum(product.high, product.low + (low * self.high + high * self.low)))
+        dtype = self.high.dtype.to_real()
+        leading = float(factor)
+        if dtype == torch.float32:
+            leading = struct.unpack("f", struct.pack("f", leading))[0]
+        product = exact_product(torch.full((), leading, dtype=dtype, device=self.high.device), self.high)
+        rest = float(factor - Fraction(leading))
+        return DoubleWord(*two_sum(product.high, product.low + (rest * self.high + leading * self.low)))
 
     def expand(self, like: Tensor) -> DoubleWord:
         """With the leading axes of another matrix."""
@@ -102,7 +106,3 @@ def _leading_bits(x: Tensor, dim: int, inner: int) -> Tensor:
     shift = torch.ldexp(torch.full_like(largest, 1.5), (exponent + (52 - bits)).clamp(max=1023))
     parts = (parts + shift) - shift
     return torch.view_as_complex(parts) if x.is_complex() else parts
-
-
-def _real(x: Tensor) -> torch.dtype:
-    return x.dtype.to_real()

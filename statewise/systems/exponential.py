@@ -21,7 +21,10 @@ def expm1(z: Tensor) -> Tensor:
     if not z.is_complex():
         return torch.expm1(z)
     x, y = z.real, z.imag
-    return torch.complex(torch.expm1(x) * torch.cos(y) - 2 * torch.sin(y / 2) ** 2, torch.exp(x) * torch.sin(y))
+    decay, cos = torch.exp(x), torch.cos(y)
+    # the second form is for e^z near 1; far from there its derivative would be a small difference, e^z
+    real = torch.where(x < -0.5, decay * cos - 1, torch.expm1(x) * cos - 2 * torch.sin(y / 2) ** 2)
+    return torch.complex(real, decay * torch.sin(y))
 
 
 def phi_1(z: Tensor) -> Tensor:

@@ -118,8 +118,9 @@ def transition_diagonal(
     z = exact_product(dt, A)
     direct: Tensor | None = None
     if alpha is not None:
-        denominator = (1 - alpha * z.high) - alpha * z.low
-        A_bar = ((1 + (1 - alpha) * z.high) + (1 - alpha) * z.low) / denominator
+        one = torch.ones_like(z.high)
+        denominator = (z.scale(-Fraction(alpha)) + one).rounded()
+        A_bar = (z.scale(1 - Fraction(alpha)) + one).rounded() / denominator
         gain = dt / denominator
     else:
         A_bar = torch.exp(z.high) * (1 + z.low)
