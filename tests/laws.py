@@ -101,7 +101,7 @@ def some_times(length: int) -> list[int]:
 def gradients(mixer: Mixer, outputs: Tensor, inputs: Any) -> list[Tensor]:
     """d(outputs . fixed random weights) / d(inputs, parameters), zeros where there is no path."""
     leaves = [x for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor) and x.requires_grad]
-    leaves += list(mixer.parameters())
+    leaves += [parameter for parameter in mixer.parameters() if parameter.requires_grad]  # a frozen mixer has none
     weights = torch.randn(outputs.shape, dtype=outputs.dtype, generator=torch.Generator().manual_seed(1))
     found = torch.autograd.grad((outputs * weights).sum(), leaves, allow_unused=True)
     return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found)]

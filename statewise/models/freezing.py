@@ -26,7 +26,7 @@ def freeze(model: ModuleT) -> ModuleT:
     frozen = shared_copy(model)
     done: dict[int, Mixer] = {}  # a mixer in two places stays one mixer
     for parent in list(frozen.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):  # named_children() would name a child once
             if isinstance(child, Mixer):
                 setattr(parent, name, done.setdefault(id(child), child.freeze()))
     frozen.eval()

@@ -182,7 +182,8 @@ class TimeInvariant(Operator):
             if key[0] == "impulse_response":  # one for each length would grow without end
                 kept = {k: v for k, v in kept.items() if k[0] != "impulse_response"}
                 object.__setattr__(self, "_kept", kept)
-            kept[key] = compute()
+            with torch.inference_mode(False), torch.no_grad():  # a tensor of inference mode could serve nothing else
+                kept[key] = compute()
         return kept[key]
 
     def _check_input(self, u: Tensor, width: int) -> None:
