@@ -1,6 +1,7 @@
 """Trains in child processes that are killed with SIGKILL: run by test_train_kill.py, in a process of its own.
 
     python killed_runs.py FOLDER random SEED    ten times, at random moments of a run that saves after every step
+    python killed_runs.py FOLDER toy SEED       three times, a run that is no language model's
     python killed_runs.py FOLDER calls 0        at the first, second, third ... of the calls that change a folder
 
 Children are forked from one process in which everything is imported, so that a kill costs no start of Python.
@@ -9,6 +10,7 @@ After each kill the folder is read as anybody would; then the run is resumed. Pr
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -22,12 +24,15 @@ from typing import Any
 
 import torch
 import torch._dynamo  # so that no child imports it
+from toy_task import ToyConfig, ToyDataConfig, ToyTask, toy_run
 from training import small_run
 
 from statewise import checkpoints
 from statewise.errors import CheckpointError
-from statewise.train import read_metrics, train
+from statewise.models.registry import CONFIG_TYPES
+from statewise.train import RunConfig, read_metrics, train
 from statewise.train.report import Reporter
+from statewise.train.tasks import TASKS
 
 CALLS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 
@@ -58,11 +63,17 @@ def is_usable(run: Path) -> int:
     return int(data["step"])
 
 
-def killed_at_random(folder: Path, seed: int) -> list[dict[str, Any]]:
-    config = small_run(folder, steps=40, save_every=1, evaluate_every=7, accumulation=2)
+def toy_to_kill(**train: Any) -> RunConfig:
+    """Its names are known from here on."""
+    CONFIG_TYPES["ToyConfig"], TASKS[ToyDataConfig] = ToyConfig, ToyTask
+    return toy_run(**train)
+
+
+def killed_at_random(folder: Path, seed: int, times: int, make: Callable[..., RunConfig]) -> list[dict[str, Any]]:
+    config = make(steps=4 * times, save_every=1, evaluate_every=7, accumulation=2)
     generator, run = random.Random(seed), folder / "killed"
     log = []
-    for _ in range(10):
+    for _ in range(times):
         reading, writing = os.pipe()
 
         class Tell(Reporter):
@@ -128,6 +139,8 @@ def killed_at_calls(folder: Path) -> list[dict[str, Any]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
-    print(
-        json.dumps(killed_at_random(folder, int(sys.argv[3])) if sys.argv[2] == "random" else killed_at_calls(folder))
-    )
+    if sys.argv[2] == "calls":
+        print(json.dumps(killed_at_calls(folder)))
+    else:
+        times, make = (3, toy_to_kill) if sys.argv[2] == "toy" else (10, functools.partial(small_run, folder))
+        print(json.dumps(killed_at_random(folder, int(sys.argv[3]), times, make)))

@@ -119,7 +119,7 @@ def test_a_compiled_model_is_saved_as_the_model(tmp_path: Path) -> None:
     compiled = torch.compile(model, backend="eager")
     sw.save(compiled, tmp_path / "model")  # type: ignore[arg-type]
     assert same_tensors(dict(model.state_dict()), dict(sw.load(tmp_path / "model").state_dict()))
-    with pytest.raises(InputError, match="takes a Model, .* got a Linear"):
+    with pytest.raises(InputError, match=r"takes a Model, .* got a Linear"):
         sw.save(torch.nn.Linear(1, 1), tmp_path / "other")  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from toy_task import toy, toy_run
 from training import curve, small_run
 
 from statewise import checkpoints
@@ -43,10 +44,13 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
-def test_ten_kills_at_random_moments(tmp_path: Path) -> None:
-    config = small_run(tmp_path, steps=40, save_every=1, evaluate_every=7, accumulation=2)
-    log = run_killed(tmp_path, "random", "0")
-    assert [entry["status"] for entry in log] == [9] * 10 + [0]
+@pytest.mark.parametrize(("kind", "times"), [("random", 10), ("toy", 3)])
+@pytest.mark.usefixtures(toy.__name__)
+def test_kills_at_random_moments(tmp_path: Path, kind: str, times: int) -> None:
+    settings: dict[str, Any] = {"steps": 4 * times, "save_every": 1, "evaluate_every": 7, "accumulation": 2}
+    config = toy_run(**settings) if kind == "toy" else small_run(tmp_path, **settings)
+    log = run_killed(tmp_path, kind, "0")
+    assert [entry["status"] for entry in log] == [9] * times + [0]
     steps = [entry["step"] for entry in log]
     assert steps == sorted(steps)  # what was saved stays
     assert steps[-2] > 0

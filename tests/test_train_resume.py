@@ -269,7 +269,8 @@ def test_what_may_change_may_change(tmp_path: Path) -> None:
         "threads": 1,
         "gradient_checkpointing": True,
     }
-    assert {f"train.{name}" for name in changes} | {"train.compile", "data.source", "data.folder"} == CHANGEABLE_ON_RESUME
+    others = {"train.compile", "data.source", "data.folder"}
+    assert {f"train.{name}" for name in changes} | others == CHANGEABLE_ON_RESUME
     assert all(getattr(TrainConfig(steps=1), name) != value for name, value in changes.items())
     config, run = begun(tmp_path)
     assert train(replace(config, train=replace(config.train, **changes)), run, resume=True).step == 4

@@ -12,7 +12,7 @@ from statewise.models.language_model import LanguageModelConfig
 from statewise.train import RunConfig, TrainConfig, read_metrics
 from statewise.train.report import Reporter
 
-TIMES = ("seconds", "tokens_per_second")  # what two equal runs may differ in
+TIMES = ("seconds", "tokens_per_second", "sequences_per_second")  # what two equal runs may differ in
 
 
 def write_text(folder: Path) -> Path:
