@@ -1,4 +1,4 @@
-"""Convolution with a finite causal filter: Mamba's short convolution, and H3's shift SSM."""
+"""Convolution with a finite causal filter: Mamba's short convolution, H3's shift SSM, filters as long as the text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.fft_convolution import fft_convolution
 from statewise.kernels.short_convolution import short_convolution
 from statewise.operators.base import Operator, wide
-from statewise.operators.masks import NO_MASKS, Masks
+from statewise.operators.documents import document_rows
+from statewise.operators.masks import NO_MASKS, Masks, mask_time
 
 
 class ConvolutionState(NamedTuple):
@@ -25,12 +27,15 @@ class CausalConvolution(Operator):
     """y_t = sum_{i < n_taps} taps_i u_{t-i}; the state is a shift register of the last n_taps - 1 inputs.
 
     Shapes:  taps: (width, n_taps)   u: (batch, length, width, *trailing)
-    Forms:   ``recurrent``; ``direct``, O(length width n_taps), one pass for each tap.
+    Forms:   ``recurrent``; ``direct``, O(length width n_taps), one pass for each tap; ``fft``,
+             O(length width log n_taps), whose rounding is relative to the largest value of the row, and where a NaN
+             spoils the steps around it (:func:`statewise.kernels.fft_convolution.fft_convolution`). It lays packed
+             documents out one a row.
     Errors:  InputError for shapes that disagree.
     """
 
     taps: Tensor
-    forms: ClassVar[tuple[str, ...]] = ("recurrent", "direct")
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "direct", "fft")
 
     @classmethod
     def from_shift(cls, B: Tensor, C: Tensor) -> CausalConvolution:
@@ -95,6 +100,18 @@ class CausalConvolution(Operator):
         y = short_convolution(x, self.taps.to(dtype), history, masks.segments).to(u.dtype)
         return y, None if state is None else ConvolutionState(self._final(x, history, masks).to(state.inputs.dtype))
 
+    def fft(
+        self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
+    ) -> tuple[Tensor, ConvolutionState | None]:
+        """By FFT, with the state as the history before the first step."""
+        dtype = wide(u.dtype, self.taps.dtype)
+        x, taps = u.to(dtype), self.taps.to(dtype)
+        history = None if state is None else state.inputs.to(dtype)
+        y = fft_convolution(x, taps, history) if masks.starts is None else _each_document(x, taps, history, masks)
+        if state is None or history is None:
+            return y.to(u.dtype), None
+        return y.to(u.dtype), ConvolutionState(self._final(x, history, masks).to(state.inputs.dtype))
+
     def _final(self, x: Tensor, history: Tensor, masks: Masks) -> Tensor:
         """The last n_taps - 1 real inputs of each row, zero where they lie before its document."""
         n_kept = history.shape[1]
@@ -113,3 +130,19 @@ class CausalConvolution(Operator):
         ids = torch.cat([masks.segments.new_zeros(x.shape[0], n_kept), masks.segments], 1)
         ids = ids[:, x.shape[1] :] if masks.lengths is None else ids.gather(1, index)
         return kept * (ids == last).reshape(*ids.shape, *[1] * (x.ndim - 2))
+
+
+def _each_document(x: Tensor, taps: Tensor, history: Tensor | None, masks: Masks) -> Tensor:
+    """The FFT convolution of each document as a row of its own; the history belongs to those that go on."""
+    batch, length = x.shape[:2]
+    steps = x.flatten(0, 1)
+    y = torch.zeros_like(steps)
+    for rows in document_rows(masks, batch, length):
+        if rows.places.shape[1] == 0:
+            continue
+        document = mask_time(steps[rows.places], rows.valid)
+        before = None
+        if history is not None:
+            before = history[rows.row].masked_fill(~rows.continues.reshape(-1, *[1] * (x.ndim - 1)), 0)
+        y = y.index_put((rows.places[rows.valid],), fft_convolution(document, taps, before)[rows.valid])
+    return y.unflatten(0, (batch, length))
