@@ -1,0 +1,65 @@
+"""What a measurement was made on: a figure without its machine says little."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statewise import __version__
+from statewise.errors import DataError
+
+
+def environment(device: torch.device | None = None) -> dict[str, Any]:
+    """The machine and the versions, as JSON data: what every part of a reproduction keeps with its result."""
+    record: dict[str, Any] = {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "statewise": __version__,
+    }
+    if device is not None and device.type == "cuda":
+        record["gpu"] = torch.cuda.get_device_name(device)
+    return record
+
+
+def today() -> str:
+    """The date and time in UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def cpu_model() -> str:
+    """The name that the processor gives itself, or the architecture where it gives none."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "Model", "cpu model") and value.strip():
+                return value.strip()
+    except OSError:
+        pass  # not a Linux system
+    return platform.processor() or platform.machine()
+
+
+def require_memory(n_bytes: int, what: str, remedy: str) -> None:
+    """Refuses what this machine cannot hold, before minutes are spent on it; where it cannot be told, nothing.
+
+    Errors: DataError, with the bytes needed and the bytes free.
+    """
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"))
+    except OSError:
+        return
+    if found is not None and int(found[1]) * 1024 < n_bytes:
+        raise DataError(
+            f"{what} needs about {n_bytes / 1e9:.1f} GB of memory and {int(found[1]) * 1024 / 1e9:.1f} GB are free; "
+            f"{remedy}"
+        )

@@ -1,0 +1,100 @@
+"""What a reproduction tells whoever watches: a bar on a terminal, JSON lines everywhere else, as training does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+from statewise.train.report import Reporter, make_reporter
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Watcher:
+    """Hears of everything and says nothing; the others derive from it.
+
+    ``event`` takes records of these kinds: "start"; "part", when a part is done or was found done; "warning"; "stop",
+    for Ctrl-C; "end". ``progress`` is how much of the present part is done.
+    """
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def progress(self, part: str, fraction: float) -> None:
+        pass
+
+    def close(self) -> None:
+        """The present part is at its end, or given up: what shows its progress goes away."""
+
+    def training(self) -> Reporter:
+        """What a training run within a part tells its progress to."""
+        return Reporter()
+
+
+class JsonWatcher(Watcher):
+    """One JSON object a line, as it happens."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        print(json.dumps(record), file=self.stream, flush=True)
+
+    def training(self) -> Reporter:
+        return make_reporter(self.stream)
+
+
+class TerminalWatcher(Watcher):
+    """A line for every part, and a bar for the present one where its progress is told."""
+
+    def __init__(self, console: Console, stream: TextIO) -> None:
+        self.console, self.stream = console, stream
+        self.bar: Any = None
+        self.row: Any = None
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        self.close()
+        if record["kind"] == "part":
+            how = "found done" if record["found"] else f"{record['seconds']:,.1f} s"
+            line = f"{record['done']} of {record['of']}  {record['part']}: {how}"
+        else:
+            line = record["message"]
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def progress(self, part: str, fraction: float) -> None:
+        if self.bar is None:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.percentage:.0f}%"),
+                TimeRemainingColumn(),
+                console=self.console,
+                transient=True,
+            )
+            self.row = self.bar.add_task(part, total=1.0)
+            self.bar.start()
+        self.bar.update(self.row, completed=fraction)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def training(self) -> Reporter:
+        self.close()
+        return make_reporter(self.stream)
+
+
+def make_watcher(stream: TextIO | None = None) -> Watcher:
+    """The one that suits ``stream`` (standard output if None)."""
+    stream = sys.stdout if stream is None else stream
+    if not stream.isatty():
+        return JsonWatcher(stream)
+    from rich.console import Console
+
+    return TerminalWatcher(Console(file=stream), stream)

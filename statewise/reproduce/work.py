@@ -1,0 +1,187 @@
+"""The folder of a reproduction: what is done is kept part by part, so that it can be stopped and gone on with.
+
+reproduction.json    which reproduction this is, with all of its settings
+parts/*.json         what has been measured, each with its machine and its seconds; complete as soon as it is there
+result.json          everything, at the end      report.md, *.png    the same to read
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statewise import __version__
+from statewise.checkpoints.atomic import HIDDEN_NAME, remove_hidden, write_file
+from statewise.configuration import to_dict
+from statewise.errors import CheckpointError, ConfigError
+from statewise.reproduce.hardware import environment
+from statewise.reproduce.progress import Watcher
+from statewise.train.report import Reporter
+
+SETTINGS_FILE = "reproduction.json"
+PARTS = "parts"
+
+
+class Stopped(BaseException):
+    """A signal asked for the end; what was finished is kept. Nothing that catches errors on the way stops it."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"stopped by signal {signal}")
+        self.signal = signal
+
+
+class Work:
+    """An open folder. ``begin`` says how many parts there will be; ``part`` does one, or finds it done."""
+
+    def __init__(self, folder: Path, name: str, config: Any, watcher: Watcher) -> None:
+        self.folder = folder
+        self.name = name
+        self.config = config
+        self.watcher = watcher
+        self.environments: list[dict[str, Any]] = []  # of the parts, each once
+        self.seconds = 0.0  # of the parts, whenever they were measured
+        self._n_parts = 0
+        self._n_done = 0
+        self._part = ""
+
+    def begin(self, n_parts: int) -> None:
+        self._n_parts, self._n_done = n_parts, 0
+        record = {
+            "kind": "start",
+            "reproduction": self.name,
+            "folder": str(self.folder),
+            "parts": n_parts,
+            "settings": to_dict(self.config),
+            "environment": environment(),
+            "message": f"reproduce {self.name}: {n_parts} parts, in {self.folder}",
+        }
+        self.watcher.event(record)
+
+    def part(
+        self, name: str, compute: Callable[[], Mapping[str, Any]], *, device: torch.device | None = None
+    ) -> dict[str, Any]:
+        """What ``compute()`` gives, JSON data; if an earlier run has it, from its file.
+
+        Errors: CheckpointError for a file that is damaged or cannot be written.
+        """
+        path = self.folder / PARTS / f"{name}.json"
+        found = path.exists()
+        if found:
+            record = _read_part(path)
+        else:
+            self._part = name
+            begun = time.monotonic()
+            try:
+                result = dict(compute())
+            finally:
+                self.watcher.close()
+            seconds = time.monotonic() - begun
+            record = {"environment": environment(device), "seconds": seconds, "result": finite(result)}
+            write_json(path, record)
+        if record["environment"] not in self.environments:
+            self.environments.append(record["environment"])
+        self.seconds += record["seconds"]
+        self._n_done += 1
+        told = {"done": self._n_done, "of": self._n_parts, "seconds": record["seconds"], "found": found}
+        self.watcher.event({"kind": "part", "part": name, **told})
+        return record["result"]
+
+    def progress(self, done: int, total: int) -> None:
+        """Of the part that is being computed."""
+        self.watcher.progress(self._part, done / max(total, 1))
+
+    def training(self) -> Reporter:
+        return self.watcher.training()
+
+
+def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | None = None) -> Work:
+    """A new folder, or one that holds the same reproduction with the same settings, which is gone on with.
+
+    Errors: CheckpointError for a folder that holds something else; ConfigError naming the settings that differ.
+    """
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(f"{path} is a file; expected a folder for the reproduction")
+    settings = json.loads(json.dumps(to_dict(config)))
+    file = path / SETTINGS_FILE
+    if file.exists():
+        _require_same(_read_json(file), name, settings, path)
+    elif path.exists():
+        foreign = sorted(entry.name for entry in path.iterdir() if not HIDDEN_NAME.fullmatch(entry.name))
+        if foreign:
+            raise CheckpointError(
+                f"{path} is not empty and holds no reproduction (there is {foreign[0]!r}); give another folder"
+            )
+    (path / PARTS).mkdir(parents=True, exist_ok=True)
+    for place in (path, path / PARTS):
+        remove_hidden(place)
+    if not file.exists():
+        write_json(file, {"reproduction": name, "statewise_version": __version__, "settings": settings})
+    return Work(path, name, config, Watcher() if watcher is None else watcher)
+
+
+def _require_same(before: Any, name: str, settings: dict[str, Any], path: Path) -> None:
+    if not isinstance(before, dict) or not isinstance(before.get("settings"), dict):
+        raise CheckpointError(f"{path / SETTINGS_FILE} is not what a reproduction writes; give another folder")
+    if before.get("reproduction") != name:
+        raise ConfigError(f"{path} holds the reproduction {before.get('reproduction')!r}, not {name!r}; give another")
+    old = before["settings"]
+    differing = [key for key in sorted(old.keys() | settings.keys()) if old.get(key) != settings.get(key)]
+    if differing:
+        first = differing[0]
+        raise ConfigError(
+            f"{path} was begun with another {', '.join(differing)} ({first} was {old.get(first)!r}, now "
+            f"{settings.get(first)!r}); go on as it was, or give another folder"
+        )
+
+
+def write_json(path: Path, data: Any) -> None:
+    write_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    content = text.encode()
+    write_file(path, len(content), lambda target: _write(target, content))
+
+
+def _write(target: Path, content: bytes) -> None:
+    target.write_bytes(content)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; give another folder") from None
+
+
+def _read_part(path: Path) -> dict[str, Any]:
+    record = _read_json(path)
+    if not isinstance(record, dict) or not {"environment", "seconds", "result"} <= record.keys():
+        raise CheckpointError(f"{path} is damaged; delete it to measure this part again")
+    return record
+
+
+def finite(data: Any) -> Any:
+    """JSON data in which a number that is not finite is null, and every key a string."""
+    if isinstance(data, Mapping):
+        return {str(key): finite(value) for key, value in data.items()}
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def file_name(text: str) -> str:
+    """The text as a part's name: letters, digits, dots and dashes.
+
+    >>> file_name("S4D (lin), 0.5")
+    'S4D-lin-0.5'
+    """
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")
