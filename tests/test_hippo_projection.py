@@ -286,6 +286,18 @@ def test_float32_is_float64_rounded(measure: str) -> None:
     assert half.dtype == torch.float32
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("measure", MEASURES)
+def test_on_a_cuda_device(measure: str) -> None:
+    u = randn(2, 100, 3)
+    here, _ = project(u, measure, 8, at=[4, -1], **options(measure, 20.0))
+    there, _ = project(u.cuda(), measure, 8, at=[4, -1], **options(measure, 20.0))
+    assert there.is_cuda
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-10, atol=1e-12)
+    ages = torch.linspace(0, 0.9, 5, dtype=torch.float64)
+    torch.testing.assert_close(reconstruct(there, measure, ages).cpu(), reconstruct(here, measure, ages))
+
+
 # Reconstruction
 
 

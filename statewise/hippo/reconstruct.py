@@ -104,7 +104,7 @@ def reconstruct(
     if ages.ndim == 0:
         raise InputError("ages are (..., points); got a single number: wrap it as a tensor of one point")
     n = coefficients.shape[-1]
-    values = basis(measure, n, ages, elapsed=elapsed, theta=theta, beta=beta, halved=halved).to(coefficients.dtype)
+    values = basis(measure, n, ages, elapsed=elapsed, theta=theta, beta=beta, halved=halved).to(coefficients)
     return torch.einsum("...pn,...n->...p", values, coefficients)
 
 
