@@ -239,7 +239,9 @@ def evaluate(
     window: Annotated[
         int | None, typer.Option(help="Text: read windows of so many tokens instead of one sequence.")
     ] = None,
-    stride: Annotated[int | None, typer.Option(help="Text: tokens between windows. Default: half a window.")] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens (default: half a window) or time steps between windows.")
+    ] = None,
     compressors: Annotated[
         bool | None, typer.Option(help="Text: what xz -9 and zlib make of the same bytes.", show_default=False)
     ] = None,

@@ -51,6 +51,12 @@ def test_the_smallest_part_is_named(in_output: bool) -> None:
     assert not any(m._forward_hooks or m._backward_hooks for m in model.modules())
 
 
+def test_data_that_are_not_finite_are_told_from_layers() -> None:
+    model = stack(None)
+    text = first_non_finite(model, lambda: model(torch.full((2, 4), math.nan)).sum())
+    assert text == "the first layer whose output is not finite is 0 (Linear); what it was given is not either"
+
+
 def test_none_if_all_is_well() -> None:
     model = stack(None)
     assert first_non_finite(model, lambda: model(torch.ones(2, 4)).sum()) is None

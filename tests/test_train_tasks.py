@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from test_train_resume import StopAt, assert_same, disturb, everything
-from toy_task import Toy, ToyBatches, ToyConfig, ToyDataConfig, ToyTask, toy, toy_run
+from toy_task import Toy, ToyBatch, ToyBatches, ToyConfig, ToyDataConfig, ToyTask, toy, toy_run
 from training import Recorder, curve, small_model, small_run
 
 import statewise as sw
@@ -123,6 +123,25 @@ def test_the_rate_of_dynamics_has_a_limit(tmp_path: Path) -> None:
     assert recorder.events[-1]["kind"] == "end"
     (start,) = [event for event in recorder.events[1:] if event["kind"] == "start"]
     assert {group["lr"] for group in start["groups"]} == {1e-4}
+
+
+@pytest.mark.parametrize("how", ["data", "layer"])
+def test_a_loss_that_is_not_finite_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    def loss(self: ToyTask, model: Toy, batch: ToyBatch, state: Any) -> Any:
+        if how == "data":
+            return original(self, model, batch._replace(x=batch.x / 0), state)
+        if not model.layer.mixer._forward_hooks:
+            model.layer.mixer.register_forward_hook(lambda module, args, output: (output[0] / 0, output[1]))
+        return original(self, model, batch, state)
+
+    original = ToyTask.loss
+    train(toy_run(steps=2), tmp_path / "run")
+    monkeypatch.setattr(ToyTask, "loss", loss)
+    said = "is embedding .Linear.; what it was given is not either" if how == "data" else "is layer.mixer"
+    with pytest.raises(
+        TrainingError, match=f"step 3: the loss is nan; the first layer whose output is not finite {said}"
+    ):
+        train(toy_run(steps=4), tmp_path / "run", resume=True)
 
 
 # What is refused

@@ -34,16 +34,19 @@ def first_non_finite(model: nn.Module, loss: Callable[[], Tensor]) -> str | None
     ``loss`` must do again what went wrong: the same batch, the same state, the same random numbers. In order
     of execution, the culprit is a parameter that is not finite already; else the first module whose output is
     not finite though what it was given is (children end before their parents, so it is the smallest such
-    part); else the loss; else, in backward order, the first module whose parameters' or inputs' gradient is
+    part); else, if there is one, the first module whose output is not finite as what it was given, the data
+    perhaps, was not; else the loss; else, in backward order, the first module whose parameters' or inputs' gradient is
     not finite though the gradient of its output is.
 
     Cost: one forward and one backward pass, and a look at every tensor between the layers. Gradients are
     left as the backward pass made them; hooks are removed.
     """
-    name = non_finite_parameter(model)
+    # Not of buffers: what went wrong has gone into a batch norm's running mean
+    name = next((name for name, parameter in model.named_parameters() if not is_finite(parameter)), None)
     if name is not None:
         return f"the parameter {name} was not finite before the step"
     found: list[str] = []
+    passed_on: list[str] = []
     owners = {
         id(parameter): (f"{prefix}.{name}" if prefix else name, module)
         for prefix, module in model.named_modules()
@@ -53,8 +56,14 @@ def first_non_finite(model: nn.Module, loss: Callable[[], Tensor]) -> str | None
 
     def after_forward(label: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if not found and not is_finite(output) and is_finite((args, kwargs)):
+            if found or is_finite(output):
+                return
+            if is_finite((args, kwargs)):
                 found.append(f"the first layer whose output is not finite is {label}; its input and parameters are")
+            else:
+                passed_on.append(
+                    f"the first layer whose output is not finite is {label}; what it was given is not either"
+                )
 
         return hook
 
@@ -90,7 +99,7 @@ def first_non_finite(model: nn.Module, loss: Callable[[], Tensor]) -> str | None
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
             value = loss()
             if not found and not is_finite(value):
-                found.append("every layer's output is finite, the loss is not")
+                found.append(passed_on[0] if passed_on else "every layer's output is finite, the loss is not")
             if not found:
                 value.backward()
     finally:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from statewise.train.tasks.base import Task
 
-SHORT = {"tokens": "tok", "sequences": "seq"}  # units, in the bar
+SHORT = {"tokens": "tok", "sequences": "seq", "windows": "win"}  # units, in the bar
 
 
 class Reporter:
