@@ -122,6 +122,15 @@ class LabelledData:
         return self.found.train.values.shape[1]
 
     @property
+    def vocab_size(self) -> None:
+        """Steps are numbers, not tokens."""
+
+    @property
+    def each_step(self) -> bool:
+        """Whether every step has a target of its own; here a sequence has one."""
+        return False
+
+    @property
     def d_output(self) -> int:
         """Numbers to predict for a row; 0 where there are classes."""
         return 0 if self.classes else self.found.train.targets.shape[1]

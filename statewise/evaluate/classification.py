@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from statewise.errors import InputError
 from statewise.models.classifier import SequenceClassifier
 from statewise.models.encoder import SequenceModel
 from statewise.models.evaluation_mode import evaluation_mode
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Progress = Callable[[int, int], None]
 MAX_SHOWN = 20  # classes whose cells carry their count
@@ -143,20 +146,12 @@ def macro_f1(confusion: np.ndarray) -> float:
     return float(np.nanmean(f1_scores(confusion)))
 
 
-def plot_confusion(confusion: np.ndarray, classes: Sequence[str], path: Path | str, *, title: str = "") -> None:
-    """Draws the confusion matrix, each row as shares of its class, into an image file (its suffix says which kind).
+def draw_confusion(figure: Figure, confusion: np.ndarray, classes: Sequence[str], *, title: str = "") -> None:
+    """Draws the confusion matrix into an empty figure of matplotlib, each row in shares of its class.
 
-    Errors:  InputError if matplotlib is not installed, or if the file cannot be written.
+    Where there are few classes, each cell also has its count.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError('plots need matplotlib, which is not installed; run: pip install "statewise[plot]"') from error
     shares = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
-    size = 2.5 + 0.45 * min(len(classes), MAX_SHOWN)
-    figure = Figure(figsize=(size + 1, size), layout="constrained")
-    FigureCanvasAgg(figure)  # a window system is not needed, nor the user's own backend
     axes = figure.add_subplot()
     image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
     figure.colorbar(image, label="share of the true class")
@@ -168,7 +163,3 @@ def plot_confusion(confusion: np.ndarray, classes: Sequence[str], path: Path | s
         for i, j in np.argwhere(confusion):
             colour = "white" if shares[i, j] > 0.5 else "black"
             axes.text(j, i, f"{confusion[i, j]}", ha="center", va="center", color=colour, fontsize=8)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib does not know
-        raise InputError(f"cannot write the plot {path}: {getattr(error, 'strerror', None) or error}") from error

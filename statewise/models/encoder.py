@@ -14,12 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import MixerConfig
 from statewise.models.base import Model, ModelConfig
-from statewise.models.block import Block, BlockConfig, as_block, build_norm
+from statewise.models.block import NORMS, Block, BlockConfig, as_block, build_norm
 from statewise.models.language_model import _advance
 from statewise.models.pooling import POOLINGS, build_pooling
 from statewise.operators.masks import mask_time
-
-NORMS = ("rms", "layer")  # of the features at each step, after the last layer
 
 
 class SequenceState(NamedTuple):
@@ -87,7 +85,7 @@ class SequenceModelConfig(ModelConfig):
         if self.norm != "auto":
             return self.norm
         last = self.blocks[-1]
-        if getattr(last, "placement", "pre") == "post":
+        if last.placement == "post":
             return None
         return last.norm if last.norm in NORMS else "layer"
 
@@ -138,6 +136,7 @@ class SequenceModel(Model, abc.ABC):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
+        self._refuse_if_frozen("cannot draw its parameters anew")
         self.embedding.reset_parameters()  # a token's or a number's features are of order 1, as the layers expect
         scale = sum(block.n_branches for block in self.config.blocks) ** -0.5
         for block in self.blocks:

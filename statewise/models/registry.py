@@ -7,20 +7,34 @@ from typing import Any
 
 from statewise.configuration import TYPE_KEY, from_dict, to_dict
 from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.lmu import LMUConfig
+from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.s4 import S4Config
+from statewise.mixers.s4d import S4DConfig
 from statewise.models.base import ModelConfig
 from statewise.models.block import BlockConfig
+from statewise.models.classifier import SequenceClassifierConfig
+from statewise.models.forecaster import ForecasterConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
+from statewise.models.regressor import SequenceRegressorConfig
 
 # A new family of mixers, or a new kind of model, is one line here. Who has a class of their own adds it before a file
 # that names it is read: CONFIG_TYPES["MyModelConfig"] = MyModelConfig.
 CONFIG_TYPES: dict[str, type] = {
     "AttentionConfig": AttentionConfig,
     "BlockConfig": BlockConfig,
+    "ForecasterConfig": ForecasterConfig,
+    "LMUConfig": LMUConfig,
+    "LSSLConfig": LSSLConfig,
     "LanguageModelConfig": LanguageModelConfig,
     "MLPConfig": MLPConfig,
     "Mamba2Config": Mamba2Config,
+    "S4Config": S4Config,
+    "S4DConfig": S4DConfig,
+    "SequenceClassifierConfig": SequenceClassifierConfig,
+    "SequenceRegressorConfig": SequenceRegressorConfig,
 }
 
 

@@ -6,8 +6,14 @@ import json
 from collections.abc import Callable, Collection
 
 from statewise.configuration import assign
+from statewise.data.labelled import LabelledDataConfig
+from statewise.data.series import SeriesDataConfig
 from statewise.data.text import TextDataConfig
+from statewise.mixers.s4d import S4DConfig
 from statewise.models import presets as models
+from statewise.models.block import BlockConfig
+from statewise.models.classifier import SequenceClassifierConfig
+from statewise.models.forecaster import ForecasterConfig
 from statewise.train.config import RunConfig, TrainConfig
 from statewise.train.tasks import run_types, task_type
 
@@ -34,7 +40,98 @@ def tiny() -> RunConfig:
     return RunConfig(model=models.tiny(), data=TextDataConfig(), train=train)
 
 
-PRESETS: dict[str, Callable[[], RunConfig]] = {"demo": demo, "tiny": tiny}
+def co2() -> RunConfig:
+    """A year of weekly CO2 at Mauna Loa from the two before it: about half a minute."""
+    data = SeriesDataConfig(source="co2", horizon=52, history=104, calendar=("year",), harmonics=2)
+    return _forecasting(data, steps=200, scaling_steps=52, dropout=0.1)
+
+
+def sunspots() -> RunConfig:
+    """A cycle of eleven yearly sunspot numbers from the three before it: seconds."""
+    data = SeriesDataConfig(source="sunspots", horizon=11, history=33)
+    return _forecasting(data, steps=200, scaling_steps=22, dropout=0.2)
+
+
+def _forecasting(data: SeriesDataConfig, *, steps: int, scaling_steps: int, dropout: float) -> RunConfig:
+    """Two layers of S4D that forecast the median and an interval of 80 %."""
+    model = ForecasterConfig(
+        horizon=data.horizon,
+        d_model=32,
+        layers=(S4DConfig(d_state=16, dropout=dropout),) * 2,
+        quantiles=(0.1, 0.5, 0.9),
+        d_covariates=2 * data.harmonics * len(data.calendar),
+        scaling_steps=scaling_steps,
+        dropout=dropout,
+    )
+    train = TrainConfig(
+        steps=steps, batch_size=32, lr=3e-3, lr_min_ratio=0.02, warmup=0.05, evaluate_every=50, save_minutes=None
+    )
+    return RunConfig(model=model, data=data, train=train)
+
+
+def digits() -> RunConfig:
+    """Scikit-learn's digits, pixel by pixel: about half a minute."""
+    return _classification(LabelledDataConfig(), n_classes=10, n_layers=3, d_state=32, dt_range=(1e-2, 1e-1), epochs=30)
+
+
+def acsf1() -> RunConfig:
+    """The power use of household appliances, 100 series of 1,460 steps for training."""
+    data = LabelledDataConfig(source="ucr:ACSF1")
+    return _classification(data, n_classes=10, n_layers=3, d_state=64, batch_size=10, epochs=60, dropout=0.2)
+
+
+def spoken_digits() -> RunConfig:
+    """Spoken digits as raw waveforms of 8,000 samples a second; needs data.folder."""
+    data = LabelledDataConfig(source="spoken-digits", max_length=8000)
+    return _classification(data, n_classes=10, n_layers=4, d_state=64, batch_size=16, minutes=20)
+
+
+def fashion_mnist() -> RunConfig:
+    """Fashion-MNIST, pixel by pixel."""
+    data = LabelledDataConfig(source="fashion-mnist")
+    return _classification(data, n_classes=10, n_layers=4, d_state=64, batch_size=50, minutes=30)
+
+
+def _classification(
+    data: LabelledDataConfig,
+    *,
+    n_classes: int,
+    n_layers: int,
+    d_state: int,
+    dt_range: tuple[float, float] = (1e-3, 1e-1),
+    dropout: float = 0.1,
+    batch_size: int = 32,
+    epochs: float | None = None,
+    minutes: float | None = None,
+) -> RunConfig:
+    """Layers of S4D with LayerNorm, the mean over the steps, and the rates of S4: 4e-3, and 1e-3 for the dynamics."""
+    layer = BlockConfig(mixer=S4DConfig(d_state=d_state, dt_range=dt_range), norm="layer", dropout=dropout)
+    model = SequenceClassifierConfig(n_classes=n_classes, d_input=1, d_model=64, layers=(layer,) * n_layers)
+    train = TrainConfig(
+        epochs=epochs,
+        minutes=minutes,
+        batch_size=batch_size,
+        lr=4e-3,
+        lr_min_ratio=0.01,
+        dynamics_lr_max=1e-3,
+        weight_decay=0.05,
+        warmup=0.05,
+        evaluate_minutes=None if minutes is None else minutes / 10,
+        save_minutes=None if minutes is None else 10.0,
+    )
+    return RunConfig(model=model, data=data, train=train)
+
+
+PRESETS: dict[str, Callable[[], RunConfig]] = {
+    "demo": demo,
+    "tiny": tiny,
+    "co2": co2,
+    "sunspots": sunspots,
+    "digits": digits,
+    "acsf1": acsf1,
+    "spoken-digits": spoken_digits,
+    "fashion-mnist": fashion_mnist,
+}
 
 
 def fit_model(run: RunConfig, given: Collection[str] = ()) -> RunConfig:
@@ -45,6 +142,7 @@ def fit_model(run: RunConfig, given: Collection[str] = ()) -> RunConfig:
     task = task_type(run.data)
     if "model" in given or not isinstance(run.model, task.models):
         return run
-    fields = {f"model.{name}": value for name, value in task.model_fields(run.data).items()}
+    found = task.model_fields(run.data).items()  # one the model does not have is left for the task to refuse
+    fields = {f"model.{name}": value for name, value in found if hasattr(run.model, name)}
     assignments = [f"{path}={json.dumps(value)}" for path, value in fields.items() if path not in given]
     return assign(run, assignments, types=run_types())

@@ -9,17 +9,25 @@ from __future__ import annotations
 from typing import Any
 
 from statewise.data.base import DataConfig
+from statewise.data.labelled import LabelledDataConfig
+from statewise.data.memory_tasks import MemoryDataConfig
+from statewise.data.series import SeriesDataConfig
 from statewise.data.text import TextDataConfig
 from statewise.errors import ConfigError
 from statewise.models.registry import CONFIG_TYPES
 from statewise.train.config import RunConfig
 from statewise.train.tasks.base import BatchSource, Table, Task
+from statewise.train.tasks.forecasting import ForecastingTask
 from statewise.train.tasks.language import LanguageTask
+from statewise.train.tasks.sequences import SequenceTask
 
 __all__ = ["TASKS", "BatchSource", "Table", "Task", "open_task", "run_types", "task_type"]
 
 # A new kind of data, with what is learned from it, is one line here.
 TASKS: dict[type[DataConfig], type[Task[Any, Any]]] = {
+    LabelledDataConfig: SequenceTask,  # type: ignore[type-abstract]  # when made, it is one of two concrete ones
+    MemoryDataConfig: SequenceTask,  # type: ignore[type-abstract]
+    SeriesDataConfig: ForecastingTask,
     TextDataConfig: LanguageTask,
 }
 

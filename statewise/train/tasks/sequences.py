@@ -1,0 +1,100 @@
+"""What classification and regression of sequences share: the data, whether a model fits them, and the batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, TypeVar
+
+from statewise.data.base import DataConfig
+from statewise.data.labelled import LabelledData, LabelledDataConfig, open_labelled
+from statewise.data.labelled_batches import LabelledBatch, LabelledBatches
+from statewise.data.memory_tasks import MemoryData, MemoryDataConfig, open_memory_task
+from statewise.data.splits import SPLITS
+from statewise.errors import ConfigError, DataError
+from statewise.models.classifier import SequenceClassifierConfig
+from statewise.models.encoder import SequenceModel
+from statewise.models.regressor import SequenceRegressorConfig
+from statewise.train.config import RunConfig
+from statewise.train.tasks.base import Task
+
+ModelType = TypeVar("ModelType", bound=SequenceModel)
+
+
+class SequenceTask(Task[ModelType, LabelledBatch]):
+    """Opened for a run, it is a ``ClassificationTask`` or a ``RegressionTask``: the model's config says which."""
+
+    models = (SequenceClassifierConfig, SequenceRegressorConfig)
+    unit = "sequences"
+    noun = "data"
+
+    def __new__(cls, run: RunConfig) -> SequenceTask[ModelType]:
+        from statewise.train.tasks.classification import ClassificationTask
+        from statewise.train.tasks.regression import RegressionTask
+
+        chosen: type = RegressionTask if isinstance(run.model, SequenceRegressorConfig) else ClassificationTask
+        task: SequenceTask[ModelType] = super().__new__(chosen)
+        return task
+
+    def __init__(self, run: RunConfig) -> None:
+        super().__init__(run)
+        self.data = open_sequences(run.data)
+        is_classifier = isinstance(run.model, SequenceClassifierConfig)
+        if is_classifier != bool(self.data.classes):
+            needed, given = ("Regressor", "numbers") if is_classifier else ("Classifier", "classes")
+            raise ConfigError(
+                f"model is a {type(run.model).__name__}, but the targets of the data are {given}; use a "
+                f"Sequence{needed}Config"
+            )
+        for name, value in fields_of(self.data).items():
+            actual = getattr(run.model, name)
+            if actual != value:
+                raise ConfigError(
+                    f"model.{name}={json.dumps(actual)}, but the data need {json.dumps(value)}; "
+                    f"set model.{name}={json.dumps(value)}"
+                )
+        if not self.data.each_step and getattr(run.model, "pooling", None) is None:
+            raise ConfigError(
+                "model.pooling=null gives an output for each step, but the data have one target a sequence; "
+                'set model.pooling="mean", "last" or "attention"'
+            )
+
+    @classmethod
+    def model_fields(cls, data: DataConfig) -> Mapping[str, Any]:
+        return fields_of(open_sequences(data))
+
+    @property
+    def fingerprint(self) -> str:
+        return self.data.fingerprint
+
+    def describe(self) -> str:
+        return self.data.describe()
+
+    def sizes(self) -> dict[str, int]:
+        sizes = {}
+        for name in SPLITS:
+            try:
+                sizes[name] = len(self.data.split(name))
+            except DataError:  # its fraction is 0
+                continue
+        return sizes
+
+    @cached_property
+    def batches(self) -> LabelledBatches:
+        return LabelledBatches(self.data.split("train"), self.run.train.batch_size, self.run.train.seed)
+
+
+def open_sequences(config: DataConfig) -> LabelledData | MemoryData:
+    """The data of either kind."""
+    if isinstance(config, MemoryDataConfig):
+        return open_memory_task(config)
+    assert isinstance(config, LabelledDataConfig)
+    return open_labelled(config)
+
+
+def fields_of(data: LabelledData | MemoryData) -> dict[str, Any]:
+    """The fields of a model that fits the data; the pooling only where there may be none."""
+    fields: dict[str, Any] = {"d_input": data.d_input, "vocab_size": data.vocab_size}
+    fields |= {"n_classes": len(data.classes)} if data.classes else {"d_output": data.d_output}
+    return fields | {"pooling": None} if data.each_step else fields
