@@ -58,7 +58,8 @@ def project(
 
     ``state=None`` starts from rest and gives None back; with a state, from :func:`initial_state` or an earlier call,
     the new one is returned. ``at`` names the steps (0 for the first of this call, negative from the end) after which
-    coefficients are wanted: ``at=[-1]`` is the end alone. Memory beyond the output does not grow with the length.
+    coefficients are wanted: ``at=[-1]`` is the end alone. Memory beyond the output and a copy of the input does not
+    grow with the length.
 
     ``method`` is ``zoh``, exact for a signal that is constant within each step, or ``bilinear``, and but for ``legs``
     also ``euler`` (unstable for large n dt) or ``backward_euler``: see :func:`statewise.systems.discretize_dense`.
