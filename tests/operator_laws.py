@@ -112,7 +112,9 @@ def check_causality(op: Operator, u: Tensor, atol: float) -> None:
         y, _ = op(u, form=form)
         for t in {length // 3, length - 1}:
             changed = torch.cat([u[:, :t], torch.randn_like(u[:, t:]) * 1e3], 1)
-            close(op(changed, form=form)[0][:, :t], y[:, :t], atol, f"{form}: what comes after {t} is seen before")
+            # an FFT rounds relative to the largest value of the row, wherever that is
+            near = atol * 1e3 if form in ("convolve", "fft") else atol
+            close(op(changed, form=form)[0][:, :t], y[:, :t], near, f"{form}: what comes after {t} is seen before")
 
 
 def check_linearity(op: Operator, u: Tensor, atol: float) -> None:

@@ -59,6 +59,9 @@ class CausalConvolution(Operator):
     def _like(self) -> Tensor:
         return self.taps
 
+    def _n_taps(self) -> int:
+        return self.taps.shape[1]
+
     def _check(self, u: Tensor) -> None:
         if self.taps.ndim != 2 or self.taps.shape[1] < 1:
             raise InputError(f"CausalConvolution needs taps (width, n_taps >= 1); got {tuple(self.taps.shape)}")
