@@ -15,6 +15,7 @@ from statewise.configuration import from_dict, to_dict
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.s4d import S4DConfig
 from statewise.models.block import BlockConfig
 from statewise.models.forecaster import Forecaster, ForecasterConfig, pinball
 from statewise.models.mlp import MLPConfig
@@ -22,6 +23,7 @@ from statewise.models.running_scale import initial_running_scale, level_and_scal
 
 NAN = math.nan
 MAMBA = Mamba2Config(d_state=8, d_head=8, chunk_length=8)
+S4D = S4DConfig(d_state=8)
 LAYERS = (MAMBA, BlockConfig(mixer=AttentionConfig(n_heads=2, window=6), mlp=MLPConfig(expand=2)))
 OPTIONS: dict[str, Any] = {"d_target": 2, "d_covariates": 1, "d_past_covariates": 2, "quantiles": (0.1, 0.4, 0.6, 0.95)}
 
@@ -112,9 +114,11 @@ def test_without_scaling_numbers_are_taken_as_they_are() -> None:
 # ---- state
 
 
-@pytest.mark.parametrize("scaling_steps", [None, 6])
-def test_a_history_read_in_pieces_gives_the_same_forecasts_state_and_gradients(scaling_steps: int | None) -> None:
-    model, inputs = forecaster(**OPTIONS, scaling_steps=scaling_steps), example()
+@pytest.mark.parametrize(("scaling_steps", "layers"), [(None, LAYERS), (6, LAYERS), (6, (S4D, S4D))])
+def test_a_history_read_in_pieces_gives_the_same_forecasts_state_and_gradients(
+    scaling_steps: int | None, layers: tuple[Any, ...]
+) -> None:
+    model, inputs = forecaster(**OPTIONS, scaling_steps=scaling_steps, layers=layers), example()
     history = inputs["history"].requires_grad_()
     whole, none = model(**inputs)
     assert none is None
@@ -181,6 +185,15 @@ def test_a_state_is_float32_or_wider_and_is_not_mutated() -> None:
     torch.testing.assert_close(pytree.tree_leaves(state), pytree.tree_leaves(kept), rtol=0, atol=0)
     wide, _ = copy.deepcopy(model).double()(**example())
     torch.testing.assert_close(forecasts.double(), wide, rtol=1e-5, atol=2e-3)
+
+
+def test_layers_that_read_both_ways_forecast_without_a_state() -> None:
+    model = forecaster(layers=(S4DConfig(d_state=8, bidirectional=True),))
+    x = torch.randn(2, 9, 1, dtype=torch.float64)
+    forecasts, _ = model(x, lengths=torch.tensor([9, 4]))
+    torch.testing.assert_close(forecasts[1:], model(x[1:, :4])[0])
+    with pytest.raises(InputError, match="bidirectional"):
+        model.initial_state(2)
 
 
 # ---- gaps

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from statewise.data.series import Origin, SeriesData, SeriesDataConfig, open_series
-from statewise.data.series_batches import SeriesBatches
-from statewise.errors import InputError
+from statewise.data.series import Origin, SeriesData, SeriesDataConfig, SeriesSplit, open_series
+from statewise.data.series_batches import SeriesBatches, collate
+from statewise.errors import ConfigError, InputError
 from statewise.evaluate.forecasting import (
     BASELINES,
     evaluate_forecasts,
@@ -27,6 +29,10 @@ from statewise.evaluate.forecasting import (
 )
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.forecaster import Forecaster, ForecasterConfig
+from statewise.train import RunConfig, TrainConfig, train
+from statewise.train.presets import PRESETS, fit_model
+from statewise.train.tasks import open_task
+from statewise.train.tasks.forecasting import ForecastingTask
 
 NAN = math.nan
 MAMBA = Mamba2Config(d_state=8, d_head=8, chunk_length=16)
@@ -43,6 +49,15 @@ def opened(folder: Path, values: list[float], **options: Any) -> SeriesData:
 def forecaster(**options: Any) -> Forecaster:
     torch.manual_seed(0)
     return ForecasterConfig(**{"horizon": 3, "d_model": 8, "layers": (MAMBA,), **options}).build()
+
+
+def loss_of(model: Forecaster, split: SeriesSplit) -> float:
+    """The training loss over every other window, each value counted once."""
+    model.eval()
+    batch = collate(split, split.origins[::2])
+    with torch.no_grad():
+        loss, _ = model.loss(batch.history, batch.targets, lengths=batch.lengths)
+    return float(loss)
 
 
 def test_scores_by_hand() -> None:
@@ -72,7 +87,7 @@ def test_baselines_by_hand(tmp_path: Path) -> None:
     assert seasonal_naive(data, at(7)).ravel().tolist() == [14, 7, 14]
     assert seasonal_naive(data, at(9)).ravel().tolist() == [14, 7, 14]  # missing ones are those of the season before
     assert seasonal_naive_with_drift(data, at(6)).ravel().tolist() == [6, 16, 8]
-    assert seasonal_naive_with_drift(data, at(7)).ravel().tolist() == [16.25, 9.25, 18.5]  # (2 + 2 + 2 + 3) / 4
+    assert seasonal_naive_with_drift(data, at(7)).ravel().tolist() == [16.2, 9.2, 18.4]  # (2 + 2 + 2 + 2 + 3) / 5
     assert seasonal_naive(data, at(1)).ravel().tolist() == [0, 0, 0]  # the first season is not over
     assert set(BASELINES) == {"seasonal naive", "seasonal naive with drift", "last value"}
 
@@ -96,6 +111,7 @@ def test_evaluation_is_the_scores_of_all_windows(tmp_path: Path) -> None:
     assert e.n_windows == 7
     assert len(split.origins) == 14
     errors, squares, losses, inside, naive = [], [], [], [], []
+    assert e.loss == pytest.approx(loss_of(model, split), rel=1e-5)
     model.eval()
     for origin in split.origins[::2]:
         window = split.window(origin)
@@ -171,6 +187,7 @@ def test_co2_is_forecast_better_than_seasonal_naive() -> None:
         loss.backward()
         optimizer.step()
     e = evaluate_forecasts(model, data.split("test"), stride=13)
+    assert e.skill is not None
     assert e.skill > 0.4
     assert e.model.mae < e.baselines["last value"].mae
 
@@ -198,3 +215,71 @@ def test_refusals(tmp_path: Path) -> None:
         model.head.bias.fill_(NAN)
     with pytest.raises(InputError, match="not finite"):
         evaluate_forecasts(model, split)
+
+
+# ---- as a task
+
+
+def small_run(folder: Path, **options: Any) -> RunConfig:
+    values = np.random.default_rng(4).normal(size=90).cumsum()
+    data = opened(folder, [NAN if i in (20, 70) else v for i, v in enumerate(values)]).config
+    model = ForecasterConfig(
+        **{"horizon": 3, "d_model": 8, "layers": (MAMBA,), "quantiles": (0.1, 0.5, 0.9), **options}
+    )
+    train = TrainConfig(steps=6, batch_size=4, evaluate_every=3, save_every=3, save_minutes=None)
+    return RunConfig(model=model, data=data, train=train)
+
+
+def test_a_run_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None:
+    run = small_run(tmp_path)
+    part = replace(run, train=replace(run.train, steps=3, schedule="wsd", warmup=0.0, decay=0.0))
+    train(part, tmp_path / "parts")
+    longer = replace(part, train=replace(part.train, steps=6))
+    resumed = train(longer, tmp_path / "parts", resume=True)
+    at_once = train(longer, tmp_path / "once")
+    assert resumed.step == at_once.step == 6
+    assert resumed.metric == "loss"
+    assert resumed.validation == at_once.validation
+    assert resumed.validation is not None
+
+    task = open_task(run)
+    assert isinstance(task, ForecastingTask)
+    model = run.model.build()
+    assert task.sizes() == {"train": 55, "validation": 7, "test": 16}
+    record = task.evaluate(model, "test", stride=5)
+    assert record["windows"] == 4
+    assert record[task.metric] > 0
+    assert json.loads(json.dumps(record)) == record
+    (table,) = task.tables({**record, "checkpoint": "x", "split": "test"})
+    assert [row[0] for row in table.rows] == ["model", *BASELINES]
+    assert [len(row) for row in table.rows] == [4] * 4
+    assert len(table.notes) == 3
+    assert task.evaluate(model, "test", max_items=2)["windows"] == 2
+    pytest.importorskip("matplotlib")
+    task.plot(tmp_path / "plot.svg", model=model, split="validation", record=record)
+    assert (tmp_path / "plot.svg").exists()
+
+
+def test_a_mean_of_a_constant_series_has_a_record_too(tmp_path: Path) -> None:
+    run = small_run(tmp_path, quantiles=None)
+    data = opened(tmp_path, [5.0] * 90).config
+    record = open_task(replace(run, data=data)).evaluate(run.model.build(), "test")
+    assert not {"mase", "pinball", "coverage", "skill"} & set(record)
+    (table,) = open_task(replace(run, data=data)).tables(record)
+    assert table.rows[1] == ("seasonal naive", "0", "0", "-")
+
+
+def test_a_model_that_does_not_fit_the_series_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.horizon=4, but the series need horizon=3; set model\.horizon=3"):
+        open_task(small_run(tmp_path, horizon=4))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("statsmodels") is None, reason="no statsmodels here")
+@pytest.mark.parametrize("name", ["co2", "sunspots"])
+def test_presets_fit_their_data(name: str) -> None:
+    run = PRESETS[name]()
+    task = open_task(run)
+    assert fit_model(run) == run
+    assert set(task.sizes()) == {"train", "validation", "test"}
+    loss, _ = task.loss(run.model.build(), task.batches[0], None)
+    assert loss.isfinite()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +11,12 @@ import numpy as np
 import torch
 
 from statewise.data.series import Origin, SeriesData, SeriesSplit
-from statewise.data.series_batches import collate
+from statewise.data.series_batches import SeriesBatch, collate
 from statewise.errors import InputError
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.forecaster import Forecaster
+
+DRIFT_SEASONS = 10  # that the drift is the mean of; on co2 it forecasts better than 1, 3 or all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,8 @@ class ForecastEvaluation:
     n_windows, n_values: origins, and known values that were forecast from them
     model:        the scores of the model's point forecast: the quantile nearest to the median, or the mean
     baselines:    the scores of "seasonal naive", "seasonal naive with drift" and "last value" on the same values
-    skill:        1 - mae / mae of seasonal naive: 0 is as good, 1 without error
+    skill:        1 - mae / mae of seasonal naive: 0 is as good, 1 without error; None where seasonal naive makes none
+    loss:         what training minimises: the pinball loss, or the squared error, in units of each row's scale
     pinball:      mean pinball loss over values and quantiles; None for a model of the mean
     coverage:     the share of the values from the lowest to the highest quantile, ends included; None below 2 quantiles
     nominal:      what the share should be: the distance of those two quantiles
@@ -51,7 +53,8 @@ class ForecastEvaluation:
     n_values: int
     model: ForecastScores
     baselines: dict[str, ForecastScores]
-    skill: float
+    skill: float | None
+    loss: float
     pinball: float | None
     coverage: float | None
     nominal: float | None
@@ -82,7 +85,7 @@ def evaluate_forecasts(
     origins = split.every(stride)[:max_windows]
     targets = np.stack([split.window(origin).targets for origin in origins])
     begin = time.perf_counter()
-    forecasts = forecast(model, split, origins, batch_size=batch_size, progress=progress)
+    forecasts, loss = _forecasts(model, split, origins, batch_size, progress)
     seconds = time.perf_counter() - begin
     if not np.isfinite(forecasts).all():
         raise InputError("the model's forecasts are not finite: its parameters hold NaN or infinity")
@@ -108,7 +111,8 @@ def evaluate_forecasts(
         n_values=int(known.sum()),
         model=scores,
         baselines=baselines,
-        skill=1 - scores.mae / naive if naive else -math.inf if scores.mae else 0.0,
+        skill=1 - scores.mae / naive if naive else None,
+        loss=loss,
         pinball=pinball,
         coverage=coverage,
         nominal=nominal,
@@ -116,30 +120,38 @@ def evaluate_forecasts(
     )
 
 
-def forecast(
+def forecast(model: Forecaster, split: SeriesSplit, origins: Sequence[Origin], *, batch_size: int = 64) -> np.ndarray:
+    """The model's forecasts at some origins of a split, float64 (origins, horizon, d_target, n_quantiles)."""
+    return _forecasts(model, split, origins, batch_size, None)[0]
+
+
+def _forecasts(
     model: Forecaster,
     split: SeriesSplit,
     origins: Sequence[Origin],
-    *,
-    batch_size: int = 64,
-    progress: Callable[[int, int], None] | None = None,
-) -> np.ndarray:
-    """The model's forecasts at some origins of a split, float64 (origins, horizon, d_target, n_quantiles)."""
+    batch_size: int,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[np.ndarray, float]:
+    """The forecasts, and the mean loss."""
     parameter = next(model.parameters())
-    found = []
+    found, loss, n_known = [], 0.0, 0
     with evaluation_mode(model), torch.no_grad():
         for begin in range(0, len(origins), batch_size):
-            batch = collate(split, origins[begin : begin + batch_size])
-            values, _ = model(
-                batch.history.to(parameter),
-                covariates=batch.covariates.to(parameter),
-                future_covariates=batch.future_covariates.to(parameter),
-                lengths=batch.lengths.to(parameter.device),
+            batch = SeriesBatch(*(x.to(parameter.device) for x in collate(split, origins[begin : begin + batch_size])))
+            outputs, anchor, scale, _ = model.scaled_forecasts(
+                batch.history.to(parameter.dtype),
+                None,
+                batch.covariates.to(parameter.dtype),
+                batch.future_covariates.to(parameter.dtype),
+                batch.lengths,
             )
-            found.append(values.double().cpu().numpy())
+            targets = (batch.targets.unsqueeze(-1) - anchor) / scale
+            loss += float(model.scaled_losses(outputs, targets).double().sum())
+            n_known += int((~targets.isnan()).sum()) * model.config.n_quantiles
+            found.append((anchor + scale * outputs).double().cpu().numpy())
             if progress is not None:
                 progress(min(begin + batch_size, len(origins)), len(origins))
-    return np.concatenate(found)
+    return np.concatenate(found), loss / n_known
 
 
 def check_fits(model: Forecaster, data: SeriesData) -> None:
@@ -197,11 +209,11 @@ def seasonal_naive(data: SeriesData, origin: Origin) -> np.ndarray:
 
 
 def seasonal_naive_with_drift(data: SeriesData, origin: Origin) -> np.ndarray:
-    """(horizon, d_target): seasonal-naive, plus for each season ahead the mean change over a season, among the last
-    ``history`` steps (two seasons at least).
+    """(horizon, d_target): seasonal-naive, plus for each season ahead the mean change over a season, in the last ten
+    seasons before the origin or as many as there are.
     """
     season = data.season
-    recent = data.tables[origin.series].values[: origin.row][-max(data.config.history, 2 * season) :]
+    recent = data.tables[origin.series].values[: origin.row][-(DRIFT_SEASONS + 1) * season :]
     changes = recent[season:] - recent[:-season]
     seen = ~np.isnan(changes)
     drift = np.where(seen, changes, 0).sum(0) / np.maximum(seen.sum(0), 1)
@@ -218,10 +230,11 @@ BASELINES: dict[str, Callable[[SeriesData, Origin], np.ndarray]] = {
 
 def _filled(past: np.ndarray, season: int) -> np.ndarray:
     """Its end, each missing value taken from a season before, and from the one before that, as far as there are any."""
-    past = past.copy()
-    for row in range(season, len(past)):
-        past[row] = np.where(np.isnan(past[row]), past[row - season], past[row])
-    return past
+    padding = -len(past) % season
+    seasons = np.pad(past, ((padding, 0), (0, 0)), constant_values=np.nan).reshape(-1, season, past.shape[1])
+    rows = np.where(np.isnan(seasons), 0, np.arange(len(seasons))[:, None, None])
+    latest = np.maximum.accumulate(rows, 0)
+    return np.take_along_axis(seasons, latest, 0).reshape(-1, past.shape[1])[padding:]
 
 
 def scores_table(evaluation: ForecastEvaluation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

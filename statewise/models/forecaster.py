@@ -158,6 +158,7 @@ class Forecaster(Model):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew. The outputs begin small: at first the forecast is about the last value seen."""
+        self._refuse_if_frozen("cannot draw its parameters anew")
         self.in_proj.reset_parameters()
         scale = sum(block.n_branches for block in self.config.blocks) ** -0.5
         for block in self.blocks:
@@ -200,7 +201,7 @@ class Forecaster(Model):
         future_covariates: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> tuple[Tensor, ForecasterState | None]:
-        outputs, anchor, scale, state = self._outputs(history, state, covariates, future_covariates, lengths)
+        outputs, anchor, scale, state = self.scaled_forecasts(history, state, covariates, future_covariates, lengths)
         return anchor + scale * outputs, state
 
     def loss(
@@ -216,20 +217,21 @@ class Forecaster(Model):
         """The pinball loss of the quantiles (or the squared error of the mean), in units of each row's scale, averaged
         over the values of ``targets`` (batch, horizon, d_target) that are there: NaN is a value that is not.
         """
-        outputs, anchor, scale, state = self._outputs(history, state, covariates, future_covariates, lengths)
+        outputs, anchor, scale, state = self.scaled_forecasts(history, state, covariates, future_covariates, lengths)
         expected = (history.shape[0], self.config.horizon, self.config.d_target)
         if targets.shape != expected:
             raise InputError(f"targets must have shape {expected}, got {tuple(targets.shape)}")
         targets = (targets.unsqueeze(-1) - anchor) / scale
+        n_known = (~targets.isnan()).sum() * self.config.n_quantiles
+        return self.scaled_losses(outputs, targets).sum() / n_known.clamp(min=1), state
+
+    def scaled_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each forecast (..., n_quantiles) of targets (..., 1), both in units of the scale; 0 for NaN."""
         known = ~targets.isnan()
         error = targets.masked_fill(~known, 0) - outputs.masked_fill(~known, 0)
-        if self.config.quantiles is None:
-            losses = error.square()
-        else:
-            losses = pinball(error, self.config.quantiles)
-        return losses.sum() / (known.sum() * self.config.n_quantiles).clamp(min=1), state
+        return error.square() if self.config.quantiles is None else pinball(error, self.config.quantiles)
 
-    def _outputs(
+    def scaled_forecasts(
         self,
         history: Tensor,
         state: ForecasterState | None,
@@ -237,7 +239,9 @@ class Forecaster(Model):
         future_covariates: Tensor | None,
         lengths: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, ForecasterState | None]:
-        """Forecasts in units of the scale (batch, horizon, d_target, n_quantiles), and what they are relative to."""
+        """Forecasts in units of the scale (batch, horizon, d_target, n_quantiles); the value they are relative to and
+        the scale, (batch, 1, d_target, 1); and the state. Arguments as for a call.
+        """
         covariates, future_covariates = self._check(history, state, covariates, future_covariates, lengths)
         config, batch = self.config, history.shape[0]
         before = self._at_rest(batch, history.device, (), None) if state is None else state
@@ -321,7 +325,8 @@ class Forecaster(Model):
                 f"state is for {len(state.layers)} layers and batch {tuple(state.position.shape)}; "
                 f"this model has {len(self.layers)} layers and the history has batch {batch}"
             )
-        if state is None and (length == 0 or (lengths is not None and bool((lengths < 1).any()))):
+        compiling = torch.compiler.is_compiling() or history.is_meta
+        if state is None and (length == 0 or (lengths is not None and not compiling and bool((lengths < 1).any()))):
             raise InputError(
                 "a row of the history has no step: nothing to forecast from; give at least one, or a state"
             )
@@ -338,7 +343,7 @@ class Forecaster(Model):
                 raise InputError(f"{name} must be a tensor of shape {(batch, n, width)}, got {given}")
             checked.append(value)
         checked[0] = mask_time(checked[0], valid)
-        if not torch.compiler.is_compiling() and not history.is_meta:
+        if not compiling:
             if any(not bool(value.isfinite().all()) for value in checked):
                 raise InputError("the covariates hold NaN or infinity; fill them first: only the history may have gaps")
             if bool(mask_time(history, valid).isinf().any()):

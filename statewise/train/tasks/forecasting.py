@@ -75,7 +75,7 @@ class ForecastingTask(Task[Forecaster, SeriesBatch]):
     def evaluate(
         self, model: Forecaster, split: str, *, max_items: int | None = None, stride: int = 1, **options: Any
     ) -> dict[str, Any]:
-        """``stride``: score every so many-th window. What does not exist, such as the coverage of a mean, is not there."""
+        """``stride``: score every so many-th window. What there is not, as the coverage of a mean, is not in it."""
         result = asdict(
             evaluate_forecasts(model, self.data.split(split), stride=stride, max_windows=max_items, **options)
         )
@@ -92,9 +92,7 @@ class ForecastingTask(Task[Forecaster, SeriesBatch]):
                 f"the model's error is {abs(record['skill']):.1%} {_less(record['skill'])} than seasonal naive's"
             )
         if "coverage" in record:
-            notes.append(
-                f"{record['coverage']:.1%} of the values lie between the outer quantiles (asked: {record['nominal']:.0%})"
-            )
+            notes.append(f"{record['coverage']:.1%} of the values lie in the interval of {record['nominal']:.0%}")
         return [
             Table(
                 "forecasts",
