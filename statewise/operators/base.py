@@ -141,7 +141,7 @@ class Operator(abc.ABC):
         impulses = torch.eye(length, dtype=real.dtype, device=real.device)
         impulses = impulses.reshape(1, length, *[1] * len(self.channels), length)
         y, _ = self(impulses.expand(batch, length, *self.channels, length))
-        matrix = y.movedim(1, -2)
+        matrix = y.movedim(1, -2).tril()  # an FFT leaves its rounding above the diagonal
         return matrix if self.time_varying else matrix.squeeze(0)
 
     def _trailing(self, u: Tensor) -> tuple[int, ...]:
