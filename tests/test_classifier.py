@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 import statewise as sw
 from statewise.errors import ConfigError, InputError
+from statewise.mixers.s4d import S4DConfig
 from statewise.models.classifier import SequenceClassifier, SequenceClassifierConfig
 from statewise.models.encoder import SequenceModel
 from statewise.models.pooling import POOLINGS, AttentionPooling, build_pooling
@@ -257,3 +258,51 @@ def test_calls_are_checked() -> None:
     ):
         with pytest.raises(InputError, match=message):
             call()
+
+
+@pytest.mark.parametrize("pooling", EVERY_POOLING)
+def test_bfloat16_autocast(pooling: str | None) -> None:
+    model, x = classifier(pooling=pooling).float(), signal("numbers", 3, 10).float()
+    lengths = torch.tensor([10, 4, 0])
+    expected, _ = model(x, lengths=lengths)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, state = model(x, model.initial_state(3), lengths=lengths)
+    real = slice(None) if pooling else torch.arange(10) < lengths[:, None]
+    torch.testing.assert_close(logits[real].float(), expected[real], rtol=0.1, atol=0.1)
+    assert all(leaf.dtype in (torch.float32, torch.int64) for leaf in pytree.tree_leaves(state))
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_layers_of_s4d(bidirectional: bool) -> None:
+    mixer = S4DConfig(d_state=8, bidirectional=bidirectional, dropout=0.1)
+    for placement, norm in (("pre", "layer"), ("post", "batch")):
+        layer = sw.BlockConfig(mixer=mixer, norm=norm, placement=placement)
+        config = SequenceClassifierConfig(n_classes=3, d_input=2, d_model=8, layers=(layer, layer))
+        model = config.build().double()
+        assert (model.norm is None) is (placement == "post")
+        x = torch.randn(3, 12, 2, dtype=torch.float64)
+        model(x)  # for the averages of batch norm
+        model.eval()
+        lengths = torch.tensor([12, 5, 1])
+        logits, _ = model(x, lengths=lengths)
+        for row, n in enumerate(lengths.tolist()):
+            torch.testing.assert_close(logits[row : row + 1], model(x[row : row + 1, :n])[0])
+        torch.testing.assert_close(model.freeze()(x)[0], model(x)[0])
+        if bidirectional:
+            with pytest.raises(InputError, match="state"):
+                model.initial_state(3)
+        else:
+            torch.testing.assert_close(read_in_pieces(model, x, [5, 1, 6]), model(x)[0])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("pooling", EVERY_POOLING)
+def test_on_the_gpu_as_on_the_cpu(pooling: str | None) -> None:
+    model, x = classifier(pooling=pooling), signal("numbers", 3, 10)
+    lengths = torch.tensor([10, 4, 1])
+    expected = model(x, lengths=lengths)[0]
+    model.cuda()
+    logits, state = model(x.cuda(), model.initial_state(3), lengths=lengths.cuda())
+    assert all(leaf.is_cuda for leaf in pytree.tree_leaves(state))
+    real = slice(None) if pooling else torch.arange(10) < lengths[:, None]
+    torch.testing.assert_close(logits.cpu()[real], expected[real])

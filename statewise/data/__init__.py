@@ -1,17 +1,21 @@
-"""Text data: sources, tokenizers, the token store on disk, and batches.
+"""Data: text (sources, tokenizers, the token store on disk), labelled sequences, memory tasks, and batches of them.
 
-Only ``Batches`` needs torch, and only a tokenizer.json the ``tokenizers`` library: each is imported when first used.
+Only the batches need torch, and only a tokenizer.json the ``tokenizers`` library: each is imported when first used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from statewise.data.labelled import LabelledData, LabelledDataConfig, open_labelled
+from statewise.data.memory_tasks import MemoryData, MemoryDataConfig, open_memory_task
+from statewise.data.sequences import LabelledSplit
 from statewise.data.text import Corpus, TextDataConfig, TokenSplit, open_corpus
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer, require_same_tokenizer
 
 if TYPE_CHECKING:
     from statewise.data.batches import Batch, Batches
+    from statewise.data.labelled_batches import LabelledBatch, LabelledBatches
 
 __all__ = [
     "Batch",
@@ -19,11 +23,20 @@ __all__ = [
     "ByteTokenizer",
     "Corpus",
     "FileTokenizer",
+    "LabelledBatch",
+    "LabelledBatches",
+    "LabelledData",
+    "LabelledDataConfig",
+    "LabelledSplit",
+    "MemoryData",
+    "MemoryDataConfig",
     "TextDataConfig",
     "TokenSplit",
     "Tokenizer",
     "load_tokenizer",
     "open_corpus",
+    "open_labelled",
+    "open_memory_task",
     "require_same_tokenizer",
 ]
 
@@ -33,4 +46,8 @@ def __getattr__(name: str) -> Any:
         from statewise.data import batches
 
         return getattr(batches, name)
+    if name in ("LabelledBatch", "LabelledBatches"):
+        from statewise.data import labelled_batches
+
+        return getattr(labelled_batches, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

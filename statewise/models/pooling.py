@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise.errors import InputError
+from statewise.mixers.prepared import full_precision
 from statewise.operators.masks import build_masks, mask_time
 
 POOLINGS = ("mean", "last", "attention")
@@ -70,7 +71,8 @@ class Pooling(nn.Module, abc.ABC):
         valid = build_masks(x.shape[0], x.shape[1], lengths, None).valid
         dtype = torch.promote_types(x.dtype, torch.float32 if state is None else state[0].dtype)
         before = self._rest(x.shape[0], x.device, dtype) if state is None else state
-        y, after = self._pool(mask_time(x, valid).to(dtype), before, valid)
+        with full_precision(x):
+            y, after = self._pool(mask_time(x, valid).to(dtype), before, valid)
         return y.to(x.dtype), None if state is None else after
 
     @abc.abstractmethod
