@@ -218,10 +218,16 @@ def test_plan_is_a_pure_function_over_a_printed_table() -> None:
     assert plan("SSD", length=1).form == "recurrent"
     assert plan("SSD", length=8).form == "quadratic"
     assert plan("SSD", length=4096).form == "chunked"
-    assert plan("DiagonalLTI", length=100).form == "scan"
+    assert plan("DiagonalLTI", length=16).form == "scan"
+    assert plan("DiagonalLTI", length=100).form == "convolve"
+    assert plan("CausalConvolution", length=100, n_taps=4).form == "direct"
+    assert plan("CausalConvolution", length=100, n_taps=400).form == "fft"
     assert plan("SomethingNew", length=100).form == "recurrent"
     assert all(f"`{rule.form}`" in table() for rule in RULES)
-    known = {cls.__name__: cls.forms for cls in (sw.SSD, sw.DiagonalLTI, sw.CausalConvolution)}
+    known = {
+        cls.__name__: cls.forms
+        for cls in (sw.SSD, sw.DiagonalLTI, sw.DenseLTI, sw.DiagonalPlusLowRank, sw.CausalConvolution)
+    }
     assert all(rule.form in known[rule.family] for rule in RULES)
 
 
@@ -252,7 +258,7 @@ def test_explain() -> None:
         (lambda op, u: op.matrix(7), ["5 steps"]),
         (lambda op, u: replace(op, C=op.C[..., :2])(u), ["d_state", "(1, 5, 2, 2)"]),
         (lambda op, u: replace(op, chunk_length=0)(u), ["chunk_length >= 1"]),
-        (lambda op, u: sw.DiagonalLTI(op.B[0, 0], op.B[0, 0], op.C[0, 0, :1])(u), ["one shape"]),
+        (lambda op, u: sw.DiagonalLTI(op.B[0, 0], op.B[0, 0], op.C[0, 0, :1])(u), ["DiagonalLTI needs A, B"]),
         (lambda op, u: sw.DiagonalLTI(op.B[0, 0], op.B[0, 0], op.C[0, 0])(u), ["width 2", "(1, 5, 4, 3)"]),
         (lambda op, u: sw.DiagonalLTI(op.B[0, 0], op.B[0, 0], op.C[0, 0]).matrix(), ["needs a length"]),
         (lambda op, u: sw.CausalConvolution(op.B[0, 0])(u), ["width 2"]),
