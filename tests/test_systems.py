@@ -471,3 +471,15 @@ def test_the_check_of_dt_can_be_left_to_the_caller() -> None:
     assert torch.equal(
         discretize_diagonal(-ONES, ONES, 0.5, check_dt=False)[1], discretize_diagonal(-ONES, ONES, 0.5)[1]
     )
+
+
+def test_a_module_that_discretises_compiles_whole() -> None:
+    """With dt unchecked there is nothing to wait for: one graph, no break."""
+    A, B, dt = -torch.rand(3, 4) + 1j, torch.randn(3, 4) + 0j, torch.rand(3) + 0.1
+
+    def run(A: Tensor, B: Tensor, dt: Tensor) -> list[Tensor]:
+        return [z for method in ("zoh", "bilinear") for z in discretize_diagonal(A, B, dt, method, check_dt=False)]
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for ours, expected in zip(compiled(A, B, dt), run(A, B, dt)):
+        assert torch.allclose(ours, expected)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.systems.double_word import real_dtype
 from statewise.systems.rules import check_dtypes
 
 
@@ -162,7 +163,7 @@ class System(abc.ABC):
 
 
 def check_omega(omega: Tensor, A: Tensor) -> None:
-    real = A.dtype.to_real()
+    real = real_dtype(A)
     if not isinstance(omega, Tensor) or omega.ndim != 1 or omega.dtype != real:
         given = f"{omega.dtype} {tuple(omega.shape)}" if isinstance(omega, Tensor) else type(omega).__name__
         raise InputError(f"omega must be a vector of frequencies (f,) in {real}; got {given}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.systems.base import System, check_omega
 from statewise.systems.discrete import DiscreteSystem
-from statewise.systems.double_word import exact_product
+from statewise.systems.double_word import exact_product, real_dtype
 from statewise.systems.exponential import exponential_and_integral
 from statewise.systems.rules import transition_dense, transition_diagonal
 
@@ -38,7 +38,7 @@ class ContinuousSystem(System):
 
         Shapes:  times: (k,)   ->   (..., k), with axes p and m before it where there are several outputs or inputs
         """
-        real = self.A.dtype.to_real()
+        real = real_dtype(self.A)
         if not isinstance(times, Tensor) or times.ndim != 1 or times.dtype != real or bool((times < 0).any()):
             raise InputError(f"times must be a vector (k,) in {real}, none below 0")
         A, B, C, _ = self._matrices()
@@ -101,7 +101,7 @@ def discretize(
     transition = transition_diagonal if system.diagonal else transition_dense
     A, B, direct = transition(system.A, system.B, dt, method, alpha=alpha)
     if not isinstance(dt, Tensor):
-        dt = torch.tensor(float(dt), dtype=A.dtype.to_real(), device=A.device)
+        dt = torch.tensor(float(dt), dtype=real_dtype(A), device=A.device)
     C, D = system.C, system.D
     if direct is not None and C is not None:
         gain = direct.unsqueeze(-1) if system.single_input else direct

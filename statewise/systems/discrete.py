@@ -10,6 +10,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.systems.base import System, check_omega
+from statewise.systems.double_word import real_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class DiscreteSystem(System):
         super().__post_init__()
         if self.reads not in ("after", "before"):
             raise InputError(f"reads={self.reads!r} is unknown; use 'after' or 'before' (the input of its step)")
-        dt = self.dt if isinstance(self.dt, Tensor) else torch.tensor(float(self.dt), dtype=self.A.dtype.to_real())
+        dt = self.dt if isinstance(self.dt, Tensor) else torch.tensor(float(self.dt), dtype=real_dtype(self.A))
         if dt.is_complex() or not dt.is_floating_point() or not bool((dt > 0).all()):
             raise InputError(f"dt must be real and positive, got {self.dt}")
         try:
@@ -130,7 +131,7 @@ class DiscreteSystem(System):
 
     def _input(self, u: Tensor) -> Tensor:
         """u as (..., length, m) in the system's dtype."""
-        real = self.A.dtype.to_real()
+        real = real_dtype(self.A)
         n_inputs = 1 if self.single_input else self.B.shape[-1]
         wanted = "(..., length)" if self.single_input else f"(..., length, {n_inputs})"
         shaped = isinstance(u, Tensor) and u.ndim >= (1 if self.single_input else 2)

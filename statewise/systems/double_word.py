@@ -32,6 +32,10 @@ class DoubleWord:
     low: Tensor
 
     def __add__(self, other: DoubleWord | Tensor) -> DoubleWord:
+        return self.plus(other)
+
+    def plus(self, other: DoubleWord | Tensor) -> DoubleWord:
+        """The sum; torch.compile follows it under this name only."""
         high, rest = two_sum(self.high, other.high if isinstance(other, DoubleWord) else other)
         rest = rest + self.low
         return DoubleWord(*two_sum(high, rest + other.low if isinstance(other, DoubleWord) else rest))
@@ -45,7 +49,7 @@ class DoubleWord:
         return DoubleWord(*two_sum(A @ B, rest))
 
     def scale(self, factor: Fraction) -> DoubleWord:
-        dtype = self.high.dtype.to_real()
+        dtype = real_dtype(self.high)
         leading = float(factor)
         if dtype == torch.float32:
             leading = struct.unpack("f", struct.pack("f", leading))[0]
@@ -84,6 +88,11 @@ def exact_product(scale: Tensor, x: Tensor) -> DoubleWord:
         low = ((s1 * v1 - p) + s1 * v2 + s2 * v1) + s2 * v2
         low = torch.where(low.isfinite(), low, torch.zeros_like(low))
         return DoubleWord(high, torch.view_as_complex(low.contiguous()) if x.is_complex() else low)
+
+
+def real_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of the real part. (``dtype.to_real`` cannot be compiled.)"""
+    return torch.float64 if x.dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 def _halves(x: Tensor) -> tuple[Tensor, Tensor]:

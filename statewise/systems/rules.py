@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.systems.double_word import DoubleWord, exact_product
+from statewise.systems.double_word import DoubleWord, exact_product, real_dtype
 from statewise.systems.exponential import exponential_and_integral, phi_1, phi_2, with_gradient_of
 
 METHODS = ("zoh", "bilinear", "euler", "backward_euler", "gbt", "foh", "dirac", "mamba")
@@ -119,8 +119,8 @@ def transition_diagonal(
     direct: Tensor | None = None
     if alpha is not None:
         one = torch.ones_like(z.high)
-        denominator = (z.scale(-Fraction(alpha)) + one).rounded()
-        A_bar = (z.scale(1 - Fraction(alpha)) + one).rounded() / denominator
+        denominator = z.scale(-Fraction(alpha)).plus(one).rounded()
+        A_bar = z.scale(1 - Fraction(alpha)).plus(one).rounded() / denominator
         gain = dt / denominator
     else:
         A_bar = torch.exp(z.high) * (1 + z.low)
@@ -263,7 +263,7 @@ def _check(A: Tensor, B: Tensor, dt: Tensor | float, method: str, *, axes: int, 
         raise InputError(
             f"expected {wanted} with as many leading axes each; got A {tuple(A.shape)} and B {tuple(B.shape)}"
         )
-    real = A.dtype.to_real()
+    real = real_dtype(A)
     if not isinstance(dt, Tensor):
         dt = torch.tensor(float(dt), dtype=real, device=A.device)
     if dt.dtype != real:
