@@ -65,7 +65,7 @@ def is_usable(run: Path) -> int:
 
 def toy_to_kill(**train: Any) -> RunConfig:
     """Its names are known from here on."""
-    CONFIG_TYPES["ToyConfig"], TASKS[ToyDataConfig] = ToyConfig, ToyTask
+    CONFIG_TYPES["ToyConfig"], TASKS[ToyDataConfig] = ToyConfig, (ToyTask,)
     return toy_run(**train)
 
 

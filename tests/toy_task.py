@@ -179,5 +179,5 @@ def toy_run(**train: Any) -> RunConfig:
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy's names are known for the length of a test."""
     monkeypatch.setitem(CONFIG_TYPES, "ToyConfig", ToyConfig)
-    monkeypatch.setitem(TASKS, ToyDataConfig, ToyTask)
+    monkeypatch.setitem(TASKS, ToyDataConfig, (ToyTask,))
     monkeypatch.setitem(PRESETS, "toy", toy_preset)

@@ -139,10 +139,9 @@ def fit_model(run: RunConfig, given: Collection[str] = ()) -> RunConfig:
 
     given: paths that were set by hand, as "model.vocab_size"; they stay, and of a "model" that was set whole all does.
     """
-    task = task_type(run.data)
-    if "model" in given or not isinstance(run.model, task.models):
+    if "model" in given:
         return run
-    found = task.model_fields(run.data).items()  # one the model does not have is left for the task to refuse
+    found = task_type(run).model_fields(run.data).items()  # one the model does not have is left for the task to refuse
     fields = {f"model.{name}": value for name, value in found if hasattr(run.model, name)}
     assignments = [f"{path}={json.dumps(value)}" for path, value in fields.items() if path not in given]
     return assign(run, assignments, types=run_types())

@@ -1,7 +1,7 @@
-"""Tasks: what a model is trained for. The class of the data's config decides.
+"""Tasks: what a model is trained for. The classes of the data's and the model's config decide.
 
-Who has data of their own adds a line before a run is read, ``TASKS[MyDataConfig] = MyTask``, and for a model of their
-own one to ``statewise.models.registry.CONFIG_TYPES``.
+Who has data of their own adds a line before a run is read, ``TASKS[MyDataConfig] = (MyTask,)``, and for a model of
+their own one to ``statewise.models.registry.CONFIG_TYPES``.
 """
 
 from __future__ import annotations
@@ -17,30 +17,36 @@ from statewise.errors import ConfigError
 from statewise.models.registry import CONFIG_TYPES
 from statewise.train.config import RunConfig
 from statewise.train.tasks.base import BatchSource, Table, Task
+from statewise.train.tasks.classification import ClassificationTask
 from statewise.train.tasks.forecasting import ForecastingTask
 from statewise.train.tasks.language import LanguageTask
-from statewise.train.tasks.sequences import SequenceTask
+from statewise.train.tasks.regression import RegressionTask
 
 __all__ = ["TASKS", "BatchSource", "Table", "Task", "open_task", "run_types", "task_type"]
 
-# A new kind of data, with what is learned from it, is one line here.
-TASKS: dict[type[DataConfig], type[Task[Any, Any]]] = {
-    LabelledDataConfig: SequenceTask,  # type: ignore[type-abstract]  # when made, it is one of two concrete ones
-    MemoryDataConfig: SequenceTask,  # type: ignore[type-abstract]
-    SeriesDataConfig: ForecastingTask,
-    TextDataConfig: LanguageTask,
+# A new kind of data, with what is learned from it, is one line here. Where there are several tasks the model decides.
+TASKS: dict[type[DataConfig], tuple[type[Task[Any, Any]], ...]] = {
+    LabelledDataConfig: (ClassificationTask, RegressionTask),
+    MemoryDataConfig: (ClassificationTask, RegressionTask),
+    SeriesDataConfig: (ForecastingTask,),
+    TextDataConfig: (LanguageTask,),
 }
 
 
-def task_type(data: DataConfig) -> type[Task[Any, Any]]:
-    """The task for these data.
+def task_type(run: RunConfig) -> type[Task[Any, Any]]:
+    """The task for the data and the model of a run.
 
-    Errors: ConfigError if nothing is registered for their class.
+    Errors: ConfigError if nothing is registered for the class of the data, or nothing that trains such a model.
     """
-    if type(data) not in TASKS:
+    data, model = type(run.data), type(run.model)
+    if data not in TASKS:
         known = ", ".join(sorted(cls.__name__ for cls in TASKS))
-        raise ConfigError(f"data is a {type(data).__name__}, for which there is no task; there is one for {known}")
-    return TASKS[type(data)]
+        raise ConfigError(f"data is a {data.__name__}, for which there is no task; there is one for {known}")
+    for task in TASKS[data]:
+        if issubclass(model, task.models):
+            return task
+    expected = " or a ".join(cls.__name__ for task in TASKS[data] for cls in task.models)
+    raise ConfigError(f"model is a {model.__name__}, but {data.__name__} needs a {expected}; change model or data")
 
 
 def open_task(run: RunConfig) -> Task[Any, Any]:
@@ -48,7 +54,7 @@ def open_task(run: RunConfig) -> Task[Any, Any]:
 
     Errors: DataError, ConfigError.
     """
-    return task_type(run.data)(run)
+    return task_type(run)(run)
 
 
 def run_types() -> dict[str, type]:

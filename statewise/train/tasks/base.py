@@ -44,7 +44,8 @@ class Table(NamedTuple):
 class Task(abc.ABC, Generic[ModelType, BatchType]):
     """Data, and how well a model does on them. One is opened for each run, and for each evaluation.
 
-    Begins with ``super().__init__(run)``, opens the data (DataError), and refuses a model that does not fit them
+    Its ``run.data`` and ``run.model`` are of the classes that it is registered for (``TASKS``, and ``models`` below).
+    It begins with ``super().__init__(run)``, opens the data (DataError), and refuses a model that does not fit them
     (ConfigError that names the field of the model and the value it needs). It draws nothing from the global
     generators, neither then nor later. All else that a run needs - exact resume, signals, checkpoints, progress, the
     search for the layer that made a NaN - is the loop's.
@@ -75,12 +76,6 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
 
     def __init__(self, run: RunConfig) -> None:
         self.run = run
-        if not isinstance(run.model, self.models):
-            expected = " or ".join(model.__name__ for model in self.models)
-            raise ConfigError(
-                f"model is a {type(run.model).__name__}, but {type(run.data).__name__} needs a {expected}; "
-                "change model or data"
-            )
 
     # -- the data ----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from statewise.data.labelled_batches import LabelledBatch
 from statewise.evaluate.classification import MAX_SHOWN, cross_entropy, draw_confusion, evaluate_classifier, f1_scores
-from statewise.models.classifier import SequenceClassifier
+from statewise.models.classifier import SequenceClassifier, SequenceClassifierConfig
 from statewise.train.plotting import figure
 from statewise.train.tasks.base import Table
 from statewise.train.tasks.sequences import SequenceTask
@@ -20,6 +20,7 @@ from statewise.train.tasks.sequences import SequenceTask
 class ClassificationTask(SequenceTask[SequenceClassifier]):
     """Cross-entropy of the classes; accuracy says which checkpoint is best."""
 
+    models = (SequenceClassifierConfig,)
     metric = "accuracy"
     higher_is_better = True
     progress_line = "loss {loss:.3f}"

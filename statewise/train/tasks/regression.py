@@ -9,13 +9,14 @@ from torch import Tensor
 
 from statewise.data.labelled_batches import LabelledBatch
 from statewise.evaluate.regression import evaluate_regressor, squared_error
-from statewise.models.regressor import SequenceRegressor
+from statewise.models.regressor import SequenceRegressor, SequenceRegressorConfig
 from statewise.train.tasks.sequences import SequenceTask
 
 
 class RegressionTask(SequenceTask[SequenceRegressor]):
     """Mean squared error, which also says which checkpoint is best."""
 
+    models = (SequenceRegressorConfig,)
     metric = "mse"
     higher_is_better = False
     progress_line = "mse {loss:.4g}"

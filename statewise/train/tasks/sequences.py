@@ -15,7 +15,6 @@ from statewise.data.splits import SPLITS
 from statewise.errors import ConfigError, DataError
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.encoder import SequenceModel
-from statewise.models.regressor import SequenceRegressorConfig
 from statewise.train.config import RunConfig
 from statewise.train.tasks.base import Task
 
@@ -23,19 +22,10 @@ ModelType = TypeVar("ModelType", bound=SequenceModel)
 
 
 class SequenceTask(Task[ModelType, LabelledBatch]):
-    """Opened for a run, it is a ``ClassificationTask`` or a ``RegressionTask``: the model's config says which."""
+    """What ``ClassificationTask`` and ``RegressionTask`` have in common."""
 
-    models = (SequenceClassifierConfig, SequenceRegressorConfig)
     unit = "sequences"
     noun = "data"
-
-    def __new__(cls, run: RunConfig) -> SequenceTask[ModelType]:
-        from statewise.train.tasks.classification import ClassificationTask
-        from statewise.train.tasks.regression import RegressionTask
-
-        chosen: type = RegressionTask if isinstance(run.model, SequenceRegressorConfig) else ClassificationTask
-        task: SequenceTask[ModelType] = super().__new__(chosen)
-        return task
 
     def __init__(self, run: RunConfig) -> None:
         super().__init__(run)
