@@ -201,6 +201,10 @@ def test_a_discrete_system_follows_the_continuous_one() -> None:
     line, _ = s.simulate(fine, dt=5e-5, method="foh")
     rough, _ = s.simulate(torch.linspace(0.1, 1, 10, dtype=F64), dt=0.1, method="foh")
     assert torch.allclose(line[1999::2000], rough, rtol=1e-9)
+    halfway = [
+        s.simulate(steps, dt=0.1, **rule)[0] for rule in ({"method": "gbt", "alpha": 0.5}, {"method": "bilinear"})
+    ]
+    assert torch.equal(halfway[0], halfway[1])
     omega = torch.tensor([0.01], dtype=F64)
     for method in ("zoh", "bilinear", "foh", "euler", "backward_euler"):
         discrete = discretize(s, 1e-4, method)

@@ -106,13 +106,15 @@ class System(abc.ABC):
     def is_stable(self) -> Tensor:
         """Whether no mode grows, (...) bool: real parts at most 0, or moduli at most 1 if the system is discrete.
 
-        Modes on the border count as stable (an integrator, an undamped oscillator), within the rounding of an
-        eigenvalue, n times the last place of the largest. Repeated poles on the border may still grow, by a power
+        Modes on the border count as stable (an integrator, an undamped oscillator), for dense A within
+        the rounding of an eigenvalue, n times the last place of the largest. Repeated poles on the border may still grow, by a power
         of time.
         """
         poles = self.poles().detach()
+        if self.diagonal:
+            return (self._growth(poles) <= 0).all(-1)
         rounding = poles.shape[-1] * torch.finfo(poles.dtype).eps * poles.abs().amax(-1, keepdim=True)
-        return (self._growth(poles) <= (0 * rounding if self.diagonal else rounding)).all(-1)
+        return (self._growth(poles) <= rounding).all(-1)
 
     def require_stable(self) -> Self:
         """The system itself; InputError if one of its modes grows. Nothing else here asks for stability."""

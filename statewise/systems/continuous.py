@@ -63,10 +63,16 @@ class ContinuousSystem(System):
         return self._squeeze(self._resolvent(points, matrices) + matrices.D.unsqueeze(-1))
 
     def simulate(
-        self, u: Tensor, state: Tensor | None = None, *, dt: Tensor | float, method: str = "zoh"
+        self,
+        u: Tensor,
+        state: Tensor | None = None,
+        *,
+        dt: Tensor | float,
+        method: str = "zoh",
+        alpha: float | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """:meth:`DiscreteSystem.simulate` of the system discretised by ``method``; u is sampled every ``dt``."""
-        return discretize(self, dt, method).simulate(u, state)
+        return discretize(self, dt, method, alpha=alpha).simulate(u, state)
 
 
 def discretize(
