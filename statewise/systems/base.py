@@ -106,9 +106,9 @@ class System(abc.ABC):
     def is_stable(self) -> Tensor:
         """Whether no mode grows, (...) bool: real parts at most 0, or moduli at most 1 if the system is discrete.
 
-        Modes on the border count as stable (an integrator, an undamped oscillator), for dense A within
-        the rounding of an eigenvalue, n times the last place of the largest. Repeated poles on the border may still grow, by a power
-        of time.
+        Modes on the border count as stable (an integrator, an undamped oscillator); for dense A within the rounding
+        of an eigenvalue, n times the last place of the largest. Repeated poles on the border may still grow, by a
+        power of time.
         """
         poles = self.poles().detach()
         if self.diagonal:
