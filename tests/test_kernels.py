@@ -210,5 +210,5 @@ def test_shapes_that_disagree_are_refused(call: Callable) -> None:
 
 def test_describe_names_every_kernel() -> None:
     names = {status.kernel for status in describe()}
-    assert names == {"linear_scan", "short_convolution", "ssd"}
+    assert names == {"cauchy", "fft_convolution", "linear_scan", "short_convolution", "ssd", "vandermonde"}
     assert all(status.path and status.others for status in describe())

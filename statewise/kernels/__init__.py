@@ -14,9 +14,12 @@ class KernelStatus(NamedTuple):
 
 
 _PATHS = {
+    "cauchy": "PyTorch, real arithmetic over conjugate pairs, in blocks that stay in the cache",
+    "fft_convolution": "PyTorch, FFTs by overlap-save in blocks of channels, and a written-out adjoint",
     "linear_scan": "PyTorch, blocked in about 2 sqrt(length) vectorised steps",
     "short_convolution": "PyTorch, one multiply-add over the sequence for each tap",
     "ssd": "PyTorch, matrix products over chunks and a written-out adjoint",
+    "vandermonde": "PyTorch, two tables of about sqrt(length) powers and a matrix product",
 }
 
 

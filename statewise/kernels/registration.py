@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +22,27 @@ def register(
 
     ``fake`` gives empty outputs of the right shapes, ``setup_context`` and ``backward`` the derivative. The parts
     of ``torch.library`` below are used rather than its ``custom_op``, whose first call imports ``torch._dynamo``:
-    almost two seconds before the first token, and more time in every call.
+    almost two seconds before the first token, and more time in every call. A kernel chooses its own precision, so
+    autocast is off inside.
     """
     qualified = f"statewise::{name}"
     torch.library.define(qualified, schema)
-    torch.library.impl(qualified, "default", implementation)
+    torch.library.impl(qualified, "default", _in_its_own_precision(implementation))
     torch.library.register_fake(qualified, fake)
     torch.library.register_autograd(qualified, backward, setup_context=setup_context)
     operator: Callable[..., Any] = getattr(torch.ops.statewise, name).default
     return operator
+
+
+def _in_its_own_precision(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """Without this, autocast would turn the matrix products inside a float32 kernel into bfloat16 ones."""
+
+    @functools.wraps(implementation)
+    def run(first: torch.Tensor, *rest: Any) -> Any:
+        device = first.device.type
+        if not torch.is_autocast_enabled(device):
+            return implementation(first, *rest)
+        with torch.autocast(device, enabled=False):
+            return implementation(first, *rest)
+
+    return run
