@@ -104,7 +104,7 @@ def hold_out(targets: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Which rows are held out, (n,) bool: of each class the nearest whole number to ``fraction`` of its rows, at least
     one where it has two; real targets count as one class. The rows are drawn by numpy's generator of ``seed``.
 
-    >>> hold_out(np.array([0, 0, 0, 0, 1, 1]), 0.5, seed=0).sum()
+    >>> int(hold_out(np.array([0, 0, 0, 0, 1, 1]), 0.5, seed=0).sum())
     3
     """
     generator = np.random.default_rng(seed)
