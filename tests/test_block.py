@@ -53,17 +53,10 @@ def test_the_norm_stands_where_the_config_says(norm: str, placement: str, mlp: s
     torch.testing.assert_close(y, want)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        sw.BlockConfig(mixer=MIXER, mlp=MLP, norm="batch", placement="post"),
-        sw.BlockConfig(mixer=MIXER, norm="layer", placement="pre"),
-    ],
-    ids=lambda config: f"{config.norm}-{config.placement}",
-)
-def test_laws(config: sw.BlockConfig) -> None:
+def test_laws() -> None:
     """In evaluation mode batch norm is a fixed map, so that streaming is exact."""
-    check_mixer_laws(cast(Mixer, randomised(config, d_model=3)), length=17)
+    config = sw.BlockConfig(mixer=MIXER, mlp=MLP, norm="batch", placement="post")
+    check_mixer_laws(cast(Mixer, randomised(config, d_model=3)), length=5)
 
 
 def test_batch_norm_equals_torch_in_training_and_after() -> None:

@@ -62,10 +62,10 @@ def test_a_frozen_mixer_says_the_same(mixer: Mixer) -> None:
     torch.testing.assert_close(same, state, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["S4", "S4D", "LMU parallel"])
-def test_laws(name: str) -> None:
+@pytest.mark.parametrize(("name", "length"), [("S4", 9), ("S4D", 17), ("LSSL", 5), ("LMU", 5), ("LMU parallel", 5)])
+def test_laws(name: str, length: int) -> None:
     torch.manual_seed(0)
-    check_mixer_laws(CONFIGS[name].build(3).freeze(), length=17)
+    check_mixer_laws(CONFIGS[name].build(2).freeze(), length=length)
 
 
 def test_operators_are_built_once(mixer: Mixer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,6 @@ def test_generation_builds_operators_once_and_says_the_same(monkeypatch: pytest.
             tokens = torch.cat([tokens, ids], 1)
     model.train()
     built = []
-    original = PreparableMixer.operators.fget
     for cls in {type(block.mixer) for block in model.blocks if isinstance(block.mixer, PreparableMixer)}:
 
         def counted(self: PreparableMixer, build: object = cls.build_operators) -> object:
@@ -220,7 +219,6 @@ def test_generation_builds_operators_once_and_says_the_same(monkeypatch: pytest.
             return build(self)
 
         monkeypatch.setattr(cls, "build_operators", counted)
-    assert original is not None
     actual = [t.ids.item() for t in sw.generate(model, prompt, max_new_tokens=12, temperature=0)]
     assert actual == expected
     assert sorted(built) == ["LMU", "S4", "S4D"]
@@ -228,9 +226,12 @@ def test_generation_builds_operators_once_and_says_the_same(monkeypatch: pytest.
 
 
 def test_a_frozen_model_is_saved_as_the_model_is(tmp_path: Path) -> None:
-    pytest.importorskip("safetensors")
     model = hybrid()
-    frozen = model.freeze()
-    a, b = model.state_dict(), frozen.state_dict()
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    sw.save(model, tmp_path / "model")
+    sw.save(model.freeze(), tmp_path / "frozen")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "model" / name).read_bytes() == (tmp_path / "frozen" / name).read_bytes()
+    tokens = torch.randint(0, 11, (1, 20))
+    loaded = sw.load(tmp_path / "model")
+    torch.testing.assert_close(loaded.eval()(tokens)[0], model.eval()(tokens)[0])
+    assert not loaded.is_frozen

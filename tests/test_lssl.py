@@ -43,10 +43,10 @@ def test_equal_to_the_published_equations(options: dict) -> None:
         torch.testing.assert_close(mixer(x)[0], published(mixer, x), atol=1e-11, rtol=1e-10)
 
 
-@pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
-def test_laws(options: dict) -> None:
+def test_laws() -> None:
+    """Beyond 16 steps the system is convolved, up to there it runs step by step."""
     torch.manual_seed(0)
-    check_mixer_laws(LSSLConfig(d_state=4, **options).build(3), length=18)
+    check_mixer_laws(LSSLConfig(d_state=3, n_heads=2).build(2), length=17)
 
 
 @pytest.mark.parametrize("name", INITIALIZATIONS)

@@ -59,10 +59,11 @@ def test_equal_to_the_published_equations(options: dict) -> None:
         torch.testing.assert_close(mixer(x)[0], published(mixer, x), atol=1e-10, rtol=1e-9)
 
 
-@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
-def test_laws(options: dict) -> None:
+@pytest.mark.parametrize(("options", "length"), [(OPTIONS[0], 9), (OPTIONS[1], 9), (OPTIONS[2], 5)], ids=str)
+def test_laws(options: dict, length: int) -> None:
+    """Beyond 8 steps the system is convolved, up to there it runs step by step."""
     torch.manual_seed(0)
-    check_mixer_laws(S4Config(d_state=4, **options).build(4), length=18)
+    check_mixer_laws(S4Config(d_state=4, **options).build(2), length=length)
 
 
 @pytest.mark.parametrize("name", INITIALIZATIONS)

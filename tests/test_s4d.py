@@ -65,10 +65,11 @@ def test_equal_to_the_published_equations(options: dict) -> None:
         torch.testing.assert_close(mixer(x)[0], published(mixer, x), atol=1e-11, rtol=1e-10)
 
 
-@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
-def test_laws(options: dict) -> None:
+@pytest.mark.parametrize(("options", "length"), [(OPTIONS[0], 17), (OPTIONS[1], 5), (OPTIONS[2], 5)], ids=str)
+def test_laws(options: dict, length: int) -> None:
+    """Beyond 16 steps the system is convolved, up to there it is scanned."""
     torch.manual_seed(0)
-    check_mixer_laws(S4DConfig(**{**SMALL, **options}).build(3), length=18)
+    check_mixer_laws(S4DConfig(**{**SMALL, **options}).build(3), length=length)
 
 
 @pytest.mark.parametrize("name", INITIALIZATIONS)

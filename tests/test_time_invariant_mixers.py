@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from laws import prepared
 from torch import Tensor
 
 import statewise as sw
+from statewise.configuration import from_dict, to_dict
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import MixerConfig, set_rate
 from statewise.mixers.lmu import LMUConfig
@@ -17,6 +19,7 @@ from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.mixers.time_invariant import TimeInvariantMixer
+from statewise.models.registry import CONFIG_TYPES
 from statewise.train.config import TrainConfig
 from statewise.train.optimizer import parameter_groups
 
@@ -148,3 +151,44 @@ def test_empty_sequences(kind: type) -> None:
     assert y.shape == (2, 0, 3)
     assert state.h.shape[0] == 2
     assert kind(d_state=4, bidirectional=True).build(3)(torch.randn(2, 0, 3))[0].shape == (2, 0, 3)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        S4Config(d_state=4, initialization="legt", rank=2, n_systems=None, n_heads=3),
+        S4DConfig(initialization="real", method="bilinear", tied_dt=True, learn_B=False, dt_range=(1e-4, 1.0)),
+        LSSLConfig(alpha=1.0, learn_A=False, bidirectional=True, gated_output=False, activation="silu", dropout=0.1),
+        LMUConfig(theta=99.5, d_memory=3, d_hidden=7, hidden_to_memory=True),
+        LMUConfig(theta=10, parallel=True),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_configs_go_through_json(config: MixerConfig) -> None:
+    block = sw.BlockConfig(mixer=config, norm="batch", placement="post")
+    data = json.loads(json.dumps(to_dict(block)))
+    assert data["mixer"]["type"] == type(config).__name__
+    assert from_dict(sw.BlockConfig, data, types=CONFIG_TYPES) == block
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        S4DConfig(d_state=4),
+        pytest.param(S4Config(d_state=4), marks=pytest.mark.slow),
+        pytest.param(LMUConfig(theta=9, d_state=4), marks=pytest.mark.slow),
+        pytest.param(LMUConfig(theta=9, d_state=4, parallel=True), marks=pytest.mark.slow),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_they_compile_to_one_graph(config: MixerConfig) -> None:
+    """Without lengths and starts, as whole training sequences come."""
+    torch.manual_seed(0)
+    mixer = config.build(3)
+    x = torch.randn(2, 20, 3)
+    compiled = torch.compile(mixer, fullgraph=True, backend="aot_eager")
+    y = compiled(x)[0]
+    torch.testing.assert_close(y, mixer(x)[0])
+    actual = torch.autograd.grad(y.square().sum(), list(mixer.parameters()))
+    expected = torch.autograd.grad(mixer(x)[0].square().sum(), list(mixer.parameters()))
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -86,6 +85,7 @@ class LMUBase(PreparableMixer):
         self.d_model, self.config = d_model, config
         self.d_hidden = d_model if config.d_hidden is None else config.d_hidden
         self.activation = ACTIVATIONS[config.activation]
+        self.per_step = _memory(config.d_state, config.theta, 1.0)  # no buffers: they keep their digits in any dtype
         d_memories = config.d_memory * config.d_state
         self.input_to_memory = nn.Linear(d_model, config.d_memory, bias=False)
         self.memory_to_hidden = nn.Linear(d_memories, self.d_hidden)
@@ -113,7 +113,7 @@ class LMUBase(PreparableMixer):
         """The memory, m_t = A m_{t-1} + B u_t with all of m as its output: width 1, the memories as a trailing axis."""
         weight = self.input_to_memory.weight
         assert self.rate is not None
-        A, B = _memory(self.config.d_state, self.config.theta, self.rate)
+        A, B = self.per_step if self.rate == 1.0 else _memory(self.config.d_state, self.config.theta, self.rate)
         A, B = (m.to(weight.device, wide(weight.dtype)).unsqueeze(0) for m in (A, B))
         return [DenseLTI(A, B, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).unsqueeze(0))]
 
@@ -266,12 +266,10 @@ class ParallelLMU(LMUBase):
         return self._end(self.activation(h)), state
 
 
-@functools.lru_cache(maxsize=64)
 def _memory(n: int, theta: float, rate: float) -> tuple[Tensor, Tensor]:
-    """The discrete A (n, n) and B (n,) in float64 on the CPU. Never written to."""
-    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
-        A, B = hippo.lmu(n, theta)
-        return discretize_dense(A, B, torch.tensor(rate, dtype=torch.float64), "zoh")
+    """The discrete A (n, n) and B (n,) in float64, held over steps of ``rate``."""
+    A, B = hippo.lmu(n, theta)
+    return discretize_dense(A, B, A.new_tensor(rate), "zoh", check_dt=False)
 
 
 def _glorot(layer: nn.Linear, fan_in: int) -> None:

@@ -70,7 +70,7 @@ class LSSLDynamics(StepSizes):
     def forward(self, rate: float) -> tuple[Tensor, Tensor]:
         """The discrete A (d_model, n, n) and B (d_model, n)."""
         A, B = wide(self.A).expand(self.d_model, -1, -1), wide(self.B)
-        return discretize_dense(A, B, self.dt(rate), "gbt", alpha=self.config.alpha)
+        return discretize_dense(A, B, self.dt(rate), "gbt", alpha=self.config.alpha, check_dt=False)
 
 
 class LSSL(TimeInvariantMixer):
