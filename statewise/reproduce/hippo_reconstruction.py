@@ -15,7 +15,7 @@ from torch import Tensor
 from statewise import hippo
 from statewise.errors import ConfigError
 from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Plot, Report
+from statewise.reproduce.report import Report, drawn
 from statewise.reproduce.work import Work
 from statewise.train.tasks.base import Table
 
@@ -174,7 +174,7 @@ def _report(config: HippoSettings, errors: dict[str, dict[str, dict[str, float]]
         ),
         figures={"relative_error": errors},
         plots=[
-            Plot(f"hippo-{name}", titles[name], partial(_draw, config=config, found=found))
+            drawn(f"hippo-{name}", titles[name], partial(_draw, config=config, found=found))
             for name, found in errors.items()
         ],
     )

@@ -25,7 +25,7 @@ from statewise.reproduce.delay_model import (
     train_model,
 )
 from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Plot, Report
+from statewise.reproduce.report import Report, drawn
 from statewise.reproduce.work import Work
 from statewise.systems import discretize_dense
 from statewise.train.tasks.base import Table
@@ -127,6 +127,7 @@ def _report(
             for name, found in errors[mode].items()
         ]
         tables.append(Table(f"Error, {titles[mode]}", ("A begins as", *(f"{d:,}" for d in config.delays)), rows))
+    draw_delay = partial(_draw_errors, config=config, errors=errors, titles=titles)
     return Report(
         title="Random A beside HiPPO A: a long delay",
         setting=(
@@ -147,8 +148,8 @@ def _report(
         ),
         figures={"gradients": dict(gradients), "error": dict(errors)},
         plots=[
-            Plot("gradients", "How far a gradient reaches", lambda d: _draw_gradients(d, gradients)),
-            Plot("delay", "What it costs on a delay", lambda d: _draw_errors(d, config, errors, titles), 11.0, 4.2),
+            drawn("gradients", "How far a gradient reaches", partial(_draw_gradients, gradients=gradients)),
+            drawn("delay", "What it costs on a delay", draw_delay, width=11.0, height=4.2),
         ],
     )
 

@@ -24,32 +24,42 @@ REPORT_FILE = "report.md"
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """What has to be reached: ``ours`` at least (or at most) ``bar``; ``unit`` is printed behind both."""
+    """What has to be reached: ``ours`` at least ``bar``, or ``beyond`` it; ``unit`` is printed behind both."""
 
     what: str
     ours: float
     bar: float
-    at_least: bool = True
+    beyond: bool = False
     unit: str = ""
 
     @property
     def holds(self) -> bool:
-        return self.ours >= self.bar if self.at_least else self.ours <= self.bar
+        return self.ours > self.bar if self.beyond else self.ours >= self.bar
 
     def __str__(self) -> str:
-        words = "at least" if self.at_least else "at most"
+        words = "more than" if self.beyond else "at least"
         verdict = "reached" if self.holds else "MISSED"
         return f"{verdict}: {self.what}: {self.ours:,.4g}{self.unit}, {words} {self.bar:,.4g}{self.unit} was asked"
 
 
 class Plot(NamedTuple):
-    """A figure to be drawn: the file is ``<name>.png``."""
+    """A figure for the file ``<name>.png``: ``write`` makes it. :func:`drawn` is one from an empty figure."""
 
     name: str
     title: str
-    draw: Callable[[Figure], None]
-    width: float = 7.5
-    height: float = 4.8
+    write: Callable[[Path], None]
+
+
+def drawn(name: str, title: str, draw: Callable[[Figure], None], *, width: float = 7.5, height: float = 4.8) -> Plot:
+    """The plot that ``draw`` makes of an empty figure so large, in inches."""
+
+    def write(path: Path) -> None:
+        from statewise.train.plotting import figure
+
+        with figure(path, width, height) as drawing:
+            draw(drawing)
+
+    return Plot(name, title, write)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +87,9 @@ def write_report(report: Report, work: Work, *, plots: bool) -> dict[str, Any]:
 
     Errors: CheckpointError where they cannot be written.
     """
-    drawn = [plot for plot in report.plots if plots]
-    for plot in drawn:
-        draw_plot(plot, work.folder / f"{plot.name}.png")
+    written = list(report.plots) if plots else []
+    for plot in written:
+        plot.write(work.folder / f"{plot.name}.png")
     record = {
         "reproduction": work.name,
         "title": report.title,
@@ -93,19 +103,12 @@ def write_report(report: Report, work: Work, *, plots: bool) -> dict[str, Any]:
         "tables": [table._asdict() for table in report.tables],
         "bars": [{**asdict(bar), "holds": bar.holds} for bar in report.bars],
         "differences": list(report.differences),
-        "plots": [f"{plot.name}.png" for plot in drawn],
+        "plots": [f"{plot.name}.png" for plot in written],
     }
     record = finite(record)
     write_json(work.folder / RESULT_FILE, record)
-    write_text(work.folder / REPORT_FILE, markdown(report, record, drawn))
+    write_text(work.folder / REPORT_FILE, markdown(report, record, written))
     return record
-
-
-def draw_plot(plot: Plot, path: Path) -> None:
-    from statewise.train.plotting import figure
-
-    with figure(path, plot.width, plot.height) as drawing:
-        plot.draw(drawing)
 
 
 def markdown(report: Report, record: dict[str, Any], plots: Sequence[Plot]) -> str:

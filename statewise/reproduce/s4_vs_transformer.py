@@ -17,7 +17,7 @@ from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_side
 from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Bar, Plot, Report
+from statewise.reproduce.report import Bar, Report, drawn
 from statewise.reproduce.work import Work
 from statewise.train.environment import choose_device
 from statewise.train.tasks.base import Table
@@ -150,8 +150,8 @@ def _report(config: S4VsTransformerSettings, found: Mapping[int, Mapping[str, An
             f"Width {config.d_model}, {config.n_layers} layers, float32, {config.device}: forward, backward and AdamW. "
             f"The Transformer has {config.n_heads} heads, PyTorch's fused causal attention, no positions, and MLPs of "
             f"{config.expand:g} times the width: {parameters['Transformer']:,} parameters. S4 has N = "
-            f"{config.d_state}, GELU and a gated output, and no MLP, as published: {parameters['S4']:,} parameters. Both in one process, "
-            f"in turns, medians of {config.rounds}."
+            f"{config.d_state}, GELU and a gated output, and no MLP, as published: {parameters['S4']:,} parameters. "
+            f"Both in one process, in turns, medians of {config.rounds}."
         ),
         tables=[
             Table("Milliseconds a training step", columns, time_rows),
@@ -165,14 +165,14 @@ def _report(config: S4VsTransformerSettings, found: Mapping[int, Mapping[str, An
         bars=bars,
         differences=(
             "The published ratios (arXiv:2111.00396, table 3) are against a Transformer whose attention is not fused "
-            "and holds the whole matrix of scores; that one is slower and needs memory that grows with the square of the "
-            "length. They were measured on a GPU.",
+            "and holds the whole matrix of scores; that one is slower and needs memory that grows with the square of "
+            "the length. They were measured on a GPU.",
             "The fused attention needs memory in proportion to the length, so that the published memory shares cannot "
             "be expected against it.",
             "The parameter counts differ, as in the published comparison: an S4 layer has no MLP.",
         ),
         figures=figures,
-        plots=[Plot("s4-vs-transformer", "A training step", partial(_draw, figures=figures), 8.5, 4.0)],
+        plots=[drawn("s4-vs-transformer", "A training step", partial(_draw, figures=figures), width=8.5, height=4.0)],
     )
 
 
