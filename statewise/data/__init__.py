@@ -1,4 +1,4 @@
-"""Data: text (sources, tokenizers, the token store on disk), labelled sequences, memory tasks, and batches of them.
+"""Data: text (sources, tokenizers, the token store on disk), labelled sequences, memory tasks, time series; batches.
 
 Only the batches need torch, and only a tokenizer.json the ``tokenizers`` library: each is imported when first used.
 """
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from statewise.data.labelled import LabelledData, LabelledDataConfig, open_labelled
 from statewise.data.memory_tasks import MemoryData, MemoryDataConfig, open_memory_task
 from statewise.data.sequences import LabelledSplit
+from statewise.data.series import SeriesData, SeriesDataConfig, SeriesSplit, open_series
 from statewise.data.text import Corpus, TextDataConfig, TokenSplit, open_corpus
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer, require_same_tokenizer
 
 if TYPE_CHECKING:
     from statewise.data.batches import Batch, Batches
     from statewise.data.labelled_batches import LabelledBatch, LabelledBatches
+    from statewise.data.series_batches import SeriesBatch, SeriesBatches
 
 __all__ = [
     "Batch",
@@ -30,6 +32,11 @@ __all__ = [
     "LabelledSplit",
     "MemoryData",
     "MemoryDataConfig",
+    "SeriesBatch",
+    "SeriesBatches",
+    "SeriesData",
+    "SeriesDataConfig",
+    "SeriesSplit",
     "TextDataConfig",
     "TokenSplit",
     "Tokenizer",
@@ -37,6 +44,7 @@ __all__ = [
     "open_corpus",
     "open_labelled",
     "open_memory_task",
+    "open_series",
     "require_same_tokenizer",
 ]
 
@@ -50,4 +58,8 @@ def __getattr__(name: str) -> Any:
         from statewise.data import labelled_batches
 
         return getattr(labelled_batches, name)
+    if name in ("SeriesBatch", "SeriesBatches"):
+        from statewise.data import series_batches
+
+        return getattr(series_batches, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,8 @@
-"""Evaluation: how well a model predicts a text, beside what general compressors make of it; classifies; regresses."""
+"""Evaluation: how well a model predicts a text, beside general compressors; classifies; regresses; forecasts."""
 
 from statewise.evaluate.classification import Classification, evaluate_classifier
 from statewise.evaluate.compression import Compression, compress
+from statewise.evaluate.forecasting import ForecastEvaluation, ForecastScores, evaluate_forecasts, plot_forecasts
 from statewise.evaluate.perplexity import (
     Evaluation,
     count_words,
@@ -16,13 +17,17 @@ __all__ = [
     "Classification",
     "Compression",
     "Evaluation",
+    "ForecastEvaluation",
+    "ForecastScores",
     "Regression",
     "compress",
     "count_words",
     "evaluate_classifier",
+    "evaluate_forecasts",
     "evaluate_regressor",
     "evaluate_split",
     "evaluate_text",
     "evaluate_tokens",
     "has_bounded_state",
+    "plot_forecasts",
 ]

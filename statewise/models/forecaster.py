@@ -99,7 +99,8 @@ class ForecasterConfig(ModelConfig):
     @property
     def point(self) -> int:
         """Which of them is the point forecast: the quantile nearest to the median, or the mean."""
-        return 0 if self.quantiles is None else min(range(self.n_quantiles), key=lambda i: abs(self.quantiles[i] - 0.5))  # type: ignore[index]
+        distances = [0.0] if self.quantiles is None else [abs(q - 0.5) for q in self.quantiles]
+        return distances.index(min(distances))
 
     def in_full(self) -> ForecasterConfig:
         return replace(self, layers=self.blocks)
