@@ -21,6 +21,8 @@ import pytest
 import statewise as sw
 from statewise import cli
 from statewise.evaluate import compress
+from statewise.mixers.s4d import S4DConfig
+from statewise.models.classifier import SequenceClassifierConfig
 
 ROOT = Path(sw.__file__).parent.parent
 TRAIN = [
@@ -443,6 +445,16 @@ class TestInfo:
         assert record["parts"][1]["state"]["per_token"] == 2 * 8 * 4
         assert record["parts"][2]["state"]["tokens"] == 40
         assert record["parts"][-1]["parameters"] == 9 * 16
+
+    def test_a_layer_that_reads_in_both_directions_has_no_state(self, run: Run, tmp_path: Path) -> None:
+        layers = (S4DConfig(d_state=4, bidirectional=True), S4DConfig(d_state=4))
+        config = SequenceClassifierConfig(n_classes=2, d_input=1, d_model=4, layers=layers)
+        sw.save(config.build(), tmp_path / "model")
+        (record,) = run("info", tmp_path / "model").records
+        both, one = record["parts"][1:3]
+        assert both["state"] is None
+        assert one["state"]["bytes"] == 4 * 4 * 4 / 2 * 2
+        assert "none: it reads in both directions" in " ".join(run("info", tmp_path / "model", "--no-json").out.split())
 
     def test_tables_on_a_terminal(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

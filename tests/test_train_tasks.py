@@ -21,7 +21,7 @@ import statewise as sw
 from statewise import checkpoints, cli
 from statewise.data.base import DataConfig
 from statewise.errors import CheckpointError, ConfigError, DataError, InputError, TrainingError
-from statewise.train import RunConfig, TrainConfig, read_run, run_from_dict, train
+from statewise.train import RunConfig, TrainConfig, read_metrics, read_run, run_from_dict, train
 from statewise.train.plotting import figure
 from statewise.train.tasks import Task, open_task
 
@@ -42,6 +42,9 @@ def test_it_learns_and_says_so(tmp_path: Path) -> None:
     assert [line["sequences"] for line in found if line["kind"] == "train"] == [160, 320, 480]
     evaluations = [line for line in found if line["kind"] == "evaluation"]
     assert "right" not in evaluations[-1], "metrics are numbers"
+    seconds = [line["seconds"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] < 1e6
     assert evaluations[-1]["accuracy"] == result.validation
     assert result.validation is not None
     assert result.validation > 0.9

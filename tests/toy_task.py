@@ -157,6 +157,7 @@ class ToyTask(Task[Toy, ToyBatch]):
             "loss": float(F.binary_cross_entropy_with_logits(logits, y)),
             "accuracy": float(right.float().mean()),
             "sequences": len(x),
+            "seconds": 1e6,
             "right": right.int().tolist(),
         }
 

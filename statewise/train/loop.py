@@ -176,13 +176,8 @@ def _evaluate(state: RunState) -> dict[str, Any]:
     is_best = best is None or (score > best if task.higher_is_better else score < best)
     progress.validation = score
     progress.best = score if is_best else best
-    return {
-        "kind": "evaluation",
-        "step": progress.step,
-        "seconds": progress.seconds,
-        **record,
-        "best": is_best,
-    }
+    own = {"kind": "evaluation", "step": progress.step, "seconds": progress.seconds}
+    return {**own, **{name: value for name, value in record.items() if name not in own}, "best": is_best}
 
 
 def _units_per_step(state: RunState) -> int:

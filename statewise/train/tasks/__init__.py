@@ -45,7 +45,7 @@ def task_type(run: RunConfig) -> type[Task[Any, Any]]:
     for task in TASKS[data]:
         if issubclass(model, task.models):
             return task
-    expected = " or a ".join(cls.__name__ for task in TASKS[data] for cls in task.models)
+    expected = " or ".join(cls.__name__ for task in TASKS[data] for cls in task.models)
     raise ConfigError(f"model is a {model.__name__}, but {data.__name__} needs a {expected}; change model or data")
 
 
