@@ -1,4 +1,4 @@
-"""The command line: `statewise train`, `generate`, `evaluate`, `info`.
+"""The command line: `statewise train`, `generate`, `evaluate`, `reproduce`, `info`.
 
 It only translates: options to configurations, results to text. Nothing heavy is imported before a command runs.
 """
@@ -284,6 +284,56 @@ def evaluate(
         task = opened.task(data, data_folder)
         result = opened.evaluate(task, split or "test", max_items=max_items, plot=plot, **options)
         show_evaluation(*result, as_json=json)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Which one; without a name they are listed.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the results; one that holds a part of the same is gone on with."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A look of seconds: small sizes, nothing to conclude.")
+    ] = False,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Set any field of its settings. May be repeated."),
+    ] = None,
+    data_folder: Annotated[
+        str | None, typer.Option("--data-dir", help="The folder that the data lie in (the field folder).")
+    ] = None,
+    plots: Annotated[bool, typer.Option(help="Draw them, with matplotlib.")] = True,
+    json: Json = None,
+) -> None:
+    """Measure a published claim here, and print the published figures beside ours.
+
+    The folder (by default runs/reproduce-NAME) gets result.json, report.md and the plots. Ctrl-C keeps what is done,
+    and the same command goes on.
+    """
+    from statewise.console import show_evaluation
+    from statewise.reproduce import listed, print_report, settings
+    from statewise.reproduce import reproduce as reproduce_claim
+    from statewise.reproduce.progress import make_watcher
+
+    if name is None:
+        from statewise.train.tasks import Table
+
+        rows = listed()
+        table = Table("reproductions", ("name", "what", "takes about"), rows)
+        show_evaluation({key: {"summary": what, "takes": time} for key, what, time in rows}, [table], as_json=json)
+        return
+    from json import dumps
+
+    given = [*(assignments or []), *([] if data_folder is None else [f"folder={dumps(data_folder)}"])]
+    config = settings(name, quick=quick, assignments=given)
+    folder = Path("runs", f"reproduce-{name}{'-quick' if quick else ''}") if out is None else out
+    outcome = reproduce_claim(name, folder, config, plots=plots, watcher=make_watcher())
+    if outcome.report is not None and outcome.record is not None:
+        print_report(outcome.report, outcome.record, outcome.folder, as_json=json)
+    raise typer.Exit(outcome.exit_code)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 ``statewise reproduce NAME`` on the command line; ``docs/reproduce.md`` says what each does.
 """
 
-from statewise.reproduce.registry import PLACES, Outcome, Reproduction, find, reproduce, settings
+from statewise.reproduce.registry import PLACES, Outcome, Reproduction, find, listed, reproduce, settings
 from statewise.reproduce.report import Bar, Plot, Report, print_report
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Report",
     "Reproduction",
     "find",
+    "listed",
     "print_report",
     "reproduce",
     "settings",

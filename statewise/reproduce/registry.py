@@ -64,6 +64,11 @@ class Outcome:
         return 0 if self.signal is None else 128 + self.signal
 
 
+def listed() -> list[tuple[str, str, str]]:
+    """Name, summary and duration of each."""
+    return [(name, find(name).summary, find(name).duration) for name in PLACES]
+
+
 def find(name: str) -> Reproduction:
     """Errors: ConfigError for an unknown name."""
     if name not in PLACES:

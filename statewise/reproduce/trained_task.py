@@ -153,7 +153,7 @@ def _dtw(config: TrainedTaskSettings, work: Work) -> dict[str, Any]:
         part = "test" if name == "test" else "train"
         n = len(split) if config.max_rows is None else min(len(split), config.max_rows)
         chosen = np.arange(n) * len(split) // n  # spread out: rows of a class may lie together
-        rows[part] += [split.sequence(i) for i in chosen]
+        rows[part] += [split.sequence(int(i)) for i in chosen]
         classes[part] += split.targets[chosen].tolist()
     found = nearest_neighbour(
         rows["train"],
@@ -194,7 +194,8 @@ def _report(
         rows.append(("nearest neighbour, DTW", f"{neighbour['full']['accuracy']:.4f}", "", ""))
         if "windowed" in neighbour:
             windowed = neighbour["windowed"]
-            label = f"nearest neighbour, DTW within {windowed['window']:.0%}"
+            within = f"DTW within {windowed['window']:.0%}" if windowed["window"] else "Euclidean"
+            label = f"nearest neighbour, {within} (chosen)"
             rows.append((label, f"{windowed['accuracy']:.4f}", "", ""))
         if config.max_rows is None:
             best = max(found["accuracy"] for name, found in neighbour.items() if isinstance(found, dict))
