@@ -11,6 +11,7 @@ import math
 import struct
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,9 @@ class DoubleWord:
         product = exact_product(torch.full((), leading, dtype=dtype, device=self.high.device), self.high)
         rest = float(factor - Fraction(leading))
         return DoubleWord(*two_sum(product.high, product.low + (rest * self.high + leading * self.low)))
+
+    def __getitem__(self, key: Any) -> DoubleWord:
+        return DoubleWord(self.high[key], self.low[key])
 
     def expand(self, like: Tensor) -> DoubleWord:
         """With the leading axes of another matrix."""

@@ -64,6 +64,37 @@ def exponential_and_integral(X: DoubleWord, B: Tensor) -> tuple[Tensor, Tensor]:
     return tuple(exact) if plain is None else tuple(with_gradient_of(p, z) for p, z in zip(plain, exact))  # type: ignore[return-value]
 
 
+def exponential_and_lines(X: DoubleWord, B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """e^X, phi_1(X)^2 B and phi_2(X) B: what first-order hold needs. Numerics as :func:`exponential_and_integral`.
+
+    All come from one exponential: phi_1 of [[X, B], [0, 0]] is [[phi_1(X), phi_2(X) B], [0, I]].
+
+    Shapes:  X: (..., n, n)   B: (..., n, m)   ->   (..., n, n), (..., n, m), (..., n, m); equal leading axes
+    """
+    n, m = B.shape[-2:]
+    # B comes in at the size of 1, so that it does not add to the number of doublings
+    size = torch.exp2(torch.ceil(torch.log2(B.detach().abs().amax((-2, -1), keepdim=True).clamp(min=1e-300))))
+    below = B.new_zeros(*B.shape[:-2], m, n + m)
+    joint = DoubleWord(
+        torch.cat([torch.cat([X.high, B / size], -1), below], -2),
+        torch.cat([torch.cat([X.low, torch.zeros_like(B)], -1), below], -2),
+    )
+    identity = torch.eye(n + m, dtype=B.dtype, device=B.device).expand_as(joint.high)
+
+    def lines(exponential: Matrix, integral: Matrix) -> tuple[Matrix, Matrix, Matrix]:
+        phi = integral[..., :n, :n]
+        return exponential[..., :n, :n], phi @ exponential[..., :n, n:], integral[..., :n, n:]
+
+    plain = None
+    if torch.is_grad_enabled() and joint.high.requires_grad:
+        plain = lines(*_scale_and_double(joint.high, identity))
+    with torch.no_grad():
+        words = _scale_and_double(joint, DoubleWord(identity, torch.zeros_like(identity)))
+        exact = [z.rounded() for z in lines(*words)]
+    A_bar, whole, direct = exact if plain is None else [with_gradient_of(p, z) for p, z in zip(plain, exact)]
+    return A_bar, whole * size, direct * size
+
+
 def with_gradient_of(plain: Tensor, exact: Tensor) -> Tensor:
     """The values of ``exact`` with the derivatives of ``plain``."""
     return plain + (exact - plain).detach()

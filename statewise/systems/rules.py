@@ -32,7 +32,13 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.systems.double_word import DoubleWord, exact_product, real_dtype
-from statewise.systems.exponential import exponential_and_integral, phi_1, phi_2, with_gradient_of
+from statewise.systems.exponential import (
+    exponential_and_integral,
+    exponential_and_lines,
+    phi_1,
+    phi_2,
+    with_gradient_of,
+)
 
 METHODS = ("zoh", "bilinear", "euler", "backward_euler", "gbt", "foh", "dirac", "mamba")
 _ALPHA = {"euler": 0.0, "bilinear": 0.5, "backward_euler": 1.0}
@@ -172,21 +178,8 @@ def _exponential(A: Tensor, B: Tensor, dt: Tensor, method: str, check_dt: bool) 
             A_bar = torch.where(endless, torch.zeros_like(A_bar), A_bar)
             B_bar = torch.where(endless, settled, B_bar)
         return Transition(A_bar.expand(*B.shape[:-2], *A.shape[-2:]), B_bar, None)
-    # phi_1 of [[X, B], [0, 0]] is [[phi_1(X), phi_2(X) B], [0, I]]; B comes in at the size of 1, so that it does not
-    # add to the number of doublings
-    n, m = B.shape[-2:]
-    size = torch.exp2(torch.ceil(torch.log2(B.detach().abs().amax((-2, -1), keepdim=True).clamp(min=1e-300))))
-    bottom = X.high.new_zeros(*B.shape[:-2], m, n + m)
-    X = X.expand(B)
-    joint = DoubleWord(
-        torch.cat([torch.cat([X.high, B / size], -1), bottom], -2),
-        torch.cat([torch.cat([X.low, torch.zeros_like(B)], -1), bottom], -2),
-    )
-    below = torch.eye(n + m, dtype=A.dtype, device=A.device)[:, n:]
-    exponential, integral = exponential_and_integral(joint, below.expand(*B.shape[:-2], n + m, m))
-    A_bar, scale = exponential[..., :n, :n], step * size
-    whole, direct = exponential[..., :n, n:] * scale, integral[..., :n, :] * scale
-    return Transition(A_bar, whole - direct + A_bar @ direct, direct)
+    A_bar, whole, direct = exponential_and_lines(X.expand(B), B)
+    return Transition(A_bar, step * whole, step * direct)
 
 
 def _generalized_bilinear(A: Tensor, B: Tensor, dt: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
