@@ -86,29 +86,32 @@ def test_filter_of_s4_equals_dense_powers(name: str) -> None:
     B = torch.linalg.solve(eye - half * A, (op.dt[:, None] * full(op.B)).unsqueeze(-1)).squeeze(-1)
     want = by_powers(discrete, B, full(op.C), 16_384)
     assert float(want.imag.abs().max()) < 1e-8 * float(want.real.abs().max())
-    for length in (1, 2, 3, 64, 100, 1024, 4096, 16_384):
-        got, true = op.impulse_response(length), want.real[:, :length]
-        error = (got - true).abs().amax(-1) / true.abs().amax(-1)
-        assert float(error.max()) < 1e-9, (length, error)
     narrow = DiagonalPlusLowRank(*(m.to(torch.complex64) for m in (op.Lambda, op.P, op.B, op.C)), op.dt.float())
-    error = (narrow.impulse_response(4096).double() - want.real[:, :4096]).abs().amax(-1) / want.real.abs().amax(-1)
-    assert float(error.max()) < 1e-4, error
+    for method in ("response_by_cauchy_sums", "response_by_squaring", "impulse_response"):
+        for length in (1, 2, 3, 64, 100, 1024, 4096, 16_384):
+            got, true = getattr(op, method)(length), want.real[:, :length]
+            error = (got - true).abs().amax(-1) / true.abs().amax(-1)
+            assert float(error.max()) < 1e-9, (method, length, error)
+        got, true = getattr(narrow, method)(4096).double(), want.real[:, :4096]
+        error = (got - true).abs().amax(-1) / true.abs().amax(-1)
+        assert float(error.max()) < 1e-4, (method, error)
 
 
-def test_blocks_of_channels_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wide layers are computed block by block and recomputed in the backward pass."""
+def test_sums_squarings_and_blocks_of_channels_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in every gradient. Of wide layers the sums are taken block by block, and again in the backward pass."""
     op, _ = FAMILIES["DiagonalPlusLowRank rank 2, two outputs"](1, 1, D, 3)
     leaves = {k: v.detach().clone().requires_grad_() for k, v in vars(op).items() if isinstance(v, Tensor)}
     op = replace(op, **leaves)  # type: ignore[type-var]
     weight = torch.randn(3, 2, 50, dtype=D)
 
-    def run() -> tuple[Tensor, ...]:
-        response = op.impulse_response(50)  # type: ignore[attr-defined]
+    def run(method: str) -> tuple[Tensor, ...]:
+        response = getattr(op, method)(50)
         return (response, *torch.autograd.grad((response * weight).sum(), list(leaves.values())))
 
-    want = run()
+    whole = run("response_by_cauchy_sums")
+    want = run("response_by_squaring")
     monkeypatch.setattr("statewise.operators.diagonal_low_rank.KEPT", 1)
-    for a, b in zip(run(), want):
+    for a, b in [*zip(run("response_by_cauchy_sums"), want), *zip(whole, want)]:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * float(b.detach().abs().max()))
 
 
@@ -159,16 +162,28 @@ class Largest(TorchDispatchMode):
         return out
 
 
+def test_the_cheaper_way_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Squaring for the orders that S4 has, sums for large orders and short filters."""
+    taken = []
+    for method in ("response_by_cauchy_sums", "response_by_squaring"):
+        monkeypatch.setattr(DiagonalPlusLowRank, method, lambda self, length, method=method: taken.append(method))
+    for n, length in ((64, 4096), (64, 1024), (512, 1024), (64, 16)):
+        z = torch.zeros(1, n // 2, dtype=torch.complex64)
+        DiagonalPlusLowRank(z, z.unsqueeze(1), z, z, torch.ones(1)).impulse_response(length)
+    assert [method.split("_")[2] for method in taken] == ["squaring", "squaring", "cauchy", "cauchy"]
+
+
 @pytest.mark.parametrize("name", ["DiagonalLTI complex", "DiagonalPlusLowRank"])
 def test_no_array_of_width_states_and_length(name: str) -> None:
     op, _ = FAMILIES[name](1, 1, torch.float32, 3)
-    w, n, length = 3, 64, 8192
+    w, n, length = 8, 256, 2048
     wide = {
         k: v.repeat(1, *[1] * (v.ndim - 2), n // v.shape[-1])
         for k, v in vars(op).items()
         if isinstance(v, Tensor) and v.ndim > 1
     }
-    wide = {k: v.detach().clone().requires_grad_() for k, v in wide.items()}
+    wide = {k: v.repeat(3, *[1] * (v.ndim - 1))[:w].detach().clone().requires_grad_() for k, v in wide.items()}
+    wide |= {"dt": op.dt.repeat(3)[:w]} if name == "DiagonalPlusLowRank" else {}  # type: ignore[attr-defined]
     op = replace(op, **wide)  # type: ignore[type-var]
     with Largest() as largest:
         y, _ = op(torch.randn(1, length, w), form="convolve")
