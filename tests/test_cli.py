@@ -446,7 +446,10 @@ class TestInfo:
         assert record["parts"][2]["state"]["tokens"] == 40
         assert record["parts"][-1]["parameters"] == 9 * 16
 
-    def test_a_layer_that_reads_in_both_directions_has_no_state(self, run: Run, tmp_path: Path) -> None:
+    def test_a_layer_that_reads_in_both_directions_has_no_state(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "140")
         layers = (S4DConfig(d_state=4, bidirectional=True), S4DConfig(d_state=4))
         config = SequenceClassifierConfig(n_classes=2, d_input=1, d_model=4, layers=layers)
         sw.save(config.build(), tmp_path / "model")
@@ -454,7 +457,7 @@ class TestInfo:
         both, one = record["parts"][1:3]
         assert both["state"] is None
         assert one["state"]["bytes"] == 4 * 4 * 4 / 2 * 2
-        assert "none: it reads in both directions" in " ".join(run("info", tmp_path / "model", "--no-json").out.split())
+        assert "none: it reads in both directions" in run("info", tmp_path / "model", "--no-json").out
 
     def test_tables_on_a_terminal(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
