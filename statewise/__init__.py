@@ -22,31 +22,48 @@ _EXPORTS = {
     "CausalConvolution": "statewise.operators.causal_convolution",
     "CheckpointError": "statewise.errors",
     "ConfigError": "statewise.errors",
+    "ContinuousSystem": "statewise.systems",
     "DataError": "statewise.errors",
     "DenseLTI": "statewise.operators.dense",
     "DenseLTV": "statewise.operators.dense",
     "DiagonalLTI": "statewise.operators.diagonal",
     "DiagonalPlusLowRank": "statewise.operators.diagonal_low_rank",
+    "DiscreteSystem": "statewise.systems",
     "FileTokenizer": "statewise.data.tokenizers",
+    "ForecasterConfig": "statewise.models.forecaster",
     "InputError": "statewise.errors",
+    "LMUConfig": "statewise.mixers.lmu",
+    "LSSLConfig": "statewise.mixers.lssl",
+    "LabelledDataConfig": "statewise.data.labelled",
     "LanguageModel": "statewise.models.language_model",
     "LanguageModelConfig": "statewise.models.language_model",
     "LanguageModelState": "statewise.models.language_model",
     "MLPConfig": "statewise.models.mlp",
     "Mamba2Config": "statewise.mixers.mamba2",
+    "MemoryDataConfig": "statewise.data.memory_tasks",
     "Mixer": "statewise.mixers.base",
     "MixerConfig": "statewise.mixers.base",
     "Operator": "statewise.operators.base",
     "RunConfig": "statewise.train.config",
+    "S4Config": "statewise.mixers.s4",
+    "S4DConfig": "statewise.mixers.s4d",
     "SSD": "statewise.operators.ssd",
+    "SequenceClassifierConfig": "statewise.models.classifier",
+    "SequenceRegressorConfig": "statewise.models.regressor",
+    "SeriesDataConfig": "statewise.data.series",
     "StatewiseError": "statewise.errors",
     "TextDataConfig": "statewise.data.text",
     "TrainConfig": "statewise.train.config",
     "TrainingError": "statewise.errors",
     "bidirectional": "statewise.operators.bidirectional",
+    "discretize": "statewise.systems",
     "explain": "statewise.operators.plan",
     "load": "statewise.checkpoints",
+    "mass_spring_damper": "statewise.systems",
+    "open_labelled": "statewise.data.labelled",
+    "open_series": "statewise.data.series",
     "save": "statewise.checkpoints",
+    "set_rate": "statewise.mixers.base",
 }
 # Parts of the package that are reached by attribute as well. `statewise.generate` is also the function: its
 # module can be called.
@@ -62,6 +79,7 @@ _MODULES = (
     "mixers",
     "models",
     "operators",
+    "reproduce",
     "semiseparable",
     "systems",
     "train",
@@ -79,11 +97,17 @@ if TYPE_CHECKING:
     from statewise import mixers as mixers
     from statewise import models as models
     from statewise import operators as operators
+    from statewise import reproduce as reproduce
     from statewise import semiseparable as semiseparable
     from statewise import systems as systems
     from statewise import train as train
     from statewise.checkpoints import load as load
     from statewise.checkpoints import save as save
+    from statewise.data.labelled import LabelledDataConfig as LabelledDataConfig
+    from statewise.data.labelled import open_labelled as open_labelled
+    from statewise.data.memory_tasks import MemoryDataConfig as MemoryDataConfig
+    from statewise.data.series import SeriesDataConfig as SeriesDataConfig
+    from statewise.data.series import open_series as open_series
     from statewise.data.text import TextDataConfig as TextDataConfig
     from statewise.data.tokenizers import ByteTokenizer as ByteTokenizer
     from statewise.data.tokenizers import FileTokenizer as FileTokenizer
@@ -96,12 +120,20 @@ if TYPE_CHECKING:
     from statewise.mixers.attention import AttentionConfig as AttentionConfig
     from statewise.mixers.base import Mixer as Mixer
     from statewise.mixers.base import MixerConfig as MixerConfig
+    from statewise.mixers.base import set_rate as set_rate
+    from statewise.mixers.lmu import LMUConfig as LMUConfig
+    from statewise.mixers.lssl import LSSLConfig as LSSLConfig
     from statewise.mixers.mamba2 import Mamba2Config as Mamba2Config
+    from statewise.mixers.s4 import S4Config as S4Config
+    from statewise.mixers.s4d import S4DConfig as S4DConfig
     from statewise.models.block import BlockConfig as BlockConfig
+    from statewise.models.classifier import SequenceClassifierConfig as SequenceClassifierConfig
+    from statewise.models.forecaster import ForecasterConfig as ForecasterConfig
     from statewise.models.language_model import LanguageModel as LanguageModel
     from statewise.models.language_model import LanguageModelConfig as LanguageModelConfig
     from statewise.models.language_model import LanguageModelState as LanguageModelState
     from statewise.models.mlp import MLPConfig as MLPConfig
+    from statewise.models.regressor import SequenceRegressorConfig as SequenceRegressorConfig
     from statewise.operators.base import Operator as Operator
     from statewise.operators.bidirectional import bidirectional as bidirectional
     from statewise.operators.causal_convolution import CausalConvolution as CausalConvolution
@@ -111,6 +143,10 @@ if TYPE_CHECKING:
     from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank as DiagonalPlusLowRank
     from statewise.operators.plan import explain as explain
     from statewise.operators.ssd import SSD as SSD
+    from statewise.systems import ContinuousSystem as ContinuousSystem
+    from statewise.systems import DiscreteSystem as DiscreteSystem
+    from statewise.systems import discretize as discretize
+    from statewise.systems import mass_spring_damper as mass_spring_damper
     from statewise.train.config import RunConfig as RunConfig
     from statewise.train.config import TrainConfig as TrainConfig
 
