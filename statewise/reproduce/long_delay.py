@@ -52,14 +52,11 @@ def quick() -> DelaySettings:
 def gradient_norms(name: str, config: DelaySettings, seed: int = 0) -> Tensor:
     """The norm of d state_t / d input_{t-k}, that is of A^k B (discrete), for k = 0 ... 8 windows, over its largest."""
     length = 8 * config.window + 1
-    if name == "legs-scaled":  # d c_t / d u_{t-k} at the time t = 8 windows, from impulses
-        lags = torch.linspace(0, length - 2, 65).long()
-        impulses = torch.zeros(len(lags), length - 1, dtype=torch.float64)
-        impulses[torch.arange(len(lags)), length - 2 - lags] = 1
-        norms = hippo.project(impulses, "legs", config.d_state, at=[-1])[0][:, 0].norm(dim=-1)
-        weight = (torch.arange(length) / max(length - 2, 1)).clamp(max=1) * (len(lags) - 1)
-        low = weight.long().clamp(max=len(lags) - 2)
-        found = norms[low] + (weight - low) * (norms[low + 1] - norms[low])
+    if name == "legs-scaled":  # d c_t / d u_{t-k} at the time t = 8 windows
+        u = torch.zeros(1, length, dtype=torch.float64, requires_grad=True)
+        coefficients = hippo.project(u, "legs", config.d_state, at=[-1])[0][0, 0]
+        rows = [torch.autograd.grad(c, u, retain_graph=True)[0][0] for c in coefficients]
+        found = torch.stack(rows).norm(dim=0).flip(0)
     else:
         A, B = initial_system(name, config, torch.Generator().manual_seed(seed))
         step = torch.tensor(1 / config.window, dtype=torch.float64)

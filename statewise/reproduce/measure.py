@@ -38,9 +38,9 @@ def time_side_by_side(
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
     for i in range(rounds):
+        gc.collect()  # not in the middle of a call
         for name in names if i % 2 == 0 else reversed(names):
             for _ in range((repeats or {}).get(name, 1)):
-                gc.collect()
                 seconds[name].append(_seconds(actions[name], device))
         if progress is not None:
             progress(i + 1, rounds)

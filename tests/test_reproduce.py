@@ -1,0 +1,304 @@
+"""Reproductions: kept part by part, refused where they do not belong, and what their reports say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from statewise.cli import run as command_line
+from statewise.errors import CheckpointError, ConfigError, DataError, InputError
+from statewise.reproduce import PLACES, Bar, find, listed, print_report, reproduce, settings
+from statewise.reproduce.hardware import cpu_model, environment, require_memory
+from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_side
+from statewise.reproduce.progress import JsonWatcher, TerminalWatcher, Watcher, make_watcher
+from statewise.reproduce.report import Report, drawn, markdown
+from statewise.reproduce.work import Stopped, finite, open_work
+from statewise.train.tasks import Table
+
+needs_plot = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs the extra plot")
+SMALL = ["orders=[4,8]", "measures=['legs','legt']", "window=64", "cycles=2", "n_signals=2"]
+SMALL = [text.replace("'", '"') for text in SMALL]
+
+
+class Heard(Watcher):
+    """Keeps all it hears; ``stop_after`` parts were computed it sends the signal that a terminal sends for Ctrl-C."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.stop_after = stop_after
+
+    def event(self, record: Any) -> None:
+        self.records.append(dict(record))
+        if record["kind"] == "part" and record["done"] == self.stop_after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def parts(self, found: bool) -> list[str]:
+        return [record["part"] for record in self.records if record["kind"] == "part" and record["found"] is found]
+
+
+def small_hippo() -> Any:
+    return settings("hippo", quick=True, assignments=SMALL)
+
+
+class TestWork:
+    def test_a_part_is_computed_once(self, tmp_path: Path) -> None:
+        calls = []
+
+        def compute() -> dict[str, Any]:
+            calls.append(1)
+            return {"x": [1.0, float("nan"), float("inf")], "by": {3: (1, 2)}}
+
+        for _ in range(2):
+            work = open_work(tmp_path / "run", "hippo", small_hippo())
+            work.begin(1)
+            assert work.part("one", compute) == {"x": [1.0, None, None], "by": {"3": [1, 2]}}
+        assert len(calls) == 1
+        assert work.environments == [environment()]
+
+    def test_a_part_that_fails_or_is_stopped_leaves_nothing(self, tmp_path: Path) -> None:
+        work = open_work(tmp_path / "run", "hippo", small_hippo())
+        for error in (RuntimeError("no"), Stopped(2)):
+
+            def fail(error: BaseException = error) -> dict[str, Any]:
+                raise error
+
+            with pytest.raises(type(error)):
+                work.part("one", fail)
+        assert list((tmp_path / "run" / "parts").iterdir()) == []
+
+    def test_damaged_part(self, tmp_path: Path) -> None:
+        work = open_work(tmp_path / "run", "hippo", small_hippo())
+        work.part("one", lambda: {"x": 1})
+        path = tmp_path / "run" / "parts" / "one.json"
+        for text in ('{"x": 1}', path.read_text()[:-9]):
+            path.write_text(text)
+            with pytest.raises(CheckpointError, match=r"one\.json"):
+                work.part("one", lambda: {"x": 2})
+
+    def test_what_a_killed_process_left_is_removed(self, tmp_path: Path) -> None:
+        open_work(tmp_path / "run", "hippo", small_hippo())
+        left = tmp_path / "run" / "parts" / ".one.json.writing-999999999-0123abcd"
+        left.mkdir()
+        open_work(tmp_path / "run", "hippo", small_hippo())
+        assert not left.exists()
+
+    def test_parts_of_several_machines_are_all_told(self, tmp_path: Path) -> None:
+        work = open_work(tmp_path / "run", "hippo", small_hippo())
+        work.part("one", lambda: {})
+        path = tmp_path / "run" / "parts" / "one.json"
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "environment": {**record["environment"], "cpu": "another"}}))
+        work = open_work(tmp_path / "run", "hippo", small_hippo())
+        work.part("one", lambda: {})
+        work.part("two", lambda: {})
+        assert [place["cpu"] for place in work.environments] == ["another", cpu_model()]
+
+    def test_refused_folders(self, tmp_path: Path) -> None:
+        config = small_hippo()
+        (tmp_path / "file").write_text("")
+        with pytest.raises(CheckpointError, match="is a file"):
+            open_work(tmp_path / "file", "hippo", config)
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "thesis.tex").write_text("")
+        with pytest.raises(CheckpointError, match=r"thesis\.tex"):
+            open_work(tmp_path / "other", "hippo", config)
+        assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
+        open_work(tmp_path / "run", "hippo", config)
+        open_work(tmp_path / "run", "hippo", config)  # the same: it goes on
+        with pytest.raises(ConfigError, match=r"another .*orders, window .*was"):
+            open_work(tmp_path / "run", "hippo", settings("hippo"))
+        with pytest.raises(ConfigError, match="'hippo', not 'delay'"):
+            open_work(tmp_path / "run", "delay", settings("delay"))
+        (tmp_path / "run" / "reproduction.json").write_text("[]")
+        with pytest.raises(CheckpointError, match="not what a reproduction writes"):
+            open_work(tmp_path / "run", "hippo", config)
+
+    def test_finite(self) -> None:
+        assert finite({1: [float("-inf"), "nan", True, None]}) == {"1": [None, "nan", True, None]}
+
+
+class TestReproduce:
+    def test_stopped_and_continued(self, tmp_path: Path) -> None:
+        whole = reproduce("hippo", tmp_path / "whole", small_hippo(), plots=False)
+        heard = Heard(stop_after=2)
+        before = signal.getsignal(signal.SIGINT)
+        stopped = reproduce("hippo", tmp_path / "run", small_hippo(), plots=False, watcher=heard)
+        assert (stopped.report, stopped.signal, stopped.exit_code) == (None, signal.SIGINT, 130)
+        assert signal.getsignal(signal.SIGINT) is before
+        assert "SIGINT" in heard.records[-1]["message"]
+        assert not (tmp_path / "run" / "result.json").exists()
+        heard = Heard()
+        outcome = reproduce("hippo", tmp_path / "run", small_hippo(), plots=False, watcher=heard)
+        assert heard.parts(found=True) == ["legs-4", "legs-8"]
+        assert heard.parts(found=False) == ["legt-4", "legt-8"]
+        assert outcome.exit_code == 0
+        assert outcome.record is not None
+        assert whole.record is not None
+        assert outcome.record["figures"] == whole.record["figures"]
+
+    def test_result_and_report(self, tmp_path: Path) -> None:
+        outcome = reproduce("hippo", tmp_path / "run", small_hippo(), plots=False)
+        record = json.loads((tmp_path / "run" / "result.json").read_text())
+        assert record == outcome.record
+        assert record["settings"]["orders"] == [4, 8]
+        assert record["environments"][0]["torch"] == torch.__version__
+        assert record["environments"][0]["threads"] == torch.get_num_threads()
+        assert record["date"].endswith("UTC")
+        page = (tmp_path / "run" / "report.md").read_text()
+        for expected in ("| LegS |", "N = 8", "differs from the published", torch.__version__, '"window": 64'):
+            assert expected in page
+        stream = StringIO()
+        assert outcome.report is not None
+        print_report(outcome.report, record, outcome.folder, stream=stream)
+        printed = json.loads(stream.getvalue())
+        assert (printed["kind"], printed["figures"]) == ("result", record["figures"])
+        stream = StringIO()
+        print_report(outcome.report, record, outcome.folder, as_json=False, stream=stream)
+        assert "LegS" in stream.getvalue()
+        assert "result.json" in stream.getvalue()
+
+    @needs_plot
+    def test_plots(self, tmp_path: Path) -> None:
+        outcome = reproduce("hippo", tmp_path / "run", small_hippo())
+        assert outcome.record is not None
+        assert "hippo-noise.png" in outcome.record["plots"]
+        for name in outcome.record["plots"]:
+            assert (tmp_path / "run" / name).read_bytes().startswith(b"\x89PNG")
+        assert "![" in (tmp_path / "run" / "report.md").read_text()
+
+    def test_without_matplotlib(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("statewise.reproduce.registry.find_spec", lambda name: None)
+        with pytest.raises(DataError, match=r'pip install "statewise\[plot\]", or use --no-plots'):
+            reproduce("hippo", tmp_path / "run", small_hippo())
+        assert not (tmp_path / "run").exists()
+        assert reproduce("hippo", tmp_path / "run", small_hippo(), plots=False).exit_code == 0
+
+    def test_errors(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="there are hippo, delay"):
+            find("hipo")
+        with pytest.raises(ConfigError, match="did you mean 'window'"):
+            settings("hippo", assignments=["windw=3"])
+        with pytest.raises(ConfigError, match="needs a HippoSettings, got a DelaySettings"):
+            reproduce("hippo", tmp_path, settings("delay"), plots=False)
+
+    def test_all_are_listed(self) -> None:
+        assert [name for name, _, _ in listed()] == list(PLACES)
+        for name in PLACES:
+            found = find(name)
+            assert type(found.quick()) is type(found.full())
+            assert found.quick() != found.full()
+            assert settings(name) == found.full()
+
+    def test_command_line(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        words = ["reproduce", "hippo", "--quick", "--no-plots", "--out", str(tmp_path / "run")]
+        words += [word for text in SMALL for word in ("--set", text)]
+        assert command_line(words) == 0
+        lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+        assert [line["kind"] for line in lines] == ["start", *["part"] * 4, "result"]
+        assert lines[0]["settings"]["orders"] == [4, 8]
+        assert command_line(["reproduce"]) == 0
+        assert set(json.loads(capfd.readouterr().out)) == set(PLACES)
+        assert command_line(["reproduce", "hippo", "--out", str(tmp_path / "run"), "--no-plots"]) == 2
+        assert "go on as it was" in capfd.readouterr().err
+
+
+class TestMeasure:
+    def test_peak_of_known_allocations(self) -> None:
+        before = torch.ones(1000)
+
+        def action() -> None:
+            a = torch.empty(1000)  # 4,000 bytes
+            b = torch.empty(500)  # 2,000
+            del a
+            c = torch.empty(750)  # 3,000
+            del b, c
+
+        assert peak_bytes(action) == 6000
+        assert peak_bytes(lambda: before.sigmoid_()) == 0
+
+    def test_freeing_what_was_there_is_no_gain(self) -> None:
+        kept = [torch.ones(10_000)]
+
+        def action() -> None:
+            kept.clear()
+            kept.append(torch.empty(500))
+
+        assert peak_bytes(action) == 2000
+
+    def test_temporaries_inside_operators_and_of_the_backward_pass(self) -> None:
+        x = torch.randn(64, 64, requires_grad=True)
+        assert peak_bytes(lambda: torch.linalg.solve(torch.eye(64), x.detach())) >= 3 * 4 * 64 * 64
+        y = (x.exp() * 2).sum()
+        assert peak_bytes(y.backward) >= 2 * 4 * 64 * 64
+
+    @pytest.mark.cuda
+    def test_peak_on_cuda(self) -> None:
+        device = torch.device("cuda")
+        assert peak_bytes(lambda: torch.empty(1 << 20, device=device), device) == 4 << 20
+
+    def test_side_by_side(self) -> None:
+        order: list[str] = []
+        actions = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+        told: list[tuple[int, int]] = []
+        seconds = time_side_by_side(
+            actions, 2, repeats={"b": 2}, progress=lambda done, total: told.append((done, total))
+        )
+        assert order == ["a", "b", "b", "b", "b", "a"]
+        assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 4}
+        assert told == [(1, 2), (2, 2)]
+        assert milliseconds([0.003, 0.001, 0.002]) == pytest.approx(2.0)
+        with pytest.raises(InputError, match="nothing to measure"):
+            time_side_by_side(actions, 0)
+
+    def test_memory_is_told_before(self) -> None:
+        require_memory(1, "this", "do that")
+        if os.path.exists("/proc/meminfo"):
+            with pytest.raises(DataError, match=r"this needs about 1,?000,?000\.0 GB .* do that"):
+                require_memory(10**15, "this", "do that")
+
+
+class TestReport:
+    def test_bars(self) -> None:
+        assert Bar(what="x", ours=2.0, bar=2.0).holds
+        assert not Bar(what="x", ours=2.0, bar=2.0, beyond=True).holds
+        assert str(Bar(what="x", ours=1.0, bar=30.0, unit="x")) == "MISSED: x: 1x, at least 30x was asked"
+
+    def test_markdown(self) -> None:
+        table = Table("t", ("", "ours"), [("a|b", "1")], ("a note",))
+        report = Report(title="T", setting="s", tables=[table], bars=[Bar(what="x", ours=2, bar=1)])
+        record = {"date": "today", "seconds": 1.0, "environments": [environment()], "settings": {}}
+        page = markdown(report, record, [drawn("p", "a plot", lambda figure: None)])
+        for line in ("|   | ours |", "| --- | ---: |", "| a/b | 1 |", "a note", "- reached: x", "![a plot](p.png)"):
+            assert line in page
+
+
+class TestWatchers:
+    def test_json(self) -> None:
+        stream = StringIO()
+        watcher = make_watcher(stream)
+        assert isinstance(watcher, JsonWatcher)
+        watcher.event({"kind": "part", "part": "a"})
+        watcher.progress("a", 0.5)
+        watcher.close()
+        assert json.loads(stream.getvalue()) == {"kind": "part", "part": "a"}
+
+    def test_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stream = StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+        watcher = make_watcher(stream)
+        assert isinstance(watcher, TerminalWatcher)
+        watcher.event({"kind": "start", "message": "begins"})
+        watcher.progress("a part", 0.5)
+        watcher.event({"kind": "part", "part": "a part", "found": False, "seconds": 1.0, "done": 1, "of": 2})
+        watcher.event({"kind": "part", "part": "b", "found": True, "seconds": 1.0, "done": 2, "of": 2})
+        assert watcher.bar is None
+        for expected in ("begins", "1 of 2  a part: 1.0 s", "2 of 2  b: found done"):
+            assert expected in stream.getvalue()
