@@ -39,6 +39,17 @@ class Operator(abc.ABC):
         """One step in time: u (batch, *channels, *trailing); the coefficients without their time axis."""
 
     @abc.abstractmethod
+    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> Any:
+        """The state of a system at rest; ``options`` are the device and dtype of its tensors."""
+
+    @abc.abstractmethod
+    def _check(self, u: Tensor) -> None:
+        """Raise InputError unless the coefficients fit one another and u."""
+
+    @abc.abstractmethod
+    def _like(self) -> Tensor:
+        """A coefficient, for its device and dtype."""
+
     def initial_state(
         self,
         batch: int,
@@ -48,14 +59,9 @@ class Operator(abc.ABC):
         dtype: torch.dtype | None = None,
     ) -> Any:
         """The state of a system at rest. ``device`` and ``dtype`` default to the coefficients', float32 or wider."""
-
-    @abc.abstractmethod
-    def _check(self, u: Tensor) -> None:
-        """Raise InputError unless the coefficients fit one another and u."""
-
-    @abc.abstractmethod
-    def _like(self) -> Tensor:
-        """A coefficient, for its device and dtype."""
+        like = self._like()
+        device = like.device if device is None else device
+        return self._rest(batch, trailing, device=device, dtype=wide(like.dtype if dtype is None else dtype))
 
     def __call__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,18 +71,9 @@ class CausalConvolution(Operator):
                 f"got {tuple(u.shape)}"
             )
 
-    def initial_state(
-        self,
-        batch: int,
-        *,
-        trailing: tuple[int, ...] = (),
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> ConvolutionState:
+    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> ConvolutionState:
         width, n_taps = self.taps.shape
-        device = self.taps.device if device is None else device
-        dtype = wide(self.taps.dtype if dtype is None else dtype)
-        return ConvolutionState(torch.zeros(batch, n_taps - 1, width, *trailing, device=device, dtype=dtype))
+        return ConvolutionState(torch.zeros(batch, n_taps - 1, width, *trailing, **options))
 
     def step(self, u: Tensor, state: ConvolutionState) -> tuple[Tensor, ConvolutionState]:
         past = torch.cat([state.inputs, u.unsqueeze(1).to(state.inputs.dtype)], 1)

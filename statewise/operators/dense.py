@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,18 +53,9 @@ class DenseLTI(TimeInvariant):
             raise InputError(f"DenseLTI needs real A, B, C; got {A.dtype}, {B.dtype}, {C.dtype}")
         self._check_input(u, A.shape[0])
 
-    def initial_state(
-        self,
-        batch: int,
-        *,
-        trailing: tuple[int, ...] = (),
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> DenseState:
+    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> DenseState:
         w, n = self.B.shape
-        device = self.A.device if device is None else device
-        dtype = wide(self.A.dtype if dtype is None else dtype)
-        return DenseState(torch.zeros(batch, w, *trailing, n, device=device, dtype=dtype))
+        return DenseState(torch.zeros(batch, w, *trailing, n, **options))
 
     def step(self, u: Tensor, state: DenseState) -> tuple[Tensor, DenseState]:
         A, B, C = (m.to(wide(u.dtype, m.dtype)) for m in (self.A, self.B, self.C))
@@ -168,18 +159,9 @@ class DenseLTV(Operator):
     def _output_shape(self, u: Tensor) -> tuple[int, ...]:
         return output_shape(self.C, u)
 
-    def initial_state(
-        self,
-        batch: int,
-        *,
-        trailing: tuple[int, ...] = (),
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> DenseLTVState:
-        device = self.A.device if device is None else device
-        dtype = wide(self.A.dtype if dtype is None else dtype)
-        h = torch.zeros(batch, self.C.shape[0], *trailing, len(self.B), device=device, dtype=dtype)
-        return DenseLTVState(h, torch.zeros(batch, dtype=torch.int64, device=device))
+    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> DenseLTVState:
+        h = torch.zeros(batch, self.C.shape[0], *trailing, len(self.B), **options)
+        return DenseLTVState(h, torch.zeros(batch, dtype=torch.int64, device=h.device))
 
     def step(self, u: Tensor, state: DenseLTVState) -> tuple[Tensor, DenseLTVState]:
         A, B, C = (m.to(wide(u.dtype, m.dtype)) for m in (self.A, self.B, self.C))

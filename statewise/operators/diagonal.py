@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,18 +59,10 @@ class DiagonalLTI(TimeInvariant):
             )
         self._check_input(u, A.shape[0])
 
-    def initial_state(
-        self,
-        batch: int,
-        *,
-        trailing: tuple[int, ...] = (),
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> DiagonalState:
+    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> DiagonalState:
         width, n = self.A.shape
-        shape = (batch, width, *trailing, n, 2) if self.A.is_complex() else (batch, width, *trailing, n)
-        device = self.A.device if device is None else device
-        return DiagonalState(torch.zeros(shape, device=device, dtype=wide(self.A.dtype if dtype is None else dtype)))
+        pair = (2,) if self.A.is_complex() else ()
+        return DiagonalState(torch.zeros(batch, width, *trailing, n, *pair, **options))
 
     def step(self, u: Tensor, state: DiagonalState) -> tuple[Tensor, DiagonalState]:
         A, B, C = self._coefficients(u.ndim - 2, wide(u.dtype, self.A.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,18 +86,9 @@ class DiagonalPlusLowRank(TimeInvariant):
             )
         self._check_input(u, Lambda.shape[0])
 
-    def initial_state(
-        self,
-        batch: int,
-        *,
-        trailing: tuple[int, ...] = (),
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> LowRankState:
+    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> LowRankState:
         w, n = self.Lambda.shape
-        device = self.Lambda.device if device is None else device
-        dtype = wide(self.Lambda.dtype if dtype is None else dtype)
-        return LowRankState(torch.zeros(batch, w, *trailing, n, 2, device=device, dtype=dtype))
+        return LowRankState(torch.zeros(batch, w, *trailing, n, 2, **options))
 
     def step(self, u: Tensor, state: LowRankState) -> tuple[Tensor, LowRankState]:
         """(I - dt/2 A) h_t = (I + dt/2 A) h_{t-1} + dt B u_t, solved by Woodbury: D = 1/(1 - dt/2 Lambda) and a matrix

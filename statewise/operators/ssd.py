@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.ssd import ssd
-from statewise.operators.base import Operator, wide
+from statewise.operators.base import Operator
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 
 
@@ -72,19 +72,9 @@ class SSD(Operator):
         if self.chunk_length < 1:
             raise InputError(f"SSD needs chunk_length >= 1; got {self.chunk_length}")
 
-    def initial_state(
-        self,
-        batch: int,
-        *,
-        trailing: tuple[int, ...] = (),
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> SSDState:
-        device = self.B.device if device is None else device
-        dtype = wide(self.B.dtype if dtype is None else dtype)
-        return SSDState(
-            torch.zeros(batch, self.log_a.shape[-1], *trailing, self.B.shape[-1], device=device, dtype=dtype)
-        )
+    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> SSDState:
+        heads, n = self.log_a.shape[-1], self.B.shape[-1]
+        return SSDState(torch.zeros(batch, heads, *trailing, n, **options))
 
     def step(self, u: Tensor, state: SSDState) -> tuple[Tensor, SSDState]:
         per_group = self.log_a.shape[-1] // self.B.shape[-2]
