@@ -15,7 +15,7 @@ from torch import Tensor
 from statewise import hippo
 from statewise.errors import ConfigError
 from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Report, drawn
+from statewise.reproduce.report import Report, doubling_axis, drawn
 from statewise.reproduce.work import Work
 from statewise.train.tasks.base import Table
 
@@ -198,11 +198,8 @@ def _draw(drawing: Figure, config: HippoSettings, found: Mapping[str, Mapping[st
     axes = drawing.subplots()
     for measure, by_order in found.items():
         axes.loglog(list(config.orders), [by_order[str(n)] for n in config.orders], marker="o", label=NAMES[measure])
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(config.orders), [str(n) for n in config.orders])
-    axes.set_xlabel("N, states")
+    doubling_axis(axes, config.orders, "N, states")
     axes.set_ylabel("relative error of the reconstruction")
-    axes.grid(alpha=0.3)
     axes.legend()
 
 

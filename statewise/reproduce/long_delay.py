@@ -25,7 +25,7 @@ from statewise.reproduce.delay_model import (
     train_model,
 )
 from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Report, drawn
+from statewise.reproduce.report import Report, doubling_axis, drawn
 from statewise.reproduce.work import Work
 from statewise.systems import discretize_dense
 from statewise.train.tasks.base import Table
@@ -139,7 +139,9 @@ def _report(
             "Published is the effect on another task: the S4 paper (arXiv:2111.00396, sec. 2.2) says of LSSL that "
             "changing a random A to HiPPO's took sequential MNIST from 60 % to 98 %.",
             "The random A has LegS's spectral abscissa, so its slowest mode fades as slowly; as drawn, with "
-            "eigenvalues in the unit disc and none of that, gradients grow without bound, as article 003 has it.",
+            "eigenvalues in the unit disc and none of that, gradients grow without bound.",
+            "The slowest decay sets how far a gradient reaches, so the random A's reaches about as far as LegS's. What "
+            "it lacks is that its states tell the past apart.",
             f"The radius of its eigenvalues is {config.radius:g}; of 1, 8, 64 and 512 in units of time^-1, 64 did best "
             "at N = 64.",
         ),
@@ -182,10 +184,8 @@ def _draw_errors(drawing: Figure, config: DelaySettings, errors: Any, titles: Ma
             middle = [statistics.median(p) if p else float("nan") for p in points]
             axes.loglog(config.delays, middle, marker="o", label=NAMES[name])
         axes.axhline(1.0, color="gray", linewidth=0.8)
-        axes.set_xticks(config.delays, [str(delay) for delay in config.delays])
         axes.set_title(titles[mode], fontsize=9)
-        axes.set_xlabel("delay, steps")
-        axes.grid(alpha=0.3)
+        doubling_axis(axes, config.delays, "delay, steps")
     panels[0].set_ylabel("error over the signal")
     panels[0].legend(fontsize=7)
 

@@ -17,7 +17,7 @@ from statewise.mixers.time_invariant import TimeInvariantMixer
 from statewise.reproduce.hardware import require_memory
 from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_side
 from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Bar, Report, drawn
+from statewise.reproduce.report import Bar, Report, doubling_axis, drawn
 from statewise.reproduce.work import Work
 from statewise.train.environment import choose_device
 from statewise.train.tasks.base import Table
@@ -190,10 +190,8 @@ def _draw(drawing: Figure, figures: Mapping[str, Any]) -> None:
         axes.loglog(widths, [figures[str(width)][key] for width in widths], marker="o", label="here")
         known = [width for width in widths if width in published]
         axes.loglog(known, [published[w][0] / published[w][1] for w in known], marker="s", ls="--", label="published")
-        axes.set_xticks(widths, [str(width) for width in widths])
-        axes.set_xlabel("width = N")
+        doubling_axis(axes, widths, "width = N")
         axes.set_title(f"S4 is so many {title} than LSSL", fontsize=10)
-        axes.grid(alpha=0.3)
         axes.legend()
 
 

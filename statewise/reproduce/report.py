@@ -16,6 +16,7 @@ from statewise.reproduce.work import Work, finite, write_json, write_text
 from statewise.train.tasks.base import Table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 RESULT_FILE = "result.json"
@@ -80,6 +81,15 @@ class Report:
     figures: dict[str, Any] = field(default_factory=dict)
     bars: Sequence[Bar] = ()
     plots: Sequence[Plot] = ()
+
+
+def doubling_axis(axes: Axes, values: Sequence[int], label: str) -> None:
+    """A logarithmic axis of x with a tick at each value and nowhere else."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(values), [f"{value:,}" for value in values])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel(label)
+    axes.grid(alpha=0.3)
 
 
 def write_report(report: Report, work: Work, *, plots: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_side
 from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Bar, Report, drawn
+from statewise.reproduce.report import Bar, Report, doubling_axis, drawn
 from statewise.reproduce.work import Work
 from statewise.train.environment import choose_device
 from statewise.train.tasks.base import Table
@@ -186,10 +186,8 @@ def _draw(drawing: Figure, figures: Mapping[str, Any]) -> None:
         panels[0].loglog(lengths, ms, marker="o", label=name)
         panels[1].loglog(lengths, kb, marker="o", label=name)
     for axes, title in zip(panels, ("microseconds a time step", "kilobytes a time step")):
-        axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
-        axes.set_xlabel("length")
+        doubling_axis(axes, lengths, "length")
         axes.set_title(title, fontsize=10)
-        axes.grid(alpha=0.3)
         axes.legend()
 
 
