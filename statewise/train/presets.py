@@ -71,7 +71,8 @@ def _forecasting(data: SeriesDataConfig, *, steps: int, scaling_steps: int, drop
 
 def digits() -> RunConfig:
     """Scikit-learn's digits, pixel by pixel: about half a minute."""
-    return _classification(LabelledDataConfig(), n_classes=10, n_layers=3, d_state=32, dt_range=(1e-2, 1e-1), epochs=30)
+    data = LabelledDataConfig()
+    return _classification(data, n_classes=10, n_layers=3, d_state=32, dt_range=(1e-2, 1e-1), epochs=30, lr=8e-3)
 
 
 def acsf1() -> RunConfig:
@@ -101,17 +102,18 @@ def _classification(
     dt_range: tuple[float, float] = (1e-3, 1e-1),
     dropout: float = 0.1,
     batch_size: int = 32,
+    lr: float = 4e-3,
     epochs: float | None = None,
     minutes: float | None = None,
 ) -> RunConfig:
-    """Layers of S4D with LayerNorm, the mean over the steps, and the rates of S4: 4e-3, and 1e-3 for the dynamics."""
+    """Layers of S4D with LayerNorm, the mean over the steps, and S4's 1e-3 for the dynamics."""
     layer = BlockConfig(mixer=S4DConfig(d_state=d_state, dt_range=dt_range), norm="layer", dropout=dropout)
     model = SequenceClassifierConfig(n_classes=n_classes, d_input=1, d_model=64, layers=(layer,) * n_layers)
     train = TrainConfig(
         epochs=epochs,
         minutes=minutes,
         batch_size=batch_size,
-        lr=4e-3,
+        lr=lr,
         lr_min_ratio=0.01,
         dynamics_lr_max=1e-3,
         weight_decay=0.05,
