@@ -15,6 +15,7 @@ from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import MixerConfig
 from statewise.models.base import Model, ModelConfig
 from statewise.models.block import NORMS, Block, BlockConfig, as_block, build_norm
+from statewise.models.frames import frames, initial_frame_state
 from statewise.models.language_model import _advance
 from statewise.models.pooling import POOLINGS, build_pooling
 from statewise.operators.masks import mask_time
@@ -22,12 +23,13 @@ from statewise.operators.masks import mask_time
 
 class SequenceState(NamedTuple):
     """position: (batch,) int64, steps read since the row's sequence began; layers: one state per layer; pooling: what
-    the pooling has summed up, an empty tuple for a model without one.
+    the pooling has summed up, and frames: the samples of an unfinished frame; empty tuples for a model without them.
     """
 
     position: Tensor
     layers: tuple[Any, ...]
     pooling: Any
+    frames: Any = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class SequenceModelConfig(ModelConfig):
     pooling: "mean", "last" or "attention" over the steps of a sequence; None: an output for every step.
     norm: "rms" or "layer", after the last layer; None: none. "auto": none where the last block is post-norm, whose
     output is normed already; else the last block's norm, or "layer" where that is batch norm.
+    frame_length: so many steps are read side by side as one step of the layers, which is cheaper by about that factor;
+    steps behind the last whole frame wait for the next call (in the state), or are not read. Needs a pooling.
     """
 
     d_model: int
@@ -47,6 +51,7 @@ class SequenceModelConfig(ModelConfig):
     norm: str | None = "auto"
     norm_eps: float = 1e-5
     dropout: float = 0.0  # of the features before the head
+    frame_length: int = 1
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -59,6 +64,13 @@ class SequenceModelConfig(ModelConfig):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}.{field}={value} is too small; use at least 1")
+        if self.frame_length < 1:
+            raise ConfigError(f"{name}.frame_length={self.frame_length} is too small; use at least 1")
+        if self.frame_length > 1 and (self.pooling is None or self.d_input is None):
+            raise ConfigError(
+                f"{name}.frame_length={self.frame_length} reads several steps of numbers as one, so there is no output "
+                "for each of them; set a pooling and d_input, or frame_length=1"
+            )
         if self.pooling is not None and self.pooling not in POOLINGS:
             raise ConfigError(f"{name}.pooling={self.pooling!r} is unknown; use one of {list(POOLINGS)}, or None")
         if self.norm is not None and self.norm not in ("auto", *NORMS):
@@ -117,7 +129,7 @@ class SequenceModel(Model, abc.ABC):
         self.config = config
         self.embedding: nn.Linear | nn.Embedding
         if config.d_input is not None:
-            self.embedding = nn.Linear(config.d_input, config.d_model)
+            self.embedding = nn.Linear(config.frame_length * config.d_input, config.d_model)
         else:
             self.embedding = nn.Embedding(cast("int", config.vocab_size), config.d_model)
         self.layers = nn.ModuleList(block.build(config.d_model) for block in config.blocks)
@@ -158,7 +170,11 @@ class SequenceModel(Model, abc.ABC):
         dtype = weight.dtype if dtype is None else dtype
         layers = tuple(block.initial_state(batch, device=device, dtype=dtype) for block in self.blocks)
         pooling = () if self.pooling is None else self.pooling.initial_state(batch, device=device, dtype=dtype)
-        return SequenceState(torch.zeros(batch, dtype=torch.int64, device=device), layers, pooling)
+        waiting: Any = ()
+        if self.config.frame_length > 1:
+            like = torch.empty(0, device=device, dtype=dtype)
+            waiting = initial_frame_state(batch, self.config.frame_length, cast("int", self.config.d_input), like)
+        return SequenceState(torch.zeros(batch, dtype=torch.int64, device=device), layers, pooling, waiting)
 
     def features(
         self,
@@ -168,8 +184,22 @@ class SequenceModel(Model, abc.ABC):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, SequenceState | None]:
-        """The (normed) output of the last layer, (batch, length, d_model), and a state whose pooling is as it was."""
+        """The (normed) output of the last layer, (batch, length, d_model), and a state whose pooling is as it was.
+
+        With frames the length is the number of frames.
+        """
+        h, _, after = self._features(x, state, lengths, starts)
+        return h, after
+
+    def _features(
+        self, x: Tensor, state: SequenceState | None, lengths: Tensor | None, starts: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, SequenceState | None]:
+        """``features``, and the lengths that they have."""
         self._check(x, state, lengths, starts)
+        position = None if state is None else _advance(state.position, x, lengths, starts)
+        waiting: Any = ()
+        if self.config.frame_length > 1:
+            x, lengths, waiting = frames(x, self.config.frame_length, None if state is None else state.frames, lengths)
         valid = None if lengths is None else torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         if self.config.vocab_size is None:
             h = self.embedding(mask_time(x, valid))
@@ -187,9 +217,9 @@ class SequenceModel(Model, abc.ABC):
             states.append(layer_state)
         if self.norm is not None:
             h = self.norm(h)
-        if state is None:
-            return h, None
-        return h, SequenceState(_advance(state.position, x, lengths, starts), tuple(states), state.pooling)
+        if state is None or position is None:
+            return h, lengths, None
+        return h, lengths, SequenceState(position, tuple(states), state.pooling, waiting)
 
     def forward(
         self,
@@ -199,7 +229,7 @@ class SequenceModel(Model, abc.ABC):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, SequenceState | None]:
-        h, after = self.features(x, state, lengths=lengths, starts=starts)
+        h, lengths, after = self._features(x, state, lengths, starts)
         if self.pooling is not None:
             h, pooled = self.pooling(h, None if state is None else state.pooling, lengths=lengths)
             after = None if after is None else after._replace(pooling=pooled)
