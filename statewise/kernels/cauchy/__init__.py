@@ -19,18 +19,18 @@ def _fake_forward(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
     return torch.empty(*v.shape[:2], z.shape[1], dtype=v.dtype, device=v.device)
 
 
-def _fake_adjoint(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_adjoint(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor, with_z: bool) -> tuple[Tensor, Tensor, Tensor]:
     dv, dz, d_Lambda = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (v, z, Lambda))
     return dv, dz, d_Lambda
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
+    ctx.save_for_backward(*(m for m in inputs if isinstance(m, Tensor)))
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    gradients: tuple[Any, ...] = _cauchy_backward(grad, *ctx.saved_tensors)
-    return gradients
+    dv, dz, d_Lambda = _cauchy_backward(grad, *ctx.saved_tensors, ctx.needs_input_grad[1])
+    return dv, dz if ctx.needs_input_grad[1] else None, d_Lambda
 
 
 def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -40,7 +40,7 @@ def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         first = torch.autograd.grad(
             cauchy_reference(*leaves[1:]), leaves[1:], leaves[0], create_graph=True, materialize_grads=True
         )
-        return torch.autograd.grad(first, leaves, grads, materialize_grads=True)
+        return *torch.autograd.grad(first, leaves, grads, materialize_grads=True), None
 
 
 _cauchy = register(
@@ -53,7 +53,7 @@ _cauchy = register(
 )
 _cauchy_backward = register(
     "cauchy_backward",
-    "(Tensor grad, Tensor v, Tensor z, Tensor Lambda) -> (Tensor, Tensor, Tensor)",
+    "(Tensor grad, Tensor v, Tensor z, Tensor Lambda, bool with_z) -> (Tensor, Tensor, Tensor)",
     backward,
     fake=_fake_adjoint,
     setup_context=_setup_context,
