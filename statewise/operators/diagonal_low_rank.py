@@ -18,7 +18,7 @@ from statewise.operators.time_invariant import Block, TimeInvariant, double
 
 # Values of the generating function that are computed at once: more are recomputed, block by block, in the backward
 # pass rather than kept.
-KEPT = 1 << 20
+KEPT = 1 << 18
 # Operations of a dense matrix product that take as long as one term of a Cauchy sum, forward and backward (measured:
 # about 60 on two CPU cores, where products run at 50 times the speed of complex divisions).
 WORTH_A_SUM = 60

@@ -10,7 +10,8 @@ import torch
 # Numbers in one block of FFTs: a float32 megabyte, so that the copies, the products and both FFTs of a block meet
 # in the cache, and small enough calls that PyTorch's cost for each (about 25 microseconds an FFT) stays a few percent.
 _BLOCK = 2**18
-_GROUP = 2**23  # numbers of the padded filters whose spectra are kept at once: what bounds the memory
+_GROUP = 2**19  # numbers of the padded filters whose spectra are kept at once: what bounds the memory
+_CHANNELS = 32  # but so many channels at least: fewer waste the cache lines of the transposed copies
 _AT_LEAST = 4  # FFTs in one call: a long one alone takes five times as long as one of four (measured with MKL)
 _ELSEWHERE = 2**27  # both, on a device that is not a CPU
 
@@ -55,7 +56,7 @@ def sizes(batch: int, length: int, taps: int, width: int, columns: int, device: 
     n = n_fft(length, taps)
     in_group, in_block = (_GROUP, _BLOCK) if device.type == "cpu" else (_ELSEWHERE, _ELSEWHERE)
     at_once = max(_AT_LEAST, in_block // n)  # FFTs in one call
-    group = max(1, min(width, in_group // (n * columns)))
+    group = max(1, min(width, max(_CHANNELS, in_group // (n * columns))))
     block = max(1, min(group, at_once // columns))
     rows = max(1, min(batch, at_once // (columns * group))) if block == group else 1
     return Sizes(n, n - taps + 1, group, block, rows)
