@@ -41,13 +41,13 @@ class S4VsTransformerSettings:
     """
 
     lengths: tuple[int, ...] = (1024, 4096, 16384)
-    batches: tuple[int, ...] = (8, 2, 1)
+    batches: tuple[int, ...] = (8, 8, 2)
     d_model: int = 256
     n_layers: int = 4
     n_heads: int = 4
     d_state: int = 64
     expand: float = 4.0
-    rounds: int = 5
+    rounds: int = 3
     device: str = "cpu"
 
     def __post_init__(self) -> None:
