@@ -76,9 +76,8 @@ def main() -> None:
     }
     for name in ("microseconds_per_step", "resident_megabytes"):
         first_value, last_value = record[name]
-        print(
-            f"{name}: first tenth {first_value:,.2f}, last tenth {last_value:,.2f}, ratio {last_value / first_value:.3f}"
-        )
+        ratio = last_value / first_value
+        print(f"{name}: first tenth {first_value:,.2f}, last tenth {last_value:,.2f}, ratio {ratio:.3f}")
     print(f"relative difference from one call over the first {checked:,} steps: {worst:.1e}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(record, indent=2) + "\n")
