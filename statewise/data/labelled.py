@@ -27,7 +27,7 @@ from statewise.data.sequences import (
 from statewise.data.splits import SPLITS
 from statewise.errors import ConfigError, DataError
 
-SOURCES = ("digits", "fashion-mnist", "mnist", "cifar10", "spoken-digits", "ucr:<name>")
+SOURCES = ("digits", "fashion-mnist", "mnist", "cifar10", "spoken-digits", "arrays", "ucr:<name>")
 IMAGES = ("digits", "fashion-mnist", "mnist", "cifar10")
 NORMALIZATIONS = ("dataset", "series", "none")
 CHANNELS = ("grey", "rgb")
@@ -40,13 +40,14 @@ class LabelledDataConfig(DataConfig):
     """Which sequences, how scaled, how divided.
 
     source: "digits" (scikit-learn's, the default), "fashion-mnist", "mnist", "cifar10", "spoken-digits", or "ucr:" and
-        the name of a problem, as "ucr:ACSF1". Images are read as sequences of pixels, row by row.
+        the name of a problem, as "ucr:ACSF1". Images are read as sequences of pixels, row by row. "arrays": your own
+        sequences, the .npz file at ``folder`` (see :func:`statewise.data.arrays.find_arrays`).
     folder: where the files lie; None: where a package puts them. The loaders say which files they look for.
     permuted: images only: the pixels of every image in one random order, that of numpy's generator of ``seed``.
     channels: of cifar10: "grey" (the default; 0.299 R + 0.587 G + 0.114 B, rounded) or "rgb", three numbers a step.
     normalize: "dataset": each channel has mean 0 and variance 1 over the training rows. "series": each channel of each
         row has, over its own steps (a channel that does not change becomes zero). "none": as stored. None: what suits
-        the source: "dataset" for images, "series" for spoken digits, "none" for UCR series.
+        the source: "dataset" for images, and arrays, "series" for spoken digits, "none" for UCR series.
     max_length: longer sequences are cut at their end.
     validation_fraction: the share of the training rows that is held out for validation, of each class alike.
     test_fraction: the share held out for the test, of each class alike, before that; only where the source has no
@@ -73,7 +74,7 @@ class LabelledDataConfig(DataConfig):
             raise ConfigError(f"LabelledDataConfig.permuted is for images, {', '.join(IMAGES)}; not for {self.source}")
         if self.channels is not None and self.source != "cifar10":
             raise ConfigError(f"LabelledDataConfig.channels is for cifar10, not for {self.source}; leave it out")
-        if self.test_fraction is not None and self.source != "digits":
+        if self.test_fraction is not None and self.source not in ("digits", "arrays"):
             raise ConfigError(f"LabelledDataConfig.test_fraction: {self.source} has test rows of its own; leave it out")
         if self.source == "digits" and self.folder is not None:
             raise ConfigError("LabelledDataConfig.folder: the digits come with scikit-learn; leave it out")
@@ -205,6 +206,8 @@ def open_labelled(config: LabelledDataConfig, *, progress: Progress | None = Non
     rest = np.arange(len(found.train.lengths))
     if found.test is not None:
         parts["test"] = (found.test, np.arange(len(found.test.lengths)))
+        if config.test_fraction is not None:
+            raise DataError("data.test_fraction: the file has test rows of its own; leave it out")
     elif config.test_fraction != 0:
         fraction = 0.2 if config.test_fraction is None else config.test_fraction
         held = hold_out(found.train.targets, fraction, config.seed)
@@ -255,6 +258,10 @@ def _find(config: LabelledDataConfig, progress: Progress | None) -> Found:
         from statewise.data.spoken_digits import find_spoken_digits
 
         return find_spoken_digits(folder)
+    if source == "arrays":
+        from statewise.data.arrays import find_arrays
+
+        return find_arrays(folder)
     from statewise.data.ucr import find_ucr
 
     return find_ucr(source.removeprefix("ucr:"), folder)
