@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from statewise.mixers.base import Freezable
 from statewise.models.block import Block
@@ -58,3 +59,14 @@ class Model(Freezable, abc.ABC):
     def freeze(self) -> Self:
         """A copy for inference that shares the parameters; see :func:`statewise.models.freezing.freeze`."""
         return freeze(self)
+
+
+def advance(position: Tensor, x: Tensor, lengths: Tensor | None, starts: Tensor | None) -> Tensor:
+    """The position after these steps: counted from the last start, if there was one, and only over real steps."""
+    length = x.shape[1]
+    end = torch.full_like(position, length) if lengths is None else lengths.to(position)
+    if starts is None:
+        return position + end
+    time = torch.arange(length, device=x.device)
+    last = torch.where(starts & (time < end[:, None]), time, -1).amax(1) if length else torch.full_like(end, -1)
+    return torch.where(last >= 0, end - last, position + end)

@@ -13,10 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import MixerConfig
-from statewise.models.base import Model, ModelConfig
+from statewise.models.base import Model, ModelConfig, advance
 from statewise.models.block import NORMS, Block, BlockConfig, as_block, build_norm
 from statewise.models.frames import frames, initial_frame_state
-from statewise.models.language_model import _advance
 from statewise.models.pooling import POOLINGS, build_pooling
 from statewise.operators.masks import mask_time
 
@@ -196,7 +195,7 @@ class SequenceModel(Model, abc.ABC):
     ) -> tuple[Tensor, Tensor | None, SequenceState | None]:
         """``features``, and the lengths that they have."""
         self._check(x, state, lengths, starts)
-        position = None if state is None else _advance(state.position, x, lengths, starts)
+        position = None if state is None else advance(state.position, x, lengths, starts)
         waiting: Any = ()
         if self.config.frame_length > 1:
             x, lengths, waiting = frames(x, self.config.frame_length, None if state is None else state.frames, lengths)

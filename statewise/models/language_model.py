@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import MixerConfig
-from statewise.models.base import Model, ModelConfig
+from statewise.models.base import Model, ModelConfig, advance
 from statewise.models.block import NORMS, Block, BlockConfig, as_block, build_norm
 
 
@@ -145,7 +145,7 @@ class LanguageModel(Model):
         x = self.norm(x)
         if state is None:
             return x, None
-        return x, LanguageModelState(_advance(state.position, tokens, lengths, starts), tuple(states))
+        return x, LanguageModelState(advance(state.position, tokens, lengths, starts), tuple(states))
 
     def forward(
         self,
@@ -194,14 +194,3 @@ class LanguageModel(Model):
                 f"token id {low if low < 0 else high} is outside the vocabulary of {self.config.vocab_size}; "
                 f"use ids 0 to {self.config.vocab_size - 1}"
             )
-
-
-def _advance(position: Tensor, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None) -> Tensor:
-    """The position after these tokens: counted from the last start, if there was one, and only over real tokens."""
-    length = tokens.shape[1]
-    end = torch.full_like(position, length) if lengths is None else lengths.to(position)
-    if starts is None:
-        return position + end
-    time = torch.arange(length, device=tokens.device)
-    last = torch.where(starts & (time < end[:, None]), time, -1).amax(1) if length else torch.full_like(end, -1)
-    return torch.where(last >= 0, end - last, position + end)
