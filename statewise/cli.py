@@ -219,7 +219,7 @@ def evaluate(
     ] = None,
     max_items: Annotated[
         int | None,
-        typer.Option("--max-items", "--max-tokens", help="Read only so many sequences, or tokens, of the split."),
+        typer.Option("--max-items", "--max-tokens", min=1, help="Read only so many sequences, or tokens, of the split."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw the result, where its kind has a picture.")
@@ -296,7 +296,7 @@ def reproduce(
         typer.Option(help="The folder of the results; one that holds a part of the same is gone on with."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A look of seconds: small sizes, nothing to conclude.")
+        bool, typer.Option("--quick", help="A look of under a minute: small sizes, nothing to conclude.")
     ] = False,
     assignments: Annotated[
         list[str] | None,
@@ -327,6 +327,8 @@ def reproduce(
         return
     from json import dumps
 
+    if data_folder is not None and not hasattr(settings(name, quick=quick), "folder"):
+        raise ConfigError(f"--data-dir is not for {name}, which reads no data from a folder; leave it out")
     given = [*(assignments or []), *([] if data_folder is None else [f"folder={dumps(data_folder)}"])]
     config = settings(name, quick=quick, assignments=given)
     folder = Path("runs", f"reproduce-{name}{'-quick' if quick else ''}") if out is None else out

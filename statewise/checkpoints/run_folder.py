@@ -47,7 +47,7 @@ def list_checkpoints(run: str | os.PathLike[str]) -> list[RunCheckpoint]:
 def resolve(folder: str | os.PathLike[str], which: str = "best") -> Path:
     """The folder of a checkpoint: ``folder`` itself, or of a run the latest, or the best.
 
-    The best has the best ``validation``, the later of equal ones; if none was evaluated it is the latest.
+    The best has the best ``validation``, the earliest of equal ones; if none was evaluated it is the latest.
 
     Errors:  CheckpointError if there is none.
     """
@@ -65,9 +65,9 @@ def resolve(folder: str | os.PathLike[str], which: str = "best") -> Path:
 
 
 def best_of(checkpoints: list[RunCheckpoint]) -> RunCheckpoint:
-    """The one with the best validation, the last of equal ones; the last of all if none was evaluated."""
+    """The one with the best validation, the earliest of equal ones, as training calls it the best; the last if there is none."""
     scored = [
-        ((-1 if c.higher_is_better else 1) * c.validation, -c.step, c) for c in checkpoints if c.validation is not None
+        ((-1 if c.higher_is_better else 1) * c.validation, c.step, c) for c in checkpoints if c.validation is not None
     ]
     return min(scored)[2] if scored else checkpoints[-1]
 

@@ -28,9 +28,9 @@ def find_spoken_digits(folder: Path | None) -> Found:
     an archive itself.
 
     Source:  Jackson et al., Free Spoken Digit Dataset, github.com/Jakobovski/free-spoken-digit-dataset
-    Errors:  DataError if there are none, or one is not 8 kHz, 16 bits, one channel.
+    Errors:  DataError if there are none, or one is cut short, empty, or not 8 kHz, 16 bits, one channel.
     """
-    how = "get github.com/Jakobovski/free-spoken-digit-dataset and set data.folder to its folder or tar.gz"
+    how = "get github.com/Jakobovski/free-spoken-digit-dataset and set data.folder (--data-dir) to its folder or tar.gz"
     if folder is None:
         raise DataError(f"spoken-digits needs recordings <digit>_<speaker>_<n>.wav; {how}")
     found = [(match, data) for name, data in _files(folder) if (match := NAME.fullmatch(name))]
@@ -63,7 +63,8 @@ def _files(place: Path) -> Iterator[tuple[str, bytes]]:
         for path in [*place.glob("*.wav"), *place.glob("recordings/*.wav")]:
             yield path.name, path.read_bytes()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise DataError(f"cannot read {place}: {getattr(error, 'strerror', None) or error}") from error
+        why = getattr(error, "strerror", None) or str(error).partition("\n")[0].rstrip(":")  # tarfile writes a list
+        raise DataError(f"cannot read {place}: {why}") from error
 
 
 def _read_wave(name: str, data: bytes) -> np.ndarray:
@@ -71,12 +72,20 @@ def _read_wave(name: str, data: bytes) -> np.ndarray:
     try:
         with wave.open(io.BytesIO(data)) as file:
             form = (file.getframerate(), file.getsampwidth(), file.getnchannels())
-            samples = file.readframes(file.getnframes())
+            n_samples = file.getnframes()
+            samples = file.readframes(n_samples + 1)  # one more: what is left of the data if they are no whole samples
     except (wave.Error, EOFError) as error:
-        raise DataError(f"{name} is no WAV file of plain samples: {error or 'cut short'}") from error
+        raise DataError(f"{name} is no WAV file of plain samples: {str(error) or 'it is cut short'}") from error
     if form != (RATE, 2, 1):
         raise DataError(
             f"{name} has {form[0]} samples a second, {8 * form[1]} bits, {form[2]} channels; "
             f"expected {RATE}, 16 and 1: convert it first"
         )
+    if len(samples) != 2 * n_samples:
+        raise DataError(
+            f"{name} is cut short: {len(samples):,} bytes of samples, but its header has {n_samples:,} samples of 2 "
+            "bytes; get it again"
+        )
+    if not samples:
+        raise DataError(f"{name} has no samples, only a header; get it again, or leave it out")
     return np.frombuffer(samples, "<i2").reshape(-1, 1)

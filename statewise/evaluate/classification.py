@@ -68,11 +68,11 @@ def evaluate_classifier(
 
     Rows of like length share a batch; which rows do changes nothing but the speed.
 
-    Errors:  InputError for logits that are not finite, or that do not fit the targets.
+    Errors:  InputError for logits that are not finite, or that do not fit the targets; for max_sequences below 1.
     """
     n_classes = model.config.n_classes
     confusion = np.zeros((n_classes, n_classes), np.int64)
-    n_rows = len(split) if max_sequences is None else min(max_sequences, len(split))
+    n_rows = rows_to_read(split, max_sequences)
     nats, done, begin = 0.0, 0, time.perf_counter()
     with evaluation_mode(model), torch.no_grad():
         for batch in batches_in_order(split, batch_size, n_rows):
@@ -103,6 +103,16 @@ def evaluate_classifier(
         confusion=confusion,
         seconds=time.perf_counter() - begin,
     )
+
+
+def rows_to_read(split: Split, max_sequences: int | None) -> int:
+    """All rows of the split, or the first ``max_sequences``.
+
+    Errors:  InputError if that is below 1.
+    """
+    if max_sequences is not None and max_sequences < 1:
+        raise InputError(f"max_sequences={max_sequences} is out of range; use at least 1")
+    return len(split) if max_sequences is None else min(max_sequences, len(split))
 
 
 def predict(model: SequenceModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:

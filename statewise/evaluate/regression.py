@@ -11,7 +11,7 @@ from torch import Tensor
 
 from statewise.data.labelled_batches import Split, batches_in_order
 from statewise.errors import InputError
-from statewise.evaluate.classification import Progress, predict
+from statewise.evaluate.classification import Progress, predict, rows_to_read
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.regressor import SequenceRegressor
 
@@ -53,10 +53,11 @@ def evaluate_regressor(
     """Predict every row of a split, or the first ``max_sequences``; ``progress(done, total)`` is called on the way.
 
     Numerics: errors and moments in float64, the moments merged batch by batch (Chan, Golub & LeVeque 1983).
-    Errors:   InputError for outputs that are not finite, or that do not have the shape of the targets.
+    Errors:   InputError for outputs that are not finite, or that do not have the shape of the targets;
+              for max_sequences below 1.
     """
     d_output = model.config.d_output
-    n_rows = len(split) if max_sequences is None else min(max_sequences, len(split))
+    n_rows = rows_to_read(split, max_sequences)
     absolute = squares = 0.0
     count, mean, deviations = 0, np.zeros(d_output), np.zeros(d_output)
     done, begin = 0, time.perf_counter()

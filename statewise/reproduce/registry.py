@@ -24,7 +24,7 @@ class Reproduction:
     """A published claim, measured here.
 
     summary: one line           duration: of the full setting, about
-    full:    its settings, a frozen dataclass      quick: the same made small, a look of seconds without bars
+    full:    its settings, a frozen dataclass      quick: the same made small, a look of under a minute, without bars
     run:     measures part by part, as ``Work`` keeps them, and gives the report
     """
 
