@@ -162,6 +162,7 @@ def test_a_bfloat16_mixer_keeps_its_memory_wide(parallel: bool) -> None:
         ({"d_memory": 0}, ["d_memory=0"]),
         ({"d_hidden": 0}, ["d_hidden=0"]),
         ({"activation": "swish"}, ["swish"]),
+        ({"activation": ["tanh"]}, ["['tanh']"]),
         ({"parallel": True, "hidden_to_memory": True}, ["hidden_to_memory", "parallel"]),
         ({"parallel": True, "memory_to_memory": True}, ["memory_to_memory", "parallel"]),
     ],

@@ -84,6 +84,7 @@ def test_gradients_reach_every_parameter() -> None:
         ({"d_state": 7, "initialization": "fourier"}, ["d_state=7", "even"]),
         ({"initialization": "lin"}, ["'lin'", "lagt"]),
         ({"alpha": 1.5}, ["alpha=1.5"]),
+        ({"alpha": "x"}, ["alpha='x'", "number"]),
     ],
 )
 def test_bad_options_are_refused(options: dict, words: list[str]) -> None:

@@ -88,7 +88,10 @@ def test_initial_values(name: str) -> None:
     for system in range(2):
         torch.testing.assert_close(-d.log_decay[system].exp(), want, atol=1e-12, rtol=0)
         torch.testing.assert_close(d.frequency[system], Lambda.imag)
-        torch.testing.assert_close(torch.view_as_complex(d.P[system].detach()), P)
+        drawn = torch.view_as_complex(d.P[system].detach())
+        zero = (P == 0).all(-1)
+        torch.testing.assert_close(drawn[~zero], P[~zero])
+        assert bool(((drawn[zero] != 0) & (drawn[zero].abs() < 0.15)).all())
         torch.testing.assert_close(torch.view_as_complex(d.B[system].detach()), B)
 
 
@@ -100,6 +103,28 @@ def test_gradients_reach_every_parameter() -> None:
         assert parameter.grad is not None, name
         assert parameter.grad.abs().min() > 0 or not name.startswith("dynamics"), name
         assert parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize(
+    "options", [{"rank": 2}, {"initialization": "fourier_diag"}, {"initialization": "lagt", "rank": 2}], ids=str
+)
+def test_rows_of_P_beyond_the_initialisation_begin_small_and_learn(options: dict) -> None:
+    torch.manual_seed(0)
+    mixer = S4Config(d_state=64, **options).build(4)
+    P = mixer.dynamics.P
+    with torch.no_grad():
+        begun = mixer.operators[0].impulse_response(200)
+        row = P[:, -1].clone()
+        P[:, -1] = 0
+        without = mixer.operators[0].impulse_response(200)
+        P[:, -1] = row
+    change = (begun - without).norm() / without.norm()
+    assert 0 < change < 0.05
+    mixer(torch.randn(2, 40, 4))[0].square().sum().backward()
+    assert P.grad is not None
+    assert P.grad[:, -1].abs().amax() > 0
+    torch.optim.Adam([P], lr=1e-2).step()
+    assert (P[:, -1] - row).abs().max() > 5e-3
 
 
 def test_it_stays_stable_whatever_is_learned() -> None:
@@ -136,6 +161,10 @@ def test_a_length_leaves_no_trace() -> None:
         ({"n_systems": 0}, ["n_systems=0"]),
         ({"n_systems": 3}, ["n_systems=3", "d_model=4"]),
         ({"dt_range": (-1.0, 0.1)}, ["dt_range"]),
+        ({"dt_range": (0.1,)}, ["dt_range=(0.1,)", "two numbers"]),
+        ({"dt_range": "ab"}, ["dt_range='ab'", "two numbers"]),
+        ({"dropout": "x"}, ["dropout='x'", "number"]),
+        ({"initialization": ["legs"]}, ["initialization=['legs']"]),
     ],
 )
 def test_bad_options_are_refused(options: dict, words: list[str]) -> None:

@@ -192,3 +192,36 @@ def test_they_compile_to_one_graph(config: MixerConfig) -> None:
     actual = torch.autograd.grad(y.square().sum(), list(mixer.parameters()))
     expected = torch.autograd.grad(mixer(x)[0].square().sum(), list(mixer.parameters()))
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+READERS = [
+    *(kind(d_state=4) for kind in KINDS),
+    LMUConfig(theta=5.0, d_state=4),
+    LMUConfig(theta=5.0, d_state=4, parallel=True),
+]
+
+
+@pytest.mark.parametrize("config", READERS, ids=lambda config: type(config).__name__)
+def test_a_dtype_other_than_the_parameters_is_refused(config: MixerConfig) -> None:
+    """But under autocast, which converts all but float64."""
+    mixer, x = config.build(4), torch.randn(2, 12, 4)
+    for dtype in (torch.float64, torch.float16, torch.int64):
+        with pytest.raises(InputError, match=rf"parameters, torch.float32, got {dtype}; use x.to\(torch.float32\)"):
+            mixer(x.to(dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16):
+            assert mixer(x.to(dtype))[0].dtype == torch.bfloat16
+        for dtype in (torch.float64, torch.int64):
+            with pytest.raises(InputError, match=str(dtype)):
+                mixer(x.to(dtype))
+    mixer.to(torch.bfloat16)
+    assert mixer(x.bfloat16())[0].dtype == torch.bfloat16
+    with pytest.raises(InputError, match=r"use x.to\(torch.bfloat16\)"):
+        mixer(x)
+
+
+@pytest.mark.parametrize("config", READERS, ids=lambda config: type(config).__name__)
+def test_a_width_is_a_count(config: MixerConfig) -> None:
+    for width in ("4", 0, 2.0, True):
+        with pytest.raises(ConfigError, match=f"build: d_model={width!r}; expected an integer of at least 1"):
+            config.build(width)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from statewise.errors import InputError
+from statewise.errors import ConfigError, InputError
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -88,7 +88,8 @@ class Mixer(Freezable, abc.ABC):
         """A mixer for inference: what does not depend on the input is computed once. By default the mixer itself.
 
         Where there is something to compute it is a copy, which shares the memory of all parameters, records no gradient
-        for them, and belongs to this moment: after a change of the parameters freeze again.
+        for them, and belongs to this moment: freeze again after training on. Once the original's parameters change, the
+        copy mixes what was computed from the old ones with the new ones, and is neither model.
         """
         return self
 
@@ -97,10 +98,11 @@ def set_rate(module: nn.Module, rate: float) -> None:
     """Run a model at another sampling rate than it was trained at.
 
     rate: how many steps of the training data one step now spans: 2 for every second sample, 0.5 for twice as many.
-          Each call sets it anew; 1 undoes it.
+          It is absolute: each call sets it anew, two calls do not multiply, and 1 undoes it.
 
-    It multiplies dt in S4, S4D and LSSL and divides the LMU's window theta. Mixers without a dt, and the LMU cell's
-    hidden recurrence, know steps only and stay as they are. The rate is not saved with the parameters.
+    S4, S4D and LSSL then take steps of rate * dt, the LMU's window theta spans theta / rate steps. Mixers without a dt,
+    and the LMU cell's hidden recurrence, know steps only and stay as they are. The rate is not saved: a model that was
+    loaded has rate 1.
 
     Errors:  InputError if no mixer in ``module`` has a rate, if it is frozen, or if ``rate`` is not above 0.
     Source:  Gu et al. 2022 (S4), arXiv:2111.00396, sec. 4 (speech at half its sampling rate).
@@ -116,6 +118,29 @@ def set_rate(module: nn.Module, rate: float) -> None:
         mixer._refuse_if_frozen("cannot change its rate")
     for mixer in mixers:
         mixer.rate = float(rate)
+
+
+def check_dtype(x: Tensor, weight: Tensor, reader: str) -> None:
+    """What a linear layer can read: the dtype of its weight or, where autocast converts both, any but float64 beside
+    another.
+
+    Errors:  InputError that names ``reader``.
+    """
+    if x.dtype == weight.dtype:
+        return
+    automatic = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+    if automatic and x.is_floating_point() and torch.float64 not in (x.dtype, weight.dtype):
+        return
+    raise InputError(
+        f"{reader} needs x in the dtype of its parameters, {weight.dtype}, got {x.dtype}; use x.to({weight.dtype}), "
+        f"or convert the module with .to(dtype)"
+    )
+
+
+def check_width(d_model: int, config: MixerConfig) -> None:
+    """ConfigError for a width that is no count."""
+    if not isinstance(d_model, int) or isinstance(d_model, bool) or d_model < 1:
+        raise ConfigError(f"{type(config).__name__}.build: d_model={d_model!r}; expected an integer of at least 1")
 
 
 def shared_copy(module: ModuleT) -> ModuleT:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from statewise import hippo
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import MixerConfig
+from statewise.mixers.base import MixerConfig, check_dtype, check_width
 from statewise.mixers.prepared import PreparableMixer, full_precision
 from statewise.operators.base import wide
 from statewise.operators.dense import DenseLTI, DenseState
@@ -64,7 +64,7 @@ class LMUConfig(MixerConfig):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"LMUConfig.{name}={value!r}; expected an integer of at least 1")
-        if self.activation not in ACTIVATIONS:
+        if self.activation not in sorted(ACTIVATIONS):
             raise ConfigError(f"LMUConfig.activation={self.activation!r} is unknown; use one of {sorted(ACTIVATIONS)}")
         for name in ("hidden_to_memory", "memory_to_memory"):
             if self.parallel and getattr(self, name):
@@ -81,6 +81,7 @@ class LMUBase(PreparableMixer):
     """The parts of both forms: the memory, the views of the input that it keeps, and what leads to the output."""
 
     def __init__(self, d_model: int, config: LMUConfig) -> None:
+        check_width(d_model, config)
         super().__init__()
         self.d_model, self.config = d_model, config
         self.d_hidden = d_model if config.d_hidden is None else config.d_hidden
@@ -120,6 +121,7 @@ class LMUBase(PreparableMixer):
     def _begin(self, x: Tensor, lengths: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Masks]:
         if x.ndim != 3 or x.shape[-1] != self.d_model:
             raise InputError(f"LMU needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_dtype(x, self.input_to_memory.weight, "LMU")
         masks = build_masks(x.shape[0], x.shape[1], lengths, starts)
         return mask_time(x, masks.valid), masks
 

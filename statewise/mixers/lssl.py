@@ -33,12 +33,12 @@ class LSSLConfig(TimeInvariantConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.initialization not in INITIALIZATIONS:
-            raise self._wrong("initialization", f"use one of {list(INITIALIZATIONS)}")
+        self._require_one_of("initialization", INITIALIZATIONS)
         if self.initialization.startswith("fourier") and self.d_state % 2:
             raise self._wrong("d_state", f"{self.initialization} has a cosine for each sine: use an even number")
-        if not 0.0 <= self.alpha <= 1.0:
-            raise self._wrong("alpha", "use 0 <= alpha <= 1")
+        number = isinstance(self.alpha, (int, float)) and not isinstance(self.alpha, bool)
+        if not (number and 0.0 <= self.alpha <= 1.0):
+            raise self._wrong("alpha", "expected a number, 0 <= alpha <= 1")
 
     def build(self, d_model: int) -> LSSL:
         return LSSL(d_model, self)

@@ -41,10 +41,8 @@ class S4DConfig(TimeInvariantConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.initialization not in INITIALIZATIONS:
-            raise self._wrong("initialization", f"use one of {list(INITIALIZATIONS)}")
-        if self.method not in METHODS:
-            raise self._wrong("method", f"use one of {list(METHODS)}")
+        self._require_one_of("initialization", INITIALIZATIONS)
+        self._require_one_of("method", METHODS)
         if self.is_complex:
             self._require_pairs()
 

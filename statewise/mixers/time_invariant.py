@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import Dynamics, MixerConfig
+from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_width
 from statewise.mixers.output import OutputHalf
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
 from statewise.operators.bidirectional import bidirectional
@@ -42,17 +43,21 @@ class TimeInvariantConfig(MixerConfig):
     def __post_init__(self) -> None:
         for field in ("d_state", "n_heads"):
             self._require_count(field, getattr(self, field))
-        low, high = self.dt_range
-        if not 0 < low <= high < math.inf:
-            raise self._wrong("dt_range", "use 0 < low <= high")
-        if self.activation not in ACTIVATIONS:
-            raise self._wrong("activation", f"use one of {sorted(ACTIVATIONS)}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise self._wrong("dropout", "use 0 <= dropout < 1")
+        ends = self.dt_range
+        pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(_is_number, ends))
+        if not (pair and 0 < ends[0] <= ends[1] < math.inf):
+            raise self._wrong("dt_range", "expected two numbers, 0 < low <= high")
+        self._require_one_of("activation", sorted(ACTIVATIONS))
+        if not (_is_number(self.dropout) and 0.0 <= self.dropout < 1.0):
+            raise self._wrong("dropout", "expected a number, 0 <= dropout < 1")
 
     def _require_count(self, field: str, value: Any) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self._wrong(field, "expected an integer of at least 1")
+
+    def _require_one_of(self, field: str, known: Iterable[str]) -> None:
+        if getattr(self, field) not in (names := list(known)):
+            raise self._wrong(field, f"use one of {names}")
 
     def _require_pairs(self) -> None:
         if self.d_state % 2:
@@ -121,6 +126,7 @@ class TimeInvariantMixer(PreparableMixer):
     readout: Readout
 
     def __init__(self, d_model: int, config: TimeInvariantConfig) -> None:
+        check_width(d_model, config)
         super().__init__()
         self.d_model, self.config = d_model, config
         self.is_causal = not config.bidirectional
@@ -151,6 +157,7 @@ class TimeInvariantMixer(PreparableMixer):
         name = type(self).__name__
         if x.ndim != 3 or x.shape[-1] != self.d_model:
             raise InputError(f"{name} needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_dtype(x, self.output.linear.weight, name)
         if state is not None:
             self._refuse_state()
         x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, starts).valid)
@@ -169,6 +176,10 @@ class TimeInvariantMixer(PreparableMixer):
                 f"a bidirectional {type(self).__name__} has no state: its outputs depend on inputs that are still to "
                 "come; give it whole sequences, or build it with bidirectional=False"
             )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def least_decay(A: Tensor) -> Tensor:
