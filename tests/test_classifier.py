@@ -87,7 +87,7 @@ def test_each_prefix_pools_to_what_it_would_alone(pooling: str) -> None:
 @pytest.mark.parametrize("pooling", EVERY_POOLING)
 def test_ragged_rows_equal_single_ones_whatever_the_padding_holds(kind: str, pooling: str | None) -> None:
     model, x = classifier(kind, pooling), signal(kind, 4, 10)
-    counts = [10, 7, 1, 0]
+    counts = [10, 7, 1, 2]
     lengths = torch.tensor(counts)
     beyond = torch.arange(10) >= lengths[:, None]
     padded = x.clone()
@@ -227,6 +227,10 @@ def test_models_pickle() -> None:
         ({"pooling": "max"}, r"pooling='max' is unknown; use one of \['mean', 'last', 'attention'\], or None"),
         ({"norm": "group"}, "norm='group' is unknown"),
         ({"dropout": 1.0}, "dropout=1.0 is out of range"),
+        ({"dropout": "x"}, "dropout='x' is out of range"),
+        ({"n_classes": 2.5}, "n_classes=2.5 is no integer; use one of at least 2"),
+        ({"d_model": "a"}, "d_model='a' is no integer"),
+        ({"d_model": None}, "d_model=None is no integer"),
         ({"layers": ()}, "at least one layer"),
         ({"layers": (3,)}, r"layers\[0\] is a int"),
     ],
@@ -260,10 +264,38 @@ def test_calls_are_checked() -> None:
             call()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_row_without_a_step_needs_a_state(kind: str, pooling: str) -> None:
+    model, x = classifier(kind, pooling), signal(kind, 2, 5)
+    for call in (lambda: model(x[:, :0]), lambda: model(x, lengths=torch.tensor([0, 5]))):
+        with pytest.raises(InputError, match="a row of x has no step: nothing to pool; give each at least one, or a"):
+            call()
+    assert model(x[:0])[0].shape == (0, 4)
+    logits, state = model(x, model.initial_state(2), lengths=torch.tensor([0, 5]))
+    torch.testing.assert_close(model(x[:, :0], state)[0], logits)
+    assert classifier(kind, None)(x[:, :0])[0].shape == (2, 0, 4)
+
+
+def test_dtypes_other_than_the_parameters_are_refused_but_under_autocast() -> None:
+    layers = (S4DConfig(d_state=4),)
+    model = SequenceClassifierConfig(n_classes=2, d_input=3, d_model=4, layers=layers).build()
+    x = torch.randn(2, 12, 3)
+    for dtype in (torch.float64, torch.bfloat16):
+        with pytest.raises(InputError, match=rf"needs x in the dtype .* torch.float32, got {dtype}; use x.to\(torch"):
+            model(x.to(dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16):
+            assert model(x.to(dtype))[0].isfinite().all()
+        with pytest.raises(InputError, match=r"torch\.float64"):
+            model(x.double())
+    assert model.to(torch.bfloat16)(x.bfloat16())[0].dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("pooling", EVERY_POOLING)
 def test_bfloat16_autocast(pooling: str | None) -> None:
     model, x = classifier(pooling=pooling).float(), signal("numbers", 3, 10).float()
-    lengths = torch.tensor([10, 4, 0])
+    lengths = torch.tensor([10, 4, 1])
     expected, _ = model(x, lengths=lengths)
     with torch.autocast("cpu", torch.bfloat16):
         logits, state = model(x, model.initial_state(3), lengths=lengths)

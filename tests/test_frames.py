@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_classifier import classifier, read_in_pieces, signal
 from torch import Tensor
 
-from statewise.errors import ConfigError
+from statewise.data.memory_tasks import MemoryDataConfig
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.s4d import S4DConfig
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.frames import frames, initial_frame_state
+from statewise.models.regressor import SequenceRegressorConfig
+from statewise.train import RunConfig, TrainConfig
+from statewise.train.tasks import open_task
 
 
 def by_hand(x: Tensor, frame_length: int) -> Tensor:
@@ -60,24 +67,67 @@ def test_any_cut_gives_the_logits_and_gradients_of_the_whole(pooling: str) -> No
 
 def test_ragged_rows_equal_single_ones_whatever_the_padding_holds() -> None:
     model, x = classifier(frame_length=4), signal("numbers", 4, 13)
-    lengths = torch.tensor([13, 8, 3, 0])
+    lengths = torch.tensor([13, 8, 5, 4])
     padded = x.masked_fill((torch.arange(13) >= lengths[:, None])[..., None], torch.nan).requires_grad_()
     logits, _ = model(padded, lengths=lengths)
     (gradient,) = torch.autograd.grad(logits.sum(), padded)
     assert gradient.isfinite().all()
     streamed, _ = model(padded, model.initial_state(4), lengths=lengths)
+    short = torch.tensor([13, 8, 3, 0])  # with a state a row may wait for its first frame
+    waiting, _ = model(padded, model.initial_state(4), lengths=short)
+    assert torch.equal(waiting[2], waiting[3])
     for row, n in enumerate(lengths.tolist()):
         single, _ = model(x[row : row + 1, :n])
         torch.testing.assert_close(logits[row : row + 1], single)
         torch.testing.assert_close(streamed[row : row + 1], single)
 
 
+def test_a_row_without_a_frame_is_refused() -> None:
+    model, x = classifier(frame_length=4), signal("numbers", 2, 13)
+    with pytest.raises(InputError, match="a row of x has 3 steps, but frame_length=4: no whole frame to pool"):
+        model(x[:, :3])
+    with pytest.raises(InputError, match="a row of x has 2 steps, but frame_length=4"):
+        model(x, lengths=torch.tensor([13, 2]))
+    with pytest.raises(InputError, match=r"lengths must lie in|lengths"):
+        model(x, lengths=torch.tensor([13, -5]))
+    model(x[:, :3], model.initial_state(2))
+
+
+def test_the_state_of_another_frame_length_is_refused() -> None:
+    four, one, x = classifier(frame_length=4), classifier(), signal("numbers", 2, 13)
+    state = four.initial_state(2)
+    for model, given, message in (
+        (four, one.initial_state(2), "frames must be a FrameState for frame_length=4, got tuple"),
+        (
+            four,
+            classifier(frame_length=8).initial_state(2),
+            r"samples must have shape \(2, 3, 3\) for frame_length=4, got \(2, 7, 3\)",
+        ),
+        (four, state._replace(frames=state.frames._replace(n_samples=torch.zeros(3))), r"n_samples must .* \(2,\)"),
+        (one, state, "frames is a FrameState, but the model has frame_length=1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model(x, given)
+
+
 def test_frames_are_checked() -> None:
     layers = classifier().config.layers
     for change, message in (
         ({"d_input": 1, "frame_length": 0}, "too small"),
+        ({"d_input": 1, "frame_length": 2.5}, "frame_length=2.5 is no integer"),
         ({"d_input": 1, "frame_length": 2, "pooling": None}, "frame_length=1"),
         ({"vocab_size": 5, "frame_length": 2}, "d_input"),
     ):
         with pytest.raises(ConfigError, match=message):
             SequenceClassifierConfig(n_classes=2, d_model=16, layers=layers, **change)  # type: ignore[arg-type]
+
+
+def test_training_refuses_rows_shorter_than_a_frame() -> None:
+    layers = (S4DConfig(d_state=4),)
+    model = SequenceRegressorConfig(d_output=1, d_input=2, d_model=4, layers=layers, frame_length=50)
+    data = MemoryDataConfig(task="adding", length=20, n_train=8, n_validation=4, n_test=4)
+    with pytest.raises(
+        ConfigError, match=r"model\.frame_length=50, but the shortest row of the data has 20 steps; set"
+    ):
+        open_task(RunConfig(model=model, data=data, train=TrainConfig(steps=1)))
+    open_task(RunConfig(model=replace(model, frame_length=20), data=data, train=TrainConfig(steps=1)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statewise.errors import ConfigError
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 
 
@@ -16,8 +15,7 @@ class SequenceClassifierConfig(SequenceModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.n_classes < 2:
-            raise ConfigError(f"SequenceClassifierConfig.n_classes={self.n_classes} is too small; use at least 2")
+        self._require_count("n_classes", 2)
 
     @property
     def n_outputs(self) -> int:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import MixerConfig
+from statewise.mixers.base import MixerConfig, check_dtype
 from statewise.models.base import Model, ModelConfig, advance
 from statewise.models.block import NORMS, Block, BlockConfig, as_block, build_norm
-from statewise.models.frames import frames, initial_frame_state
+from statewise.models.frames import check_frame_state, frames, initial_frame_state
 from statewise.models.pooling import POOLINGS, build_pooling
 from statewise.operators.masks import mask_time
 
@@ -61,10 +61,9 @@ class SequenceModelConfig(ModelConfig):
             )
         for field in ("d_model", "d_input", "vocab_size"):
             value = getattr(self, field)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}.{field}={value} is too small; use at least 1")
-        if self.frame_length < 1:
-            raise ConfigError(f"{name}.frame_length={self.frame_length} is too small; use at least 1")
+            if value is not None or field == "d_model":
+                self._require_count(field)
+        self._require_count("frame_length")
         if self.frame_length > 1 and (self.pooling is None or self.d_input is None):
             raise ConfigError(
                 f"{name}.frame_length={self.frame_length} reads several steps of numbers as one, so there is no output "
@@ -74,8 +73,9 @@ class SequenceModelConfig(ModelConfig):
             raise ConfigError(f"{name}.pooling={self.pooling!r} is unknown; use one of {list(POOLINGS)}, or None")
         if self.norm is not None and self.norm not in ("auto", *NORMS):
             raise ConfigError(f"{name}.norm={self.norm!r} is unknown; use one of {['auto', *NORMS]}, or None")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"{name}.dropout={self.dropout} is out of range; use 0 <= dropout < 1")
+        number = isinstance(self.dropout, (int, float)) and not isinstance(self.dropout, bool)
+        if not (number and 0.0 <= self.dropout < 1.0):
+            raise ConfigError(f"{name}.dropout={self.dropout!r} is out of range; use a number, 0 <= dropout < 1")
         if not isinstance(self.layers, Sequence) or not self.layers:
             raise ConfigError(f"{name}.layers must be a tuple with at least one layer")
         for i, layer in enumerate(self.layers):
@@ -84,6 +84,13 @@ class SequenceModelConfig(ModelConfig):
                     f"{name}.layers[{i}] is a {type(layer).__name__}; expected a BlockConfig or a mixer's config"
                 )
         object.__setattr__(self, "layers", tuple(self.layers))
+
+    def _require_count(self, field: str, least: int = 1) -> None:
+        value, name = getattr(self, field), type(self).__name__
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ConfigError(f"{name}.{field}={value!r} is no integer; use one of at least {least}")
+        if value < least:
+            raise ConfigError(f"{name}.{field}={value} is too small; use at least {least}")
 
     @property
     def blocks(self) -> tuple[BlockConfig, ...]:
@@ -118,7 +125,8 @@ class SequenceModel(Model, abc.ABC):
     State:   :class:`SequenceState`. The pooling is in it: the outputs of each call are those of all that was read so
              far, and after the last piece of a long signal they are those of the whole.
     Padding: may hold anything, NaN too. Without pooling, its outputs mean nothing.
-    Errors:  InputError, one line, for a wrong shape, dtype, id, state or length.
+    Errors:  InputError, one line, for a wrong shape, dtype, id, state or length, and where nothing was read: with a
+             pooling and without a state, each row needs a step, or a whole frame.
     """
 
     config: SequenceModelConfig
@@ -244,6 +252,8 @@ class SequenceModel(Model, abc.ABC):
                 f"x must be floating, of shape (batch, length, {d_input}), got {x.dtype} {tuple(x.shape)}; "
                 f"the model reads {d_input} number{'s' * (d_input > 1)} a step"
             )
+        if d_input is not None:
+            check_dtype(x, self.embedding.weight, type(self).__name__)
         if d_input is None and (x.ndim != 2 or x.dtype not in (torch.int64, torch.int32)):
             raise InputError(
                 f"x must be integers of shape (batch, length), got {x.dtype} {tuple(x.shape)}; the model reads tokens"
@@ -259,6 +269,7 @@ class SequenceModel(Model, abc.ABC):
         if starts is not None and starts.shape != (batch, length):
             raise InputError(f"starts must have shape ({batch}, {length}), got {tuple(starts.shape)}")
         if state is None:
+            self._check_not_empty(x, lengths)
             return
         if not isinstance(state, SequenceState):
             raise InputError(
@@ -270,6 +281,28 @@ class SequenceModel(Model, abc.ABC):
                 f"state is for {len(state.layers)} layers and batch {tuple(state.position.shape)}; "
                 f"this model has {len(self.layers)} layers and x has batch {batch}"
             )
+
+        check_frame_state(state.frames, batch, self.config.frame_length, d_input)
+
+    def _check_not_empty(self, x: Tensor, lengths: Tensor | None) -> None:
+        """Something to pool in each row; lengths cost one wait for the device, and nothing in compiled code."""
+        if self.pooling is None or x.shape[0] == 0 or torch.compiler.is_compiling():
+            return
+        frame_length, shortest = self.config.frame_length, x.shape[1]
+        if lengths is not None and shortest >= frame_length:
+            if lengths.is_meta:
+                return
+            shortest = int(lengths.min())
+            if shortest < 0:
+                return  # no length at all, which the masks refuse
+        if shortest >= frame_length:
+            return
+        if shortest == 0:
+            raise InputError("a row of x has no step: nothing to pool; give each at least one, or a state")
+        raise InputError(
+            f"a row of x has {shortest} steps, but frame_length={frame_length}: no whole frame to pool; "
+            "give longer rows, or a state"
+        )
 
     def _check_ids(self, tokens: Tensor) -> None:
         """Ids of the embedding only; costs one wait for the device, and nothing in compiled code."""

@@ -36,7 +36,8 @@ class ForecasterState(NamedTuple):
 class ForecasterConfig(ModelConfig):
     """A direct multi-horizon forecaster of ``d_target`` series that belong together.
 
-    quantiles: which to forecast, rising, inside (0, 1). They never cross. None: the mean, by squared error.
+    quantiles: which to forecast, rising, inside (0, 1), the median 0.5 among them: it is the point forecast that MAE
+    and MSE are of. They never cross. None: the mean, by squared error.
     d_covariates: known in the past and over the horizon, such as the calendar.
     d_past_covariates: known in the past only.
     scaling: "running": what is read is taken relative to its running level and scale, and what is forecast to the
@@ -61,17 +62,20 @@ class ForecasterConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         for name in ("d_target", "horizon", "d_model"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
+            self._require(name, _is_count(getattr(self, name), 1), "an integer of at least 1")
         for name in ("d_covariates", "d_past_covariates"):
-            self._require(name, getattr(self, name) >= 0, "at least 0")
-        self._require("scaling_steps", self.scaling_steps is None or self.scaling_steps >= 2, "at least 2, or None")
+            self._require(name, _is_count(getattr(self, name), 0), "an integer of at least 0")
+        steps = self.scaling_steps
+        self._require("scaling_steps", steps is None or _is_count(steps, 2), "an integer of at least 2, or None")
         self._require("norm", self.norm in NORMS, f"one of {list(NORMS)}")
         self._require("scaling", self.scaling in ("running", "none"), "'running' or 'none'")
-        self._require("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
+        self._require("dropout", _is_number(self.dropout) and 0 <= self.dropout < 1, "a number, 0 <= dropout < 1")
         if self.quantiles is not None:
-            q = tuple(self.quantiles)
-            rising = all(a < b for a, b in zip((0.0, *q), (*q, 1.0)))
-            self._require("quantiles", bool(q) and rising, "rising numbers between 0 and 1, or None")
+            q = self.quantiles
+            numbers = isinstance(q, (tuple, list)) and bool(q) and all(map(_is_number, q))
+            rising = numbers and all(a < b for a, b in zip((0.0, *q), (*q, 1.0)))
+            self._require("quantiles", rising, "rising numbers between 0 and 1, or None")
+            self._require("quantiles", 0.5 in q, "0.5 as one of them: the median is the point forecast")
         if not isinstance(self.layers, Sequence) or not self.layers:
             raise ConfigError("ForecasterConfig.layers must be a tuple with at least one layer")
         for i, layer in enumerate(self.layers):
@@ -98,9 +102,8 @@ class ForecasterConfig(ModelConfig):
 
     @property
     def point(self) -> int:
-        """Which of them is the point forecast: the quantile nearest to the median, or the mean."""
-        distances = [0.0] if self.quantiles is None else [abs(q - 0.5) for q in self.quantiles]
-        return distances.index(min(distances))
+        """Which of them is the point forecast: the median, or the mean."""
+        return 0 if self.quantiles is None else self.quantiles.index(0.5)
 
     def in_full(self) -> ForecasterConfig:
         return replace(self, layers=self.blocks)
@@ -117,7 +120,7 @@ class Forecaster(Model):
 
     where y_T is the last value seen and s_T the running scale ("running"), or 0 and 1 ("none"). f_k is a linear map of
     its own for each step, plus an MLP shared by the steps that sees the covariates of its step, where there are any.
-    The quantile nearest to the median comes from it directly, the others by adding, or taking away, softplus of the
+    The median comes from it directly, the others by adding, or taking away, softplus of the
     other outputs one after the other, so they are ordered for any parameters.
 
     A history has gaps where it is NaN: the last value seen stands in, with a channel that says so. NaN in padding is
@@ -350,6 +353,14 @@ class Forecaster(Model):
             if bool(mask_time(history, valid).isinf().any()):
                 raise InputError("the history holds infinity; a value that is missing is NaN")
         return checked[0], checked[1]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def pinball(error: Tensor, quantiles: Sequence[float]) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from statewise.errors import InputError
 from statewise.operators.masks import mask_time
 
 
@@ -24,6 +25,31 @@ def initial_frame_state(batch: int, frame_length: int, d_input: int, like: Tenso
     dtype = torch.promote_types(like.dtype, torch.float32)
     samples = torch.zeros(batch, frame_length - 1, d_input, device=like.device, dtype=dtype)
     return FrameState(samples, torch.zeros(batch, dtype=torch.int64, device=like.device))
+
+
+def check_frame_state(state: Any, batch: int, frame_length: int, d_input: int | None) -> None:
+    """InputError unless the state is that of a model with this frame length, () where that is 1."""
+    if frame_length == 1:
+        if not (isinstance(state, tuple) and len(state) == 0):
+            raise InputError(
+                f"SequenceState.frames is a {type(state).__name__}, but the model has frame_length=1 and no frames; "
+                "begin with this model's initial_state(batch)"
+            )
+        return
+    if not isinstance(state, FrameState):
+        raise InputError(
+            f"SequenceState.frames must be a FrameState for frame_length={frame_length}, got {type(state).__name__}; "
+            "begin with this model's initial_state(batch)"
+        )
+    expected = {"samples": (batch, frame_length - 1, d_input), "n_samples": (batch,)}
+    for name, shape in expected.items():
+        value = getattr(state, name)
+        if not isinstance(value, Tensor) or value.shape != shape:
+            given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(
+                f"FrameState.{name} must have shape {shape} for frame_length={frame_length}, got {given}; "
+                "begin with this model's initial_state(batch)"
+            )
 
 
 def frames(

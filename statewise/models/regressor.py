@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statewise.errors import ConfigError
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 
 
@@ -16,8 +15,7 @@ class SequenceRegressorConfig(SequenceModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.d_output < 1:
-            raise ConfigError(f"SequenceRegressorConfig.d_output={self.d_output} is too small; use at least 1")
+        self._require_count("d_output")
 
     @property
     def n_outputs(self) -> int:

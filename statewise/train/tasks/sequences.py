@@ -50,6 +50,14 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
                 'set model.pooling="mean", "last" or "attention"'
             )
 
+        frame_length = getattr(run.model, "frame_length", 1)
+        shortest = min(int(self.data.split(name).lengths.min()) for name in self.sizes())
+        if shortest < frame_length:
+            raise ConfigError(
+                f"model.frame_length={frame_length}, but the shortest row of the data has {shortest} "
+                f"step{'s' * (shortest != 1)}; set model.frame_length={max(shortest, 1)} or less"
+            )
+
     @classmethod
     def model_fields(cls, data: DataConfig) -> Mapping[str, Any]:
         return fields_of(open_sequences(data))
