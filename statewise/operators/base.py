@@ -179,6 +179,17 @@ def wide(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if any(dtype in (torch.float64, torch.complex128) for dtype in dtypes) else torch.float32
 
 
+def check_dtypes(name: str, u: Tensor, **coefficients: Tensor) -> None:
+    """Raise InputError unless u is real and floating and the coefficients floating or complex, of one dtype."""
+    if not u.is_floating_point():
+        raise InputError(f"{name} needs a real u of a floating-point dtype; got {u.dtype} {tuple(u.shape)}")
+    dtypes = [m.dtype for m in coefficients.values()]
+    if len(set(dtypes)) != 1 or not (dtypes[0].is_floating_point or dtypes[0].is_complex):
+        raise InputError(
+            f"{name} needs {', '.join(coefficients)} of one floating-point dtype; got {', '.join(map(str, dtypes))}"
+        )
+
+
 def _choose(condition: Tensor, yes: Any, no: Any) -> Any:
     """yes where the row's condition holds, else no, leaf by leaf."""
     return pytree.tree_map(lambda a, b: torch.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b), yes, no)

@@ -11,7 +11,7 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.fft_convolution import fft_convolution
 from statewise.kernels.short_convolution import short_convolution
-from statewise.operators.base import Operator, wide
+from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 
@@ -31,7 +31,7 @@ class CausalConvolution(Operator):
              O(length width log n_taps), whose rounding is relative to the largest value of the row, and where a NaN
              spoils the steps around it (:func:`statewise.kernels.fft_convolution.fft_convolution`). It lays packed
              documents out one a row.
-    Errors:  InputError for shapes that disagree.
+    Errors:  InputError for shapes that disagree, and for taps or u that are not real and floating.
     """
 
     taps: Tensor
@@ -65,6 +65,9 @@ class CausalConvolution(Operator):
     def _check(self, u: Tensor) -> None:
         if self.taps.ndim != 2 or self.taps.shape[1] < 1:
             raise InputError(f"CausalConvolution needs taps (width, n_taps >= 1); got {tuple(self.taps.shape)}")
+        check_dtypes("CausalConvolution", u, taps=self.taps)
+        if self.taps.is_complex():
+            raise InputError(f"CausalConvolution needs real taps; got {self.taps.dtype}")
         if u.ndim < 3 or u.shape[2] != self.taps.shape[0]:
             raise InputError(
                 f"CausalConvolution of width {self.taps.shape[0]} needs u (batch, length, {self.taps.shape[0]}, ...); "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.operators.base import Operator, wide
+from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.time_invariant import Block, TimeInvariant, double, output_shape, toeplitz
 from statewise.systems import discretize_dense
 
@@ -51,7 +51,7 @@ class DenseLTI(TimeInvariant):
             )
         if any(m.is_complex() or not m.is_floating_point() for m in (A, B, C)):
             raise InputError(f"DenseLTI needs real A, B, C; got {A.dtype}, {B.dtype}, {C.dtype}")
-        self._check_input(u, A.shape[0])
+        self._check_input(u, A.shape[0], A=A, B=B, C=C)
 
     def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> DenseState:
         w, n = self.B.shape
@@ -66,6 +66,8 @@ class DenseLTI(TimeInvariant):
 
     def impulse_response(self, length: int) -> Tensor:
         """C A^k B by two levels of about sqrt(length) rows each, doubled with the squares of A."""
+        if length < 1:
+            return self._no_taps(length)
         A, B, C = self._wide()
         inner = 1 << ((length - 1).bit_length() + 1) // 2
         n_outer = -(-length // inner)
@@ -150,11 +152,10 @@ class DenseLTV(Operator):
             )
         if any(m.is_complex() or not m.is_floating_point() for m in (A, B, C)):
             raise InputError(f"DenseLTV needs real A, B, C; got {A.dtype}, {B.dtype}, {C.dtype}")
+        check_dtypes("DenseLTV", u, A=A, B=B, C=C)
         w = C.shape[0]
-        if u.ndim < 3 or u.shape[2] != w or u.is_complex():
-            raise InputError(
-                f"DenseLTV of width {w} needs a real u (batch, length, {w}, ...); got {u.dtype} {tuple(u.shape)}"
-            )
+        if u.ndim < 3 or u.shape[2] != w:
+            raise InputError(f"DenseLTV of width {w} needs u (batch, length, {w}, ...); got {tuple(u.shape)}")
 
     def _output_shape(self, u: Tensor) -> tuple[int, ...]:
         return output_shape(self.C, u)

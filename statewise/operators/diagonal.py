@@ -31,8 +31,9 @@ class DiagonalLTI(TimeInvariant):
     Shapes:  A, B: (width, n), C: (width, n) or (width, p, n), all real or all complex
              u: (batch, length, width, *trailing)
     Forms:   ``recurrent``; ``scan``, O(length width n) work in O(sqrt(length)) vectorised steps, with all states
-             in memory: (batch, length, width, *trailing, n); ``convolve``, O(length n) for the impulse response of each
-             channel and O(length log length) for each row, with no array of size (width, n, length).
+             in memory: (batch, length, width, *trailing, n), packed documents laid out one a row (while compiling
+             they are masked instead, and then a NaN passes a start); ``convolve``, O(length n) for the impulse response
+             of each channel and O(length log length) for each row, with no array of size (width, n, length).
     Errors:  InputError for shapes or dtypes that disagree.
     Source:  Gu et al. 2022 (S4D), arXiv:2206.11893, eq. 3 and sec. 3.
     """
@@ -52,12 +53,10 @@ class DiagonalLTI(TimeInvariant):
     def _check(self, u: Tensor) -> None:
         A, B, C = self.A, self.B, self.C
         fits = A.ndim == 2 and B.shape == A.shape and C.ndim in (2, 3) and (C.shape[0], C.shape[-1]) == A.shape
-        if not fits or len({m.dtype for m in (A, B, C)}) != 1:
-            shapes, dtypes = [tuple(m.shape) for m in (A, B, C)], [str(m.dtype) for m in (A, B, C)]
-            raise InputError(
-                f"DiagonalLTI needs A, B (width, n), C (width, n) or (width, p, n) of one dtype; got {shapes}, {dtypes}"
-            )
-        self._check_input(u, A.shape[0])
+        if not fits:
+            shapes = ", ".join(str(tuple(m.shape)) for m in (A, B, C))
+            raise InputError(f"DiagonalLTI needs A, B (width, n), C (width, n) or (width, p, n); got {shapes}")
+        self._check_input(u, A.shape[0], A=A, B=B, C=C)
 
     def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> DiagonalState:
         width, n = self.A.shape
@@ -67,10 +66,17 @@ class DiagonalLTI(TimeInvariant):
     def step(self, u: Tensor, state: DiagonalState) -> tuple[Tensor, DiagonalState]:
         A, B, C = self._coefficients(u.ndim - 2, wide(u.dtype, self.A.dtype))
         h = A * self._complex(state.h) + B * u.unsqueeze(-1)
-        return self._output(C, self._seen(h, 1)).to(u.dtype), DiagonalState(self._real(h))
+        return self._output(C, self._seen(h, 1)).to(u.dtype), DiagonalState(self._real(h).to(state.h.dtype))
 
     def scan(self, u: Tensor, state: DiagonalState | None, masks: Masks = NO_MASKS) -> tuple[Tensor, DiagonalState]:
-        """All states by :func:`statewise.kernels.linear_scan`: a is 1 on padding and 0 where a document begins."""
+        """All states by :func:`statewise.kernels.linear_scan`: a is 1 on padding.
+
+        Documents are rows of their own. How many there are depends on the data, so while compiling a is 0 where one
+        begins; 0 NaN is NaN, and passes.
+        """
+        if masks.starts is not None and not torch.compiler.is_compiling():
+            y, final = self._each_document("scan", u, state, masks)
+            return y, final
         A, B, C = self._coefficients(u.ndim - 3, wide(u.dtype, self.A.dtype))
         if state is None:
             state = self.initial_state(
@@ -88,6 +94,8 @@ class DiagonalLTI(TimeInvariant):
 
     def impulse_response(self, length: int) -> Tensor:
         """C A^k B, doubled in its real part for complex coefficients, by :func:`statewise.kernels.vandermonde`."""
+        if length < 1:
+            return self._no_taps(length)
         A, B, C = self._coefficients(0, wide(self.A.dtype))
         return vandermonde(C * (B if C.ndim == 2 else B.unsqueeze(1)), A, length)
 

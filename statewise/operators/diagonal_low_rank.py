@@ -35,14 +35,17 @@ class DiagonalPlusLowRank(TimeInvariant):
     """x' = (Lambda - P Q*) x + B u, y = 2 Re(C x), in bilinear steps of dt; conjugate pairs, of which one is kept.
 
     Shapes:  Lambda, B: (w, n)   P, Q: (w, r, n)   C: (w, n) or (w, p, n), complex   dt: (w,), real
-             u: (batch, length, w, *trailing). Q is P unless given; then real parts of Lambda below 0 keep it stable.
+             u: (batch, length, w, *trailing)
+    Stability: Q is P unless given; then real parts of Lambda at or below 0 keep the system stable, and others are
+             refused. A Q of its own gives no such guarantee: its impulse response is always taken by squaring.
     Forms:   ``recurrent``, O(n r) a step by the Woodbury identity; ``convolve`` from rest, O(length log length) for
              each row and for each impulse response the cheaper of about 2 length n (p + r)(1 + r) Cauchy sums, with
              no array of size (w, n, length) and no power of A, and log2(length) squarings of the dense A of order
              2 n; from a state in chunks of 64 steps, with the dense matrices that they need, O(w n^3).
-    Numerics: the impulse response is right to about 1e-12 in float64 and 2e-5 in float32, relative to its largest
-             value, at every length, if the system is stable.
-    Errors:  InputError for shapes or dtypes that disagree.
+    Numerics: the impulse response is right to about 1e-12 in float64 and 1e-4 in float32 (2e-5 for dt up to 0.1),
+             relative to its largest value, at every length, if the system is stable.
+    Errors:  InputError for shapes or dtypes that disagree, for dt that is not positive and finite, and without Q for
+             real parts of Lambda above 0. Looking at the values waits for a device; ``check_values=False`` trusts them.
     Source:  Gu et al. 2022 (S4), arXiv:2111.00396, sec. 3 and appendix C; the circle: see ``impulse_response``.
     """
 
@@ -52,6 +55,7 @@ class DiagonalPlusLowRank(TimeInvariant):
     C: Tensor
     dt: Tensor
     Q: Tensor | None = None
+    check_values: bool = True
 
     @property
     def channels(self) -> tuple[int, ...]:
@@ -79,12 +83,27 @@ class DiagonalPlusLowRank(TimeInvariant):
                 "DiagonalPlusLowRank needs Lambda, B (w, n), P, Q (w, r, n), C (w, n) or (w, p, n), dt (w,); got "
                 f"Lambda, P, Q, B, C, dt of {shapes}"
             )
-        if not all(m.is_complex() for m in (Lambda, P, Q, B, C)) or dt.is_complex():
+        if not all(m.is_complex() for m in (Lambda, P, Q, B, C)) or not dt.is_floating_point():
             raise InputError(
                 "DiagonalPlusLowRank needs complex Lambda, P, Q, B, C (one of each conjugate pair) and a real dt; got "
                 f"{Lambda.dtype}, {P.dtype}, {Q.dtype}, {B.dtype}, {C.dtype}, {dt.dtype}"
             )
-        self._check_input(u, Lambda.shape[0])
+        self._check_input(u, Lambda.shape[0], Lambda=Lambda, P=P, Q=Q, B=B, C=C)
+        self._check_values()
+
+    def _check_values(self) -> None:
+        if not self.check_values or self.dt.is_meta or torch.compiler.is_compiling() or not self.Lambda.numel():
+            return
+        least, most = (float(m) for m in self.dt.detach().aminmax())
+        if not (least > 0 and most < math.inf):
+            raise InputError(f"DiagonalPlusLowRank needs positive and finite dt; got values in {least:g}..{most:g}")
+        if self.Q is None:
+            growth = float(self.Lambda.detach().real.amax())
+            if growth > 0:
+                raise InputError(
+                    f"DiagonalPlusLowRank needs real parts of Lambda at or below 0, or the system grows without bound; "
+                    f"got {growth:g} as the largest; keep them negative, as Lambda = -exp(log_decay) + i frequency does"
+                )
 
     def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> LowRankState:
         w, n = self.Lambda.shape
@@ -95,7 +114,7 @@ class DiagonalPlusLowRank(TimeInvariant):
         of the size of the rank.
         """
         Lambda, P, Q, B, C, dt = self._wide(wide(u.dtype, self.Lambda.dtype))
-        D, small = self._keep(("woodbury",), lambda: _woodbury(Lambda, P, Q, dt))
+        D, small = self._keep(("woodbury", dt.dtype), lambda: _woodbury(Lambda, P, Q, dt))
         half = dt[:, None] / 2
         h = torch.view_as_complex(state.h.to(dt.dtype).contiguous())
         trailing = [1] * (h.ndim - 3)  # axes between w and n
@@ -118,12 +137,17 @@ class DiagonalPlusLowRank(TimeInvariant):
         return y.to(u.dtype), LowRankState(torch.view_as_real(h).to(state.h.dtype))
 
     def impulse_response(self, length: int) -> Tensor:
-        """C A^k B for k < length, by Cauchy sums or by squaring the dense A, whichever is less work."""
+        """C A^k B for k < length, by Cauchy sums or by squaring the dense A, whichever is less work.
+
+        With a Q of its own by squaring: the sums are right for stable systems only.
+        """
+        if length < 1:
+            return self._no_taps(length)
         n, rank = self.P.shape[2], self.P.shape[1]
         p = 1 if self.C.ndim == 2 else self.C.shape[1]
         sums = length * n * (p + rank) * (1 + rank)
         squarings = (2 * n) ** 3 * max(1, length.bit_length())
-        if squarings < WORTH_A_SUM * sums:
+        if self.Q is not None or squarings < WORTH_A_SUM * sums:
             return self.response_by_squaring(length)
         return self.response_by_cauchy_sums(length)
 
@@ -133,6 +157,8 @@ class DiagonalPlusLowRank(TimeInvariant):
         The squares are kept less the identity, (I + E)^2 = I + (2 E + E^2): for a small dt rounding A itself would
         add up over the length.
         """
+        if length < 1:
+            return self._no_taps(length)
         E, B, C = self._less_identity()
         rows = C.reshape(C.shape[0], -1, 1, C.shape[-1])
         inner = 1 << ((length - 1).bit_length() + 1) // 2
@@ -156,8 +182,12 @@ class DiagonalPlusLowRank(TimeInvariant):
 
         It is evaluated on a circle of radius below 1 and transformed back. On the unit circle, as published, the sum
         wraps around, which costs a power A^length in C; here what wraps around has decayed by the radius, and is
-        below the rounding that multiplying by the inverse radius brings back: no power of A, no pole at z = -1.
+        below the rounding that multiplying by the inverse radius brings back: no power of A, no pole at z = -1. It has
+        not decayed if the system grows: then the numbers are wrong.
         """
+        if length < 1:
+            return self._no_taps(length)
+        self._check_values()
         dtype = wide(self.Lambda.dtype)
         parts = self._wide(dtype)
         p = 1 if self.C.ndim == 2 else self.C.shape[1]

@@ -69,6 +69,9 @@ class SSD(Operator):
                 f"SSD over (batch, length, heads) = {tuple(self.log_a.shape)} needs u of that shape and then "
                 f"(d_head,); got {tuple(u.shape)}"
             )
+        if not all(m.is_floating_point() for m in (self.log_a, self.B, self.C, u)):
+            dtypes = ", ".join(str(m.dtype) for m in (self.log_a, self.B, self.C, u))
+            raise InputError(f"SSD needs real, floating-point log_a, B, C and u; got {dtypes}")
         if self.chunk_length < 1:
             raise InputError(f"SSD needs chunk_length >= 1; got {self.chunk_length}")
 

@@ -13,11 +13,14 @@ from torch.utils import _pytree as pytree
 
 from statewise.errors import InputError
 from statewise.kernels.fft_convolution import fft_convolution
-from statewise.operators.base import Operator
+from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks
 
 BLOCK = 64  # steps in a chunk: about the order of the states, so that inputs and states cost alike
+# From the first to the last quarter of the impulse response: beyond it the rounding of an FFT, relative to the largest
+# value, drowns the first outputs in float32.
+GROWTH = 1e3
 
 
 class Block(NamedTuple):
@@ -41,6 +44,11 @@ class TimeInvariant(Operator):
     Forms:   ``convolve``: without a state, one FFT convolution with the impulse response of the whole length; with a
              state, chunks of 64 steps as matrix products, between which the state is passed on, so that a signal of any
              length streams in bounded memory. Rows that hold several documents are laid out one document a row.
+             A system that grows (the last quarter of its impulse response is 1000 times larger than the first, or not
+             finite) goes in chunks from rest too, since an FFT rounds relative to the largest value; that is looked at
+             on a CPU only, and not while compiling, and right as long as A^64 is finite.
+             A NaN or an infinity in u reaches earlier outputs too: by FFT all of its channel in the row (in the
+             document, if they are packed), in chunks those of its 64 steps. ``recurrent`` keeps it in its place.
     Source:  Gu et al. 2021 (LSSL), arXiv:2110.13985, sec. 3; state passing: Fu et al. 2023 (H3), arXiv:2212.14052,
              sec. 4.2.
     """
@@ -50,7 +58,7 @@ class TimeInvariant(Operator):
 
     @abc.abstractmethod
     def impulse_response(self, length: int) -> Tensor:
-        """C A^k B for k = 0 ... length - 1: (w, [p,] length), real."""
+        """C A^k B for k = 0 ... length - 1: (w, [p,] length), real; InputError for a negative length."""
 
     @abc.abstractmethod
     def _block(self, length: int, dtype: torch.dtype) -> Block:
@@ -84,12 +92,15 @@ class TimeInvariant(Operator):
     def convolve(self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS) -> tuple[Tensor, Any]:
         """By FFT from rest, by chunks from a state."""
         if masks.starts is not None:
-            return self._each_document(u, state, masks)
+            return self._each_document("convolve", u, state, masks)
         if u.shape[1] == 0 or u.numel() == 0:
             return u.new_zeros(self._output_shape(u)), state
         if state is None:
             dtype = self._state_dtype(u)
             response = self._keep(("impulse_response", u.shape[1]), lambda: self.impulse_response(u.shape[1]))
+            if response.device.type == "cpu" and not torch.compiler.is_compiling() and _grows(response):
+                rest = self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=dtype)
+                return self._chunks(u, rest, masks)[0], None
             return fft_convolution(u.to(dtype), response.to(dtype)).to(u.dtype), None
         return self._chunks(u, state, masks)
 
@@ -147,7 +158,7 @@ class TimeInvariant(Operator):
         w, batch, r, n = h.shape
         return h + torch.matmul(aligned.reshape(w, -1, T), block.reach).reshape(w, batch, r, n)
 
-    def _each_document(self, u: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
+    def _each_document(self, form: str, u: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
         """Each document as a row of its own, from rest, or from the state if it goes on with one."""
         batch, length = u.shape[:2]
         steps = u.reshape(batch * length, *u.shape[2:])
@@ -162,13 +173,20 @@ class TimeInvariant(Operator):
                 before = pytree.tree_map(
                     lambda leaf, rows=rows: torch.where(_spread(rows.continues, leaf.ndim), leaf[rows.row], 0), state
                 )
-            some, after = self.convolve(x, before, Masks(valid=rows.valid, lengths=rows.lengths))
+            some, after = getattr(self, form)(x, before, Masks(valid=rows.valid, lengths=rows.lengths))
             y = y.index_put((rows.places[rows.valid],), some[rows.valid])
             if state is not None:
                 final = pytree.tree_map(
                     lambda leaf, new, rows=rows: leaf.index_put((rows.row[rows.last],), new[rows.last]), final, after
                 )
         return y.reshape(batch, length, *y.shape[1:]), final
+
+    def _no_taps(self, length: int) -> Tensor:
+        """The impulse response of a length of 0."""
+        if length < 0:
+            raise InputError(f"impulse_response needs length >= 0; got {length}")
+        like = self._like()
+        return torch.zeros(*self.C.shape[:-1], 0, dtype=wide(like.dtype), device=like.device)
 
     def _output_shape(self, u: Tensor) -> tuple[int, ...]:
         return output_shape(self.C, u)
@@ -186,12 +204,11 @@ class TimeInvariant(Operator):
                 kept[key] = compute()
         return kept[key]
 
-    def _check_input(self, u: Tensor, width: int) -> None:
+    def _check_input(self, u: Tensor, width: int, **coefficients: Tensor) -> None:
         name = type(self).__name__
-        if u.ndim < 3 or u.shape[2] != width or u.is_complex():
-            raise InputError(
-                f"{name} of width {width} needs a real u (batch, length, {width}, ...); got {u.dtype} {tuple(u.shape)}"
-            )
+        check_dtypes(name, u, **coefficients)
+        if u.ndim < 3 or u.shape[2] != width:
+            raise InputError(f"{name} of width {width} needs u (batch, length, {width}, ...); got {tuple(u.shape)}")
 
 
 def detached(operator: Any) -> Any:
@@ -220,6 +237,13 @@ def toeplitz(response: Tensor) -> Tensor:
     lag = time[None, :] - time[:, None]  # (input, output)
     matrix = response[..., lag.clamp(min=0)].masked_fill(lag < 0, 0)
     return matrix.transpose(1, 2).reshape(w, T, p * T)
+
+
+def _grows(response: Tensor) -> bool:
+    size = response.detach().abs()
+    quarter = max(1, size.shape[-1] // 4)
+    first, last = size[..., :quarter].amax(-1), size[..., -quarter:].amax(-1)
+    return not bool((last.isfinite() & (last <= GROWTH * first)).all())
 
 
 def _spread(mask: Tensor, ndim: int) -> Tensor:
