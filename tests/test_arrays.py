@@ -62,6 +62,7 @@ def test_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         ({"train_x": X}, "no train_y"),
         ({"train_x": X, "train_y": Y, "extra": Y}, "'extra'"),
         ({"train_x": X, "train_y": Y[:3]}, "20 rows"),
+        ({"train_x": X, "train_y": np.array(1)}, "20 rows"),
         ({"train_x": X[0, 0], "train_y": Y}, r"\(n, length"),
         ({"train_x": X, "train_y": Y, "test_x": X}, "test_x and test_y"),
         ({"train_x": X, "train_y": Y, "test_x": X, "test_y": X[:, 0, 0]}, "alike"),
@@ -84,6 +85,13 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no")
     with pytest.raises(DataError, match="cannot be read"):
         opened(tmp_path / "text.npz")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    np.save(tmp_path / "one.npy", X)
+    for name in ("empty.npz", "one.npy"):
+        with pytest.raises(DataError, match="is no zip archive"):
+            opened(tmp_path / name)
+    with pytest.raises(DataError, match=r"does not exist; give the \.npz file"):
+        opened(tmp_path / "none.npz")
     with pytest.raises(DataError, match="not a file"):
         opened(tmp_path)
     with pytest.raises(DataError, match="--data-dir"):

@@ -9,6 +9,7 @@ import struct
 import tarfile
 import wave
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ JPEG = SHARED / "cifar10_jpeg.tar.gz"
 
 def opened(source: str = "digits", **options: Any) -> LabelledData:
     return open_labelled(LabelledDataConfig(source=source, **options))
+
+
+def as_stored(data: LabelledData, name: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """The rows of a split and their targets in the order of the file."""
+    split = data.split(name)
+    order = np.argsort(split.begins)
+    return [split.sequence(int(i)) for i in order], split.targets[order]
 
 
 def needs(path: Path | str) -> pytest.MarkDecorator:
@@ -99,6 +107,36 @@ def test_hold_out_keeps_a_row_of_each_class_on_either_side() -> None:
     assert (hold_out(targets, 0.1, seed=3) == held).all()
     assert not hold_out(targets, 0.0, seed=3).any()
     assert hold_out(np.zeros((10, 2), np.float32), 0.2, seed=0).sum() == 2
+
+
+def test_the_first_rows_of_a_split_are_a_fair_sample(tmp_path: Path) -> None:
+    path = tmp_path / "sorted.npz"
+    x = np.arange(900)[:, None] * np.ones((1, 2))
+    np.savez(path, train_x=x, train_y=np.arange(900) // 90, test_x=x, test_y=np.arange(900) // 90)
+    data = opened("arrays", folder=str(path), validation_fraction=0.5)
+    for name in ("validation", "test"):
+        split = data.split(name)
+        counts = np.bincount(split.targets[:100], minlength=10)
+        assert counts.min() >= 3
+        assert counts.max() <= 20
+        rows, targets = as_stored(data, name)
+        assert [int(row) // 90 for row in np.sort(split.begins) // 2] == targets.tolist()
+        assert (np.diff([row[0, 0] for row in rows]) > 0).all()
+        again = opened("arrays", folder=str(path), validation_fraction=0.5)
+        np.testing.assert_array_equal(again.split(name).begins, split.begins)
+        other = opened("arrays", folder=str(path), validation_fraction=0.5, seed=1)
+        assert (other.split(name).begins != split.begins).any()
+    assert (np.diff(data.split("train").begins) > 0).all()
+    split = data.split("test")  # the order of the rows is not a part of the fingerprint
+    order = np.argsort(split.begins)
+    sorted_split = replace(
+        split, begins=split.begins[order], lengths=split.lengths[order], targets=split.targets[order]
+    )
+    assert replace(data, splits={**data.splits, "test": sorted_split}).fingerprint == data.fingerprint
+    scaled = [
+        opened("arrays", folder=str(path), normalize="series", seed=seed, validation_fraction=0) for seed in (0, 1)
+    ]
+    assert scaled[0].fingerprint == scaled[1].fingerprint
 
 
 def test_describe_tells_the_sizes() -> None:
@@ -194,10 +232,10 @@ def test_series_are_read_as_aeon_reads_them(name: str) -> None:
     folder = Path(aeon.__file__).parent / "datasets" / "data" / name
     for part in ("train", "test"):
         expected, labels = load_from_ts_file(str(folder / f"{name}_{part.upper()}.ts"))
-        split = data.split(part)
-        assert [data.classes[label].lower() for label in split.targets] == list(labels)  # aeon lowers them
-        for i, series in enumerate(expected):
-            np.testing.assert_array_equal(split.sequence(i), series.T.astype(np.float32))
+        rows, targets = as_stored(data, part)
+        assert [data.classes[label].lower() for label in targets] == list(labels)  # aeon lowers them
+        for row, series in zip(rows, expected, strict=True):
+            np.testing.assert_array_equal(row, series.T.astype(np.float32))
 
 
 def test_a_regression_of_the_archive() -> None:
@@ -244,10 +282,18 @@ def test_series_of_any_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("1,2:0,0:b", "1,2:0:b", "line 10: no row of numbers of one length"),
+        ("1,2:0,0:b", "1,2:0:b", "line 10: its channels have unlike lengths: 2, 1"),
+        ("1,2:0,0:b", "1,2:0,x:b", "line 10: value 2 of channel 2, 'x', is no number"),
+        ("1,2:0,0:b", "1,2:0,:b", "line 10: value 2 of channel 2, '', is no number"),
+        ("1,2:0,0:b", "1,2: :b", "line 10: channel 2 has no values"),
+        ("1,2:0,0:b", "1,2:0,0", "line 10: there is no label"),
+        ("1,2:0,0:b", "1,2:0,0:", "line 10: there is no label"),
+        ("1,2:0,0:b", "1,2", "line 10: there is no label"),
+        ("1,2:0,0:b", "1,2:0,0:c", "line 10: the label 'c' is not one of @classLabel: b, a"),
+        ("@classLabel true b a", "@classLabel", "has no labels"),
         ("1,2:0,0:b", "1,?:0,0:b", "line 10: a missing value"),
         ("1,2:0,0:b", "1,nan:0,0:b", "line 10: a missing or infinite value"),
-        ("1,2:0,0:b", "1,2:b", "line 10: 1 channels, but the first row has others"),
+        ("1,2:0,0:b", "1,2:b", "line 10: 1 channels, but the first row has 2"),
         ("@timeStamps false", "@timeStamps true", "has time stamps, which are not read"),
         ("@classLabel true b a", "@classLabel false", "has no labels"),
         ("@classLabel true b a", "@targetLabel true", "line 9: the target 'a' is no number"),
@@ -258,6 +304,20 @@ def test_series_of_any_folder(tmp_path: Path) -> None:
 def test_damaged_series(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         opened("ucr:Small", folder=ts_folder(tmp_path, TS.replace(old, new)))
+
+
+def test_labels_are_told_apart_by_the_list_of_classes(tmp_path: Path) -> None:
+    numbers = TS.replace("true b a", "true 1 2").replace("5,6:a", "5,6:1.0").replace("0,0:b", "0,0:2")
+    assert opened("ucr:Small", folder=ts_folder(tmp_path, numbers, numbers)).classes == ("1", "2")
+    free = TS.replace("true b a", "true")  # no list: whatever the rows have
+    assert opened("ucr:Small", folder=ts_folder(tmp_path, free, free)).classes == ("a", "b")
+
+
+@pytest.mark.parametrize("source", ["mnist", "ucr:Small"])
+def test_a_file_in_the_place_of_its_folder(tmp_path: Path, source: str) -> None:
+    path = Path(ts_folder(tmp_path)) / "Small_TRAIN.ts"
+    with pytest.raises(DataError, match=r"Small_TRAIN\.ts' is a file; give its folder"):
+        opened(source, folder=str(path))
 
 
 def test_missing_series_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,10 +353,10 @@ def test_recordings_of_a_folder(tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("not a recording")
     for place in (tmp_path, folder):
         data = opened("spoken-digits", folder=str(place), normalize="none", validation_fraction=0.0)
-        test = data.split("test")
-        assert test.values.dtype == np.int16
-        assert [test.sequence(i)[:, 0].tolist() for i in (1, 6)] == [[0, 100], [1, 100, -5]]
-        assert test.targets.tolist() == [0] * 5 + [1] * 5
+        rows, targets = as_stored(data, "test")
+        assert data.split("test").values.dtype == np.int16
+        assert [rows[i][:, 0].tolist() for i in (1, 6)] == [[0, 100], [1, 100, -5]]
+        assert targets.tolist() == [0] * 5 + [1] * 5
         assert len(data.split("train")) == 6
     cut = opened("spoken-digits", folder=str(tmp_path), max_length=2)
     assert cut.max_length == 2
@@ -307,6 +367,37 @@ def test_recordings_of_a_folder(tmp_path: Path) -> None:
     (folder / "3_ann_0.wav").write_bytes(b"RIFF")
     with pytest.raises(DataError, match=r"3_ann_0\.wav is no WAV file"):
         opened("spoken-digits", folder=str(tmp_path))
+
+
+def cut_header(data: bytes) -> bytes:
+    """The data chunk and its file one byte longer: half a sample more."""
+    sizes = (struct.pack("<I", len(data) + less) for less in (-7, -43))
+    return data[:4] + next(sizes) + data[8:40] + next(sizes) + data[44:] + b"\1"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-1], "is cut short: 199 bytes of samples, but its header has 100 samples of 2 bytes"),
+        (lambda data: data[:-60], "is cut short: 140 bytes of samples"),
+        (lambda data: data[:44], "is cut short: 0 bytes of samples"),
+        (cut_header, "is cut short: 201 bytes of samples"),
+        (lambda data: data[:4] + struct.pack("<I", 36) + data[8:40] + bytes(4), "has no samples, only a header"),
+        (lambda data: data[:16] + b"\xff\xff\0\0" + data[20:], "is no WAV file of plain samples: it is cut short$"),
+        (lambda data: data[:30], "is no WAV file of plain samples: .*[a-z]$"),
+        (lambda data: b"", "is no WAV file of plain samples: it is cut short$"),
+        (lambda data: b"junk" * 20, "is no WAV file of plain samples: .*RIFF"),
+    ],
+)
+def test_damaged_recordings(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
+    for n in (0, 9):
+        write_wave(tmp_path / f"1_ann_{n}.wav", list(range(100)))
+    path = tmp_path / "1_ann_9.wav"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match=message) as caught:
+        opened("spoken-digits", folder=str(tmp_path))
+    assert "1_ann_9.wav" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @needs(SPOKEN)
@@ -335,8 +426,9 @@ def test_spoken_digits_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         opened("spoken-digits", folder=str(tmp_path / "x"))
     (tmp_path / "broken.tar.gz").write_bytes(b"\x1f\x8b\x08 not a gzip")
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="cannot read") as caught:
         opened("spoken-digits", folder=str(tmp_path / "broken.tar.gz"))
+    assert "\n" not in str(caught.value)
 
 
 # ---- CIFAR-10, at a hundredth of its size
@@ -412,8 +504,8 @@ def test_cifar_in_all_its_forms(
     )
     data = open_labelled(config, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(60, 60)]
-    rows = np.concatenate([data.split(name).inputs(np.arange(n)) for name, n in (("train", 50), ("test", 10))])
-    targets = np.concatenate([data.split("train").targets, data.split("test").targets])
+    (train, of_train), (test, of_test) = (as_stored(data, name) for name in ("train", "test"))
+    rows, targets = np.stack(train + test), np.concatenate([of_train, of_test])
     order = np.lexsort((labels, np.arange(60) >= 50)) if form is png_form else np.arange(60)
     np.testing.assert_array_equal(targets, labels[order])
     np.testing.assert_array_equal(rows, images[order])

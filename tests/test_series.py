@@ -137,12 +137,14 @@ def test_shorter_histories_where_they_are_allowed(tmp_path: Path) -> None:
     assert batch.history[1, :3, 0].tolist() == [0, 1, 2]
 
 
-def test_windows_without_a_known_value_are_left_out(tmp_path: Path) -> None:
+def test_windows_that_tell_no_scale_or_have_nothing_to_forecast_are_left_out(tmp_path: Path) -> None:
     gap = range(20, 30)
     source = write(tmp_path, *days(60, row=lambda i: "" if i in gap else f"{i}"))
     data = open_series(SeriesDataConfig(source=source, **SMALL))
     rows = [origin.row for origin in data.split("train").origins]
-    assert rows == [r for r in range(5, 40) if not {*range(r - 5, r)} <= {*gap} and not {*range(r, r + 3)} <= {*gap}]
+    assert rows == [
+        r for r in range(5, 40) if len({*range(r - 5, r)} - {*gap}) > 1 and not {*range(r, r + 3)} <= {*gap}
+    ]
 
 
 # ---- reading
@@ -178,7 +180,7 @@ def test_missing_rows_and_cells_are_gaps(tmp_path: Path) -> None:
 def test_frequencies_are_found(tmp_path: Path, times: list[str], frequency: str, season: int) -> None:
     source = write(tmp_path, "time,y", *(f"{t},{i}" for i, t in enumerate(times)))
     data = open_series(
-        SeriesDataConfig(source=source, horizon=1, history=1, validation_fraction=0.0, test_fraction=0.0)
+        SeriesDataConfig(source=source, horizon=1, history=2, validation_fraction=0.0, test_fraction=0.0)
     )
     assert str(data.frequency) == frequency
     assert data.season == season
@@ -238,8 +240,9 @@ def test_batches_are_a_function_of_seed_and_step_and_an_epoch_has_each_window_on
     ("options", "message"),
     [
         ({"horizon": 0}, "horizon=0"),
-        ({"history": 0}, "history=0"),
-        ({"min_history": 300}, "from 1 to history"),
+        ({"history": 1}, "history=1 is out of range; expected at least 2"),
+        ({"min_history": 300}, "from 2 to history"),
+        ({"min_history": 1}, "from 2 to history"),
         ({"season": 0}, "season=0"),
         ({"calendar": ("moon",)}, "some of"),
         ({"calendar": ("year", "year")}, "each name once"),
@@ -258,6 +261,11 @@ def test_config_refusals(options: dict[str, Any], message: str) -> None:
     ("lines", "options", "message"),
     [
         (["t,y"], {}, "0 rows"),
+        (["1,2", "2,3", "3,4"], {}, "its first line must name the columns, but begins with the value '1'"),
+        (["2024-01-01,2", "2024-01-02,3", "2024-01-03,3"], {}, "begins with the value '2024-01-01'"),
+        (["t;y", "1;2", "2;3"], {}, "is separated by ';', it seems; expected commas"),
+        (["t;y", "1;2,5", "2;3,5"], {}, "is separated by ';'"),
+        (["t,y,z", "1,2,", "2,3,NA"], {}, "every value of the column 'z' is missing"),
         (["t,t", "1,2", "2,3"], {}, "a name of its own"),
         (["t,y", "1,2", "2"], {}, "line 3, has 1 cells"),
         (["t,y", "1,2", "2,x"], {}, "line 3: y='x' is no finite number"),
@@ -277,7 +285,7 @@ def test_config_refusals(options: dict[str, Any], message: str) -> None:
         (["t,y", *(f"{i},{i}" for i in range(30))], {"calendar": ("year",)}, "times of .* are numbers"),
         (days(30, "y,c", lambda i: f"{i},{'' if i == 4 else 1}"), {"covariates": ("c",)}, "'c' of .* at its step 5"),
         (days(20), {}, "the validation split, 2 steps, has no window"),
-        (days(30, row=lambda i: ""), {}, "the train split, 21 steps, has no window"),
+        (days(30, row=lambda i: "" if i < 22 else i), {}, "the train split, 21 steps, has no window"),
     ],
 )
 def test_data_refusals(tmp_path: Path, lines: list[str], options: dict[str, Any], message: str) -> None:

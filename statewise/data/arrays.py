@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,8 @@ def find_arrays(path: Path | None) -> Found:
         )
     if not path.is_file():
         raise DataError(f"data.folder={str(path)!r} is not a file; source 'arrays' reads an .npz file of numpy's")
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path} cannot be read as an .npz file: it is no zip archive; write it with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as file:
             names = set(file.files)
@@ -36,7 +39,7 @@ def find_arrays(path: Path | None) -> Found:
             if unknown := sorted(names - known):
                 raise DataError(f"{path} holds {unknown[0]!r}; the names are {', '.join(sorted(known))}")
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DataError(f"{path} cannot be read as an .npz file of plain arrays: {error}") from None
     for name in ("train_x", "train_y"):
         if name not in arrays:
@@ -53,7 +56,7 @@ def find_arrays(path: Path | None) -> Found:
         )
     classes: tuple[str, ...] = ()
     if not regression:
-        labels = np.unique(np.concatenate([arrays[f"{part}_y"] for part in parts]))
+        labels = np.unique(np.concatenate([arrays[f"{part}_y"].ravel() for part in parts]))
         classes = tuple(str(label) for label in labels)
     rows = [_rows(path, part, arrays, labels if not regression else None) for part in parts]
     if len(rows) == 2 and rows[0].values.shape[1] != rows[1].values.shape[1]:
@@ -69,7 +72,7 @@ def _rows(path: Path, part: str, arrays: dict[str, np.ndarray], labels: np.ndarr
     if x.ndim not in (2, 3) or x.dtype.kind not in "fiub" or not x.size:
         raise DataError(f"{path}: {part}_x is {x.dtype} {x.shape}; expected real numbers (n, length[, d_input])")
     x = x[..., None] if x.ndim == 2 else x
-    if len(y) != len(x) or y.ndim > (1 if labels is not None else 2):
+    if y.shape[:1] != x.shape[:1] or not y.size or y.ndim > (1 if labels is not None else 2):
         raise DataError(f"{path}: {part}_y is of shape {y.shape} for {len(x)} rows of {part}_x; expected ({len(x)},)")
     lengths = arrays.get(f"{part}_lengths", np.full(len(x), x.shape[1]))
     if lengths.shape != (len(x),) or lengths.dtype.kind not in "iu":

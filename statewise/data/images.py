@@ -54,6 +54,8 @@ def find_idx(name: str, folder: Path | None) -> Found:
             "mnist needs its four idx files (train-images-idx3-ubyte.gz, ...); set data.folder to their folder"
         )
     where = Path(FASHION_MNIST_FOLDER) if folder is None else folder
+    if where.is_file():
+        raise DataError(f"data.folder={str(where)!r} is a file; give its folder, with the four idx files")
     train, test = (_read_pair(name, where, prefix) for prefix in ("train", "t10k"))
     if train.lengths[0] != test.lengths[0]:
         raise DataError(f"{where}: training images have {train.lengths[0]} pixels and test images {test.lengths[0]}")

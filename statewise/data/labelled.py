@@ -154,16 +154,20 @@ class LabelledData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal only for the same rows in the same splits, scaled alike: what a resumed run is held against."""
+        """Equal only for the same rows in the same splits, scaled alike: what a resumed run is held against. The order
+        of the rows within a split is not part of it.
+        """
         digest = hashlib.sha256(json.dumps([self.classes, sorted(self.splits)]).encode())
         for part in (self.found.train, self.found.test):
             if part is not None:
                 digest.update(np.ascontiguousarray(part.values).data)
         for name in sorted(self.splits):
             split = self.splits[name]
-            for array in (split.begins, split.lengths, split.targets, split.scale, split.shift, split.order):
-                if array is not None:
-                    digest.update(np.ascontiguousarray(array).data)
+            rows = np.argsort(split.begins)
+            for array in (split.begins, split.lengths, split.targets, split.scale, split.shift):
+                digest.update(np.ascontiguousarray(array if len(array) == 1 else array[rows]).data)
+            if split.order is not None:
+                digest.update(np.ascontiguousarray(split.order).data)
         return digest.hexdigest()
 
     def describe(self) -> str:
@@ -197,6 +201,9 @@ class LabelledData:
 def open_labelled(config: LabelledDataConfig, *, progress: Progress | None = None) -> LabelledData:
     """Find, divide and scale the rows. Values stay as they were stored (bytes, 16 bits) until a batch is read.
 
+    The rows of "validation" and "test" stand in one random order, that of numpy's generator of ``seed``: files are
+    often sorted by class, and so the first rows of a split, however few, are a fair sample of it.
+
     ``progress(done, total)`` is called while images are decoded, which is done once.
 
     Errors:  DataError, one line: what was looked for, where, and how to get it; files that are not what they should be.
@@ -217,6 +224,9 @@ def open_labelled(config: LabelledDataConfig, *, progress: Progress | None = Non
         if held.any():
             parts["validation"], rest = (found.train, rest[held]), rest[~held]
     parts["train"] = (found.train, rest)
+    for name in parts.keys() - {"train"}:
+        rows, chosen = parts[name]
+        parts[name] = (rows, np.random.default_rng([config.seed, 2]).permutation(chosen))
     limit = config.max_length or max(int(rows.lengths.max()) for rows, _ in parts.values())
     begins = {name: begins_of(rows.lengths)[chosen] for name, (rows, chosen) in parts.items()}
     lengths = {name: rows.lengths[chosen].clip(max=limit) for name, (rows, chosen) in parts.items()}
@@ -240,7 +250,8 @@ def open_labelled(config: LabelledDataConfig, *, progress: Progress | None = Non
 def _find(config: LabelledDataConfig, progress: Progress | None) -> Found:
     folder = None if config.folder is None else Path(config.folder).expanduser()
     if folder is not None and not folder.exists():
-        raise DataError(f"data.folder={config.folder!r} does not exist; give the folder that {config.source} lies in")
+        what = "the .npz file" if config.source == "arrays" else f"the folder that {config.source} lies in"
+        raise DataError(f"data.folder={config.folder!r} does not exist; give {what}")
     source = config.source
     if source == "digits":
         from statewise.data.images import find_digits

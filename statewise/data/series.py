@@ -36,7 +36,7 @@ class SeriesDataConfig(DataConfig):
     calendar: further covariates, sine and cosine of cycles, with ``harmonics`` of each: "day", "week" and "year" where
     times are dates, and "season", which counts steps.
     horizon: steps to forecast. history: steps to forecast them from, fewer at the beginning of a series down to
-    ``min_history`` (None: ``history``).
+    ``min_history`` (None: ``history``); at least 2, for one value tells no scale.
     season: in steps, for the seasonal-naive forecast and the scaled error; None: 52 for weeks, 12 for months, 7 for
     days and so on, 11 for sunspots, otherwise 1.
     validation_fraction, test_fraction: of the span of time, the test last. A split of fraction 0 does not exist.
@@ -60,11 +60,11 @@ class SeriesDataConfig(DataConfig):
 
     def __post_init__(self) -> None:
         self._require("source", bool(self.source), "a name or a path")
-        for name in ("horizon", "history", "harmonics"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name, fewest in (("horizon", 1), ("history", 2), ("harmonics", 1)):
+            self._require(name, getattr(self, name) >= fewest, f"at least {fewest}")
         self._require("season", self.season is None or self.season >= 1, "at least 1, or None")
         least = self.min_history
-        self._require("min_history", least is None or 1 <= least <= self.history, "from 1 to history, or None")
+        self._require("min_history", least is None or 2 <= least <= self.history, "from 2 to history, or None")
         known = ("season", *CYCLES)
         self._require("calendar", set(self.calendar) <= set(known), f"some of {list(known)}")
         columns = [*self.targets, *self.covariates, *self.past_covariates]
@@ -190,7 +190,7 @@ class SeriesData:
             origins += [
                 Origin(number, row)
                 for row in range(first, last + 1)
-                if counts[row] > counts[max(0, row - config.history)] and counts[row + config.horizon] > counts[row]
+                if counts[row] > counts[max(0, row - config.history)] + 1 and counts[row + config.horizon] > counts[row]
             ]
         if not origins:
             raise DataError(
@@ -258,8 +258,8 @@ def open_series(config: SeriesDataConfig) -> SeriesData:
 
     They are cut at two moments, the same for all series, so that nothing of the validation's or the test's time is a
     target of training, of any series. A window belongs to the split in which all its targets lie; its history may reach
-    back into the split before, as it would in use. Windows without a known value in the history, or in the targets,
-    are left out.
+    back into the split before, as it would in use. Windows with fewer than two known values in the history (they
+    tell no scale), or none in the targets, are left out.
 
     Gaps are left as gaps: steps without a row, and empty cells, are NaN. The model reads them as such, and no forecast
     is scored against them. (``co2`` has 59 of them among 2,284 weeks.)

@@ -108,7 +108,7 @@ def read_series(
     the widest grid that all times lie on. Steps without a row are gaps (NaN).
 
     Errors:  DataError with the line: a missing column, a cell that is no number or no time, a time given twice, times
-             that lie on no grid.
+             that lie on no grid, a target without a value, a first line of numbers.
     """
     header, rows = _read_rows(path)
     time = header[0] if time is None else time
@@ -130,6 +130,11 @@ def read_series(
     stamps, dates = _times(path, [row[at[time]] for _, row in rows], [line for line, _ in rows])
     columns = [*targets, *covariates]
     cells = np.array([[_number(path, line, c, row[at[c]]) for c in columns] for line, row in rows])
+    for column, known in zip(targets, ~np.isnan(cells).all(0)):
+        if not known:
+            raise DataError(
+                f"{path}: every value of the column {column!r} is missing; name the columns to forecast in data.targets"
+            )
     names = ["" if series is None else row[at[series]].strip() for _, row in rows]
     spacing = _infer(stamps, dates) if frequency is None else parse_frequency(frequency, dates)
     index = _grid(path, stamps, spacing, [line for line, _ in rows])
@@ -176,12 +181,31 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     if len(lines) < 3:
         raise DataError(f"{path} has {max(0, len(lines) - 1)} rows; expected a line of names and at least two rows")
     header = [cell.strip() for cell in lines[0][1]]
+    separator = next((mark for mark in ";\t|" if mark in header[0]), None)
+    if len(header) == 1 and separator:
+        raise DataError(f"{path} is separated by {separator!r}, it seems; expected commas (and decimal points)")
+    if _is_value(header[0]):
+        raise DataError(
+            f"{path}: its first line must name the columns, but begins with the value {header[0]!r}; "
+            "put a line of names above it"
+        )
     if len(set(header)) < len(header) or "" in header:
         raise DataError(f"{path}: its first line must give each column a name of its own, got {', '.join(header)}")
     for line, row in lines[1:]:
         if len(row) != len(header):
             raise DataError(f"{path}, line {line}, has {len(row)} cells; the first line names {len(header)} columns")
     return header, lines[1:]
+
+
+def _is_value(cell: str) -> bool:
+    """Whether it is a number or a date."""
+    for read in (float, datetime.fromisoformat):
+        try:
+            read(cell)
+        except ValueError:
+            continue
+        return True
+    return False
 
 
 def _number(path: Path, line: int, column: str, cell: str) -> float:

@@ -74,7 +74,7 @@ def _read_wave(name: str, data: bytes) -> np.ndarray:
             form = (file.getframerate(), file.getsampwidth(), file.getnchannels())
             n_samples = file.getnframes()
             samples = file.readframes(n_samples + 1)  # one more: what is left of the data if they are no whole samples
-    except (wave.Error, EOFError) as error:
+    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk that ends behind the file's end
         raise DataError(f"{name} is no WAV file of plain samples: {str(error) or 'it is cut short'}") from error
     if form != (RATE, 2, 1):
         raise DataError(

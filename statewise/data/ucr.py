@@ -29,7 +29,8 @@ def find_ucr(name: str, folder: Path | None) -> Found:
     are regressions.
 
     Source:  Dau et al. 2019, arXiv:1810.07758 (UCR); Bagnall et al. 2018, arXiv:1811.00075 (UEA)
-    Errors:  DataError if a file is missing, is not in the format, or has missing values or time stamps.
+    Errors:  DataError if a file is missing, is not in the format, has missing values or time stamps, or a label that
+             its ``@classLabel`` does not list.
     """
     where = _folder_of(name, folder)
     train, test = (read_ts(where / f"{name}_{part}.ts") for part in ("TRAIN", "TEST"))
@@ -51,6 +52,8 @@ def find_ucr(name: str, folder: Path | None) -> Found:
 
 def _folder_of(name: str, folder: Path | None) -> Path:
     if folder is not None:
+        if folder.is_file():
+            raise DataError(f"data.folder={str(folder)!r} is a file; give its folder")
         for where in (folder / name, folder):
             if (where / f"{name}_TRAIN.ts").is_file():
                 return where
@@ -95,22 +98,30 @@ def read_ts(path: Path) -> _Series:
             raise DataError(
                 f"{path}, line {number}: expected a line that begins with @ before @data; is it a .ts file?"
             )
-    if header.get("@timestamps", ["false"])[0].lower() == "true":
+    timed, *kinds = (
+        (header.get(name) or ["false"])[0].lower() == "true" for name in ("@timestamps", "@classlabel", "@targetlabel")
+    )
+    if timed:
         raise DataError(f"{path} has time stamps, which are not read; write it with @timeStamps false")
-    kinds = [header.get(name, ["false"])[0].lower() == "true" for name in ("@classlabel", "@targetlabel")]
     if not any(kinds) or not rows:
         raise DataError(
             f"{path} has {'no labels' if rows else 'no rows'}; expected @classLabel true and rows after @data"
         )
+    listed = {_key(label): label for label in header["@classlabel"][1:]} if kinds[0] else {}
     sequences, labels = [], []
     for number, line in rows:
-        *channels, label = line.split(":")
-        sequences.append(_read_channels(f"{path}, line {number}", channels))
-        labels.append(label.strip())
-        if sequences[-1].shape[1] != sequences[0].shape[1]:
-            raise DataError(f"{path}, line {number}: {len(channels)} channels, but the first row has others")
-        if not kinds[0] and not _is_finite(labels[-1]):
-            raise DataError(f"{path}, line {number}: the target {labels[-1]!r} is no number")
+        place = f"{path}, line {number}"
+        *channels, label = (part.strip() for part in line.split(":"))
+        if not channels or not label or "," in label:
+            raise DataError(f"{place}: there is no label behind the values; expected channel:...:label")
+        if listed and _key(label) not in listed:
+            raise DataError(f"{place}: the label {label!r} is not one of @classLabel: {', '.join(listed.values())}")
+        if not kinds[0] and not _is_finite(label):
+            raise DataError(f"{place}: the target {label!r} is no number")
+        sequences.append(_read_channels(place, channels))
+        labels.append(listed.get(_key(label), label))
+        if len(channels) != sequences[0].shape[1]:
+            raise DataError(f"{place}: {len(channels)} channels, but the first row has {sequences[0].shape[1]}")
     return _Series(sequences, labels, kinds[0])
 
 
@@ -118,12 +129,32 @@ def _read_channels(place: str, channels: list[str]) -> np.ndarray:
     try:
         values = [np.array(channel.split(","), np.float32) for channel in channels]
         sequence = np.stack(values, 1)
-    except ValueError as error:  # "?" for a missing value, text, or channels of unlike lengths
-        what = "a missing value" if any("?" in channel for channel in channels) else "no row of numbers of one length"
-        raise DataError(f"{place}: {what}; fill it in, or use another problem") from error
+    except ValueError as error:
+        raise DataError(f"{place}: {_fault(channels)}") from error
     if not np.isfinite(sequence).all():
         raise DataError(f"{place}: a missing or infinite value; fill it in, or use another problem")
     return sequence
+
+
+def _fault(channels: list[str]) -> str:
+    """What is wrong with channels that are no numbers, or of unlike lengths."""
+    for i, channel in enumerate(channels, 1):
+        if not channel:
+            return f"channel {i} has no values; each series needs one at least"
+        for k, value in enumerate(channel.split(","), 1):
+            if value.strip() == "?":
+                return f"a missing value, the {k}. of channel {i}; fill it in, or use another problem"
+            try:
+                float(value)
+            except ValueError:
+                return f"value {k} of channel {i}, {value.strip()!r}, is no number"
+    lengths = ", ".join(str(channel.count(",") + 1) for channel in channels)
+    return f"its channels have unlike lengths: {lengths}"
+
+
+def _key(label: str) -> float | str:
+    """Equal for two spellings of one label: "1" and "1.0", "Walking" and "walking"."""
+    return float(label) if _is_finite(label) else label.lower()
 
 
 def _is_finite(text: str) -> bool:
