@@ -13,15 +13,19 @@ import torch
 from statewise.checkpoints import Manifest, load, read_config, resolve
 from statewise.checkpoints.manifest import TOKENIZER_FILE
 from statewise.data.base import DataConfig
+from statewise.data.memory_tasks import TASKS as MEMORY_TASKS
+from statewise.data.memory_tasks import MemoryDataConfig
+from statewise.data.series import SeriesDataConfig
 from statewise.data.text import TextDataConfig
 from statewise.data.tokenizers import Tokenizer, load_tokenizer, require_same_tokenizer
-from statewise.errors import CheckpointError, ConfigError
+from statewise.errors import CheckpointError, ConfigError, DataError
 from statewise.models.base import Model
 from statewise.models.language_model import LanguageModel
 from statewise.train.config import RunConfig, TrainConfig
 from statewise.train.plotting import require_plot
 from statewise.train.run_folder import RUN_FILE, read_run
 from statewise.train.tasks import Table, Task, open_task
+from statewise.train.tasks.classification import ClassificationTask
 from statewise.train.tasks.language import evaluate_file, text_tables
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -86,7 +90,8 @@ class ModelFolder:
 
         source, folder: of the data, for --data and --data-dir; None: the run's own
 
-        Errors:  ConfigError if nothing says which data, or they cannot be chosen so; DataError for the data themselves.
+        Errors:  ConfigError if nothing says which data, or they cannot be chosen so, or have other classes than the
+                 run's own (where those are still there to be compared); DataError for the data themselves.
         """
         if (self.folder / RUN_FILE).is_file():
             run = read_run(self.folder)
@@ -103,7 +108,19 @@ class ModelFolder:
             changes["tokenizer"] = self._tokenizer_spec
         require_data_fields(run.data, changes)
         data = replace(run.data, **{name: value for name, value in changes.items() if value is not None})
-        return open_task(replace(run, model=self.manifest.model, data=data))
+        run = replace(run, model=self.manifest.model)
+        try:
+            task = open_task(replace(run, data=data))
+        except (ConfigError, DataError) as error:
+            if data == run.data or not (kept := _columns(data)):
+                raise
+            raise type(error)(
+                f"--data {source}: the run's own columns were kept ({kept}), and evaluate cannot change them; give "
+                f"series with these columns: {error}"
+            ) from error
+        if data != run.data and isinstance(task, ClassificationTask):
+            _require_same_classes(task, run, source or folder)
+        return task
 
     def evaluate(
         self, task: Task[Any, Any], split: str, *, plot: Path | None = None, **options: Any
@@ -148,8 +165,43 @@ class ModelFolder:
         return "bytes" if own.kind == "bytes" else str(self.checkpoint / TOKENIZER_FILE)
 
 
+def _columns(data: DataConfig) -> str:
+    """The settings of a series that name columns of its file, as "data.covariates=['promo']"."""
+    if not isinstance(data, SeriesDataConfig):
+        return ""
+    names = ("time", "series", "targets", "covariates", "past_covariates")
+    given = {name: getattr(data, name) for name in names if getattr(data, name)}
+    return ", ".join(
+        f"data.{name}={list(value) if isinstance(value, tuple) else value!r}" for name, value in given.items()
+    )
+
+
+def _require_same_classes(task: ClassificationTask, run: RunConfig, given: str | None) -> None:
+    """ConfigError if the run's own data have other classes, or in another order."""
+    try:
+        own = open_task(run)
+    except DataError:  # they are no longer here; how many there are was compared with the model
+        return
+    assert isinstance(own, ClassificationTask)
+    if own.data.classes != task.data.classes:
+        here, there = (_few(data.classes) for data in (task.data, own.data))
+        raise ConfigError(f"{given} has the classes {here}, but the run was trained on {there}; give data with these")
+
+
+def _few(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:4]) + (f", ... ({len(names)})" if len(names) > 4 else "")
+
+
 def require_data_fields(data: DataConfig, given: Mapping[str, Any]) -> None:
     """ConfigError naming the first flag that is ``given`` (not None) and that these data have no field for."""
+    source = given.get("source")
+    if isinstance(data, MemoryDataConfig) and source is not None:
+        raise ConfigError(
+            f"--data {source} is not for the tasks of memory, which are drawn and not read; leave it out, or choose "
+            f"another by --preset {', '.join(MEMORY_TASKS)}"
+        )
+    if source in MEMORY_TASKS and not Path(source).exists():
+        raise ConfigError(f"--data {source} is no source: the tasks of memory are drawn; use --preset {source}")
     for name, value in given.items():
         if value is not None and not hasattr(data, name):
             raise ConfigError(f"{DATA_FLAGS[name]} is not for {type(data).__name__}, which has no {name}; leave it out")

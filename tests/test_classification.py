@@ -167,3 +167,9 @@ def test_the_confusion_matrix_is_drawn() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
     draw_confusion(large, np.eye(40, dtype=np.int64), list(map(str, range(40))))
     assert not large.axes[0].texts
+
+
+def test_at_least_one_row_is_read() -> None:
+    data = open_memory_task(MemoryDataConfig(task="adding", length=8, n_test=4))
+    with pytest.raises(InputError, match=r"max_sequences=-1 .* at least 1"):
+        evaluate_regressor(regressor(1, d_input=2), data.split("test"), max_sequences=-1)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import statewise as sw
@@ -603,3 +604,30 @@ class TestBadInput:
         assert "File too large" in error
         assert contents(Path("full/checkpoints")) == before
         assert run("train", "--resume", "full", "--steps", "8").code == 0
+
+
+def test_other_classes_are_refused(run: Run, refused: Callable[..., str], tmp_path: Path) -> None:
+    for file, names in (("own", "ab"), ("same", "ab"), ("other", "cd")):
+        x, y = np.random.default_rng(0).normal(size=(20, 8, 1)).astype(np.float32), np.array([*names] * 10)
+        np.savez(tmp_path / f"{file}.npz", train_x=x, train_y=y, test_x=x, test_y=y)
+    small = ("--preset", "digits", "--steps", "1", "--set", "model.d_model=4", "--set", "train.batch_size=4")
+    out = tmp_path / "out"
+    result = run("train", *small, "--data", "arrays", "--data-dir", tmp_path / "own.npz", "--out", out)
+    assert result.code == 0, result.err
+    assert run("evaluate", out, "--data-dir", tmp_path / "same.npz").code == 0
+    assert "has the classes c, d, but" in refused("evaluate", out, "--data-dir", tmp_path / "other.npz")
+    for wrong in ("-1", "0"):
+        assert "--max-items" in refused("evaluate", out, "--max-items", wrong)
+
+
+def test_columns_of_the_run_are_kept(run: Run, refused: Callable[..., str], tmp_path: Path) -> None:
+    rows = "".join(f"{i},{i % 7},{i % 2}\n" for i in range(200))
+    (tmp_path / "own.csv").write_text("t,sales,promo\n" + rows)
+    (tmp_path / "other.csv").write_text("t,sales\n" + "".join(f"{i},{i % 7}\n" for i in range(200)))
+    out = tmp_path / "out"
+    words = ["data.horizon=4", "data.history=8", "data.calendar=[]", 'data.covariates=["promo"]', "train.batch_size=4"]
+    sets = [word for text in (*words, "model.scaling_steps=4") for word in ("--set", text)]
+    result = run("train", "--preset", "co2", "--data", tmp_path / "own.csv", *sets, "--steps", "1", "--out", out)
+    assert result.code == 0, result.err
+    told = refused("evaluate", out, "--data", tmp_path / "other.csv")
+    assert "the run's own columns were kept (data.covariates=['promo'])" in told

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from statewise import cli
 from statewise.data.labelled_batches import LabelledBatches
 from statewise.data.memory_tasks import IGNORED, MemoryData, MemoryDataConfig, open_memory_task, white_signal
 from statewise.errors import ConfigError, DataError
+from statewise.train.presets import PRESETS, fit_model
+from statewise.train.tasks import open_task
 
 ROWS = np.arange(200)
 
@@ -134,3 +138,30 @@ def test_splits_and_batches() -> None:
 def test_configs_are_checked(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MemoryDataConfig(**fields)
+
+
+@pytest.mark.parametrize("name", ["delay", "copying", "adding", "reconstruction"])
+def test_the_presets_fit_their_tasks(name: str) -> None:
+    run = PRESETS[name]()
+    opened = open_task(run)
+    assert fit_model(run) == run
+    loss, _ = opened.loss(run.model.build(), opened.batches[0], None)
+    loss.backward()
+    assert loss.isfinite()
+
+
+def test_the_command_line(capfd: pytest.CaptureFixture[str]) -> None:
+    for words, named in (
+        (("--data", "delay"), "use --preset delay"),
+        (("--preset", "adding", "--data", "copying"), "choose another by --preset delay, copying"),
+        (("--preset", "delay", "--set", "data.task=adding"), "MemoryDataConfig.delay is not for the task 'adding'"),
+        (("--preset", "adding", "--set", "data.task=delay", "--set", "data.delay=4"), None),
+        (("--preset", "spoken-digits", "--out", "x"), "(--data-dir)"),
+    ):
+        code = cli.run(["train", *words, *([] if "--out" in words else ["--print-config"])])
+        out, err = capfd.readouterr()
+        if named is None:
+            assert (code, json.loads(out)["model"]["pooling"]) == (0, None)
+        else:
+            assert (code, err.count("\n")) == (2, 1)
+            assert named in err

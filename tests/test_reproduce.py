@@ -208,6 +208,8 @@ class TestReproduce:
         assert set(json.loads(capfd.readouterr().out)) == set(PLACES)
         assert command_line(["reproduce", "hippo", "--out", str(tmp_path / "run"), "--no-plots"]) == 2
         assert "go on as it was" in capfd.readouterr().err
+        assert command_line(["reproduce", "hippo", "--data-dir", "d"]) == 2
+        assert "--data-dir is not for hippo" in capfd.readouterr().err
 
 
 class TestMeasure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -113,7 +114,9 @@ def _train(config: TrainedTaskSettings, work: Work, seed: int) -> dict[str, Any]
     """Trains, or goes on with a run that was stopped, and evaluates the checkpoint that validation found best."""
     folder = work.folder / f"run-{seed}"
     started = (folder / RUN_FILE).exists()
+    begun = time.process_time()
     result = train(run_config(config, seed), folder, resume=started, reporter=work.training())
+    cpu_seconds = time.process_time() - begun
     if result.signal is not None:
         raise Stopped(result.signal)
     record, checkpoint = _evaluate(config, folder, seed)
@@ -122,6 +125,8 @@ def _train(config: TrainedTaskSettings, work: Work, seed: int) -> dict[str, Any]
         "checkpoint": checkpoint.name,
         "step": result.step,
         "training_seconds": result.seconds,
+        "cpu_seconds": cpu_seconds,  # of all threads; if resumed, of the last session
+        "resumed": started,
     }
 
 
@@ -180,27 +185,28 @@ def _report(
             f"seed {seed}",
             f"{evaluations[seed][config.measured]:.4f}",
             f"{record['training_seconds']:,.0f}",
+            _cpu_seconds(record),
             f"{record['step']:,}",
         )
         for seed, record in records.items()
     ]
     if len(ours) > 1:
-        rows.append(("mean (standard deviation)", f"{mean:.4f} ({statistics.stdev(ours):.4f})", "", ""))
+        rows.append(("mean (standard deviation)", f"{mean:.4f} ({statistics.stdev(ours):.4f})", "", "", ""))
     bars = []
     if config.bar is not None:
         beyond = config.bar == 0
         bars.append(Bar(what=f"{config.measured} on the test split", ours=mean, bar=config.bar, beyond=beyond))
     if neighbour is not None:
-        rows.append(("nearest neighbour, DTW", f"{neighbour['full']['accuracy']:.4f}", "", ""))
+        rows.append(("nearest neighbour, DTW", f"{neighbour['full']['accuracy']:.4f}", "", "", ""))
         if "windowed" in neighbour:
             windowed = neighbour["windowed"]
             within = f"DTW within {windowed['window']:.0%}" if windowed["window"] else "Euclidean"
             label = f"nearest neighbour, {within} (chosen)"
-            rows.append((label, f"{windowed['accuracy']:.4f}", "", ""))
+            rows.append((label, f"{windowed['accuracy']:.4f}", "", "", ""))
         if config.max_rows is None:
             best = max(found["accuracy"] for name, found in neighbour.items() if isinstance(found, dict))
             bars.append(Bar(what="mean accuracy beyond DTW's", ours=mean, bar=best, beyond=True))
-    summary = Table(f"{config.preset}, test split", ("", config.measured, "training, s", "steps"), rows)
+    summary = Table(f"{config.preset}, test split", ("", config.measured, "training, s", "of CPU, s", "steps"), rows)
     shown = {**evaluations[first], "checkpoint": f"run-{first}, {records[first]['checkpoint']}"}
     tables = [table._replace(title=f"seed {first}: {table.title}") for table in task.tables(shown)]
     return Report(
@@ -216,11 +222,19 @@ def _report(
         figures={
             "measured": {str(seed): value for seed, value in zip(config.seeds, ours)},
             "mean": mean,
+            "cpu_seconds": {str(seed): record.get("cpu_seconds") for seed, record in records.items()},
             "evaluations": evaluations,
             "nearest_neighbour": neighbour,
         },
         plots=[] if task.plot_of is None else [Plot(config.preset, task.plot_of, partial(_plot, config, work, shown))],
     )
+
+
+def _cpu_seconds(record: Mapping[str, Any]) -> str:
+    """Of the process and all its threads while it trained; "-" for a part that was measured before this was."""
+    if "cpu_seconds" not in record:
+        return "-"
+    return f"{record['cpu_seconds']:,.0f}{' (last session)' if record['resumed'] else ''}"
 
 
 def _plot(config: TrainedTaskSettings, work: Work, record: dict[str, Any], path: Path) -> None:

@@ -1,7 +1,8 @@
 """The folder of a reproduction: what is done is kept part by part, so that it can be stopped and gone on with.
 
 reproduction.json    which reproduction this is, with all of its settings
-parts/*.json         what has been measured, each with its machine and its seconds; complete as soon as it is there
+parts/*.json         what has been measured, each with its machine, its seconds and its CPU seconds; complete as soon as
+                     it is there
 result.json          everything, at the end      report.md, *.png    the same to read
 """
 
@@ -77,13 +78,13 @@ class Work:
             record = _read_part(path)
         else:
             self._part = name
-            begun = time.monotonic()
+            begun, cpu = time.monotonic(), time.process_time()
             try:
                 result = dict(compute())
             finally:
                 self.watcher.close()
-            seconds = time.monotonic() - begun
-            record = {"environment": environment(device), "seconds": seconds, "result": finite(result)}
+            spent = {"seconds": time.monotonic() - begun, "cpu_seconds": time.process_time() - cpu}
+            record = {"environment": environment(device), **spent, "result": finite(result)}
             write_json(path, record)
         if record["environment"] not in self.environments:
             self.environments.append(record["environment"])

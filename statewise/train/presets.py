@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 
 from statewise.configuration import assign
 from statewise.data.labelled import LabelledDataConfig
+from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
 from statewise.data.text import TextDataConfig
 from statewise.mixers.s4d import S4DConfig
@@ -14,6 +15,7 @@ from statewise.models import presets as models
 from statewise.models.block import BlockConfig
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.forecaster import ForecasterConfig
+from statewise.models.regressor import SequenceRegressorConfig
 from statewise.train.config import RunConfig, TrainConfig
 from statewise.train.tasks import run_types, task_type
 
@@ -134,6 +136,70 @@ def _classification(
     return RunConfig(model=model, data=data, train=train)
 
 
+def delay() -> RunConfig:
+    """White noise of 32 steps ago, at every step: a regression."""
+    data = MemoryDataConfig(task="delay", length=128, delay=32)
+    return _regression(data, steps=1000, pooling=None, dt_range=(1e-2, 1e-1))
+
+
+def copying() -> RunConfig:
+    """Five symbols given back after fifty steps: tokens, and a class for each answer."""
+    data = MemoryDataConfig(task="copying", length=60, n_copied=5)
+    layer = BlockConfig(mixer=S4DConfig(d_state=64, dt_range=(1e-2, 1e-1)), norm="layer")
+    model = SequenceClassifierConfig(
+        n_classes=8, vocab_size=10, d_input=None, d_model=64, layers=(layer,) * 2, pooling=None
+    )
+    return RunConfig(model=model, data=data, train=_short(steps=1000))
+
+
+def adding() -> RunConfig:
+    """The sum of the two marked of a hundred numbers: a regression of the whole."""
+    return _regression(MemoryDataConfig(task="adding", length=100), steps=1000, pooling="mean", d_input=2)
+
+
+def reconstruction() -> RunConfig:
+    """A band-limited signal at 16 steps of its past, from the last state: a regression."""
+    data = MemoryDataConfig(task="reconstruction", length=128, n_points=16)
+    return _regression(data, steps=1000, pooling="last", d_output=16, dt_range=(1e-2, 1e-1))
+
+
+def ucr_regression() -> RunConfig:
+    """Covid3Month, a regression of the UCR archive: the share of deaths from three months of case numbers."""
+    return _regression(LabelledDataConfig(source="ucr:Covid3Month"), steps=400, pooling="mean", batch_size=16)
+
+
+def _regression(
+    data: MemoryDataConfig | LabelledDataConfig,
+    *,
+    steps: int,
+    pooling: str | None,
+    d_input: int = 1,
+    d_output: int = 1,
+    dt_range: tuple[float, float] = (1e-3, 1e-1),
+    batch_size: int = 32,
+) -> RunConfig:
+    """Two layers of S4D."""
+    layer = BlockConfig(mixer=S4DConfig(d_state=64, dt_range=dt_range), norm="layer")
+    model = SequenceRegressorConfig(
+        d_input=d_input, d_output=d_output, d_model=64, layers=(layer,) * 2, pooling=pooling
+    )
+    return RunConfig(model=model, data=data, train=_short(steps=steps, batch_size=batch_size))
+
+
+def _short(*, steps: int, batch_size: int = 32) -> TrainConfig:
+    return TrainConfig(
+        steps=steps,
+        batch_size=batch_size,
+        lr=4e-3,
+        lr_min_ratio=0.01,
+        dynamics_lr_max=1e-3,
+        warmup=0.05,
+        matmul="fast",
+        evaluate_every=steps // 4,
+        save_minutes=None,
+    )
+
+
 PRESETS: dict[str, Callable[[], RunConfig]] = {
     "demo": demo,
     "tiny": tiny,
@@ -143,6 +209,11 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "acsf1": acsf1,
     "spoken-digits": spoken_digits,
     "fashion-mnist": fashion_mnist,
+    "ucr-regression": ucr_regression,
+    "delay": delay,
+    "copying": copying,
+    "adding": adding,
+    "reconstruction": reconstruction,
 }
 
 
