@@ -139,7 +139,7 @@ def _classification(
 def delay() -> RunConfig:
     """White noise of 32 steps ago, at every step: a regression."""
     data = MemoryDataConfig(task="delay", length=128, delay=32)
-    return _regression(data, steps=1000, pooling=None, dt_range=(1e-2, 1e-1))
+    return _regression(data, steps=500, pooling=None, dt_range=(1e-2, 1e-1))
 
 
 def copying() -> RunConfig:
@@ -149,18 +149,18 @@ def copying() -> RunConfig:
     model = SequenceClassifierConfig(
         n_classes=8, vocab_size=10, d_input=None, d_model=64, layers=(layer,) * 2, pooling=None
     )
-    return RunConfig(model=model, data=data, train=_short(steps=1000))
+    return RunConfig(model=model, data=data, train=_short(steps=500))
 
 
 def adding() -> RunConfig:
     """The sum of the two marked of a hundred numbers: a regression of the whole."""
-    return _regression(MemoryDataConfig(task="adding", length=100), steps=1000, pooling="mean", d_input=2)
+    return _regression(MemoryDataConfig(task="adding", length=100), steps=500, pooling="mean", d_input=2)
 
 
 def reconstruction() -> RunConfig:
     """A band-limited signal at 16 steps of its past, from the last state: a regression."""
     data = MemoryDataConfig(task="reconstruction", length=128, n_points=16)
-    return _regression(data, steps=1000, pooling="last", d_output=16, dt_range=(1e-2, 1e-1))
+    return _regression(data, steps=500, pooling="last", d_output=16, dt_range=(1e-2, 1e-1))
 
 
 def ucr_regression() -> RunConfig:
