@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.systems.rules import is_number
 
 MEASURES = ("legs", "legt", "lagt", "fourier", "fourier_diag", "lmu")
 # The length of the window, or the unit of time, of the matrices as they are published.
@@ -40,8 +41,8 @@ def transition(
     Shapes:  -> A (n, n), B (n,), float64
     Errors:  InputError for an unknown measure, n < 1, odd n with a Fourier measure, theta <= 0, or an option that
              the measure does not have.
-    Source:  Gu et al. 2020 (HiPPO), arXiv:2008.07669, theorems 1 to 3 and appendix D; Gu et al. 2022, arXiv:2206.12037,
-             sec. 4 (FouT, FouD); Voelker et al. 2019 (LMU), eq. 2.
+    Source:  Gu et al. 2020 (HiPPO), arXiv:2008.07669, its theorems on LegT, LagT and LegS, and appendix D; Gu et al.
+             2022, arXiv:2206.12037, sec. 4 (FouT, FouD); Voelker et al. 2019 (LMU), eq. 2.
 
     >>> A, B = transition("legs", 3)
     >>> A
@@ -99,12 +100,12 @@ def window(measure: str, *, theta: float | None = None, halved: bool = False) ->
         if measure != "legt":
             raise InputError(f"halved is S4's variant of legt; {measure} has none: leave it out")
         if theta is not None:
-            raise InputError(f"halved is legt with a window of 2; got theta={theta:g} as well: give one of them")
+            raise InputError(f"halved is legt with a window of 2; got theta={theta} as well: give one of them")
         return 2.0
     if theta is None:
         return _PUBLISHED_THETA[measure]
-    if not (theta > 0 and math.isfinite(theta)):
-        raise InputError(f"theta is a length of time, above zero; got {theta}")
+    if not (is_number(theta) and theta > 0 and math.isfinite(theta)):
+        raise InputError(f"theta is a length of time, above zero; got {theta!r}")
     return float(theta)
 
 
@@ -114,8 +115,8 @@ def check(measure: str, n: int, *, beta: float = 1.0, pairs: bool = False) -> No
     check_order(measure, n, pairs=pairs or measure in ("fourier", "fourier_diag"))
     if measure != "lagt" and beta != 1.0:
         raise InputError(f"beta scales the input of lagt; {measure} has none: leave it out")
-    if beta == 0 or not math.isfinite(beta):
-        raise InputError(f"beta must be a finite number other than zero, got {beta}")
+    if not is_number(beta) or beta == 0 or not math.isfinite(beta):
+        raise InputError(f"beta must be a finite number other than zero, got {beta!r}")
 
 
 def check_order(what: str, n: int, *, pairs: bool) -> None:

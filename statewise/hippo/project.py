@@ -14,6 +14,7 @@ from statewise.errors import InputError
 from statewise.hippo import scaled
 from statewise.hippo.measures import check, transition, window
 from statewise.systems import discretize_dense
+from statewise.systems.rules import is_number
 
 
 class HippoState(NamedTuple):
@@ -82,12 +83,14 @@ def project(
     begin = _checked_state(state, u, n)
     wanted, order = _wanted(at, u.shape[1])
     signals = u.to(begin.coefficients.dtype).movedim(1, -1)  # (batch, *channels, length)
-    if measure == "legs":
+    if not begin.coefficients.numel():  # no signals
+        outputs, last = signals.new_empty(*signals.shape[:-1], len(wanted), n), begin.coefficients
+    elif measure == "legs":
         outputs, last = _by_age(begin, signals, wanted, method)
     else:
         system = (measure, n, window(measure, theta=theta), float(beta), float(dt), method)
         outputs, last = _time_invariant(system, begin.coefficients.flatten(0, -2), signals.flatten(0, -2), wanted)
-    outputs = outputs.reshape(*signals.shape[:-1], -1, n).movedim(-2, 1)
+    outputs = outputs.reshape(*signals.shape[:-1], len(wanted), n).movedim(-2, 1)
     outputs = outputs if order is None else outputs[:, order.to(u.device)]
     last = last.reshape(begin.coefficients.shape)
     return outputs, None if state is None else HippoState(last, begin.steps + u.shape[1])
@@ -213,7 +216,7 @@ def _wanted(at: Sequence[int] | Tensor | None, length: int) -> tuple[Tensor, Ten
 def _check_options(measure: str, *, theta: float | None, dt: float, method: str) -> None:
     if measure == "legs":
         if theta is not None:
-            raise InputError(f"legs remembers all of the past and has no window: leave theta={theta:g} out")
+            raise InputError(f"legs remembers all of the past and has no window: leave theta={theta} out")
     elif theta is None:
         raise InputError(f"{measure} needs theta, its window or unit of time, in the unit of dt")
     else:
@@ -221,8 +224,8 @@ def _check_options(measure: str, *, theta: float | None, dt: float, method: str)
     methods = ("zoh", "bilinear") if measure == "legs" else ("zoh", "bilinear", "euler", "backward_euler")
     if method not in methods:
         raise InputError(f"{measure} is projected by {', '.join(methods)}; got {method!r}")
-    if not (dt > 0 and math.isfinite(dt)):
-        raise InputError(f"dt is the time from one sample to the next, above zero; got {dt}")
+    if not (is_number(dt) and dt > 0 and math.isfinite(dt)):
+        raise InputError(f"dt is the time from one sample to the next, above zero; got {dt!r}")
 
 
 def _checked_state(state: HippoState | None, u: Tensor, n: int) -> HippoState:

@@ -11,6 +11,7 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.systems.base import System, check_omega
 from statewise.systems.double_word import real_dtype
+from statewise.systems.rules import is_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,8 @@ class DiscreteSystem(System):
         super().__post_init__()
         if self.reads not in ("after", "before"):
             raise InputError(f"reads={self.reads!r} is unknown; use 'after' or 'before' (the input of its step)")
+        if not isinstance(self.dt, Tensor) and not is_number(self.dt):
+            raise InputError(f"dt must be real and positive, got {self.dt!r}")
         dt = self.dt if isinstance(self.dt, Tensor) else torch.tensor(float(self.dt), dtype=real_dtype(self.A))
         if dt.is_complex() or not dt.is_floating_point() or not bool((dt > 0).all()):
             raise InputError(f"dt must be real and positive, got {self.dt}")
@@ -68,6 +71,8 @@ class DiscreteSystem(System):
         leading = torch.broadcast_shapes(u.shape[:-2], self.leading)
         n = A.shape[-1]
         if state is not None:
+            if not isinstance(state, Tensor):
+                raise InputError(f"state must be (..., {n}) in {A.dtype}; got {type(state).__name__}")
             if state.dtype != A.dtype or not state.ndim or state.shape[-1] != n:
                 raise InputError(f"state must be (..., {n}) in {A.dtype}; got {state.dtype} {tuple(state.shape)}")
             try:

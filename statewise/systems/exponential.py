@@ -27,19 +27,25 @@ def expm1(z: Tensor) -> Tensor:
     return torch.complex(real, decay * torch.sin(y))
 
 
-def phi_1(z: Tensor) -> Tensor:
+def phi_1(z: Tensor, low: Tensor | None = None) -> Tensor:
     """phi_1(z) = (e^z - 1)/z, with phi_1(0) = 1: the mean of e^(sz) over s in [0, 1].
 
-    Real and complex; autograd gives every derivative, at 0 too (phi_1'(0) = 1/2, phi_1''(0) = 1/3).
+    Real and complex; autograd gives every derivative, at 0 too (phi_1'(0) = 1/2, phi_1''(0) = 1/3). ``low`` is what
+    the rounding of z lost, of which long phases need to know.
     """
     near, small, large = _near_and_far(z)
-    return torch.where(near, _series(small, 1), expm1(large) / large)
+    return torch.where(near, _series(small, 1), _expm1_of_sum(large, low) / large)
 
 
-def phi_2(z: Tensor) -> Tensor:
-    """phi_2(z) = (phi_1(z) - 1)/z, with phi_2(0) = 1/2."""
+def phi_2(z: Tensor, low: Tensor | None = None) -> Tensor:
+    """phi_2(z) = (phi_1(z) - 1)/z, with phi_2(0) = 1/2; ``low`` as for :func:`phi_1`."""
     near, small, large = _near_and_far(z)
-    return torch.where(near, _series(small, 2), (expm1(large) / large - 1) / large)
+    return torch.where(near, _series(small, 2), (_expm1_of_sum(large, low) / large - 1) / large)
+
+
+def _expm1_of_sum(high: Tensor, low: Tensor | None) -> Tensor:
+    """e^(high + low) - 1, for a sum that cannot be formed."""
+    return expm1(high) if low is None else expm1(high) * torch.exp(low) + expm1(low)
 
 
 def exponential_and_integral(X: DoubleWord, B: Tensor) -> tuple[Tensor, Tensor]:

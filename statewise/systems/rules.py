@@ -24,14 +24,16 @@ arXiv:2404.18508 (dirac); Gu & Dao 2023, arXiv:2312.00752 (mamba, as its code ha
 
 from __future__ import annotations
 
+import numbers
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.systems.double_word import DoubleWord, exact_product, real_dtype
+from statewise.systems.elimination import SINGULAR, refine
 from statewise.systems.exponential import (
     exponential_and_integral,
     exponential_and_lines,
@@ -67,11 +69,12 @@ def discretize_diagonal(
              the axis n; leading axes broadcast   ->   A_bar like A, B_bar like B
     Units:   dt is in the unit of time of A, and above 0; with ``zoh`` it may be infinite where A decays
              (A_bar = 0, B_bar = -B/A).
-    Numerics: entry by entry to a few units in the last place, also for dt A in the millions: the rounding of dt A
-             is carried along. Every derivative is finite at A = 0.
+    Numerics: entry by entry to a few units in the last place, also for dt A in the millions and in float32: the
+             rounding of dt A is carried along. Every derivative is finite at A = 0.
     Errors:  InputError for shapes, dtypes, a dt that is not positive, an unknown method, or an alpha that is
-             missing, out of place or outside [0, 1]. ``check_dt=False`` trusts dt, for modules whose dt is exp(.)
-             of a parameter: the check waits for the device.
+             missing, out of place or outside [0, 1]; NaN or infinity in A or B; 1 - alpha dt A = 0.
+             ``check_dt=False`` trusts all values, for modules whose dt is exp(.) of a parameter: the checks wait
+             for the device.
     Source:  the module's table.
 
     >>> discretize_diagonal(torch.tensor([-1.0, 0.0]), torch.ones(2), 0.5)
@@ -97,9 +100,10 @@ def discretize_dense(
     Units:   dt is in the unit of time of A, and above 0; with ``zoh`` it may be infinite where A decays
              (A_bar = 0, B_bar = -A^-1 B).
     Numerics: in float64 the norm of the error is a few units in the last place of the result, also for stiff and
-             far from normal A (eigenvalues -1e6 to -1e-6): see :mod:`statewise.systems.double_word`. float32 is
-             computed in float64 for the rules with an exponential.
-    Cost:    O(n^3) for each dt: one factorisation for gbt, some tens of products for the exponential.
+             far from normal A (eigenvalues -1e6 to -1e-6): see :mod:`statewise.systems.double_word` and
+             :mod:`statewise.systems.elimination`. float32 is computed in float64 for the rules with an exponential.
+    Cost:    O(n^3) for each dt: one factorisation for gbt (elimination in double words, some hundred times as
+             long, for ill-conditioned A in float64), some tens of products for the exponential.
     Errors:  as :func:`discretize_diagonal`; also where I - alpha dt A is singular (only for A that grows).
     Source:  the module's table.
 
@@ -126,15 +130,16 @@ def transition_diagonal(
     if alpha is not None:
         one = torch.ones_like(z.high)
         denominator = z.scale(-Fraction(alpha)).plus(one).rounded()
+        if check_dt and bool((denominator == 0).any()):
+            raise InputError(SINGULAR)
         A_bar = z.scale(1 - Fraction(alpha)).plus(one).rounded() / denominator
         gain = dt / denominator
     else:
-        A_bar = torch.exp(z.high) * (1 + z.low)
+        A_bar = torch.exp(z.high) * torch.exp(z.low)  # in float32 the low word of a long phase is no small number
         if method in ("zoh", "foh"):
-            mean, half = phi_1(z.high), phi_2(z.high)
-            mean = mean + z.low * (mean - half).detach()  # phi_1' = phi_1 - phi_2
+            mean = phi_1(z.high, z.low)
             gain = dt * (mean if method == "zoh" else mean * mean)
-            direct = dt * half if method == "foh" else None
+            direct = dt * phi_2(z.high, z.low) if method == "foh" else None
         else:
             gain = torch.ones_like(dt) if method == "dirac" else dt
     return Transition(A_bar, _times(gain, B, A_bar, many), None if direct is None else _times(direct, B, A_bar, many))
@@ -196,19 +201,15 @@ def _generalized_bilinear(A: Tensor, B: Tensor, dt: Tensor, alpha: float) -> tup
 
 
 def _solve(matrix: DoubleWord, right: DoubleWord) -> Tensor:
-    """matrix^-1 right; in float64 refined twice against the residual in double words (gradients: the plain solve)."""
+    """matrix^-1 right; in float64 to its last places, however ill-conditioned (gradients: those of the plain solve)."""
     try:
         plain = torch.linalg.solve(matrix.high, right.high)
     except torch.linalg.LinAlgError:
-        raise InputError("the matrix to solve with, I - alpha dt A, is singular: choose another dt or rule") from None
+        raise InputError(SINGULAR) from None
     if plain.dtype in (torch.float32, torch.complex64):
         return plain
     with torch.no_grad():
-        factors = torch.linalg.lu_factor(matrix.high)
-        exact = plain
-        for _ in range(2):
-            residual = right + (matrix @ DoubleWord(-exact, torch.zeros_like(exact)))
-            exact = exact + torch.linalg.lu_solve(*factors, residual.rounded())
+        exact = refine(matrix, right, plain)
     return with_gradient_of(plain, exact) if plain.requires_grad else exact
 
 
@@ -241,8 +242,8 @@ def _check_method(method: str, alpha: float | None) -> float | None:
         if alpha is not None:
             raise InputError(f"alpha belongs to method 'gbt', not to {method!r}; leave it out")
         return _ALPHA.get(method)
-    if alpha is None or not 0 <= alpha <= 1:
-        raise InputError(f"method 'gbt' needs alpha between 0 (forward Euler) and 1 (backward Euler), got {alpha}")
+    if not is_number(alpha) or not 0 <= alpha <= 1:
+        raise InputError(f"method 'gbt' needs alpha between 0 (forward Euler) and 1 (backward Euler), got {alpha!r}")
     return float(alpha)
 
 
@@ -258,6 +259,8 @@ def _check(A: Tensor, B: Tensor, dt: Tensor | float, method: str, *, axes: int, 
         )
     real = real_dtype(A)
     if not isinstance(dt, Tensor):
+        if not is_number(dt):
+            raise InputError(f"dt must be a number or a tensor of the real dtype of A, {real}; got {dt!r}")
         dt = torch.tensor(float(dt), dtype=real, device=A.device)
     if dt.dtype != real:
         raise InputError(f"dt must have the real dtype of A, {real}, or be a Python number; got {dt.dtype}")
@@ -273,7 +276,15 @@ def _check(A: Tensor, B: Tensor, dt: Tensor | float, method: str, *, axes: int, 
         if not bool(good.all()):
             wrong = dt.detach()[~good].flatten()[0].item()
             raise InputError(f"dt must be {bound} for method {method!r}, got {wrong}")
+        for name, given in (("A", A), ("B", B)):
+            if not bool(given.detach().isfinite().all()):
+                raise InputError(f"{name} holds NaN or infinity")
     return dt
+
+
+def is_number(x: object) -> TypeGuard[float]:
+    """A real number of Python or NumPy; True and False are none."""
+    return not isinstance(x, bool) and isinstance(x, (int, float, numbers.Real))
 
 
 def check_dtypes(**tensors: Tensor) -> None:

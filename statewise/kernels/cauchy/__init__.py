@@ -67,9 +67,11 @@ def cauchy(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
     Shapes:   v: (width, k, n)   z: (nodes,) or (width, nodes)   Lambda: (width, n)   ->   (width, k, nodes); complex
     Cost:     O(width n nodes), one division for all k numerators; the adjoint recomputes. Memory above the output:
               a few blocks that fit the cache, nothing of size (width, n, nodes), except by second derivatives.
-    Numerics: in complex64, or complex128 if an input is. Each term has a relative error of a few rounding errors,
-              near a pole too. |z - Lambda| |z - conj(Lambda)| must lie within 1e-19 .. 1e19 in complex64 (its
-              square is formed), beyond which a term becomes 0 or infinite.
+    Numerics: in complex64, or complex128 if an input is. The error of a pair is a few rounding errors of
+              |v/(z - Lambda)| + |v/(z - conj(Lambda))|, times (|z| + |Lambda|) / (|z - Lambda| + |z - conj(Lambda)|):
+              no more than a few, except near a pole whose real part is far larger than its imaginary one.
+              |z - Lambda| |z - conj(Lambda)| must lie within 1e-19 .. 1e19 in complex64 (its square is formed),
+              beyond which a term becomes 0 or infinite.
     Errors:   InputError if shapes or dtypes do not fit; the message gives them.
     Source:   Gu et al. 2022 (S4), arXiv:2111.00396, appendix C.3, corollary C.6 and its use of conjugate pairs.
 

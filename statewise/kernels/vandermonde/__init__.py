@@ -73,7 +73,9 @@ def vandermonde(c: Tensor, A: Tensor, length: int) -> Tensor:
               by second derivatives, which go through the plain form.
     Numerics: in float32, or float64 if an input is; lower dtypes are widened. The powers are computed in float64.
               Relative to max |K|, the error is about 1e-6 in float32, and in float64 below 1e-14 at a length of
-              16,384 with |A| = 1. A = 0 is exact (0^0 = 1), and so is its derivative.
+              16,384 with |A| = 1. A that grows, |A| > 1, is computed too, but only while |A|^length, and in the
+              adjoint its sums, stay below the largest number of the dtype: beyond it the result may be NaN where
+              the sum is 0 or infinite. A = 0 is exact (0^0 = 1), and so is its derivative.
     Errors:   InputError if the shapes disagree or the length is negative; the message gives them.
     Source:   Gu et al. 2022 (S4D), arXiv:2206.11893, sec. 3.1 and eq. 6.
 
