@@ -86,7 +86,8 @@ def test_filter_of_s4_equals_dense_powers(name: str) -> None:
     B = torch.linalg.solve(eye - half * A, (op.dt[:, None] * full(op.B)).unsqueeze(-1)).squeeze(-1)
     want = by_powers(discrete, B, full(op.C), 16_384)
     assert float(want.imag.abs().max()) < 1e-8 * float(want.real.abs().max())
-    narrow = DiagonalPlusLowRank(*(m.to(torch.complex64) for m in (op.Lambda, op.P, op.B, op.C)), op.dt.float())
+    Lambda, P, B, C = (m.to(torch.complex64) for m in (op.Lambda, op.P, op.B, op.C))
+    narrow = DiagonalPlusLowRank(Lambda, P, B, C, op.dt.float())
     for method in ("response_by_cauchy_sums", "response_by_squaring", "impulse_response"):
         for length in (1, 2, 3, 64, 100, 1024, 4096, 16_384):
             got, true = getattr(op, method)(length), want.real[:, :length]
@@ -264,7 +265,7 @@ def test_both_directions_have_no_state() -> None:
     with pytest.raises(InputError, match="no state"):
         both.initial_state(1)
     with pytest.raises(InputError, match="no state"):
-        both(u, op.initial_state(1))  # type: ignore[arg-type]
+        both(u, op.initial_state(1))
 
 
 @pytest.mark.parametrize("name", ["DiagonalLTI complex", "DiagonalPlusLowRank", "DenseLTI"])
@@ -340,7 +341,7 @@ def test_systems_that_grow_go_in_chunks(dtype: torch.dtype) -> None:
     u = torch.randn(2, 1024, 2, dtype=dtype)
     for op in (DiagonalLTI(A, B, C), DenseLTI(torch.diag_embed(A), B, C)):
         for length, growth in ((1024, 1.0), (600, 1.2)):
-            op = replace(op, A=op.A * growth)  # type: ignore[type-var]
+            op = replace(op, A=op.A * growth)
             want, _ = op(u[:, :length], form="recurrent")
             got, none = op(u[:, :length], form="convolve")
             assert none is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +55,7 @@ class DiagonalPlusLowRank(TimeInvariant):
     C: Tensor
     dt: Tensor
     Q: Tensor | None = None
-    check_values: bool = True
+    check_values: bool = field(default=True, kw_only=True)
 
     @property
     def channels(self) -> tuple[int, ...]:
