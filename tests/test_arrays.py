@@ -13,7 +13,7 @@ from statewise.cli import run
 from statewise.data import LabelledDataConfig, open_labelled
 from statewise.errors import ConfigError, DataError
 
-X = np.random.default_rng(0).normal(size=(20, 9, 2)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(20, 9, 2)).astype(np.float32).astype(np.float64)  # numpy's default
 Y = np.array(["b", "a"] * 10)
 
 
@@ -34,6 +34,7 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
         np.testing.assert_array_equal(split.values[split.begins[row] : split.begins[row] + n], X[row, :n])
     assert split.targets.tolist() == [1, 0] * 10
     assert len(data.split("test")) == 4
+    assert data.split("test").inputs(np.arange(4)).dtype == np.float32
 
 
 def test_regression_one_channel_and_a_split_of_its_own(tmp_path: Path) -> None:

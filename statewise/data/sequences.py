@@ -75,7 +75,8 @@ class LabelledSplit:
         scale, shift = (part if len(part) == 1 else part[rows][:, None] for part in (self.scale, self.shift))
         if (lengths == length).all():
             steps = np.arange(length) if self.order is None else self.order
-            return self.values[self.begins[rows][:, None] + steps] * scale + shift
+            scaled = self.values[self.begins[rows][:, None] + steps] * scale + shift
+            return scaled.astype(np.float32, copy=False)
         padded = np.zeros((len(rows), length, self.values.shape[1]), np.float32)
         for i, (row, begin, n) in enumerate(zip(padded, self.begins[rows], lengths)):
             row[:n] = self.values[begin : begin + n] * scale[i % len(scale)] + shift[i % len(shift)]
