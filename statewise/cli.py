@@ -219,7 +219,7 @@ def evaluate(
     ] = None,
     max_items: Annotated[
         int | None,
-        typer.Option("--max-items", "--max-tokens", min=1, help="Read only so many sequences, or tokens, of the split."),
+        typer.Option("--max-items", "--max-tokens", min=1, help="Read only so many rows, or tokens."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw the result, where its kind has a picture.")

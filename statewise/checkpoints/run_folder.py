@@ -65,7 +65,7 @@ def resolve(folder: str | os.PathLike[str], which: str = "best") -> Path:
 
 
 def best_of(checkpoints: list[RunCheckpoint]) -> RunCheckpoint:
-    """The one with the best validation, the earliest of equal ones, as training calls it the best; the last if there is none."""
+    """The one with the best validation, the earliest of equal ones; without any validation the last."""
     scored = [
         ((-1 if c.higher_is_better else 1) * c.validation, c.step, c) for c in checkpoints if c.validation is not None
     ]
