@@ -78,10 +78,10 @@ def test_the_best_has_most_where_more_is_better(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(ToyTask, "validate", lambda *a: {"loss": 1.0, "accuracy": next(scores)})
     train(toy_run(steps=4, evaluate_every=1, save_every=1, keep_last=1), tmp_path / "run")
     assert [line["best"] for line in curve(tmp_path / "run", "evaluation")] == [True, True, False, False]
-    # Of equal checkpoints the later one is kept
-    assert checkpoints.resolve(tmp_path / "run", "best").name == "step-00000003"
+    # Of equal checkpoints the earlier one is kept, as the loop calls it the best
+    assert checkpoints.resolve(tmp_path / "run", "best").name == "step-00000002"
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [
-        "step-00000003",
+        "step-00000002",
         "step-00000004",
     ]
     found = checkpoints.list_checkpoints(tmp_path / "run")
