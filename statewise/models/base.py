@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from statewise.mixers.base import Freezable
 from statewise.models.block import Block
@@ -38,10 +38,18 @@ class Model(Freezable, abc.ABC):
     config: ModelConfig
     gradient_checkpointing: bool = False  # set True to recompute each block in the backward pass
 
+    layers: nn.ModuleList
+
     @property
-    @abc.abstractmethod
     def blocks(self) -> Sequence[Block]:
-        """The layers, in order."""
+        """The layers, in order, typed."""
+        return cast("list[Block]", list(self.layers))
+
+    def _reset_blocks(self) -> None:
+        """Draws the layers' parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
+        scale = sum(block.config.n_branches for block in self.blocks) ** -0.5
+        for block in self.blocks:
+            block.reset_parameters(scale)
 
     @abc.abstractmethod
     def reset_parameters(self) -> None:

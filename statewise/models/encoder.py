@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import MixerConfig, check_dtype
 from statewise.models.base import Model, ModelConfig, advance
-from statewise.models.block import NORMS, Block, BlockConfig, as_block, build_norm
+from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
 from statewise.models.frames import check_frame_state, frames, initial_frame_state
 from statewise.models.pooling import POOLINGS, build_pooling
 from statewise.operators.masks import mask_time
@@ -148,18 +148,11 @@ class SequenceModel(Model, abc.ABC):
         self.head = nn.Linear(config.d_model, config.n_outputs)
         self.reset_parameters()
 
-    @property
-    def blocks(self) -> list[Block]:
-        """The layers, typed."""
-        return cast("list[Block]", list(self.layers))
-
     def reset_parameters(self) -> None:
         """Draw all parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
         self._refuse_if_frozen("cannot draw its parameters anew")
         self.embedding.reset_parameters()  # a token's or a number's features are of order 1, as the layers expect
-        scale = sum(block.n_branches for block in self.config.blocks) ** -0.5
-        for block in self.blocks:
-            block.reset_parameters(scale)
+        self._reset_blocks()
         for module in (self.norm, self.pooling):
             if module is not None:
                 module.reset_parameters()

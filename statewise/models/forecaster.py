@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import MixerConfig
 from statewise.models.base import Model, ModelConfig
-from statewise.models.block import Block, BlockConfig, as_block, build_norm
+from statewise.models.block import BlockConfig, as_block, build_norm
 from statewise.models.running_scale import RunningScaleState, initial_running_scale, level_and_scale, running_scale
 from statewise.operators.masks import build_masks, mask_time
 
@@ -155,18 +155,11 @@ class Forecaster(Model):
             del self.covariate_in, self.covariate_out
         self.reset_parameters()
 
-    @property
-    def blocks(self) -> list[Block]:
-        """The layers, typed."""
-        return cast("list[Block]", list(self.layers))
-
     def reset_parameters(self) -> None:
         """Draw all parameters anew. The outputs begin small: at first the forecast is about the last value seen."""
         self._refuse_if_frozen("cannot draw its parameters anew")
         self.in_proj.reset_parameters()
-        scale = sum(block.n_branches for block in self.config.blocks) ** -0.5
-        for block in self.blocks:
-            block.reset_parameters(scale)
+        self._reset_blocks()
         self.norm.reset_parameters()
         nn.init.normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import MixerConfig
 from statewise.models.base import Model, ModelConfig, advance
-from statewise.models.block import NORMS, Block, BlockConfig, as_block, build_norm
+from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
 
 
 class LanguageModelState(NamedTuple):
@@ -92,20 +92,13 @@ class LanguageModel(Model):
             self.head.weight = self.embedding.weight
         self.reset_parameters()
 
-    @property
-    def blocks(self) -> list[Block]:
-        """The layers, typed."""
-        return cast("list[Block]", list(self.layers))
-
     def reset_parameters(self) -> None:
         """Draw all parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
         self._refuse_if_frozen("cannot draw its parameters anew")
         nn.init.normal_(self.embedding.weight, std=self.config.embedding_std)
         if not self.config.tie_embeddings:
             nn.init.normal_(self.head.weight, std=self.config.embedding_std)
-        scale = sum(block.n_branches for block in self.config.blocks) ** -0.5
-        for block in self.blocks:
-            block.reset_parameters(scale)
+        self._reset_blocks()
         self.norm.reset_parameters()
 
     def initial_state(

@@ -120,7 +120,7 @@ class DenseLTV(Operator):
 
     Shapes:  A: (n, n)   B: (n,)   C: (w, n) or (w, p, n), real   u: (batch, length, w, *trailing)
     Forms:   ``recurrent``, O(n^3) a step for the matrix exponential, and O(batch w n^2) for the product.
-             ``statewise.hippo.project`` does the same in O(n) where only the coefficients are wanted.
+             ``statewise.hippo.project`` gives the same coefficients without a matrix exponential, far faster.
     Errors:  InputError for shapes or dtypes that disagree.
     Source:  Gu et al. 2020 (HiPPO), arXiv:2008.07669, theorem 2 and eq. 4.
     """
