@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from statewise.kernels.backend import use
+
+__all__ = ["KernelStatus", "describe", "use"]
+
 
 class KernelStatus(NamedTuple):
     """kernel: its name; path: what runs; others: why each other path does not."""

@@ -1,0 +1,67 @@
+"""Which implementation of a kernel runs: C where it can, PyTorch elsewhere, or the one that was asked for by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from statewise import native
+from statewise.errors import ConfigError, InputError
+
+BACKENDS = ("auto", "c", "torch")
+_chosen: str | None = None
+
+
+def backend() -> str:
+    """What was asked for: by :func:`use`, else by the variable STATEWISE_KERNELS, else "auto"."""
+    if _chosen is not None:
+        return _chosen
+    wanted = os.environ.get("STATEWISE_KERNELS") or "auto"
+    if wanted not in BACKENDS:
+        raise ConfigError(f"STATEWISE_KERNELS={wanted!r} is unknown; use one of {', '.join(BACKENDS)}")
+    return wanted
+
+
+@contextmanager
+def use(name: str) -> Iterator[None]:
+    """Within it, in the whole process, every kernel runs in C ("c"), in PyTorch ("torch"), or as it does by itself
+    ("auto": in C where the library is there and takes the input).
+
+    Errors:  InputError for another name; later, from a kernel that "c" was asked of and that has no C code for its input.
+    """
+    global _chosen
+    if name not in BACKENDS:
+        raise InputError(f"kernels.use({name!r}) is unknown; use one of {', '.join(BACKENDS)}")
+    before, _chosen = _chosen, name
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
+def c_runs(kernel: str, refusal: str | None) -> bool:
+    """Whether the C code of a kernel runs now. ``refusal``: why it cannot take this input, None if it can.
+
+    Errors:  InputError if C was asked for by name and cannot run.
+    """
+    wanted = backend()
+    if wanted == "torch":
+        return False
+    if refusal is None and not native.available():
+        refusal = f"there are no C kernels here: {native.why_not()}"
+    if refusal is not None and wanted == "c":
+        raise InputError(
+            f'{kernel}: the C kernel was asked for by name, but {refusal}; use "auto" to let PyTorch run it'
+        )
+    return refusal is None
+
+
+def refusal_of(**tensors: Tensor | None) -> str | None:
+    """Why C cannot take these tensors at all: not on the CPU, or no plain memory. None if it can."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device.type != "cpu":
+            return f"{name} is on {tensor.device.type}, and the C kernels need the CPU"
+    return None

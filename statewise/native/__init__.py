@@ -1,0 +1,131 @@
+"""The C kernels' shared library: found, loaded, and asked for functions of this processor's instruction set.
+
+Plain C behind ctypes: no Python or PyTorch headers, so one binary serves every version of both. Without it
+(see :func:`why_not`) everything works through PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statewise.errors import ConfigError, InputError
+from statewise.native.threads import entry_points
+
+INSTRUCTION_SETS = ("portable", "avx2", "avx512")  # in the order of what statewise_cpu_level counts
+_HERE = Path(__file__).resolve().parent
+_PRECISIONS = {torch.float32: "_f32", torch.float64: "_f64", None: ""}
+_ARGUMENTS = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "d": ctypes.c_double}
+
+_forced: str | None = None
+
+
+def available() -> bool:
+    """Whether the library is there and loads."""
+    return _load()[0] is not None
+
+
+def why_not() -> str | None:
+    """Why there is no library, in one line; None where there is one."""
+    return _load()[1]
+
+
+def library_path() -> Path:
+    """Where the library is looked for: the variable STATEWISE_LIBRARY, or beside this file."""
+    return Path(os.environ.get("STATEWISE_LIBRARY") or _HERE / "_kernels.so")
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Those that the library holds and this processor has, the best last; empty without a library."""
+    library = _load()[0]
+    if library is None:
+        return ()
+    has = INSTRUCTION_SETS[: library.statewise_cpu_level() + 1]
+    return tuple(name for name in has if hasattr(library, f"statewise_built_{name}"))
+
+
+def instruction_set() -> str:
+    """The one in use: the best here, or what the variable STATEWISE_ISA or :func:`forced` says.
+
+    Errors:  InputError if that one is not here.
+    """
+    return _forced or _chosen()
+
+
+@contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Within it, kernels run in the code for that instruction set: to test one that is not this processor's best."""
+    global _forced
+    if name not in instruction_sets():
+        raise InputError(f"instruction set {name!r} is not here; there are {', '.join(instruction_sets()) or 'none'}")
+    before, _forced = _forced, name
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def n_threads() -> int:
+    """How many threads a kernel may use: as many as PyTorch may."""
+    return torch.get_num_threads()
+
+
+def function(name: str, dtype: torch.dtype | None, arguments: str) -> Callable[..., Any]:
+    """The function ``name`` of the library in a precision (None: it has none of its own), for this processor.
+
+    ``arguments`` has a letter for each: "p" a tensor (its memory; contiguous, on the CPU) or None, "l" an integer, "d" a
+    float.
+    """
+    return _function(name, dtype, arguments, instruction_set())
+
+
+@functools.cache
+def _function(name: str, dtype: torch.dtype | None, arguments: str, instructions: str) -> Callable[..., Any]:
+    library = _load()[0]
+    assert library is not None, "ask available() first"
+    call = getattr(library, f"{name}{_PRECISIONS[dtype]}_{instructions}")
+    call.argtypes = [_ARGUMENTS[letter] for letter in arguments]
+    call.restype = None
+    pointers = tuple(i for i, letter in enumerate(arguments) if letter == "p")
+
+    def run(*values: Any) -> None:
+        prepared = list(values)
+        for i in pointers:
+            value = prepared[i]
+            prepared[i] = value.data_ptr() if isinstance(value, torch.Tensor) else value
+        call(*prepared)
+
+    return run
+
+
+@functools.cache
+def _chosen() -> str:
+    wanted = os.environ.get("STATEWISE_ISA")
+    here = instruction_sets()
+    if wanted and wanted not in here:
+        raise ConfigError(f"STATEWISE_ISA={wanted!r} is not here; there are {', '.join(here) or 'none'}")
+    return wanted or here[-1]
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    path = library_path()
+    if not path.exists():
+        reason = path.with_suffix(".txt")
+        why = reason.read_text().strip() if reason.exists() else "statewise was installed without building them"
+        return None, why
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return None, f"{path.name} does not load: {error}"
+    library.statewise_cpu_level.restype = ctypes.c_int
+    library.statewise_set_threads.argtypes = [ctypes.c_void_p] * 3
+    library.statewise_set_threads(*entry_points())
+    return library, None

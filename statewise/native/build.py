@@ -1,0 +1,134 @@
+"""Compiles the C kernels into one shared library. Needs a C compiler and the standard library, nothing else.
+
+    python statewise/native/build.py                                   # the library that the package loads
+    python statewise/native/build.py --only linear_scan.c --output /tmp/k.so --sanitize
+
+setup.py calls it during `pip install`; it must not import the package, which may not be installed yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE / "source"
+LIBRARY = HERE / "_kernels.so"
+REASON = HERE / "_kernels.txt"  # why there is no library, where there is none
+ONCE = ("threads.c",)  # compiled for every processor and only once
+
+# No -ffast-math: NaN and infinity propagate, sums keep their order. Products and sums may become one rounding.
+FLAGS = ("-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas", "-Wno-unknown-warning-option")
+SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1")
+VARIANTS = {
+    "avx512": ("-march=x86-64-v4", "-mprefer-vector-width=512", "-DVECTOR_BYTES=64"),
+    "avx2": ("-march=x86-64-v3", "-DVECTOR_BYTES=32"),
+    "portable": ("-DVECTOR_BYTES=16",),
+}
+
+
+class BuildError(Exception):
+    """Why there is no library; one line."""
+
+
+def variants() -> tuple[str, ...]:
+    """The instruction sets that a library built here holds."""
+    return tuple(VARIANTS) if platform.machine() in ("x86_64", "AMD64") else ("portable",)
+
+
+def compiler() -> list[str]:
+    """The C compiler: of the variable CC, or the one that Python was built with, or cc.
+
+    Errors: BuildError if there is none.
+    """
+    if sys.platform == "win32":
+        raise BuildError("the C kernels need GCC or clang, and this is Windows")
+    for command in (os.environ.get("CC"), "cc", "gcc", "clang", sysconfig.get_config_var("CC")):
+        words = shlex.split(command or "")
+        if words and shutil.which(words[0]):
+            return words[:1] if command != os.environ.get("CC") else words
+    raise BuildError("no C compiler was found (cc, gcc, clang); install one, or name it in the variable CC")
+
+
+def build(output: Path = LIBRARY, *, only: Sequence[str] = (), sanitize: bool = False) -> Path:
+    """Compiles every file for every instruction set and links them into ``output``, which is replaced whole.
+
+    Errors: BuildError with the compiler's first complaint.
+    """
+    command = compiler()
+    names = sorted(path.name for path in SOURCE.glob("*.c"))
+    if unknown := sorted({*only} - {*names}):
+        raise BuildError(f"there is no source {', '.join(unknown)}; there are {', '.join(names)}")
+    chosen = [name for name in names if not only or name in only or name in ONCE]
+    optimise = SANITIZE if sanitize else ("-O3",)
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = []
+        for name in chosen:
+            for variant in ("portable",) if name in ONCE else variants():
+                target = Path(folder) / f"{Path(name).stem}_{variant}.o"
+                flags = [*FLAGS, *WARNINGS, *optimise, *VARIANTS[variant], f"-DISA={variant}", "-I", str(SOURCE)]
+                jobs.append([*command, *flags, "-c", str(SOURCE / name), "-o", str(target)])
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            list(pool.map(_run, jobs))
+        library = Path(folder) / "library.so"
+        extra = SANITIZE[:1] if sanitize else ()
+        _run([*command, "-shared", *extra, "-o", str(library), *[job[-1] for job in jobs], "-lm"])
+        output.parent.mkdir(parents=True, exist_ok=True)
+        aside = output.with_name(f"{output.name}.{os.getpid()}")
+        shutil.copyfile(library, aside)
+        os.replace(aside, output)  # a process that has loaded the old one keeps it
+    return output
+
+
+def build_or_explain(output: Path = LIBRARY) -> Path | None:
+    """What an installation does: the library, or no library and beside it a file that says why."""
+    reason = output.with_suffix(".txt")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.unlink(missing_ok=True)
+    reason.unlink(missing_ok=True)
+    try:
+        if os.environ.get("STATEWISE_NO_C", "") not in ("", "0"):
+            raise BuildError("STATEWISE_NO_C was set when statewise was installed")
+        return build(output)
+    except BuildError as error:
+        reason.write_text(f"{error}\n")
+        print(f"statewise: installed without the C kernels: {error}", file=sys.stderr)
+        return None
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise BuildError(f"{command[0]} failed: {lines[0] if lines else done.returncode}")
+    if done.stderr:
+        print(done.stderr, file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=LIBRARY)
+    parser.add_argument("--only", action="append", default=[], help="a file of source/; again for several")
+    parser.add_argument("--sanitize", action="store_true", help="with the address and undefined-behaviour sanitizers")
+    arguments = parser.parse_args()
+    try:
+        print(build(arguments.output, only=arguments.only, sanitize=arguments.sanitize))
+    except BuildError as error:
+        sys.exit(f"build.py: error: {error}")
+    if arguments.output == LIBRARY:
+        REASON.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

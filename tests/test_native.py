@@ -1,0 +1,118 @@
+"""The library of C kernels: its elementary functions, its threads, and what is said where there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import mpmath
+import pytest
+import torch
+
+from statewise import kernels, native
+from statewise.errors import InputError
+from statewise.native import build
+from statewise.native.threads import runtime
+
+needs_library = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
+
+
+def apply(name: str, x: torch.Tensor) -> torch.Tensor:
+    y = torch.full_like(x, torch.nan)
+    native.function(f"elementary_{name}", x.dtype, "ppl")(x, y, x.numel())
+    return y
+
+
+def exact(name: str, x: float) -> float:
+    with mpmath.workdps(40):
+        value = mpmath.mpf(x)
+        if name == "exp2":
+            return float(mpmath.power(2, value))
+        return float(1 / (1 + mpmath.exp(-value)) if name == "sigmoid" else mpmath.log1p(mpmath.exp(value)))
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-7), (torch.float64, 1e-15)])
+@pytest.mark.parametrize("name", ["exp2", "sigmoid", "softplus"])
+def test_elementary_functions(name: str, dtype: torch.dtype, tolerance: float, instructions: str) -> None:
+    most = 30 if name == "exp2" else 60
+    x = torch.cat([torch.linspace(-most, most, 203, dtype=dtype), torch.logspace(-12, 0, 31, dtype=dtype)])
+    expected = torch.tensor([exact(name, v) for v in x.tolist()], dtype=torch.float64)
+    with native.forced(instructions):
+        found = apply(name, x).double()
+    # e^x is 2^(x log2 e): the rounding of that product is an error that grows with |x|
+    scale = 1 if name == "exp2" else 1 + x.double().abs() / 2
+    assert ((found - expected).abs() <= tolerance * scale * expected).all()
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_elementary_functions_at_the_ends(dtype: torch.dtype, instructions: str) -> None:
+    inf, nan = torch.inf, torch.nan
+    x = torch.tensor([0.0, -0.0, inf, -inf, nan, 1e30, -1e30, 200.0 if dtype == torch.float32 else 2000.0], dtype=dtype)
+    with native.forced(instructions):
+        two, sigmoid, softplus = (apply(name, x).tolist() for name in ("exp2", "sigmoid", "softplus"))
+    assert two[:4] == [1, 1, inf, 0]
+    assert two[5:] == [inf, 0, inf]
+    assert sigmoid[:4] == [0.5, 0.5, 1, 0]
+    assert softplus[2:4] == [inf, 0]
+    assert softplus[5:7] == [x[5].item(), 0]
+    assert all(values[4] != values[4] for values in (two, sigmoid, softplus))
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+def test_bfloat16_rounds_as_pytorch_does(instructions: str) -> None:
+    torch.manual_seed(0)
+    x = torch.cat(
+        [torch.randn(1001) * 10 ** torch.linspace(-30, 30, 1001), torch.tensor([torch.inf, -torch.inf, torch.nan, 0])]
+    )
+    bits, back = torch.empty(len(x), dtype=torch.bfloat16), torch.empty_like(x)
+    with native.forced(instructions):
+        native.function("elementary_bf16", None, "pppl")(x, bits, back, len(x))
+    torch.testing.assert_close(bits, x.bfloat16(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(back, x.bfloat16().float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_threads_are_those_of_pytorch() -> None:
+    path = runtime()
+    assert path is None or Path(path).name.startswith(("libgomp", "libiomp", "libomp"))
+
+
+def test_without_a_compiler_or_on_request_there_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATEWISE_NO_C", "1")
+    library = tmp_path / "k.so"
+    assert build.build_or_explain(library) is None
+    assert library.with_suffix(".txt").read_text() == "STATEWISE_NO_C was set when statewise was installed\n"
+    monkeypatch.delenv("STATEWISE_NO_C")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert build.build_or_explain(library) is None
+    assert "no C compiler was found" in library.with_suffix(".txt").read_text()
+
+
+def test_without_the_library_everything_says_so(tmp_path: Path) -> None:
+    script = (
+        "import torch, statewise as sw\n"
+        "from statewise import native\n"
+        "from statewise.kernels.linear_scan import linear_scan\n"
+        "assert not native.available() and native.instruction_sets() == ()\n"
+        "a = torch.full((1, 3, 1), 0.5)\n"
+        "print(linear_scan(a, a, torch.zeros(1, 1)).flatten().tolist())\n"
+        "print(native.why_not())\n"
+    )
+    environment = {"STATEWISE_LIBRARY": str(tmp_path / "none.so"), "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[0.5, 0.75, 0.875]\nstatewise was installed without building them\n"
+
+
+def test_backends_by_name() -> None:
+    with pytest.raises(InputError, match=r"kernels.use\('cuda'\) is unknown"), kernels.use("cuda"):
+        pass
+    with kernels.use("torch"):
+        assert kernels.backend.backend() == "torch"
+    with pytest.raises(InputError, match="is not here"), native.forced("sse9"):
+        pass
