@@ -17,10 +17,12 @@ def register(
     fake: Callable[..., Any],
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
+    vmap: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Registers ``statewise::name`` for every device and returns it.
 
-    ``fake`` gives empty outputs of the right shapes, ``setup_context`` and ``backward`` the derivative. The parts
+    ``fake`` gives empty outputs of the right shapes, ``setup_context`` and ``backward`` the derivative, ``vmap`` the
+    rule for several models at once (see batching.py); an operator that only a ``backward`` calls needs none. The parts
     of ``torch.library`` below are used rather than its ``custom_op``, whose first call imports ``torch._dynamo``:
     almost two seconds before the first token, and more time in every call. A kernel chooses its own precision, so
     autocast is off inside.
@@ -30,6 +32,8 @@ def register(
     torch.library.impl(qualified, "default", _in_its_own_precision(implementation))
     torch.library.register_fake(qualified, fake)
     torch.library.register_autograd(qualified, backward, setup_context=setup_context)
+    if vmap is not None:
+        torch.library.register_vmap(qualified, vmap)
     operator: Callable[..., Any] = getattr(torch.ops.statewise, name).default
     return operator
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
+from statewise.kernels.batching import whole
 from statewise.mixers.attention_state import AttentionState, append, concatenate, empty_state
 from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.causal_attention import attend
@@ -255,10 +256,10 @@ def _plain(
     """The same call without the arguments that say nothing: rows that are all full, starts that are all False."""
     if lengths is not None:
         lengths = lengths.to(state.end)
-        if int(lengths.min()) == length:
+        if int(whole(lengths).min()) == length:
             lengths = None
     if starts is not None:
-        if not starts.any():
+        if not whole(starts).any():
             starts = None
         else:  # what a row drops at once is dropped from its buffer too
             start = torch.where(starts[:, 0], state.end, state.start)

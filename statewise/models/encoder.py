@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from statewise.errors import ConfigError, InputError
+from statewise.kernels.batching import whole
 from statewise.mixers.base import MixerConfig, check_dtype
 from statewise.models.base import Model, ModelConfig, advance
 from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
@@ -285,7 +286,7 @@ class SequenceModel(Model, abc.ABC):
         if lengths is not None and shortest >= frame_length:
             if lengths.is_meta:
                 return
-            shortest = int(lengths.min())
+            shortest = int(whole(lengths).min())
             if shortest < 0:
                 return  # no length at all, which the masks refuse
         if shortest >= frame_length:
@@ -301,7 +302,7 @@ class SequenceModel(Model, abc.ABC):
         """Ids of the embedding only; costs one wait for the device, and nothing in compiled code."""
         if torch.compiler.is_compiling() or tokens.is_meta or tokens.numel() == 0:
             return
-        low, high = torch.stack(tokens.aminmax()).tolist()
+        low, high = torch.stack(whole(tokens).aminmax()).tolist()
         vocab_size = cast("int", self.config.vocab_size)
         if low < 0 or high >= vocab_size:
             raise InputError(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from statewise.errors import ConfigError, InputError
+from statewise.kernels.batching import whole
 from statewise.mixers.base import MixerConfig
 from statewise.models.base import Model, ModelConfig
 from statewise.models.block import BlockConfig, as_block, build_norm
@@ -323,7 +324,9 @@ class Forecaster(Model):
                 f"this model has {len(self.layers)} layers and the history has batch {batch}"
             )
         compiling = torch.compiler.is_compiling() or history.is_meta
-        if state is None and (length == 0 or (lengths is not None and not compiling and bool((lengths < 1).any()))):
+        if state is None and (
+            length == 0 or (lengths is not None and not compiling and bool(whole(lengths < 1).any()))
+        ):
             raise InputError(
                 "a row of the history has no step: nothing to forecast from; give at least one, or a state"
             )
@@ -341,9 +344,9 @@ class Forecaster(Model):
             checked.append(value)
         checked[0] = mask_time(checked[0], valid)
         if not compiling:
-            if any(not bool(value.isfinite().all()) for value in checked):
+            if any(not bool(whole(value.isfinite()).all()) for value in checked):
                 raise InputError("the covariates hold NaN or infinity; fill them first: only the history may have gaps")
-            if bool(mask_time(history, valid).isinf().any()):
+            if bool(whole(mask_time(history, valid).isinf()).any()):
                 raise InputError("the history holds infinity; a value that is missing is NaN")
         return checked[0], checked[1]
 

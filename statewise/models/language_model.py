@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from statewise.errors import ConfigError, InputError
+from statewise.kernels.batching import whole
 from statewise.mixers.base import MixerConfig
 from statewise.models.base import Model, ModelConfig, advance
 from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
@@ -181,7 +182,7 @@ class LanguageModel(Model):
         """Ids of the embedding only; costs one wait for the device, and nothing in compiled code."""
         if torch.compiler.is_compiling() or tokens.is_meta or tokens.numel() == 0:
             return
-        low, high = torch.stack(tokens.aminmax()).tolist()
+        low, high = torch.stack(whole(tokens).aminmax()).tolist()
         if low < 0 or high >= self.config.vocab_size:
             raise InputError(
                 f"token id {low if low < 0 else high} is outside the vocabulary of {self.config.vocab_size}; "

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.batching import whole
 
 
 class Masks(NamedTuple):
@@ -34,7 +35,7 @@ def build_masks(batch: int, length: int, lengths: Tensor | None, starts: Tensor 
                 f"lengths must be integers of shape ({batch},), got {lengths.dtype} {tuple(lengths.shape)}"
             )
         if not torch.compiler.is_compiling() and batch and not lengths.is_meta:
-            low, high = int(lengths.min()), int(lengths.max())
+            low, high = int(whole(lengths).min()), int(whole(lengths).max())
             if low < 0 or high > length:
                 raise InputError(f"lengths must lie in 0..{length} for an input of length {length}, got {low}..{high}")
         valid = torch.arange(length, device=lengths.device) < lengths[:, None]
@@ -44,7 +45,7 @@ def build_masks(batch: int, length: int, lengths: Tensor | None, starts: Tensor 
         raise InputError(f"starts must be bool of shape ({batch}, {length}), got {starts.dtype} {tuple(starts.shape)}")
     if valid is not None:
         starts = starts & valid
-    if starts.device.type == "cpu" and not torch.compiler.is_compiling() and not starts.any():
+    if starts.device.type == "cpu" and not torch.compiler.is_compiling() and not whole(starts).any():
         return Masks(valid=valid, lengths=lengths)  # no document begins: spares every form its segment masks
     return Masks(valid, starts, starts.cumsum(1), lengths)
 

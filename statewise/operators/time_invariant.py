@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from statewise.errors import InputError
+from statewise.kernels.batching import whole
 from statewise.kernels.fft_convolution import fft_convolution
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.documents import document_rows
@@ -243,7 +244,7 @@ def _grows(response: Tensor) -> bool:
     size = response.detach().abs()
     quarter = max(1, size.shape[-1] // 4)
     first, last = size[..., :quarter].amax(-1), size[..., -quarter:].amax(-1)
-    return not bool((last.isfinite() & (last <= GROWTH * first)).all())
+    return not bool(whole(last.isfinite() & (last <= GROWTH * first)).all())
 
 
 def _spread(mask: Tensor, ndim: int) -> Tensor:

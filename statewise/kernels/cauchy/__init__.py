@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.cauchy.batching import vmap_rule
 from statewise.kernels.cauchy.blocked import backward, forward
 from statewise.kernels.cauchy.reference import cauchy_reference
 from statewise.kernels.registration import register
@@ -50,6 +51,7 @@ _cauchy = register(
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
+    vmap=vmap_rule,
 )
 _cauchy_backward = register(
     "cauchy_backward",

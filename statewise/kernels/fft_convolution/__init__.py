@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.fft_convolution.batching import vmap_rule
 from statewise.kernels.fft_convolution.blocked import backward, forward
 from statewise.kernels.fft_convolution.reference import fft_convolution_differentiable, fft_convolution_reference
 from statewise.kernels.registration import register
@@ -59,6 +60,7 @@ _fft_convolution = register(
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
+    vmap=vmap_rule,
 )
 _fft_convolution_backward = register(
     "fft_convolution_backward",

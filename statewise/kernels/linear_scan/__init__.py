@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.linear_scan.batching import vmap_rule
 from statewise.kernels.linear_scan.blocked import linear_scan_blocked
 from statewise.kernels.linear_scan.reference import linear_scan_reference
 from statewise.kernels.registration import register
@@ -44,6 +45,7 @@ _linear_scan = register(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    vmap=vmap_rule,
 )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.registration import register
+from statewise.kernels.short_convolution.batching import vmap_rule
 from statewise.kernels.short_convolution.reference import (
     columns,
     same_segment,
@@ -87,6 +88,7 @@ _short_convolution = register(
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
+    vmap=vmap_rule,
 )
 _short_convolution_backward = register(
     "short_convolution_backward",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.registration import register
+from statewise.kernels.ssd.batching import vmap_rule
 from statewise.kernels.ssd.chunked import Inputs, backward_chunks, forward_chunks
 from statewise.kernels.ssd.reference import ssd_differentiable, ssd_reference
 
@@ -136,6 +137,7 @@ _ssd = register(
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
+    vmap=vmap_rule,
 )
 _ssd_backward = register(
     "ssd_backward",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.registration import register
+from statewise.kernels.vandermonde.batching import vmap_rule
 from statewise.kernels.vandermonde.reference import vandermonde_differentiable, vandermonde_reference
 from statewise.kernels.vandermonde.two_level import backward, forward
 
@@ -53,6 +54,7 @@ _vandermonde = register(
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
+    vmap=vmap_rule,
 )
 _vandermonde_backward = register(
     "vandermonde_backward",
