@@ -30,7 +30,7 @@ def use(name: str) -> Iterator[None]:
     """Within it, in the whole process, every kernel runs in C ("c"), in PyTorch ("torch"), or as it does by itself
     ("auto": in C where the library is there and takes the input).
 
-    Errors:  InputError for another name; later, from a kernel that "c" was asked of and that has no C code for its input.
+    Errors:  InputError for another name; later, from a kernel that "c" was asked of and that cannot take its input.
     """
     global _chosen
     if name not in BACKENDS:

@@ -80,8 +80,8 @@ def n_threads() -> int:
 def function(name: str, dtype: torch.dtype | None, arguments: str) -> Callable[..., Any]:
     """The function ``name`` of the library in a precision (None: it has none of its own), for this processor.
 
-    ``arguments`` has a letter for each: "p" a tensor (its memory; contiguous, on the CPU) or None, "l" an integer, "d" a
-    float.
+    ``arguments`` has a letter for each: "p" a tensor (its memory; contiguous, on the CPU) or None, "l" an integer, "d"
+    a float.
     """
     return _function(name, dtype, arguments, instruction_set())
 
