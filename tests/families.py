@@ -16,6 +16,7 @@ from statewise.operators import (
     DiagonalLTI,
     DiagonalPlusLowRank,
     Operator,
+    SelectiveDiagonal,
 )
 
 
@@ -126,6 +127,57 @@ def ssd_one_group(batch: int, length: int, dtype: torch.dtype, seed: int) -> tup
     return ssd(batch, length, dtype, seed, heads=3, groups=1, d_head=2, d_state=7, chunk_length=64)
 
 
+def selective(
+    batch: int,
+    length: int,
+    dtype: torch.dtype,
+    seed: int,
+    d: int = 4,
+    groups: int = 2,
+    d_state: int = 3,
+    options: bool = True,
+    method: str = "mamba",
+) -> tuple[Operator, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=dtype)
+
+    A, dt = -2 * torch.rand(d, d_state, generator=g, dtype=dtype), draw(batch, length, d)
+    B, C, u = draw(batch, length, groups, d_state), draw(batch, length, groups, d_state), draw(batch, length, d)
+    if not options:
+        return SelectiveDiagonal(dt.abs(), A, B, C, method=method), u
+    more = {"D": draw(d), "gate": draw(batch, length, d), "dt_bias": draw(d)}
+    return SelectiveDiagonal(dt, A, B, C, **more, softplus=True, method=method), u
+
+
+def selective_zoh_trailing(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    """Exact hold, B and C for each channel, an A that holds a zero, a bias without softplus, a trailing axis."""
+    op, u = selective(batch, length, dtype, seed, d=3, groups=3, options=False, method="zoh")
+    A = op.A.clone()  # type: ignore[attr-defined]
+    A[0, 0] = 0
+    bias = torch.tensor([0.1, 0.0, 0.3], dtype=dtype)
+    op = replace(op, A=A, dt_bias=bias)  # type: ignore[type-var]
+    return op, u.unsqueeze(-1) * torch.tensor([1.0, -0.5], dtype=dtype)
+
+
+def selective_complex(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    op, u = selective(batch, length, dtype, seed, groups=1)
+    g = torch.Generator().manual_seed(seed + 1)
+    A, B, C = (
+        torch.complex(m, torch.randn(m.shape, generator=g, dtype=dtype))
+        for m in (op.A, op.B, op.C)  # type: ignore[attr-defined]
+    )
+    return replace(op, A=A, B=B, C=C), u  # type: ignore[type-var]
+
+
+def selective_complex_zoh(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    """Complex A with real B and C, exact hold, no options."""
+    op, u = selective(batch, length, dtype, seed, options=False, method="zoh")
+    A = torch.complex(op.A, torch.linspace(0.5, 3, op.A.numel(), dtype=dtype).reshape(op.A.shape))  # type: ignore[attr-defined]
+    return replace(op, A=A), u  # type: ignore[type-var]
+
+
 FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tensor]]] = {
     "DiagonalLTI complex": diagonal_complex,
     "DiagonalLTI real, trailing axes": diagonal_real_trailing,
@@ -139,6 +191,10 @@ FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tenso
     "CausalConvolution 40 taps": convolution_filter,
     "CausalConvolution one tap": convolution_one_tap,
     "CausalConvolution long, trailing axis": convolution_long,
+    "SelectiveDiagonal": selective,
+    "SelectiveDiagonal exact hold, trailing axis": selective_zoh_trailing,
+    "SelectiveDiagonal complex": selective_complex,
+    "SelectiveDiagonal complex A, exact hold": selective_complex_zoh,
     "SSD": ssd,
     "SSD one group": ssd_one_group,
 }

@@ -7,6 +7,7 @@ from statewise.operators.dense import DenseLTI, DenseLTV, DenseLTVState, DenseSt
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank, LowRankState
 from statewise.operators.plan import explain, plan, table
+from statewise.operators.selective import SelectiveDiagonal, SelectiveState
 from statewise.operators.ssd import SSD, SSDState
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "LowRankState",
     "Operator",
     "SSDState",
+    "SelectiveDiagonal",
+    "SelectiveState",
     "bidirectional",
     "explain",
     "plan",

@@ -1,0 +1,158 @@
+"""The selective diagonal system of Mamba: its step size, input and output vectors change with every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.operators.base import Operator, wide
+from statewise.operators.masks import mask_time
+from statewise.systems.exponential import phi_1
+
+METHODS = ("mamba", "zoh")
+
+
+class SelectiveState(NamedTuple):
+    """h: (batch, d, *trailing, n), or (batch, d, *trailing, n, 2) where A, B or C is complex."""
+
+    h: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SelectiveDiagonal(Operator):
+    """h_t = exp(Delta_t A) h_{t-1} + Bbar_t u_t, y_t = (C_t h_t + D u_t) SiLU(gate_t), a state of n numbers a channel.
+
+    Delta = dt + dt_bias, or with ``softplus`` log(1 + exp(dt + dt_bias)); without D there is no skip, without a gate no
+    factor. If A, B or C is complex they stand for conjugate pairs, one of each kept, and 2 Re(C h) is in place of C h.
+
+    method:  "mamba", as published: Bbar = Delta B, which is the first term of "zoh", zero-order hold, exact for inputs
+             that are constant between steps: Bbar = (exp(Delta A) - 1) / A B, at A = 0 Delta B. Both have the same A.
+    Shapes:  dt, gate: (batch, length, d)   A: (d, n), with a real part <= 0   D, dt_bias: (d,)
+             B, C: (batch, length, n_groups, n), a group shared by d / n_groups consecutive channels; n_groups = d gives
+             each channel its own   u: (batch, length, d, *trailing)
+    Forms:   ``recurrent``.
+    Errors:  InputError for shapes or dtypes that disagree, or an unknown method.
+    Source:  Gu & Dao 2023, arXiv:2312.00752, sec. 3.2, algorithm 2, and eq. 4 for zero-order hold; Delta B instead of
+             it is in the code of that paper.
+
+    >>> _ = torch.manual_seed(0)
+    >>> dt, B, C, u = torch.randn(1, 9, 4), torch.randn(1, 9, 1, 2), torch.randn(1, 9, 1, 2), torch.randn(1, 9, 4)
+    >>> operator = SelectiveDiagonal(dt, -torch.rand(4, 2), B, C, softplus=True)
+    >>> y, state = operator(u, operator.initial_state(batch=1))
+    >>> y.shape, state.h.shape
+    (torch.Size([1, 9, 4]), torch.Size([1, 4, 2]))
+    """
+
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None = None
+    gate: Tensor | None = None
+    dt_bias: Tensor | None = None
+    softplus: bool = False
+    method: str = "mamba"
+    forms: ClassVar[tuple[str, ...]] = ("recurrent",)
+
+    @property
+    def time_varying(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The coefficients with a time axis: a gate only if there is one."""
+        return ("dt", "B", "C") if self.gate is None else ("dt", "B", "C", "gate")
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        return (self.A.shape[0],)
+
+    @property
+    def is_complex(self) -> bool:
+        return any(m.is_complex() for m in (self.A, self.B, self.C))
+
+    def _like(self) -> Tensor:
+        return self.A
+
+    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> SelectiveState:
+        pair = (2,) if self.is_complex else ()
+        return SelectiveState(torch.zeros(batch, self.A.shape[0], *trailing, self.A.shape[1], *pair, **options))
+
+    def step(self, u: Tensor, state: SelectiveState) -> tuple[Tensor, SelectiveState]:
+        dtype = self._state_dtype(u)
+        A, B, C = (self._wide(m, dtype) for m in (self.A, self.B, self.C))
+        ones = [1] * (u.ndim - 2)
+        d = A.shape[0]
+        # (batch, d, 1 per trailing axis, n), and delta with n = 1
+        B, C = (m.repeat_interleave(d // m.shape[1], 1).reshape(-1, d, *ones, m.shape[2]) for m in (B, C))
+        delta = self._delta(dtype).reshape(-1, d, *ones, 1)
+        x = u.to(dtype)
+        z = delta * A.reshape(d, *ones, -1)
+        B_bar = delta * B if self.method == "mamba" else delta * phi_1(z) * B
+        h = torch.view_as_complex(state.h.to(dtype).contiguous()) if self.is_complex else state.h.to(dtype)
+        h = z.exp() * h + B_bar * x.unsqueeze(-1)
+        y = (C * h).sum(-1)
+        y = 2 * y.real if y.is_complex() else y
+        if self.D is not None:
+            y = y + self.D.to(dtype).reshape(d, *ones) * x
+        if self.gate is not None:
+            y = y * F.silu(self.gate.to(dtype)).reshape(-1, d, *ones)
+        following = torch.view_as_real(h) if h.is_complex() else h
+        return y.to(u.dtype), SelectiveState(following.to(state.h.dtype))
+
+    def _delta(self, dtype: torch.dtype) -> Tensor:
+        """The step sizes, from dt with or without its time axis."""
+        dt = self.dt.to(dtype)
+        if self.dt_bias is not None:
+            dt = dt + self.dt_bias.to(dtype)
+        return torch.logaddexp(dt, torch.zeros_like(dt)) if self.softplus else dt
+
+    def _wide(self, m: Tensor, dtype: torch.dtype) -> Tensor:
+        """In the dtype to compute in, complex if any coefficient is."""
+        if self.is_complex:
+            dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
+        return m.to(dtype)
+
+    def _mask(self, valid: Tensor) -> SelectiveDiagonal:
+        """Where a step is not real Delta is exactly 0, so that the state passes unchanged: exp(0 A) = 1, 0 B = 0."""
+        B, C = (mask_time(m, valid) for m in (self.B, self.C))
+        gate = None if self.gate is None else mask_time(self.gate, valid)
+        dt, bias = self.dt, self.dt_bias
+        if self.softplus:
+            dt = dt.masked_fill(~valid.unsqueeze(-1), -torch.inf)
+        else:
+            dt, bias = mask_time(dt if bias is None else dt + bias, valid), None
+        return replace(self, dt=dt, B=B, C=C, gate=gate, dt_bias=bias)
+
+    def _check(self, u: Tensor) -> None:
+        dt, A, B, C = self.dt, self.A, self.B, self.C
+        fits = dt.ndim == 3 and A.ndim == 2 and B.ndim == 4 and B.shape == C.shape and B.shape[:2] == dt.shape[:2]
+        fits = fits and dt.shape[2] == A.shape[0] and B.shape[3] == A.shape[1]
+        if not (fits and B.shape[2] > 0 and A.shape[0] % B.shape[2] == 0):
+            shapes = ", ".join(str(tuple(m.shape)) for m in (dt, A, B, C))
+            raise InputError(
+                "SelectiveDiagonal needs dt (batch, length, d), A (d, n), B and C (batch, length, n_groups, n) with "
+                f"n_groups dividing d; got {shapes}"
+            )
+        d = A.shape[0]
+        for name, m, shape in (("D", self.D, (d,)), ("dt_bias", self.dt_bias, (d,)), ("gate", self.gate, dt.shape)):
+            if m is not None and m.shape != shape:
+                raise InputError(f"SelectiveDiagonal needs {name} of shape {tuple(shape)}; got {tuple(m.shape)}")
+        if u.ndim < 3 or u.shape[:3] != dt.shape:
+            raise InputError(
+                f"SelectiveDiagonal over (batch, length, d) = {tuple(dt.shape)} needs u of that shape, maybe with more "
+                f"axes behind it; got {tuple(u.shape)}"
+            )
+        real = {"u": u, "dt": dt, "D": self.D, "gate": self.gate, "dt_bias": self.dt_bias}
+        for name, m in real.items():
+            if m is not None and not m.is_floating_point():
+                raise InputError(f"SelectiveDiagonal needs a real {name} of a floating-point dtype; got {m.dtype}")
+        for name, m in (("A", A), ("B", B), ("C", C)):
+            if not (m.is_floating_point() or m.is_complex()):
+                raise InputError(f"SelectiveDiagonal needs {name} of a floating-point or complex dtype; got {m.dtype}")
+        if self.method not in METHODS:
+            raise InputError(f"SelectiveDiagonal.method={self.method!r} is unknown; use one of {list(METHODS)}")
+
+    def _state_dtype(self, u: Tensor) -> torch.dtype:
+        return wide(u.dtype, *(m.dtype for m in (self.dt, self.A, self.B, self.C)))
