@@ -33,8 +33,8 @@ def merged(name: str, axes: Sequence[int | None], out_axes: int | Sequence[int])
         ]
         outputs = operator(*given)
         if isinstance(out_axes, int):
-            return split(outputs, n, out_axes), out_axes
-        return tuple(split(y, n, axis) for y, axis in zip(outputs, out_axes)), tuple(out_axes)
+            return split(outputs, n, out_axes), 0
+        return tuple(split(y, n, axis) for y, axis in zip(outputs, out_axes)), (0,) * len(out_axes)
 
     return rule
 
@@ -74,4 +74,5 @@ def merge(x: Tensor, n: int, dim: int | None, axis: int) -> Tensor:
 
 def split(y: Tensor, n: int, axis: int) -> Tensor:
     """The inverse of :func:`merge`: the models stand at ``axis``."""
-    return y.unflatten(axis, (n, -1)) if y.shape[axis] else y.reshape(*y.shape[:axis], n, 0, *y.shape[axis + 1 :])
+    y = y.unflatten(axis, (n, -1)) if y.shape[axis] else y.reshape(*y.shape[:axis], n, 0, *y.shape[axis + 1 :])
+    return y.movedim(axis, 0).contiguous()

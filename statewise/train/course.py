@@ -1,0 +1,211 @@
+"""What a run leaves on its way, step by step, and what it tells: metrics, validation, checkpoints, records."""
+
+from __future__ import annotations
+
+import math
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statewise.errors import CheckpointError, InputError, TrainingError
+from statewise.models.evaluation_mode import evaluation_mode
+from statewise.train.metrics import MetricsFile
+from statewise.train.optimizer import describe_groups
+from statewise.train.report import Reporter
+from statewise.train.run_state import RunState
+from statewise.train.schedule import Cadence, learning_rate_factor
+from statewise.train.snapshot import set_torch_generators, torch_generators
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """How a run ended.
+
+    validation: the task's ``metric`` of the validation split after the last step, None without a look
+    signal:     what stopped the run before its end
+    """
+
+    folder: Path
+    checkpoint: Path | None
+    step: int
+    seconds: float
+    metric: str
+    validation: float | None
+    signal: int | None
+
+    @property
+    def exit_code(self) -> int:
+        """0, or as a shell has it for a signal: 128 plus its number."""
+        return 0 if self.signal is None else 128 + self.signal
+
+
+class Course:
+    """What one run leaves on its way: lines of metrics, looks at the validation split, checkpoints.
+
+    name: of the run among others that are trained with it; its records then have it under "run"
+    """
+
+    def __init__(self, state: RunState, metrics: MetricsFile, reporter: Reporter, name: str | None = None) -> None:
+        self.state, self.metrics, self.reporter, self.name = state, metrics, reporter, name
+        config, seconds = state.config, state.progress.seconds
+        self._evaluate_due = Cadence(config.evaluate_every, config.evaluate_minutes, seconds)
+        self._save_due = Cadence(config.save_every, config.save_minutes, seconds)
+        self._units_per_step = units_per_step(state)
+        self._validates = "validation" in state.task.sizes()
+
+    def count(self, loss: float, norm: float, lr: float, seconds: float) -> dict[str, Any]:
+        """Takes a step into account that took so many seconds; gives the record of it."""
+        progress, task = self.state.progress, self.state.task
+        progress.n_steps += 1
+        progress.losses += loss
+        progress.step_seconds += seconds
+        mean_loss = progress.losses / progress.n_steps
+        return {
+            "kind": "train",
+            "step": progress.step,
+            "seconds": progress.seconds,
+            "loss": mean_loss,
+            **task.from_loss(mean_loss),
+            "gradient_norm": norm,
+            "lr": lr,
+            task.unit: progress.step * self._units_per_step,
+            f"{task.unit}_per_second": progress.n_steps * self._units_per_step / max(progress.step_seconds, 1e-9),
+        }
+
+    def log(self, record: dict[str, Any], done: bool) -> None:
+        """Writes the record of a step if it is time, or the end."""
+        progress = self.state.progress
+        if progress.step % self.state.config.log_every == 0 or done:
+            self.write(record)
+            progress.n_steps, progress.losses, progress.step_seconds = 0, 0.0, 0.0
+
+    def evaluate(self, done: bool) -> bool | None:
+        """Looks at the validation split if it is time, or the end: then, whether it has never been better."""
+        progress = self.state.progress
+        if not self._validates or not (self._evaluate_due(progress.step, progress.seconds) or done):
+            return None
+        evaluation = _evaluate(self.state)
+        self.write(evaluation)
+        return bool(evaluation["best"])
+
+    def should_save(self, is_best: bool, done: bool) -> bool:
+        progress = self.state.progress
+        return self._save_due(progress.step, progress.seconds) or (is_best and self.state.config.keep_best) or done
+
+    def save(self) -> None:
+        path = self.state.save(self.metrics.sync)
+        self.event({"kind": "checkpoint", "step": self.state.progress.step, "path": str(path)})
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether nothing was done since the last checkpoint."""
+        step = self.state.progress.step
+        return not step or self.state.checkpoint == self.state.run.checkpoint_path(step)
+
+    def write(self, record: dict[str, Any]) -> None:
+        try:
+            self.metrics.write(record)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {self.state.what_remains()}") from error
+        self.event(record)
+
+    def event(self, record: dict[str, Any]) -> None:
+        self.reporter.event(record if self.name is None else {"kind": record["kind"], "run": self.name, **record})
+
+    def result(self, stopped_by: int | None) -> TrainResult:
+        state = self.state
+        return TrainResult(
+            folder=state.run.path,
+            checkpoint=state.checkpoint,
+            step=state.progress.step,
+            seconds=state.progress.seconds,
+            metric=state.task.metric,
+            validation=state.progress.validation,
+            signal=stopped_by,
+        )
+
+
+def _evaluate(state: RunState) -> dict[str, Any]:
+    """Looks at the validation split, in float32; gives the record. The run goes on as if nobody had looked."""
+    task, progress = state.task, state.progress
+    generators = torch_generators(state.device)
+    try:
+        with evaluation_mode(state.model), torch.no_grad():
+            record = task.validate(state.model)
+    except InputError as error:
+        raise TrainingError(f"step {progress.step}: the evaluation failed: {error}; {state.what_remains()}") from error
+    set_torch_generators(generators, state.device)
+    for name, value in record.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise TrainingError(f"step {progress.step}: the validation {name} is {value}; {state.what_remains()}")
+    score, best = float(record[task.metric]), progress.best
+    is_best = best is None or (score > best if task.higher_is_better else score < best)
+    progress.validation = score
+    progress.best = score if is_best else best
+    own = {"kind": "evaluation", "step": progress.step, "seconds": progress.seconds}
+    return {**own, **{name: value for name, value in record.items() if name not in own}, "best": is_best}
+
+
+def units_per_step(state: RunState) -> int:
+    return state.config.accumulation * state.task.units_per_batch
+
+
+def fraction_done(state: RunState) -> float:
+    """Of the budget; of the one nearer to its end where there are two."""
+    steps, minutes = state.total_steps, state.config.minutes
+    by_steps = 0.0 if steps is None else state.progress.step / steps
+    by_clock = 0.0 if minutes is None else state.progress.seconds / (60 * minutes)
+    return min(1.0, max(by_steps, by_clock))
+
+
+def learning_rate(state: RunState) -> float:
+    """Of the step to come: by its number, or by the clock where the budget is in minutes alone."""
+    config = state.config
+    at = fraction_done(state) if state.total_steps is None else (state.progress.step + 1) / state.total_steps
+    return config.lr * learning_rate_factor(
+        at, kind=config.schedule, warmup=config.warmup, decay=config.decay, minimum=config.lr_min_ratio
+    )
+
+
+def start_record(state: RunState) -> dict[str, Any]:
+    task = state.task
+    return {
+        "kind": "start",
+        "folder": str(state.run.path),
+        "step": state.progress.step,
+        "parameters": sum(group.n_parameters for group in state.groups),
+        "groups": describe_groups(state.groups, state.config.lr),
+        "device": str(state.device),
+        "threads": torch.get_num_threads(),
+        "steps": state.total_steps,
+        f"{task.unit}_per_step": units_per_step(state),
+        "data": task.describe(),
+        **{f"{split}_{task.unit}": size for split, size in task.sizes().items()},
+    }
+
+
+def end_record(state: RunState, stopped_by: int | None) -> dict[str, Any]:
+    step, seconds, checkpoint = state.progress.step, state.progress.seconds, state.checkpoint
+    unit, units = state.task.unit, step * units_per_step(state)
+    if stopped_by is None:
+        message = (
+            f"done after step {step:,}: {units:,} {unit} in {seconds:,.0f} s, {units / max(seconds, 1e-9):,.0f} a "
+            f"second; the last checkpoint is {checkpoint}"
+        )
+        kind = "end"
+    else:
+        saved = f"saved in {checkpoint}" if step else "nothing to save"
+        name = signal.Signals(stopped_by).name
+        message = f"stopped by {name} after step {step:,}, {saved}; to go on: statewise train --resume {state.run.path}"
+        kind = "stop"
+    return {
+        "kind": kind,
+        "step": step,
+        "seconds": seconds,
+        unit: units,
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "message": message,
+    }
