@@ -13,6 +13,7 @@ from statewise.kernels.batching import whole
 from statewise.mixers.attention_state import AttentionState, append, concatenate, empty_state
 from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.causal_attention import attend
+from statewise.mixers.projection import Linear
 from statewise.mixers.rotary import rotate
 from statewise.operators.masks import build_masks, mask_time
 
@@ -126,8 +127,8 @@ class Attention(Mixer):
         self.d_head = config.head_width(d_model)
         self.d_rotary = config.rotary_width(self.d_head)
         d_inner = self.n_heads * self.d_head
-        self.in_proj = nn.Linear(d_model, d_inner + 2 * self.n_kv_heads * self.d_head, bias=config.bias)  # q, k, v
-        self.out_proj = nn.Linear(d_inner, d_model, bias=config.bias)
+        self.in_proj = Linear(d_model, d_inner + 2 * self.n_kv_heads * self.d_head, bias=config.bias)  # q, k, v
+        self.out_proj = Linear(d_inner, d_model, bias=config.bias)
         self.positions = None if config.max_positions is None else nn.Embedding(config.max_positions, d_model)
         self.reset_parameters()
 

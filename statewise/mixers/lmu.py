@@ -15,6 +15,7 @@ from statewise.errors import ConfigError, InputError
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.base import MixerConfig, check_dtype, check_width
 from statewise.mixers.prepared import PreparableMixer, full_precision
+from statewise.mixers.projection import Linear
 from statewise.operators.base import wide
 from statewise.operators.dense import DenseLTI, DenseState
 from statewise.operators.masks import Masks, build_masks, mask_time
@@ -88,10 +89,10 @@ class LMUBase(PreparableMixer):
         self.activation = ACTIVATIONS[config.activation]
         self.per_step = _memory(config.d_state, config.theta, 1.0)  # no buffers: they keep their digits in any dtype
         d_memories = config.d_memory * config.d_state
-        self.input_to_memory = nn.Linear(d_model, config.d_memory, bias=False)
-        self.memory_to_hidden = nn.Linear(d_memories, self.d_hidden)
-        self.input_to_hidden = nn.Linear(d_model, self.d_hidden, bias=False) if config.input_to_hidden else None
-        self.out_proj = None if self.d_hidden == d_model else nn.Linear(self.d_hidden, d_model)
+        self.input_to_memory = Linear(d_model, config.d_memory, bias=False)
+        self.memory_to_hidden = Linear(d_memories, self.d_hidden)
+        self.input_to_hidden = Linear(d_model, self.d_hidden, bias=False) if config.input_to_hidden else None
+        self.out_proj = None if self.d_hidden == d_model else Linear(self.d_hidden, d_model)
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """As ``keras-lmu`` draws them: uniform after Glorot, over all that enters a sum; biases zero.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig
 from statewise.mixers.gated_norm import GatedRMSNorm
+from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.operators.causal_convolution import ConvolutionState
 from statewise.operators.masks import build_masks, mask_time
@@ -130,13 +131,13 @@ class Mamba2(Mixer):
         d_groups = config.n_groups * config.d_state
         self.sizes = [self.d_inner, self.d_inner + 2 * d_groups, self.n_heads]  # z; x, B, C; dt
         self.convolved_sizes = [self.d_inner, d_groups, d_groups]
-        self.in_proj = nn.Linear(d_model, sum(self.sizes), bias=config.bias)
+        self.in_proj = Linear(d_model, sum(self.sizes), bias=config.bias)
         self.convolution = ShortConvolution(self.sizes[1], config.n_taps, bias=config.convolution_bias)
         self.dynamics = Mamba2Dynamics(self.n_heads, config)
         self.norm = GatedRMSNorm(
             self.d_inner, n_groups=norm_groups, norm_before_gate=config.norm_before_gate, eps=config.norm_eps
         )
-        self.out_proj = nn.Linear(self.d_inner, d_model, bias=config.bias)
+        self.out_proj = Linear(self.d_inner, d_model, bias=config.bias)
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise.mixers.activations import ACTIVATIONS
+from statewise.mixers.projection import Linear
 
 
 class OutputHalf(nn.Module):
@@ -25,7 +26,7 @@ class OutputHalf(nn.Module):
         self.d_model, self.gated = d_model, gated
         self.activation = ACTIVATIONS[activation]
         self.dropout = nn.Dropout(dropout)
-        self.linear = nn.Linear(d_inner, 2 * d_model if gated else d_model)
+        self.linear = Linear(d_inner, 2 * d_model if gated else d_model)
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
 from statewise.mixers.base import MixerConfig, check_dtype
+from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance
 from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
 from statewise.models.frames import check_frame_state, frames, initial_frame_state
@@ -135,9 +136,9 @@ class SequenceModel(Model, abc.ABC):
     def __init__(self, config: SequenceModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding: nn.Linear | nn.Embedding
+        self.embedding: Linear | nn.Embedding
         if config.d_input is not None:
-            self.embedding = nn.Linear(config.frame_length * config.d_input, config.d_model)
+            self.embedding = Linear(config.frame_length * config.d_input, config.d_model)
         else:
             self.embedding = nn.Embedding(cast("int", config.vocab_size), config.d_model)
         self.layers = nn.ModuleList(block.build(config.d_model) for block in config.blocks)
@@ -146,7 +147,7 @@ class SequenceModel(Model, abc.ABC):
         )
         self.pooling = None if config.pooling is None else build_pooling(config.pooling, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.head = nn.Linear(config.d_model, config.n_outputs)
+        self.head = Linear(config.d_model, config.n_outputs)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

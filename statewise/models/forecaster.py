@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
 from statewise.mixers.base import MixerConfig
+from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig
 from statewise.models.block import BlockConfig, as_block, build_norm
 from statewise.models.running_scale import RunningScaleState, initial_running_scale, level_and_scale, running_scale
@@ -145,13 +146,13 @@ class Forecaster(Model):
         self.config = config
         d_covariates = config.d_covariates + config.d_past_covariates
         d_step = config.d_target * config.n_quantiles
-        self.in_proj = nn.Linear(3 * config.d_target + d_covariates, config.d_model)
+        self.in_proj = Linear(3 * config.d_target + d_covariates, config.d_model)
         self.layers = nn.ModuleList(block.build(config.d_model) for block in config.blocks)
         self.norm = build_norm(config.norm, config.d_model, config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
-        self.head = nn.Linear(config.d_model, config.horizon * d_step)
-        self.covariate_in = nn.Linear(config.d_model + config.d_covariates, config.d_model)
-        self.covariate_out = nn.Linear(config.d_model, d_step, bias=False)
+        self.head = Linear(config.d_model, config.horizon * d_step)
+        self.covariate_in = Linear(config.d_model + config.d_covariates, config.d_model)
+        self.covariate_out = Linear(config.d_model, d_step, bias=False)
         if not config.d_covariates:
             del self.covariate_in, self.covariate_out
         self.reset_parameters()

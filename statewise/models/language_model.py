@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
 from statewise.mixers.base import MixerConfig
+from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance
 from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
 
@@ -88,7 +89,7 @@ class LanguageModel(Model):
                     "to predict; build it with bidirectional=False"
                 )
         self.norm = build_norm(config.norm, config.d_model, config.norm_eps)
-        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.head = Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
         self.reset_parameters()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from statewise.errors import ConfigError
 from statewise.mixers.activations import ACTIVATIONS
+from statewise.mixers.projection import Linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,8 @@ class MLP(nn.Module):
         self.config = config
         multiple = config.multiple_of
         d_hidden = -(-round(config.expand * d_model) // multiple) * multiple
-        self.in_proj = nn.Linear(d_model, d_hidden * (2 if config.gated else 1), bias=config.bias)
-        self.out_proj = nn.Linear(d_hidden, d_model, bias=config.bias)
+        self.in_proj = Linear(d_model, d_hidden * (2 if config.gated else 1), bias=config.bias)
+        self.out_proj = Linear(d_hidden, d_model, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:

@@ -1,0 +1,96 @@
+"""y = x W^T + b, on the faster matrix library for each call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.kernels import backend
+from statewise.kernels.linear.native import FEW, product_native, refusal
+from statewise.kernels.linear.onednn import has_onednn, product_onednn
+from statewise.kernels.registration import register
+
+__all__ = ["linear", "linear_reference"]
+
+# Multiply-adds below which PyTorch's own call costs less than what an operator of ours costs in Python.
+_WORTH_IT = 2**21
+
+
+def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y_j = sum_k W_jk x_k + b_j. Shapes as :func:`linear`."""
+    y = torch.einsum("...k,jk->...j", x, weight)
+    return y if bias is None else y + bias
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (m, k), weight (n, k), of any strides -> x W^T + b (m, n)"""
+    fits = x.ndim == weight.ndim == 2 and x.shape[1] == weight.shape[1]
+    if not fits or (bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype)):
+        raise InputError(
+            "linear needs x (..., k), weight (n, k) and bias (n,) of one dtype; got "
+            + ", ".join(f"{m.dtype} {tuple(m.shape)}" for m in (x, weight, bias) if m is not None)
+        )
+    if backend.c_runs("linear", refusal(x, weight)):
+        return product_native(x, weight, bias)
+    if has_onednn() and x.device.type == "cpu" and x.dtype == torch.float32:
+        return product_onednn(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Written with the operator itself, so that every higher derivative exists."""
+    x, weight = ctx.saved_tensors
+    for_x, for_weight, for_bias = ctx.needs_input_grad
+    return (
+        _operator(grad, weight.t(), None) if for_x else None,
+        _operator(grad.t(), x.t(), None) if for_weight else None,
+        grad.sum(0) if for_bias else None,
+    )
+
+
+_operator = register(
+    "linear",
+    "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    _product,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y_j = sum_k W_jk x_k + b_j, as ``torch.nn.functional.linear``.
+
+    Shapes:   x: (..., k)   weight: (n, k)   bias: (n,)   ->   (..., n)
+    Cost:     the same products in every library. PyTorch takes MKL for float32 on a CPU, which on an AMD processor has
+              less than half the speed of our C code or of oneDNN. Which runs depends on the call alone (device, dtype,
+              size), never on a switch of the process: C where it is, else oneDNN, else PyTorch's choice; and that
+              also for other dtypes, under autocast, in compiled code and where the product is small.
+    Numerics: plain float32; C sums in one order whatever the number of threads.
+    Errors:   InputError or PyTorch's own for shapes that disagree.
+    """
+    n_rows = x.numel() // max(x.shape[-1], 1) if x.ndim else 0
+    if (
+        x.dtype != torch.float32
+        or weight.dtype != torch.float32
+        or x.device.type != "cpu"
+        or n_rows * weight.numel() < _WORTH_IT
+        or (n_rows <= FEW and torch.is_grad_enabled())  # its gradients would read the weight twice
+        or torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
+    ):
+        return F.linear(x, weight, bias)
+    y: Tensor = _operator(x.reshape(-1, x.shape[-1]), weight, bias)
+    return y.reshape(*x.shape[:-1], weight.shape[0])

@@ -1,0 +1,49 @@
+"""The product by the C code of native/source/matmul.c and matmul_few.c."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from statewise import native
+from statewise.kernels.backend import refusal_of
+
+FEW = 8  # rows of x that matmul_few.c takes
+
+
+def refusal(x: Tensor, weight: Tensor) -> str | None:
+    """Why the C code cannot take these; None if it can."""
+    if x.dtype != torch.float32 or weight.dtype != torch.float32:
+        return f"x is {x.dtype} and weight {weight.dtype}, and the C code multiplies float32"
+    return refusal_of(x=x, weight=weight)
+
+
+def product_native(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (m, k), weight (n, k), of any strides -> x W^T + b (m, n)"""
+    (m, k), n = x.shape, weight.shape[0]
+    y = torch.empty(m, n, dtype=torch.float32)
+    if 0 in (m, n):
+        return y
+    if k == 0:
+        return y.copy_(bias) if bias is not None else y.zero_()
+    bias = None if bias is None else bias.contiguous()
+    threads = native.n_threads()
+    if m <= FEW and x.is_contiguous() and weight.is_contiguous():
+        native.function("matmul_few", torch.float32, "ppppllll")(x, weight, bias, y, m, n, k, threads)
+        return y
+    panel, scratch_size = _sizes(native.instruction_set())
+    packed = torch.empty(-(-n // panel) * panel * k)
+    scratch = torch.empty(scratch_size * threads)
+    multiply = native.function("matmul", torch.float32, "ppppppllllllll")
+    multiply(x, weight, bias, y, packed, scratch, m, n, k, *x.stride(), *weight.stride()[::-1], threads)
+    return y
+
+
+@functools.cache
+def _sizes(instructions: str) -> tuple[int, int]:
+    sizes = torch.empty(2, dtype=torch.int64)
+    native.function("matmul_sizes", None, "p")(sizes)
+    panel, scratch_size = sizes.tolist()
+    return panel, scratch_size

@@ -1,0 +1,196 @@
+/* C = A B (+ a row vector), float32: what a linear layer needs, forward and backward, at the speed of the processor.
+ *
+ * A (m, k), B (k, n) with any strides, C (m, n) row-major. B is packed once, in panels of PANEL columns; a tile of
+ * ROWS x PANEL numbers of C stays in registers while the kernel runs down a block of k. A is read where it lies if its
+ * rows are contiguous, and packed tile by tile if its columns are (a transposed matrix).
+ *
+ * Every number of C is summed over k in one order, in blocks of DEPTH, whatever the number of threads.
+ */
+#include "parallel.h"
+#include "vector.h"
+
+#define VECTORS 2
+#define PANEL (VECTORS * LANES)
+#if VECTOR_BYTES == 64
+#define ROWS 14 /* 28 sums, 2 columns of B: 30 of 32 registers */
+#else
+#define ROWS 6 /* 12 sums, 2 columns of B, 1 of A: 15 of 16 registers */
+#endif
+#define DEPTH 320          /* steps of k between visits to C: a panel of B then stays in the first cache */
+#define BLOCK_ROWS (ROWS * 8)
+#define BLOCK_PANELS 24
+
+typedef struct {
+    const float *a, *b, *bias;
+    float *c, *packed; /* packed: (panels of n, k, PANEL) */
+    int64_t m, n, k, a_row, a_column, b_row, b_column;
+    int64_t n_panels, n_row_blocks, n_panel_blocks;
+    float *scratch; /* for each thread ROWS * DEPTH numbers */
+    int64_t scratch_size;
+    int64_t n_pack_pieces;
+} product;
+
+/* LANES x LANES numbers, from rows of `from` to rows of `to` */
+INLINE void transpose_tile(const float *from, int64_t from_stride, float *to, int64_t to_stride) {
+    vf32 rows[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) rows[i] = load_f32(from + i * from_stride);
+    /* stage by stage: swap the off-diagonal blocks of blocks of 2, 4, ... rows */
+#define SWAP(distance, low, high)                                    \
+    _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) if (!(i & (distance))) { \
+        vf32 first = rows[i], second = rows[i + (distance)];         \
+        rows[i] = low;                                               \
+        rows[i + (distance)] = high;                                 \
+    }
+#if LANES == 16
+    SWAP(8, __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+         __builtin_shufflevector(first, second, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+    SWAP(4, __builtin_shufflevector(first, second, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+         __builtin_shufflevector(first, second, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+    SWAP(2, __builtin_shufflevector(first, second, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+         __builtin_shufflevector(first, second, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+    SWAP(1, __builtin_shufflevector(first, second, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+         __builtin_shufflevector(first, second, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+#elif LANES == 8
+    SWAP(4, __builtin_shufflevector(first, second, 0, 1, 2, 3, 8, 9, 10, 11),
+         __builtin_shufflevector(first, second, 4, 5, 6, 7, 12, 13, 14, 15))
+    SWAP(2, __builtin_shufflevector(first, second, 0, 1, 8, 9, 4, 5, 12, 13),
+         __builtin_shufflevector(first, second, 2, 3, 10, 11, 6, 7, 14, 15))
+    SWAP(1, __builtin_shufflevector(first, second, 0, 8, 2, 10, 4, 12, 6, 14),
+         __builtin_shufflevector(first, second, 1, 9, 3, 11, 5, 13, 7, 15))
+#else
+    SWAP(2, __builtin_shufflevector(first, second, 0, 1, 4, 5), __builtin_shufflevector(first, second, 2, 3, 6, 7))
+    SWAP(1, __builtin_shufflevector(first, second, 0, 4, 2, 6), __builtin_shufflevector(first, second, 1, 5, 3, 7))
+#endif
+#undef SWAP
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) store_f32(to + i * to_stride, rows[i]);
+}
+
+/* Some steps of k of one panel of B: columns beyond n are zero. */
+static void pack_panel(const product *p, int64_t panel, int64_t k_first, int64_t k_end) {
+    int64_t column = panel * PANEL, width = p->n - column < PANEL ? p->n - column : PANEL;
+    float *to = p->packed + panel * p->k * PANEL;
+    const float *from = p->b + column * p->b_column;
+    int64_t k = k_first;
+    if (p->b_column == 1 && width == PANEL) {
+        for (; k < k_end; k++)
+            for (int v = 0; v < VECTORS; v++) store_f32(to + k * PANEL + v * LANES, load_f32(from + k * p->b_row + v * LANES));
+    } else if (p->b_row == 1 && width == PANEL) {
+        for (; k + LANES <= k_end; k += LANES)
+            for (int v = 0; v < VECTORS; v++)
+                transpose_tile(from + v * LANES * p->b_column + k, p->b_column, to + k * PANEL + v * LANES, PANEL);
+    }
+    for (; k < k_end; k++)
+        for (int64_t j = 0; j < PANEL; j++) to[k * PANEL + j] = j < width ? from[k * p->b_row + j * p->b_column] : 0.0f;
+}
+
+static void pack(void *context, int64_t item, int64_t thread) {
+    const product *p = context;
+    (void)thread;
+    int64_t panel = item / p->n_pack_pieces, piece = item % p->n_pack_pieces;
+    int64_t size = (p->k / p->n_pack_pieces + LANES - 1) / LANES * LANES;
+    int64_t first = piece * size, end = piece == p->n_pack_pieces - 1 ? p->k : first + size;
+    if (first < p->k) pack_panel(p, panel, first, end < p->k ? end : p->k);
+}
+
+/* A tile of C: `rows` rows, PANEL columns, over `depth` steps of k. sums: (ROWS, VECTORS), in registers. */
+INLINE void tile(int64_t rows, int64_t depth, const float *a, int64_t a_row, int64_t a_column, const float *b, float *c,
+                 int64_t c_row, int64_t width, const float *bias, int first) {
+    vf32 sums[ROWS][VECTORS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = broadcast_f32(0.0f);
+    const float *row[ROWS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) row[r] = a + (r < rows ? r : rows - 1) * a_row; /* repeated rows are not stored */
+    for (int64_t k = 0; k < depth; k++) {
+        vf32 b0 = load_f32(b + k * PANEL), b1 = load_f32(b + k * PANEL + LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) {
+            vf32 a_k = broadcast_f32(row[r][k * a_column]);
+            sums[r][0] += a_k * b0;
+            sums[r][1] += a_k * b1;
+        }
+    }
+    float edge[PANEL];
+    for (int r = 0; r < rows; r++) {
+        float *to = c + r * c_row;
+        float *at = to;
+        if (width < PANEL) {
+            at = edge;
+            if (!first) memcpy(edge, to, sizeof(float) * (size_t)width);
+            if (first && bias) memcpy(edge, bias, sizeof(float) * (size_t)width);
+        }
+        const float *base = first ? (width < PANEL && bias ? edge : bias) : at;
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) {
+            vf32 sum = sums[r][v];
+            if (base) sum += load_f32(base + v * LANES);
+            store_f32(at + v * LANES, sum);
+        }
+        if (width < PANEL) memcpy(to, edge, sizeof(float) * (size_t)width);
+    }
+}
+
+/* A block of C: BLOCK_ROWS rows and BLOCK_PANELS panels. */
+static void multiply(void *context, int64_t item, int64_t thread) {
+    const product *p = context;
+    int64_t row_block = item % p->n_row_blocks, panel_block = item / p->n_row_blocks;
+    int64_t row_first = row_block * BLOCK_ROWS, row_end = row_first + BLOCK_ROWS < p->m ? row_first + BLOCK_ROWS : p->m;
+    int64_t panel_first = panel_block * BLOCK_PANELS;
+    int64_t panel_end = panel_first + BLOCK_PANELS < p->n_panels ? panel_first + BLOCK_PANELS : p->n_panels;
+    float *packed_a = p->scratch + thread * p->scratch_size;
+    for (int64_t k = 0; k < p->k; k += DEPTH) {
+        int64_t depth = p->k - k < DEPTH ? p->k - k : DEPTH;
+        int contiguous = p->a_column == 1;
+        if (!contiguous) { /* (tiles of ROWS, depth, ROWS) */
+            for (int64_t i = row_first; i < row_end; i += ROWS) {
+                int64_t rows = row_end - i < ROWS ? row_end - i : ROWS;
+                float *to = packed_a + (i - row_first) * DEPTH;
+                const float *from = p->a + i * p->a_row + k * p->a_column;
+                if (p->a_row == 1 && rows == ROWS) {
+                    for (int64_t j = 0; j < depth; j++) memcpy(to + j * ROWS, from + j * p->a_column, sizeof(float) * ROWS);
+                } else {
+                    for (int64_t j = 0; j < depth; j++)
+                        for (int64_t r = 0; r < rows; r++) to[j * ROWS + r] = from[r * p->a_row + j * p->a_column];
+                }
+            }
+        }
+        for (int64_t panel = panel_first; panel < panel_end; panel++) {
+            const float *b = p->packed + (panel * p->k + k) * PANEL;
+            int64_t column = panel * PANEL, width = p->n - column < PANEL ? p->n - column : PANEL;
+            const float *bias = p->bias ? p->bias + column : NULL;
+            for (int64_t i = row_first; i < row_end; i += ROWS) {
+                int64_t rows = row_end - i < ROWS ? row_end - i : ROWS;
+                float *c = p->c + i * p->n + column;
+                if (contiguous)
+                    tile(rows, depth, p->a + i * p->a_row + k, p->a_row, 1, b, c, p->n, width, bias, k == 0);
+                else
+                    tile(rows, depth, packed_a + (i - row_first) * DEPTH, 1, ROWS, b, c, p->n, width, bias, k == 0);
+            }
+        }
+    }
+}
+
+/* c (m, n) = a (m, k) b (k, n) + bias (n or NULL). packed: room for ceil(n / PANEL) * PANEL * k numbers; k >= 1. */
+__attribute__((visibility("default"))) void JOIN2(matmul_f32, ISA)(
+    const float *a, const float *b, const float *bias, float *c, float *packed, float *scratch, int64_t m, int64_t n, int64_t k,
+    int64_t a_row, int64_t a_column, int64_t b_row, int64_t b_column, int64_t n_threads) {
+    product p = {.a = a, .b = b, .bias = bias, .c = c, .packed = packed, .m = m, .n = n, .k = k, .a_row = a_row,
+                 .a_column = a_column, .b_row = b_row, .b_column = b_column, .scratch = scratch};
+    p.n_panels = (n + PANEL - 1) / PANEL;
+    p.n_row_blocks = (m + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    p.n_panel_blocks = (p.n_panels + BLOCK_PANELS - 1) / BLOCK_PANELS;
+    p.scratch_size = BLOCK_ROWS * DEPTH;
+    p.n_pack_pieces = 4;
+    parallel_for(p.n_panels * p.n_pack_pieces, n_threads, pack, &p);
+    parallel_for(p.n_row_blocks * p.n_panel_blocks, n_threads, multiply, &p);
+}
+
+/* What the caller has to allocate: (columns of a panel, numbers of scratch for a thread). */
+__attribute__((visibility("default"))) void JOIN2(matmul_sizes, ISA)(int64_t *sizes) {
+    sizes[0] = PANEL;
+    sizes[1] = BLOCK_ROWS * DEPTH;
+}
