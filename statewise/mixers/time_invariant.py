@@ -164,7 +164,7 @@ class TimeInvariantMixer(PreparableMixer):
         with full_precision(x):
             operators = self.operators
             if len(operators) == 2:
-                y, _ = bidirectional(*operators)(x, lengths=lengths, starts=starts)
+                y, _ = bidirectional(operators[0], operators[1])(x, lengths=lengths, starts=starts)
             else:
                 y, state = operators[0](x, state, lengths=lengths, starts=starts)
         y = torch.addcmul(y, x.unsqueeze(-1), self.readout.D.to(y.dtype))

@@ -9,6 +9,7 @@ from statewise.configuration import TYPE_KEY, from_dict, to_dict
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.lmu import LMUConfig
 from statewise.mixers.lssl import LSSLConfig
+from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
@@ -31,6 +32,7 @@ CONFIG_TYPES: dict[str, type] = {
     "LanguageModelConfig": LanguageModelConfig,
     "MLPConfig": MLPConfig,
     "Mamba2Config": Mamba2Config,
+    "MambaConfig": MambaConfig,
     "S4Config": S4Config,
     "S4DConfig": S4DConfig,
     "SequenceClassifierConfig": SequenceClassifierConfig,

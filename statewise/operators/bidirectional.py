@@ -13,39 +13,47 @@ from statewise.operators.base import Operator
 from statewise.operators.documents import reverse_index
 from statewise.operators.masks import build_masks
 
+COMBINE = ("sum", "concatenate")
+
 
 @dataclass(frozen=True, eq=False)
 class Bidirectional:
     """y = forward(u) + reverse(backward(reverse(u))): both see the present step, each document is reversed in itself.
 
     The backward operator is written for the reversed sequence: where it varies with time, its coefficients are given
-    in the order of u, and reversed with it. There is no state, since the future has not been read.
+    in the order of u, and reversed with it. A skip D, which both have, counts in both. There is no state, since the
+    future has not been read.
 
-    Shapes:  as both operators have them
+    combine: "sum", or "concatenate" for both side by side on the axis of the channels, forward first, as
+             ``torch.nn.GRU`` has them
+    Shapes:  as both operators have them; concatenated (batch, length, 2 w, ...)
     Cost:    that of both.
-    Errors:  InputError for a state.
+    Errors:  InputError for a state, or an unknown ``combine``.
+    Source:  Schuster & Paliwal 1997, "Bidirectional recurrent neural networks".
     """
 
     forward: Operator
     backward: Operator
+    combine: str = "sum"
+
+    def __post_init__(self) -> None:
+        if self.combine not in COMBINE:
+            raise InputError(f"bidirectional: combine={self.combine!r} is unknown; use one of {list(COMBINE)}")
 
     def __call__(
         self, u: Tensor, state: None = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, None]:
         if state is not None:
             self.initial_state(u.shape[0])
-        masks = build_masks(u.shape[0], u.shape[1], lengths, starts)
-        order = None
-        if lengths is not None or masks.starts is not None:
-            order = reverse_index(masks, u.shape[0], u.shape[1], u.device)
+        order = reversed_order(u, lengths, starts)
         ahead, _ = self.forward(u, lengths=lengths, starts=starts)
         backward = self.backward
         if backward.time_varying:
-            reversed_ = {name: _reverse(getattr(backward, name), order) for name in backward.time_varying}
+            reversed_ = {name: reverse(getattr(backward, name), order) for name in backward.time_varying}
             backward = replace(backward, **reversed_)  # type: ignore[type-var]
         # documents keep their places when each is reversed, so that the masks hold for the reversed sequence too
-        behind, _ = backward(_reverse(u, order), lengths=lengths, starts=starts)
-        return ahead + _reverse(behind, order), None
+        behind, _ = backward(reverse(u, order), lengths=lengths, starts=starts)
+        return combine(ahead, reverse(behind, order), self.combine), None
 
     def initial_state(self, batch: int, **options: Any) -> NoReturn:
         raise InputError(
@@ -54,13 +62,35 @@ class Bidirectional:
         )
 
 
-def bidirectional(forward: Operator, backward: Operator) -> Bidirectional:
-    """The sum of an operator over the sequence and one over the reversed sequence; see :class:`Bidirectional`."""
-    return Bidirectional(forward, backward)
+def bidirectional(forward: Operator, backward: Operator | None = None, combine: str = "sum") -> Bidirectional:
+    """An operator over the sequence and one over the reversed sequence, added or concatenated.
+
+    Without ``backward`` the weights are shared: it is the forward system read from the end. See :class:`Bidirectional`.
+
+    >>> from statewise.operators.diagonal import DiagonalLTI
+    >>> ones = torch.ones(1, 1)
+    >>> both = bidirectional(DiagonalLTI(ones / 2, ones, ones))
+    >>> both(torch.tensor([0.0, 0.0, 1.0, 0.0]).reshape(1, 4, 1))[0].flatten()
+    tensor([0.2500, 0.5000, 2.0000, 0.5000])
+    """
+    return Bidirectional(forward, forward if backward is None else backward, combine)
 
 
-def _reverse(x: Tensor, order: Tensor | None) -> Tensor:
-    """x (batch, length, ...) with each document reversed within itself."""
+def combine(ahead: Tensor, behind: Tensor, how: str) -> Tensor:
+    """The outputs of both directions as one: (batch, length, w, ...), or (batch, length, 2 w, ...) if concatenated."""
+    return ahead + behind if how == "sum" else torch.cat([ahead, behind], 2)
+
+
+def reversed_order(x: Tensor, lengths: Tensor | None, starts: Tensor | None) -> Tensor | None:
+    """What :func:`reverse` needs to reverse each document of x (batch, length, ...) within itself; None: whole rows."""
+    masks = build_masks(x.shape[0], x.shape[1], lengths, starts)
+    if lengths is None and masks.starts is None:
+        return None
+    return reverse_index(masks, x.shape[0], x.shape[1], x.device)
+
+
+def reverse(x: Tensor, order: Tensor | None) -> Tensor:
+    """x (batch, length, ...) with each document reversed within itself; its own inverse. Padding keeps its place."""
     if order is None:
         return x.flip(1)
     return torch.gather(x, 1, order.reshape(*order.shape, *[1] * (x.ndim - 2)).expand(x.shape))

@@ -1,0 +1,274 @@
+"""Mamba: a selective state-space model for each channel, between two projections, with a gate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from statewise import hippo
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_width
+from statewise.mixers.prepared import wide
+from statewise.mixers.short_convolution import ShortConvolution
+from statewise.operators.bidirectional import COMBINE, combine, reverse, reversed_order
+from statewise.operators.causal_convolution import ConvolutionState
+from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.selective import METHODS, SelectiveDiagonal, SelectiveState
+
+INITIALIZATIONS = ("real", "lin")
+
+
+class MambaState(NamedTuple):
+    """convolution: the last inputs of the short convolution; ssm: (batch, d_inner, d_state), or, if A is complex,
+    (batch, d_inner, d_state / 2, 2)."""
+
+    convolution: ConvolutionState
+    ssm: SelectiveState
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig(MixerConfig):
+    """Mamba with its published defaults.
+
+    d_state:          N, the order of each channel's system
+    dt_rank:          the width that dt is computed through; None: d_model / 16, rounded up
+    dt_range:         dt at initialisation is drawn log-uniformly from it, and is at least ``dt_floor``
+    method:           "mamba", Delta B as published, or "zoh", exact zero-order hold
+    initialization:   of A: "real", -1 ... -N; or "lin", -1/2 + i pi n as S4D-Lin: then A, B and C are d_state / 2
+                      complex numbers, one of each conjugate pair
+    bidirectional:    the system also reads the sequence from its end; there is then no state, and no decoding
+    tied_directions:  one set of weights for both; if False, the convolution, x_proj, dt_proj and A, D are there twice
+    combine:          what enters the output of the two directions: their "sum", or both ("concatenate")
+    Source:           Gu & Dao 2023, arXiv:2312.00752, sec. 3.4 and 3.6, and the Mamba module of ``mamba_ssm``.
+    """
+
+    d_state: int = 16
+    expand: int = 2
+    n_taps: int = 4
+    dt_rank: int | None = None
+    dt_range: tuple[float, float] = (1e-3, 1e-1)
+    dt_floor: float = 1e-4
+    method: str = "mamba"
+    initialization: str = "real"
+    bias: bool = False
+    convolution_bias: bool = True
+    bidirectional: bool = False
+    tied_directions: bool = True
+    combine: str = "sum"
+
+    def __post_init__(self) -> None:
+        for name in ("d_state", "expand", "n_taps", "dt_rank"):
+            value = getattr(self, name)
+            if value is None and name == "dt_rank":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise self._wrong(name, "expected an integer of at least 1")
+        ends = self.dt_range
+        pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(_is_number, ends))
+        if not (pair and 0 < ends[0] <= ends[1] < math.inf):
+            raise self._wrong("dt_range", "expected two numbers, 0 < low <= high")
+        if not (_is_number(self.dt_floor) and 0 < self.dt_floor < math.inf):
+            raise self._wrong("dt_floor", "expected a number above 0")
+        for name, known in (("method", METHODS), ("initialization", INITIALIZATIONS), ("combine", COMBINE)):
+            if getattr(self, name) not in known:
+                raise self._wrong(name, f"use one of {list(known)}")
+        if self.is_complex and self.d_state % 2:
+            raise self._wrong("d_state", "complex A comes in conjugate pairs, so that d_state must be even")
+        if not self.bidirectional and (not self.tied_directions or self.combine != "sum"):
+            raise ConfigError("MambaConfig.tied_directions and combine say nothing unless bidirectional=True")
+
+    @property
+    def is_complex(self) -> bool:
+        return self.initialization != "real"
+
+    @property
+    def n_stored(self) -> int:
+        """The numbers of A that are stored for a channel: one of each conjugate pair."""
+        return self.d_state // 2 if self.is_complex else self.d_state
+
+    def build(self, d_model: int) -> Mamba:
+        return Mamba(d_model, self)
+
+    def _wrong(self, field: str, expected: str) -> ConfigError:
+        return ConfigError(f"MambaConfig.{field}={getattr(self, field)!r}; {expected}")
+
+
+class MambaDynamics(Dynamics):
+    """A = -exp(A_log) + i frequency, without the second if A is real; the bias of dt before its softplus; the skip D.
+
+    Shapes:  A_log, frequency: (d_inner, n), n being d_state, or d_state / 2 complex pairs   dt_bias, D: (d_inner,)
+    """
+
+    def __init__(self, d_inner: int, config: MambaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.A_log = nn.Parameter(torch.empty(d_inner, config.n_stored))
+        self.frequency = nn.Parameter(torch.empty(d_inner, config.n_stored)) if config.is_complex else None
+        self.dt_bias = nn.Parameter(torch.empty(d_inner))
+        self.D = nn.Parameter(torch.empty(d_inner))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        config = self.config
+        A, _ = hippo.diagonal(config.initialization, config.d_state)
+        with torch.no_grad():
+            self.A_log.copy_((-A.real).log().expand_as(self.A_log))
+            if self.frequency is not None:
+                self.frequency.copy_(A.imag.expand_as(self.frequency))
+            log_low, log_high = (math.log(dt) for dt in config.dt_range)
+            dt = torch.empty_like(self.dt_bias).uniform_(log_low, log_high).exp().clamp(min=config.dt_floor)
+            self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+            self.D.fill_(1.0)
+
+    def forward(self) -> Tensor:
+        """A, (d_inner, n), in float32 or wider, or complex."""
+        A = -wide(self.A_log).exp()
+        return A if self.frequency is None else torch.complex(A, wide(self.frequency))
+
+
+class MambaDirection(nn.Module):
+    """What lies between the two projections of a Mamba layer, for one direction of reading:
+    x = SiLU(convolution(u)); [dt, B, C] = W_x x; the selective system, with W_dt dt for its step sizes; times SiLU(z).
+    """
+
+    def __init__(self, d_inner: int, dt_rank: int, config: MambaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.sizes = [dt_rank, config.d_state, config.d_state]  # dt; B; C
+        self.convolution = ShortConvolution(d_inner, config.n_taps, bias=config.convolution_bias)
+        self.x_proj = nn.Linear(d_inner, sum(self.sizes), bias=False)
+        self.dt_proj = nn.Linear(dt_rank, d_inner, bias=False)  # its bias is dynamics.dt_bias
+        self.dynamics = MambaDynamics(d_inner, config)
+        self.reset_direction()
+
+    def reset_direction(self) -> None:
+        self.convolution.reset_parameters()
+        nn.init.kaiming_uniform_(self.x_proj.weight, a=math.sqrt(5))
+        bound = self.dt_proj.in_features**-0.5
+        nn.init.uniform_(self.dt_proj.weight, -bound, bound)
+        self.dynamics.reset_parameters()
+
+    def read(
+        self, u: Tensor, z: Tensor, state: MambaState | None, lengths: Tensor | None, starts: Tensor | None
+    ) -> tuple[Tensor, MambaState | None]:
+        """u, z: (batch, length, d_inner) -> the same."""
+        before, before_ssm = (None, None) if state is None else state
+        x, convolution = self.convolution(u, before, lengths=lengths, starts=starts)
+        x = F.silu(x)
+        y, ssm = self.operator(x, z)(x, before_ssm, lengths=lengths, starts=starts)
+        return y, None if convolution is None else MambaState(convolution, ssm)
+
+    def operator(self, x: Tensor, z: Tensor | None = None) -> SelectiveDiagonal:
+        """The system that the convolved input x selects; z is its gate."""
+        dt, B, C = self.x_proj(x).split(self.sizes, -1)
+        if self.config.is_complex:  # the real and the imaginary part of each number side by side
+            B, C = (torch.complex(*wide(m).unflatten(-1, (-1, 2)).unbind(-1)) for m in (B, C))
+        return SelectiveDiagonal(
+            self.dt_proj(dt),
+            self.dynamics(),
+            B.unsqueeze(2),
+            C.unsqueeze(2),
+            D=self.dynamics.D,
+            gate=z,
+            dt_bias=self.dynamics.dt_bias,
+            softplus=True,
+            method=self.config.method,
+        )
+
+
+class Mamba(MambaDirection, Mixer):
+    """[u, z] = W_in x; u = SiLU(convolution(u)); [dt, B, C] = W_x u; Delta = softplus(W_dt dt + b);
+    h_t = exp(Delta A) h_{t-1} + Delta B u_t, y_t = C h_t + D u_t; W_out (y * SiLU(z)).
+
+    Bidirectional, all between W_in and W_out is done for the reversed sequence as well, the convolution included. A
+    mixer is its own forward direction; ``backward_direction`` holds the other's weights, if they are not tied.
+
+    Shapes:  x: (batch, length, d_model) -> y the same; state: :class:`MambaState`
+    Cost:    for each token, multiply-adds of the projections, d_inner (3 d_model + 2 dt_rank + 2 d_state), and of the
+             system, about 6 d_inner d_state. The state holds d_inner d_state numbers, and n_taps - 1 inputs of d_inner.
+    Errors:  ConfigError for a width that is no count; InputError for shapes, dtypes or states that do not fit.
+    Source:  Gu & Dao 2023, arXiv:2312.00752, sec. 3.4, fig. 3.
+
+    >>> mixer = MambaConfig(d_state=4).build(d_model=8)
+    >>> y, state = mixer(torch.randn(1, 20, 8), mixer.initial_state(batch=1))
+    >>> y.shape, state.ssm.h.shape
+    (torch.Size([1, 20, 8]), torch.Size([1, 16, 4]))
+    """
+
+    def __init__(self, d_model: int, config: MambaConfig) -> None:
+        check_width(d_model, config)
+        d_inner = config.expand * d_model
+        dt_rank = math.ceil(d_model / 16) if config.dt_rank is None else config.dt_rank
+        super().__init__(d_inner, dt_rank, config)
+        self.d_model, self.d_inner, self.dt_rank = d_model, d_inner, dt_rank
+        self.is_causal = not config.bidirectional
+        own = config.bidirectional and not config.tied_directions
+        self.backward_direction = MambaDirection(d_inner, dt_rank, config) if own else None
+        self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=config.bias)
+        width = 2 * d_inner if config.combine == "concatenate" else d_inner
+        self.out_proj = nn.Linear(width, d_model, bias=config.bias)
+        self.reset_parameters()
+
+    def reset_parameters(self, residual_scale: float = 1.0) -> None:
+        """As published: PyTorch's default for the projections (biases zero), the output's scaled."""
+        for projection in (self.in_proj, self.out_proj):
+            nn.init.kaiming_uniform_(projection.weight, a=math.sqrt(5))
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+        with torch.no_grad():
+            self.out_proj.weight.mul_(residual_scale)
+        self.reset_direction()
+        if self.backward_direction is not None:
+            self.backward_direction.reset_direction()
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MambaState:
+        self._refuse_state()
+        weight, config = self.in_proj.weight, self.config
+        device = weight.device if device is None else device
+        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
+        pair = (2,) if config.is_complex else ()
+        h = torch.zeros(batch, self.d_inner, config.n_stored, *pair, device=device, dtype=dtype)
+        return MambaState(self.convolution.initial_state(batch, device=device, dtype=dtype), SelectiveState(h))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: MambaState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, MambaState | None]:
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise InputError(f"Mamba needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_dtype(x, self.in_proj.weight, "Mamba")
+        if state is not None:
+            self._refuse_state()
+            if not isinstance(state, MambaState):
+                raise InputError(f"Mamba needs a MambaState as its state, got {type(state).__name__}")
+        x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, starts).valid)
+        u, z = self.in_proj(x).chunk(2, -1)
+        y, state = self.read(u, z, state, lengths, starts)
+        if self.config.bidirectional:
+            order = reversed_order(x, lengths, starts)
+            other = self.backward_direction or self
+            behind, _ = other.read(reverse(u, order), reverse(z, order), None, lengths, starts)
+            y = combine(y, reverse(behind, order), self.config.combine)
+        return self.out_proj(y.to(x.dtype)), state
+
+    def _refuse_state(self) -> None:
+        if not self.is_causal:
+            raise InputError(
+                "a bidirectional Mamba has no state: its outputs depend on inputs that are still to come; give it "
+                "whole sequences, or build it with bidirectional=False"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
