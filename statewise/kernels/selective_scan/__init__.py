@@ -1,0 +1,220 @@
+"""The selective scan of Mamba, with its skip, gate and step size, as one operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.kernels.registration import register
+from statewise.kernels.selective_scan.blocked import Arguments, Gradients, backward_blocks, forward_blocks
+from statewise.kernels.selective_scan.reference import selective_scan_reference
+
+__all__ = ["METHODS", "selective_scan", "selective_scan_reference"]
+
+METHODS = ("mamba", "zoh")
+CHUNK_LENGTH = 32  # steps between the states that the backward pass starts again from
+
+_SCHEMA = (
+    "Tensor u, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor h0, Tensor? D, Tensor? gate, Tensor? dt_bias, "
+    "Tensor? segments, bool softplus, bool exact"
+)
+
+
+def _checkpoints(u: Tensor, h0: Tensor, n_chunks: int) -> Tensor:
+    """Room for the states at the starts of chunks: (batch, chunks, [2,] n, d), channels last."""
+    complex_axis = h0.shape[3:]
+    return torch.empty((u.shape[0], n_chunks, *complex_axis, h0.shape[2], u.shape[2]), dtype=h0.dtype, device=u.device)
+
+
+def _fake_forward(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    D: Tensor | None,
+    gate: Tensor | None,
+    dt_bias: Tensor | None,
+    segments: Tensor | None,
+    softplus: bool,
+    exact: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the outputs; ``keep``: with the states that a backward pass needs."""
+    n_chunks = (u.shape[1] + CHUNK_LENGTH - 1) // CHUNK_LENGTH if keep else 0
+    y, state = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (u, h0))
+    return y, state, _checkpoints(u, h0, n_chunks)
+
+
+def _definition(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The definition on what the operator takes: complex numbers as a last axis of 2."""
+    u, dt, A, B, C, h0, D, gate, dt_bias, segments, softplus, exact = arguments
+    if h0.ndim == 4:
+        A, B, C = (torch.view_as_complex(m.contiguous()) for m in (A, B, C))
+    return selective_scan_reference(
+        u, dt, A, B, C, h0, D=D, gate=gate, dt_bias=dt_bias, softplus=softplus,
+        method="zoh" if exact else "mamba", segments=segments,
+    )  # fmt: skip
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    y, state, checkpoints = _fake_forward(*arguments)
+    forward_blocks(Arguments(*arguments[:-1]), y, state, checkpoints, CHUNK_LENGTH)
+    return y, state, checkpoints
+
+
+def _adjoint(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    if not checkpoints.shape[1] and grad_y.shape[1]:  # nobody had said that a gradient would be wanted
+        checkpoints = _forward(*arguments, True)[2]
+    zeros: list[Any] = [None if m is None else m.new_zeros(m.shape) for m in arguments[:9]]
+    found = Gradients(*zeros)
+    backward_blocks(grad_y, grad_state, checkpoints, Arguments(*arguments), found, CHUNK_LENGTH)
+    return tuple(grad_y.new_empty(0) if m is None else m for m in found)  # an operator cannot return None
+
+
+def _fake_adjoint(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    return tuple(
+        grad_y.new_empty(0) if m is None else torch.empty(m.shape, dtype=m.dtype, device=m.device)
+        for m in arguments[:9]
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, ctx.softplus, ctx.exact, _ = inputs
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(True)
+    ctx.save_for_backward(output[2], *tensors)
+
+
+def _backward(ctx: Any, grad_y: Tensor, grad_state: Tensor, _: Tensor) -> tuple[Any, ...]:
+    checkpoints, *tensors = ctx.saved_tensors
+    gradients = _scan_backward(grad_y, grad_state, checkpoints, *tensors, ctx.softplus, ctx.exact)
+    return *(None if m is None else g for m, g in zip(tensors, gradients)), None, None, None, None
+
+
+def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    grad_y, grad_state, _, *tensors, ctx.softplus, ctx.exact = inputs
+    ctx.save_for_backward(grad_y, grad_state, *tensors)
+
+
+def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    """The derivative of the adjoint, taken through the plain definition: rare, so it need not be fast."""
+    *tensors, segments = ctx.saved_tensors
+    leaves = [None if m is None else m.detach().requires_grad_() for m in tensors]
+    given = [m for m in leaves if m is not None]
+    with torch.enable_grad():
+        grad_y, grad_state, *inputs = leaves
+        outputs = _definition(*inputs, segments, ctx.softplus, ctx.exact)
+        first = torch.autograd.grad(outputs, given[2:], (grad_y, grad_state), create_graph=True, materialize_grads=True)
+        wanted = [g for m, g in zip(inputs, grads) if m is not None]
+        second = iter(torch.autograd.grad(first, given, wanted, materialize_grads=True))
+    found = [None if m is None else next(second) for m in leaves]
+    return *found[:2], None, *found[2:], None, None, None
+
+
+_scan = register(
+    "selective_scan",
+    f"({_SCHEMA}, bool keep) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    fake=_fake_forward,
+    setup_context=_setup_context,
+    backward=_backward,
+)
+_scan_backward = register(
+    "selective_scan_backward",
+    f"(Tensor grad_y, Tensor grad_state, Tensor checkpoints, {_SCHEMA}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _adjoint,
+    fake=_fake_adjoint,
+    setup_context=_setup_second,
+    backward=_second_backward,
+)
+
+
+def selective_scan(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    *,
+    D: Tensor | None = None,
+    gate: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    softplus: bool = False,
+    method: str = "mamba",
+    segments: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Selective state space: h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t u_t, y_t = (C_t h_t + D u_t) SiLU(gate_t).
+
+    Delta is dt + dt_bias, or its softplus. With complex numbers y_t = 2 Re(C_t h_t) + ..., one of each conjugate pair.
+
+    Shapes:   u, dt, gate: (batch, length, d)   A: (d, n), used as it is: its real part negative, or zero
+              B, C: (batch, length, g, n), group k of g serving the channels k d/g to (k+1) d/g - 1; g = d is one each
+              D, dt_bias: (d,)   h0: (batch, d, n), and (batch, d, n, 2) where A, B or C is complex
+              ->   y like u, h like h0 (the state after the last step)
+              method: "mamba" as above; "zoh", the exact zero-order hold, has (exp(Delta A) - 1) / A for Delta, and
+              its limit Delta at A = 0
+              segments: (batch, length) integers that never fall, h0 being segment 0; nothing passes from one
+              segment to the next.
+    Cost:     O(length d n), one exponential for each; memory above the outputs a state for every 32 steps where a
+              gradient is wanted.
+    Numerics: computed in float32, or float64 if an input is; y comes in the dtype of u. dt = -inf under softplus is
+              the identity on the state, exactly. A NaN or infinity stays in its row and channel. Second derivatives
+              go through the plain definition.
+    Errors:   InputError if the shapes disagree or the method is unknown; the message gives them.
+    Source:   Gu & Dao 2023, arXiv:2312.00752, algorithm 2 and eq. 4 (the exact hold).
+    """
+    _check_shapes(u, dt, A, B, C, h0, D, gate, dt_bias, segments)
+    if method not in METHODS:
+        raise InputError(f"selective_scan: method {method!r} is unknown; use one of {', '.join(METHODS)}")
+    tensors = (u, dt, A, B, C, h0, D, gate, dt_bias)
+    double = any(m is not None and m.dtype in (torch.float64, torch.complex128) for m in tensors)
+    real, complex_ = (torch.float64, torch.complex128) if double else (torch.float32, torch.complex64)
+    if any(m.is_complex() for m in (A, B, C)):
+        A, B, C = (torch.view_as_real(m.to(complex_).resolve_conj()) for m in (A, B, C))
+    u_, dt, A, B, C, h0 = (m.to(real) for m in (u, dt, A, B, C, h0))
+    D, gate, dt_bias = (None if m is None else m.to(real) for m in (D, gate, dt_bias))
+    keep = torch.is_grad_enabled() and any(
+        m is not None and m.requires_grad for m in (u, dt, A, B, C, h0, D, gate, dt_bias)
+    )
+    y, state, _ = _scan(u_, dt, A, B, C, h0, D, gate, dt_bias, segments, softplus, method == "zoh", keep)
+    return y.to(u.dtype), state
+
+
+def _check_shapes(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    D: Tensor | None,
+    gate: Tensor | None,
+    dt_bias: Tensor | None,
+    segments: Tensor | None,
+) -> None:
+    b, length, d = u.shape if u.ndim == 3 else (0, 0, 0)
+    g = B.shape[2] if B.ndim == 4 else 0
+    n = A.shape[1] if A.ndim == 2 else 0
+    like_u = u.ndim == 3 and all(m is None or m.shape == u.shape for m in (dt, gate))
+    if not (like_u and g and d % g == 0 and A.shape == (d, n) and B.shape == C.shape == (b, length, g, n)):
+        raise InputError(
+            "selective_scan needs u, dt and gate (batch, length, d), A (d, n), B and C (batch, length, groups, n) with "
+            f"groups dividing d; got u {tuple(u.shape)}, dt {tuple(dt.shape)}, "
+            f"gate {None if gate is None else tuple(gate.shape)}, A {tuple(A.shape)}, B {tuple(B.shape)}, "
+            f"C {tuple(C.shape)}"
+        )
+    wanted = (b, d, n, 2) if any(m.is_complex() for m in (A, B, C)) else (b, d, n)
+    if h0.shape != wanted:
+        raise InputError(f"selective_scan needs h0 of shape {wanted}; got {tuple(h0.shape)}")
+    for name, m in (("D", D), ("dt_bias", dt_bias)):
+        if m is not None and m.shape != (d,):
+            raise InputError(f"selective_scan needs {name} of shape {(d,)}; got {tuple(m.shape)}")
+    if segments is not None and segments.shape != (b, length):
+        raise InputError(f"selective_scan needs segments of shape {(b, length)}; got {tuple(segments.shape)}")
