@@ -8,7 +8,7 @@ Gradients are taken outside of vmap, so that the operators of the backward passe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,20 +17,24 @@ from torch import Tensor
 Rule = Callable[..., tuple[Any, Any]]  # what register's vmap takes: (info, in_dims, *arguments) -> (outputs, out_dims)
 
 
-def merged(name: str, axes: Sequence[int | None], out_axes: int | Sequence[int]) -> Rule:
+def merged(name: str, axes: Mapping[str, int], out_axes: int | Sequence[int]) -> Rule:
     """The operator ``statewise::name``, called once for all models.
 
-    axes:     for each argument the axis that the models are merged into, as (models, size) -> models * size; None for
-              what is passed on as it is (numbers, and tensors that are the same for all models)
+    axes:     by the argument's name, the axis that the models are merged into, as (models, size) -> models * size. What
+              is not named is passed on as it is: numbers, and tensors that have to be the same for all models. Where
+              one of these is not, :func:`one_by_one` takes over.
     out_axes: the same for each output; one number for an operator with one output
     """
+    each = one_by_one(name)
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         n, operator = info.batch_size, getattr(torch.ops.statewise, name).default
-        given = [
-            merge(x, n, dim, axis) if axis is not None and isinstance(x, Tensor) else x
-            for x, dim, axis in zip(arguments, in_dims, axes)
-        ]
+        given = []
+        for argument, dim, x in zip(operator._schema.arguments, in_dims, arguments):
+            axis = axes.get(argument.name)
+            if axis is None and dim is not None:
+                return each(info, in_dims, *arguments)
+            given.append(x if axis is None or x is None else merge(x, n, dim, axis))
         outputs = operator(*given)
         if isinstance(out_axes, int):
             return split(outputs, n, out_axes), 0
@@ -73,6 +77,7 @@ def merge(x: Tensor, n: int, dim: int | None, axis: int) -> Tensor:
 
 
 def split(y: Tensor, n: int, axis: int) -> Tensor:
-    """The inverse of :func:`merge`: the models stand at ``axis``."""
-    y = y.unflatten(axis, (n, -1)) if y.shape[axis] else y.reshape(*y.shape[:axis], n, 0, *y.shape[axis + 1 :])
-    return y.movedim(axis, 0).contiguous()
+    """The inverse of :func:`merge`, the models first. Contiguous, since an elementwise operation on slices of what
+    others' numbers lie between is many times slower."""
+    y = y.movedim(axis, 0)
+    return y.reshape(n, y.shape[0] // n, *y.shape[1:]).movedim(1, axis + 1 if axis >= 0 else axis).contiguous()

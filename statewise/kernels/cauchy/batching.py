@@ -8,8 +8,8 @@ from torch import Tensor
 
 from statewise.kernels.batching import merged
 
-_NODES_SHARED = merged("cauchy", (0, None, 0), 0)
-_NODES_EACH = merged("cauchy", (0, 0, 0), 0)
+_NODES_SHARED = merged("cauchy", {"v": 0, "Lambda": 0}, 0)
+_NODES_EACH = merged("cauchy", {"v": 0, "z": 0, "Lambda": 0}, 0)
 
 
 def vmap_rule(info: Any, in_dims: tuple[int | None, ...], v: Tensor, z: Tensor, Lambda: Tensor) -> tuple[Any, Any]:

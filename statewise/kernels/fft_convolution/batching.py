@@ -2,4 +2,4 @@
 
 from statewise.kernels.batching import merged
 
-vmap_rule = merged("fft_convolution", (2, 0, 2), 2)
+vmap_rule = merged("fft_convolution", {"u": 2, "impulse_response": 0, "history": 2}, 2)

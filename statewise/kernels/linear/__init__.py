@@ -10,6 +10,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels import backend
+from statewise.kernels.linear.batching import vmap_rule
 from statewise.kernels.linear.native import FEW, product_native, refusal
 from statewise.kernels.linear.onednn import has_onednn, product_onednn
 from statewise.kernels.registration import register
@@ -67,6 +68,7 @@ _operator = register(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    vmap=vmap_rule,
 )
 
 

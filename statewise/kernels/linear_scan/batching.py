@@ -2,4 +2,4 @@
 
 from statewise.kernels.batching import merged
 
-vmap_rule = merged("linear_scan", (0, 0, 0), 0)
+vmap_rule = merged("linear_scan", {"a": 0, "b": 0, "h0": 0}, 0)

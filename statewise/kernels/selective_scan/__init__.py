@@ -9,6 +9,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.registration import register
+from statewise.kernels.selective_scan.batching import vmap_rule
 from statewise.kernels.selective_scan.blocked import Arguments, Gradients, backward_blocks, forward_blocks
 from statewise.kernels.selective_scan.reference import selective_scan_reference
 
@@ -123,6 +124,7 @@ _scan = register(
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
+    vmap=vmap_rule,
 )
 _scan_backward = register(
     "selective_scan_backward",

@@ -2,4 +2,4 @@
 
 from statewise.kernels.batching import merged
 
-vmap_rule = merged("ssd", (0, 0, 0, 0, 0, 0, None), (0, 0))
+vmap_rule = merged("ssd", {"x": 0, "log_a": 0, "B": 0, "C": 0, "h0": 0, "segments": 0}, (0, 0))

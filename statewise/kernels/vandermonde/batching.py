@@ -2,4 +2,4 @@
 
 from statewise.kernels.batching import merged
 
-vmap_rule = merged("vandermonde", (0, 0, None), 0)
+vmap_rule = merged("vandermonde", {"c": 0, "A": 0}, 0)
