@@ -14,6 +14,7 @@ from statewise import hippo
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_width
 from statewise.mixers.prepared import wide
+from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.operators.bidirectional import COMBINE, combine, reverse, reversed_order
 from statewise.operators.causal_convolution import ConvolutionState
@@ -141,8 +142,8 @@ class MambaDirection(nn.Module):
         self.config = config
         self.sizes = [dt_rank, config.d_state, config.d_state]  # dt; B; C
         self.convolution = ShortConvolution(d_inner, config.n_taps, bias=config.convolution_bias)
-        self.x_proj = nn.Linear(d_inner, sum(self.sizes), bias=False)
-        self.dt_proj = nn.Linear(dt_rank, d_inner, bias=False)  # its bias is dynamics.dt_bias
+        self.x_proj = Linear(d_inner, sum(self.sizes), bias=False)
+        self.dt_proj = Linear(dt_rank, d_inner, bias=False)  # its bias is dynamics.dt_bias
         self.dynamics = MambaDynamics(d_inner, config)
         self.reset_direction()
 
@@ -209,9 +210,9 @@ class Mamba(MambaDirection, Mixer):
         self.is_causal = not config.bidirectional
         own = config.bidirectional and not config.tied_directions
         self.backward_direction = MambaDirection(d_inner, dt_rank, config) if own else None
-        self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=config.bias)
+        self.in_proj = Linear(d_model, 2 * d_inner, bias=config.bias)
         width = 2 * d_inner if config.combine == "concatenate" else d_inner
-        self.out_proj = nn.Linear(width, d_model, bias=config.bias)
+        self.out_proj = Linear(width, d_model, bias=config.bias)
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:

@@ -51,6 +51,8 @@ RULES: tuple[Rule, ...] = (
         "one multiply-add over the sequence for each tap",
     ),
     Rule("CausalConvolution", "fft", "otherwise", _always, "O(log n_taps) for each step instead of O(n_taps)"),
+    Rule("SelectiveDiagonal", "recurrent", "length <= 1", _up_to(1), _SINGLE),
+    Rule("SelectiveDiagonal", "scan", "otherwise", _always, "one kernel over all steps, without an array of states"),
     Rule("SSD", "recurrent", "length <= 1", _up_to(1), _SINGLE),
     Rule("SSD", "quadratic", "length <= 16", _up_to(16), "one small chunk, no state in between"),
     Rule("SSD", "chunked", "otherwise", _always, "matrix products inside chunks, linear in length"),

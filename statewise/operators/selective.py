@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -10,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.selective_scan import METHODS, selective_scan
 from statewise.operators.base import Operator, wide
-from statewise.operators.masks import mask_time
+from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.systems.exponential import phi_1
-
-METHODS = ("mamba", "zoh")
 
 
 class SelectiveState(NamedTuple):
@@ -35,7 +35,8 @@ class SelectiveDiagonal(Operator):
     Shapes:  dt, gate: (batch, length, d)   A: (d, n), with a real part <= 0   D, dt_bias: (d,)
              B, C: (batch, length, n_groups, n), a group shared by d / n_groups consecutive channels; n_groups = d gives
              each channel its own   u: (batch, length, d, *trailing)
-    Forms:   ``recurrent``.
+    Forms:   ``recurrent``; ``scan``, O(length d n) in one kernel, which keeps a state for every chunk of steps where
+             gradients are wanted, and none otherwise.
     Errors:  InputError for shapes or dtypes that disagree, or an unknown method.
     Source:  Gu & Dao 2023, arXiv:2312.00752, sec. 3.2, algorithm 2, and eq. 4 for zero-order hold; Delta B instead of
              it is in the code of that paper.
@@ -57,7 +58,7 @@ class SelectiveDiagonal(Operator):
     dt_bias: Tensor | None = None
     softplus: bool = False
     method: str = "mamba"
-    forms: ClassVar[tuple[str, ...]] = ("recurrent",)
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "scan")
 
     @property
     def time_varying(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -100,6 +101,32 @@ class SelectiveDiagonal(Operator):
             y = y * F.silu(self.gate.to(dtype)).reshape(-1, d, *ones)
         following = torch.view_as_real(h) if h.is_complex() else h
         return y.to(u.dtype), SelectiveState(following.to(state.h.dtype))
+
+    def scan(self, u: Tensor, state: SelectiveState | None, masks: Masks = NO_MASKS) -> tuple[Tensor, SelectiveState]:
+        """All steps by :func:`statewise.kernels.selective_scan`: trailing axes are channels with equal coefficients."""
+        trailing = self._trailing(u)
+        copies = math.prod(trailing)
+        if state is None:
+            state = self.initial_state(u.shape[0], trailing=trailing, device=u.device, dtype=self._state_dtype(u))
+
+        def repeated(m: Tensor, axis: int) -> Tensor:
+            return m.repeat_interleave(copies, axis) if trailing else m
+
+        y, h = selective_scan(
+            u.flatten(2),
+            repeated(self.dt, 2),
+            repeated(self.A, 0),
+            self.B,  # a group serves as many times more channels
+            self.C,
+            state.h.flatten(1, 1 + len(trailing)),
+            D=None if self.D is None else repeated(self.D, 0),
+            gate=None if self.gate is None else repeated(self.gate, 2),
+            dt_bias=None if self.dt_bias is None else repeated(self.dt_bias, 0),
+            softplus=self.softplus,
+            method=self.method,
+            segments=masks.segments,
+        )
+        return y.reshape(u.shape), SelectiveState(h.reshape(state.h.shape).to(state.h.dtype))
 
     def _delta(self, dtype: torch.dtype) -> Tensor:
         """The step sizes, from dt with or without its time axis."""
