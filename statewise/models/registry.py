@@ -11,6 +11,7 @@ from statewise.mixers.lmu import LMUConfig
 from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.mamba3 import Mamba3Config
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.base import ModelConfig
@@ -32,6 +33,7 @@ CONFIG_TYPES: dict[str, type] = {
     "LanguageModelConfig": LanguageModelConfig,
     "MLPConfig": MLPConfig,
     "Mamba2Config": Mamba2Config,
+    "Mamba3Config": Mamba3Config,
     "MambaConfig": MambaConfig,
     "S4Config": S4Config,
     "S4DConfig": S4DConfig,

@@ -1,0 +1,273 @@
+"""Mamba-3 with a single input: a trapezoidal rule in place of the short convolution, and a state that turns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_width
+from statewise.mixers.prepared import wide
+from statewise.mixers.projection import Linear
+from statewise.operators.masks import Masks, build_masks, mask_time
+from statewise.operators.ssd import SSD, SSDState
+
+
+class Mamba3State(NamedTuple):
+    """ssm: (batch, n_heads, d_head, d_state), seen from the last step, whose angle counts as 0 (see :class:`Mamba3`);
+    value: (batch, n_heads, d_head) and key: (batch, n_heads, d_state), those of the last step, for the next one's
+    trapezoid."""
+
+    ssm: SSDState
+    value: Tensor
+    key: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba3Config(MixerConfig):
+    """Mamba-3, single input, with its published defaults.
+
+    rope_fraction: how much of d_state turns, in pairs of neighbours, the first ones; at least one pair
+    a_floor:       the decay -A, which depends on the input, is at least this
+    Source:        arXiv:2603.15569, and the Mamba3 module of ``mamba_ssm`` (without MIMO and output norm).
+    """
+
+    d_state: int = 128
+    d_head: int = 64
+    expand: int = 2
+    n_groups: int = 1
+    rope_fraction: float = 0.5
+    chunk_length: int = 64
+    norm_eps: float = 1e-5
+    a_floor: float = 1e-4
+    dt_range: tuple[float, float] = (1e-3, 1e-1)  # dt at initialisation is drawn log-uniformly from it
+    dt_floor: float = 1e-4
+
+    def __post_init__(self) -> None:
+        for name in ("d_state", "d_head", "expand", "n_groups", "chunk_length"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"Mamba3Config.{name}={value!r}; expected an integer of at least 1")
+        for name in ("norm_eps", "a_floor", "dt_floor"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"Mamba3Config.{name}={getattr(self, name)!r}; expected a number above 0")
+        low, high = self.dt_range
+        if not 0 < low <= high < math.inf:
+            raise ConfigError(f"Mamba3Config.dt_range={(low, high)} is no range; use 0 < low <= high")
+        if not 0 < self.rope_fraction <= 1 or self.n_angles < 1:
+            raise ConfigError(
+                f"Mamba3Config.rope_fraction={self.rope_fraction!r} of d_state={self.d_state} gives {self.n_angles} "
+                "pairs; expected a fraction above 0 and at most 1 that gives at least one"
+            )
+
+    @property
+    def n_angles(self) -> int:
+        """Pairs of the state that turn."""
+        return int(self.d_state * self.rope_fraction) // 2
+
+    def build(self, d_model: int) -> Mamba3:
+        return Mamba3(d_model, self)
+
+
+class Mamba3Dynamics(Dynamics):
+    """The bias of dt before its softplus and the skip D, (n_heads,); the biases of B and C, (n_heads, d_state)."""
+
+    def __init__(self, n_heads: int, config: Mamba3Config) -> None:
+        super().__init__()
+        self.config = config
+        self.dt_bias = nn.Parameter(torch.empty(n_heads))
+        self.D = nn.Parameter(torch.empty(n_heads))
+        self.B_bias = nn.Parameter(torch.empty(n_heads, config.d_state))
+        self.C_bias = nn.Parameter(torch.empty(n_heads, config.d_state))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        config = self.config
+        with torch.no_grad():
+            log_low, log_high = (math.log(dt) for dt in config.dt_range)
+            dt = torch.empty_like(self.dt_bias).uniform_(log_low, log_high).exp().clamp(min=config.dt_floor)
+            self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+        for parameter in (self.D, self.B_bias, self.C_bias):
+            nn.init.ones_(parameter)
+
+
+class _Coefficients(NamedTuple):
+    """Of each step: value (b, l, h, p); key, query (b, l, h, n) before they are turned; turn (b, l, h, angles) float64,
+    from the step before; decay, own, before (b, l, h): alpha, gamma and beta below."""
+
+    value: Tensor
+    key: Tensor
+    query: Tensor
+    turn: Tensor
+    log_decay: Tensor
+    own: Tensor
+    before: Tensor
+
+
+class Mamba3(Mixer):
+    """[z, v, B, C, dt, A, lambda, angle] = W_in x; k = RMSNorm(B) + b_B, q = RMSNorm(C) + b_C, each pair of their first
+    entries turned by theta_t = theta_{t-1} + pi tanh(angle_t) Delta_t; alpha = exp(Delta A), gamma = lambda Delta,
+    beta = (1 - lambda) Delta: S_t = alpha_t S_{t-1} + beta_t alpha_t v_{t-1} k_{t-1}^T + gamma_t v_t k_t^T,
+    y_t = S_t q_t + D v_t; W_out (y * SiLU(z)).
+
+    In chunks: P_t = S_t - gamma_t v_t k_t^T obeys P_t = alpha_t (P_{t-1} + (gamma_{t-1} + beta_t) v_{t-1} k_{t-1}^T),
+    an SSD whose input is that of the step before; what a step adds itself is (k_t . q_t) gamma_t v_t.
+
+    Outputs depend on differences of theta only. So the state is kept as the last step sees it, turned back by its
+    theta, and no angle is carried from call to call: nothing grows with the number of steps. The published state is
+    this one turned by theta.
+
+    Shapes:  x: (batch, length, d_model) -> y the same; state: :class:`Mamba3State`
+    Cost:    for each token, multiply-adds of the projections, d_model (3 d_inner + 2 n_groups d_state + 3 n_heads +
+             n_angles), and of the system, about d_inner (chunk_length + 2 d_state), its keys and queries being those of
+             each head. The state holds d_inner (d_state + 1) + n_heads d_state numbers.
+    Errors:  ConfigError if the sizes do not divide; InputError for shapes that disagree.
+    Source:  arXiv:2603.15569.
+    """
+
+    def __init__(self, d_model: int, config: Mamba3Config) -> None:
+        super().__init__()
+        check_width(d_model, config)
+        self.d_model, self.config = d_model, config
+        self.d_inner = config.expand * d_model
+        if self.d_inner % config.d_head:
+            raise ConfigError(
+                f"Mamba3Config.d_head={config.d_head} does not divide expand * d_model = {self.d_inner}; "
+                "choose a head width that does"
+            )
+        self.n_heads = self.d_inner // config.d_head
+        if self.n_heads % config.n_groups:
+            raise ConfigError(f"Mamba3Config.n_groups={config.n_groups} does not divide {self.n_heads} heads")
+        d_groups = config.n_groups * config.d_state
+        self.sizes = [self.d_inner, self.d_inner, d_groups, d_groups, *[self.n_heads] * 3, config.n_angles]
+        self.in_proj = Linear(d_model, sum(self.sizes), bias=False)  # z, v, B, C, dt, A, lambda, angle
+        self.B_norm = nn.RMSNorm(config.d_state, eps=config.norm_eps)
+        self.C_norm = nn.RMSNorm(config.d_state, eps=config.norm_eps)
+        self.dynamics = Mamba3Dynamics(self.n_heads, config)
+        self.out_proj = Linear(self.d_inner, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self, residual_scale: float = 1.0) -> None:
+        """As published: PyTorch's default for the projections, the output's scaled."""
+        for projection in (self.in_proj, self.out_proj):
+            nn.init.kaiming_uniform_(projection.weight, a=math.sqrt(5))
+        with torch.no_grad():
+            self.out_proj.weight.mul_(residual_scale)
+        for module in (self.B_norm, self.C_norm, self.dynamics):
+            module.reset_parameters()
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Mamba3State:
+        weight, config = self.in_proj.weight, self.config
+        device = weight.device if device is None else device
+        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
+
+        def zeros(*sizes: int) -> Tensor:
+            return torch.zeros(batch, self.n_heads, *sizes, device=device, dtype=dtype)
+
+        return Mamba3State(SSDState(zeros(config.d_head, config.d_state)), zeros(config.d_head), zeros(config.d_state))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Mamba3State | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, Mamba3State | None]:
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise InputError(f"Mamba3 needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_dtype(x, self.in_proj.weight, "Mamba3")
+        if state is not None and not isinstance(state, Mamba3State):
+            raise InputError(f"Mamba3 needs a Mamba3State as its state, got {type(state).__name__}")
+        masks = build_masks(x.shape[0], x.shape[1], lengths, starts)
+        z, coefficients = self._coefficients(mask_time(x, masks.valid), masks)
+        before = self.initial_state(len(x)) if state is None else state
+        if masks.starts is not None and x.shape[1]:  # where a document begins at once, even NaN before it is forgotten
+            begins = masks.starts[:, 0, None, None]
+            before = before._replace(value=before.value.masked_fill(begins, 0), key=before.key.masked_fill(begins, 0))
+        theta = coefficients.turn.cumsum(1)
+        key, query = turned(coefficients.key, theta), turned(coefficients.query, theta)
+
+        shifted = self._shifted(coefficients, before, masks)
+        operator = SSD(coefficients.log_decay, _delayed(key, before.key), query, self.config.chunk_length)
+        y, ssm = operator(shifted, None if state is None else state.ssm, lengths=lengths, starts=starts)
+        own = coefficients.own * (coefficients.key * coefficients.query).sum(-1) + wide(self.dynamics.D)
+        y = (y + own.unsqueeze(-1) * coefficients.value).flatten(-2)
+        y = self.out_proj((y * F.silu(wide(z))).to(x.dtype))
+        if state is None:
+            return y, None
+        return y, self._final(coefficients, theta, before, ssm, lengths)
+
+    def _coefficients(self, x: Tensor, masks: Masks) -> tuple[Tensor, _Coefficients]:
+        config, dynamics = self.config, self.dynamics
+        z, value, B, C, dt, A, trapezoid, angle = self.in_proj(x).split(self.sizes, -1)
+        value = wide(value).unflatten(-1, (self.n_heads, config.d_head))
+        per_group = self.n_heads // config.n_groups
+
+        def per_head(m: Tensor, norm: nn.RMSNorm, bias: Tensor) -> Tensor:
+            groups = norm(m.unflatten(-1, (config.n_groups, config.d_state)))
+            return wide(groups).repeat_interleave(per_group, 2) + wide(bias)
+
+        dt = F.softplus(wide(dt) + wide(dynamics.dt_bias))
+        decay = F.softplus(wide(A)).clamp(min=config.a_floor)
+        share = torch.sigmoid(wide(trapezoid))  # of the step's own end in the trapezoid
+        turn = math.pi * torch.tanh(angle.double()).unsqueeze(2) * dt.double().unsqueeze(-1)
+        return z, _Coefficients(
+            value,
+            per_head(B, self.B_norm, dynamics.B_bias),
+            per_head(C, self.C_norm, dynamics.C_bias),
+            mask_time(turn, masks.valid),
+            -dt * decay,
+            share * dt,
+            (1 - share) * dt,
+        )
+
+    def _shifted(self, now: _Coefficients, before: Mamba3State, masks: Masks) -> Tensor:
+        """alpha_t (gamma_{t-1} + beta_t) v_{t-1}: what the SSD reads. gamma_0 v_0 k_0^T is in the state already."""
+        own_before = _delayed(now.own, torch.zeros_like(now.own[:, :1]).squeeze(1) if now.own.shape[1] else None)
+        weight = now.log_decay.exp() * (own_before + now.before)
+        if masks.starts is not None:  # nothing comes from before a document
+            weight = weight.masked_fill(masks.starts.unsqueeze(-1), 0)
+        return weight.unsqueeze(-1) * _delayed(now.value, before.value)
+
+    def _final(
+        self, all_: _Coefficients, theta: Tensor, before: Mamba3State, ssm: SSDState, lengths: Tensor | None
+    ) -> Mamba3State:
+        """S_T = P_T + gamma_T v_T k_T^T, seen from T; rows that read nothing keep what they had."""
+
+        def last(steps: Tensor, otherwise: Tensor) -> Tensor:
+            steps = torch.cat([otherwise.unsqueeze(1).to(steps.dtype), steps], 1)
+            if lengths is None:
+                return steps[:, -1]
+            return steps[torch.arange(len(steps), device=steps.device), lengths.long()]
+
+        nothing = torch.zeros_like(before.value[..., 0])
+        no_angle = theta.new_zeros(theta.shape[0], *theta.shape[2:])
+        value, key = last(all_.value, before.value), last(all_.key, before.key)
+        own = last(all_.own, nothing)
+        h = turned(ssm.h, -last(theta, no_angle).unsqueeze(2))
+        h = h + torch.einsum("bh,bhp,bhn->bhpn", own, value, key).to(h.dtype)
+        return Mamba3State(SSDState(h), value.to(h.dtype), key.to(h.dtype))
+
+
+def turned(x: Tensor, theta: Tensor) -> Tensor:
+    """x (..., n) with each of its first pairs (x_2i, x_2i+1) turned by theta_i; theta: (..., angles), float64."""
+    n_turned = 2 * theta.shape[-1]
+    cosine, sine = theta.cos().to(x.dtype), theta.sin().to(x.dtype)
+    first, second = x[..., :n_turned:2], x[..., 1:n_turned:2]
+    pairs = torch.stack([first * cosine - second * sine, first * sine + second * cosine], -1)
+    return torch.cat([pairs.flatten(-2), x[..., n_turned:]], -1)
+
+
+def _delayed(steps: Tensor, before: Tensor | None) -> Tensor:
+    """(batch, length, ...) one step later; ``before``, (batch, ...), comes first."""
+    if before is None or steps.shape[1] == 0:
+        return steps
+    return torch.cat([before.unsqueeze(1).to(steps.dtype), steps[:, :-1]], 1)

@@ -1,0 +1,154 @@
+"""Mamba-3: the laws, the published recurrence with its absolute angles written out, and what it can express."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from laws import check_mixer_laws
+from torch import Tensor
+
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.mamba3 import Mamba3, Mamba3Config, turned
+
+SMALL = {"d_state": 8, "d_head": 4, "chunk_length": 5}
+OPTIONS = [
+    {},
+    {"n_groups": 2},
+    {"rope_fraction": 1.0, "expand": 1},
+    {"d_state": 5, "a_floor": 0.3, "norm_eps": 1e-2, "dt_range": (0.1, 0.5)},
+]
+
+
+def published(mixer: Mamba3, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """y, theta and S by loops over rows, heads and steps, theta absolute and modulo 2 pi as the paper keeps it."""
+    c, d_inner, n_heads, dynamics = mixer.config, mixer.d_inner, mixer.n_heads, mixer.dynamics
+    projected = F.linear(x, mixer.in_proj.weight)
+    d_groups = c.n_groups * c.d_state
+    z, v, B, C, dt, A, trapezoid, angle = projected.split(
+        [d_inner, d_inner, d_groups, d_groups, *[n_heads] * 3, c.n_angles], -1
+    )
+    y = torch.zeros_like(v)
+    thetas, states = [], []
+
+    def norm(m: Tensor, weight: Tensor) -> Tensor:
+        return m / (m.square().mean() + c.norm_eps).sqrt() * weight
+
+    def rotate(m: Tensor, theta: Tensor) -> Tensor:
+        m = m.clone()
+        for i, angle in enumerate(theta.tolist()):
+            a, b = m[2 * i].item(), m[2 * i + 1].item()
+            m[2 * i] = a * math.cos(angle) - b * math.sin(angle)
+            m[2 * i + 1] = a * math.sin(angle) + b * math.cos(angle)
+        return m
+
+    for row in range(x.shape[0]):
+        for head in range(n_heads):
+            group = head // (n_heads // c.n_groups)
+            at = slice(head * c.d_head, (head + 1) * c.d_head)
+            of = slice(group * c.d_state, (group + 1) * c.d_state)
+            S = torch.zeros(c.d_head, c.d_state, dtype=x.dtype)
+            theta = torch.zeros(c.n_angles, dtype=x.dtype)
+            v_before, k_before = torch.zeros(c.d_head, dtype=x.dtype), torch.zeros(c.d_state, dtype=x.dtype)
+            for t in range(x.shape[1]):
+                step = F.softplus(dt[row, t, head] + dynamics.dt_bias[head])
+                decay = torch.exp(-step * F.softplus(A[row, t, head]).clamp(min=c.a_floor))
+                share = torch.sigmoid(trapezoid[row, t, head])
+                theta = (theta + math.pi * torch.tanh(angle[row, t]) * step) % (2 * math.pi)
+                k = rotate(norm(B[row, t, of], mixer.B_norm.weight) + dynamics.B_bias[head], theta)
+                q = rotate(norm(C[row, t, of], mixer.C_norm.weight) + dynamics.C_bias[head], theta)
+                now = v[row, t, at]
+                S = (
+                    decay * S
+                    + (1 - share) * step * decay * torch.outer(v_before, k_before)
+                    + share * step * torch.outer(now, k)
+                )
+                gate = z[row, t, at]
+                y[row, t, at] = (S @ q + dynamics.D[head] * now) * gate * torch.sigmoid(gate)
+                v_before, k_before = now, k
+            thetas.append(theta)
+            states.append(S)
+    shape = (x.shape[0], n_heads)
+    return (
+        F.linear(y, mixer.out_proj.weight),
+        torch.stack(thetas).unflatten(0, shape),
+        torch.stack(states).unflatten(0, shape),
+    )
+
+
+def perturbed(options: dict) -> Mamba3:
+    torch.manual_seed(0)
+    mixer = Mamba3Config(**{**SMALL, **options}).build(8).double()
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.add_(torch.randn_like(parameter) / 3)
+    return mixer
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@torch.no_grad()
+def test_equal_to_the_published_recurrence(options: dict) -> None:
+    """Outputs; and the state, which is the published one turned back by its angle."""
+    mixer = perturbed(options)
+    x = torch.randn(2, 17, 8, dtype=torch.float64)
+    y, state = mixer(x, mixer.initial_state(2))
+    expected, theta, S = published(mixer, x)
+    torch.testing.assert_close(y, expected, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(turned(state.ssm.h, theta.unsqueeze(2)), S, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_laws(options: dict) -> None:
+    torch.manual_seed(0)
+    check_mixer_laws(Mamba3Config(**{**SMALL, **options}).build(8), length=23)
+
+
+@torch.no_grad()
+def test_nothing_to_come_reaches_an_output() -> None:
+    mixer = perturbed({})
+    x = torch.randn(1, 12, 8, dtype=torch.float64)
+    spoilt = x.clone()
+    spoilt[:, 7:] = torch.nan
+    torch.testing.assert_close(mixer(spoilt[:, :7])[0], mixer(x)[0][:, :7])
+
+
+@torch.no_grad()
+def test_the_state_turns() -> None:
+    """With no decay to speak of and pi / 2 a step, what a pair remembers of step 0 comes back after four steps: the
+    parity and counting that a real, positive transition cannot do."""
+    pair = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    seen = [turned(pair, torch.tensor([t * math.pi / 2], dtype=torch.float64)) @ pair for t in range(5)]
+    torch.testing.assert_close(torch.stack(seen), torch.tensor([1.0, 0, -1, 0, 1], dtype=torch.float64))
+
+
+def test_published_sizes_and_initialisation() -> None:
+    torch.manual_seed(0)
+    mixer = Mamba3Config().build(768)
+    assert mixer.in_proj.weight.shape == (2 * 1536 + 2 * 128 + 3 * 24 + 32, 768)
+    dt = F.softplus(mixer.dynamics.dt_bias)
+    assert 1e-3 * 0.999 <= dt.min() <= dt.max() <= 1e-1 * 1.001
+    for parameter in (mixer.dynamics.D, mixer.dynamics.B_bias, mixer.dynamics.C_bias):
+        assert (parameter == 1).all()
+
+
+def test_what_is_refused() -> None:
+    for options, message in [
+        ({"d_state": 0}, "d_state=0"),
+        ({"d_state": 2}, "gives 0 pairs"),
+        ({"rope_fraction": 1.5}, "rope_fraction=1.5"),
+        ({"dt_range": (0.1, 0.01)}, "is no range"),
+        ({"a_floor": 0.0}, "a_floor"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            Mamba3Config(**options)
+    with pytest.raises(ConfigError, match="does not divide expand"):
+        Mamba3Config(d_head=3).build(8)
+    with pytest.raises(ConfigError, match="does not divide 4 heads"):
+        Mamba3Config(**SMALL, n_groups=3).build(8)
+    mixer = Mamba3Config(**SMALL).build(8)
+    with pytest.raises(InputError, match=r"needs x of shape \(batch, length, 8\)"):
+        mixer(torch.randn(1, 3, 9))
+    with pytest.raises(InputError, match="needs a Mamba3State"):
+        mixer(torch.randn(1, 3, 8), ())
