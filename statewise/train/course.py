@@ -82,11 +82,12 @@ class Course:
             self.write(record)
             progress.n_steps, progress.losses, progress.step_seconds = 0, 0.0, 0.0
 
-    def evaluate(self, done: bool) -> bool | None:
-        """Looks at the validation split if it is time, or the end: then, whether it has never been better."""
+    def should_evaluate(self, done: bool) -> bool:
         progress = self.state.progress
-        if not self._validates or not (self._evaluate_due(progress.step, progress.seconds) or done):
-            return None
+        return self._validates and (self._evaluate_due(progress.step, progress.seconds) or done)
+
+    def evaluate(self) -> bool:
+        """Looks at the validation split; whether it has never been better."""
         evaluation = _evaluate(self.state)
         self.write(evaluation)
         return bool(evaluation["best"])
@@ -187,7 +188,8 @@ def start_record(state: RunState) -> dict[str, Any]:
     }
 
 
-def end_record(state: RunState, stopped_by: int | None) -> dict[str, Any]:
+def end_record(state: RunState, stopped_by: int | None, folder: Path | None = None) -> dict[str, Any]:
+    """folder: to resume; None: that of the run"""
     step, seconds, checkpoint = state.progress.step, state.progress.seconds, state.checkpoint
     unit, units = state.task.unit, step * units_per_step(state)
     if stopped_by is None:
@@ -199,7 +201,8 @@ def end_record(state: RunState, stopped_by: int | None) -> dict[str, Any]:
     else:
         saved = f"saved in {checkpoint}" if step else "nothing to save"
         name = signal.Signals(stopped_by).name
-        message = f"stopped by {name} after step {step:,}, {saved}; to go on: statewise train --resume {state.run.path}"
+        again = f"statewise train --resume {folder or state.run.path}"
+        message = f"stopped by {name} after step {step:,}, {saved}; to go on: {again}"
         kind = "stop"
     return {
         "kind": kind,

@@ -74,10 +74,11 @@ def _loop(state: RunState, metrics: MetricsFile, reporter: Reporter, stop: StopS
         done = fraction_done(state) >= 1
         reporter.progress(fraction_done(state), record)
         course.log(record, done)
-        is_best = course.evaluate(done)
-        if is_best is not None:
+        is_best = False
+        if course.should_evaluate(done):
+            is_best = course.evaluate()
             progress.seconds = time.monotonic() - begun
-        if course.should_save(bool(is_best), done):
+        if course.should_save(is_best, done):
             course.save()
             progress.seconds = time.monotonic() - begun
     if not done and not course.is_saved:

@@ -23,6 +23,9 @@ class Reporter:
     ``event`` takes records of these kinds: "start", "train" and "evaluation" (as metrics.jsonl has them),
     "checkpoint", "warning", "stop" (a signal) and "end". ``progress`` is called after every step with the fraction
     of the run that is done and that step's "train" record. Before all, ``begin`` tells what is trained for.
+
+    Of runs that are trained side by side "train", "evaluation" and "diverged" (one was dropped) have the name of theirs
+    under "run", the others the names of all under "runs"; ``progress`` hears of the mean.
     """
 
     def begin(self, task: Task[Any, Any]) -> None:
@@ -60,7 +63,7 @@ class TerminalReporter(Reporter):
     def begin(self, task: Task[Any, Any]) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.task = task
+        self.task, self.row = task, None
         self.bar = Progress(
             # Every column in one line of 80 characters, whatever is left for the bar
             TextColumn("step {task.fields[step]}"),
@@ -82,11 +85,14 @@ class TerminalReporter(Reporter):
             self._print(f"{record['folder']} {begun}: {record['parameters']:,} parameters on {record['device']}")
         elif kind == "evaluation":
             best = ", the best so far" if record["best"] else ""
-            self._print(f"step {record['step']:,}: validation {self.task.evaluation_line.format(**record)}{best}")
+            name = f"{record['run']}, " if "run" in record else ""
+            self._print(f"{name}step {record['step']:,}: validation {self.task.evaluation_line.format(**record)}{best}")
         elif kind == "checkpoint":
             self._print(f"step {record['step']:,}: saved {record['path']}")
         elif kind in ("warning", "stop", "end"):
             self._print(record["message"])
+        elif kind == "diverged":
+            self._print(f"{record['run']}: {record['message']}; the others go on")
 
     def progress(self, fraction: float, record: Mapping[str, Any]) -> None:
         unit = self.task.unit

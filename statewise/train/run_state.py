@@ -44,15 +44,19 @@ class Progress:
 class RunState:
     """A model in training, its optimiser, its data, and how far it is."""
 
-    def __init__(self, run: RunFolder) -> None:
-        """Begins the run, or takes it up where its last checkpoint left it."""
+    def __init__(self, run: RunFolder, at: int | None = None) -> None:
+        """Begins the run, or takes it up where its last checkpoint left it.
+
+        at: take up the checkpoint of this step (0: begin), whatever came after it; it will be written anew
+        """
         self.run, self.config = run, run.config.train
         self.device = choose_device(self.config.device)
         self.task = open_task(run.config)
         self.batches = self.task.batches
         self.total_steps = self._total_steps()
         self.progress = Progress()
-        self.checkpoint = run.latest()
+        self.checkpoint = run.latest() if at is None else run.checkpoint_path(at) if at else None
+        self.writes_anew = at is not None
         seed_generators(self.config.seed)
         self.model = run.config.model.build()
         if self.checkpoint is not None:
@@ -74,8 +78,8 @@ class RunState:
             epochs = max(1, math.ceil(config.epochs * self.batches.steps_per_epoch / config.accumulation))
         return min((n for n in (config.steps, epochs) if n is not None), default=None)
 
-    def save(self, before: Callable[[], None]) -> Path:
-        """Writes a checkpoint and deletes those that are no longer kept. ``before`` is called first.
+    def save(self, before: Callable[[], None], *, prune: bool = True) -> Path:
+        """Writes a checkpoint and, with ``prune``, deletes those that are no longer kept. ``before`` is called first.
 
         Errors: TrainingError, before anything is written, if a parameter is not finite; CheckpointError if the
                 disk does not take it, saying which checkpoint remains.
@@ -98,12 +102,19 @@ class RunState:
         }
         try:
             before()
-            checkpoints.save(self.model, path, tokenizer=self.task.tokenizer, trainer=(tensors, data))
+            checkpoints.save(
+                self.model, path, tokenizer=self.task.tokenizer, trainer=(tensors, data), overwrite=self.writes_anew
+            )
             self.checkpoint = path
-            checkpoints.prune(self.run.path, self.config.keep_last, self.config.keep_best)
+            if prune:
+                self.prune()
         except (OSError, CheckpointError) as error:
             raise CheckpointError(f"{error}; {self.what_remains()}") from error
         return path
+
+    def prune(self) -> None:
+        """Deletes the checkpoints that are no longer kept."""
+        checkpoints.prune(self.run.path, self.config.keep_last, self.config.keep_best)
 
     def what_remains(self) -> str:
         if self.checkpoint is None:

@@ -52,7 +52,7 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
     if not (math.isfinite(total_value) and math.isfinite(norm_value)):
         set_torch_generators(generators, state.device)
         state.carried = carried
-        raise _not_finite(state, total_value, norm_value, eager)
+        raise not_finite(state, total_value, norm_value, eager)
     if config.clip_norm is not None:
         clip_grads_with_norm_(state.parameters, config.clip_norm, norm)
     state.optimizer.step()
@@ -78,8 +78,11 @@ def _gradients(state: RunState) -> list[Tensor]:
     return [parameter.grad for parameter in state.parameters if parameter.grad is not None]
 
 
-def _not_finite(state: RunState, loss: float, norm: float, eager: Loss) -> TrainingError:
-    """Does the step again, under hooks, to name the layer that it went wrong in."""
+def not_finite(state: RunState, loss: float, norm: float, eager: Loss) -> TrainingError:
+    """Does the step again, under hooks, to name the layer that it went wrong in.
+
+    The generators and the carried state have to be as they were before the step.
+    """
     what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {norm}"
     where = None if is_finite(state.carried) else "the state carried into the step was not finite"
     state.optimizer.zero_grad(set_to_none=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
 
 from statewise.data.base import DataConfig
 from statewise.data.labelled import LabelledData, LabelledDataConfig, open_labelled
@@ -77,6 +80,20 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
             except DataError:  # its fraction is 0
                 continue
         return sizes
+
+    def alike(self, batches: Sequence[LabelledBatch]) -> list[LabelledBatch]:
+        """Where the lengths differ, rows are padded to the longest of all batches."""
+        longest = max(batch.inputs.shape[1] for batch in batches)
+        if all(batch.lengths is None and batch.inputs.shape[1] == longest for batch in batches):
+            return list(batches)
+        padded = []
+        for inputs, targets, lengths in batches:
+            missing = longest - inputs.shape[1]
+            if lengths is None:
+                lengths = torch.full((len(inputs),), inputs.shape[1])
+            behind = (0, 0, 0, missing) if inputs.ndim == 3 else (0, missing)
+            padded.append(LabelledBatch(F.pad(inputs, behind), targets, lengths))
+        return padded
 
     @cached_property
     def batches(self) -> LabelledBatches:

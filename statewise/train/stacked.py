@@ -1,0 +1,321 @@
+"""Training several runs of one configuration, which differ in their seeds and learning rates, as one stack."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from statewise.checkpoints import list_checkpoints
+from statewise.checkpoints.folders import RUN_FILE
+from statewise.configuration import to_dict
+from statewise.errors import CheckpointError, ConfigError, TrainingError
+from statewise.train.config import RunConfig
+from statewise.train.course import Course, TrainResult, end_record, fraction_done, start_record
+from statewise.train.environment import process_settings
+from statewise.train.loop import train
+from statewise.train.metrics import MetricsFile, read_metrics
+from statewise.train.report import Reporter
+from statewise.train.run_folder import METRICS_FILE, open_run
+from statewise.train.run_state import RunState
+from statewise.train.signals import StopSignals
+from statewise.train.stack import Member, Stack
+from statewise.train.stacked_dropout import RandomNumbers
+
+DIVERGED = "diverged"  # the kind of the last line of metrics of a run that was dropped from a stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackResult:
+    """How a stack ended.
+
+    runs:     of those that were trained to the end, or to a signal, by name
+    diverged: why the others were not
+    stacked:  False if they were trained one after the other, as ``train`` does
+    """
+
+    runs: dict[str, TrainResult]
+    diverged: dict[str, str]
+    stacked: bool
+    signal: int | None
+
+    @property
+    def exit_code(self) -> int:
+        """0, or as a shell has it for a signal: 128 plus its number."""
+        return 0 if self.signal is None else 128 + self.signal
+
+    def require_all(self) -> None:
+        """Errors: TrainingError if a run diverged, with the names of all that did and the first one's reason."""
+        if self.diverged:
+            first = next(iter(self.diverged))
+            others = [name for name in self.diverged if name != first]
+            also = f" (and so did {', '.join(others)})" if others else ""
+            raise TrainingError(
+                f"{first} went wrong{also}, the other {len(self.runs)} runs did not; {first}: {self.diverged[first]}"
+            )
+
+
+def seeds_and_rates(config: RunConfig, seeds: int = 1, lrs: Sequence[float] | None = None) -> dict[str, RunConfig]:
+    """The runs of a stack by name: as many seeds, from the configuration's on, each with every learning rate.
+
+    >>> from statewise.train.presets import PRESETS
+    >>> list(seeds_and_rates(PRESETS["digits"](), 2))
+    ['seed-0', 'seed-1']
+    >>> list(seeds_and_rates(PRESETS["digits"](), 1, [1e-3, 3e-3]))
+    ['lr-0.001', 'lr-0.003']
+
+    Errors: ConfigError for no seed, a rate that is there twice, and what TrainConfig refuses.
+    """
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds} is too small; use at least 1")
+    rates = [config.train.lr] if lrs is None else list(lrs)
+    if not rates or len(set(rates)) < len(rates):
+        raise ConfigError(f"--lrs {','.join(map(str, rates))}; give at least one learning rate, each once")
+    runs = {}
+    for lr in rates:
+        for seed in range(config.train.seed, config.train.seed + seeds):
+            parts = ([f"lr-{lr:g}"] if lrs is not None else []) + ([f"seed-{seed}"] if seeds > 1 or not lrs else [])
+            runs["-".join(parts)] = replace(config, train=replace(config.train, seed=seed, lr=lr))
+    if len(runs) < seeds * len(rates):
+        raise ConfigError("two of the learning rates have the same first six digits; give others")
+    return runs
+
+
+def train_stack(
+    runs: Mapping[str, RunConfig | None],
+    folder: Path | str,
+    *,
+    resume: bool = False,
+    reporter: Reporter | None = None,
+) -> StackResult:
+    """Trains runs that differ only in ``train.seed`` and ``train.lr`` side by side, each in ``folder / name``.
+
+    Each folder is a run like any other: it can be evaluated, and gone on with alone. The data's order, the dropout and
+    the initialisation of a run are those of its own seed, its gradient is clipped by its own norm, and up to rounding
+    it becomes what it would be alone. The clock is that of all: seconds in the metrics are of the whole stack.
+
+    A run in which a loss or a gradient is not finite is dropped from the stack, with a last line of kind "diverged" in
+    its metrics; the others go on. With ``resume`` (None: each folder's own configuration) the runs go on from the
+    newest checkpoint that all have, and those that diverged are left as they are. On the CPU, with the same number of
+    threads, every number is then the same, bit for bit, as if the stack had never been stopped.
+
+    Where ``torch.func.vmap`` cannot run the model, the runs are trained one after the other, and the reporter is told.
+
+    Cost:   for small models little more than for one: the time of one model, as long as that is spent between
+            operations and not in them. Memory of all of them.
+    Errors: as :func:`statewise.train.train`; ConfigError if the runs differ in more than seed and learning rate.
+            CheckpointError if those to be resumed have no checkpoint in common. If all diverge, TrainingError.
+    """
+    reporter = Reporter() if reporter is None else reporter
+    folder = Path(folder)
+    _require_alike({name: run for name, run in runs.items() if run is not None})
+    diverged = {name: why for name in runs if (why := _diverged(folder / name)) is not None} if resume else {}
+    names = [name for name in runs if name not in diverged]
+    if not names:
+        raise TrainingError(f"every run in {folder} has diverged: {next(iter(diverged.values()))}")
+    step = _common_step(folder, names) if resume else None
+    with ExitStack() as stack:
+        stack.callback(reporter.close)
+        members: list[Member] = []
+        courses: dict[str, Course] = {}
+        for name in names:
+            begun = resume and (folder / name / RUN_FILE).exists()
+            run = stack.enter_context(open_run(folder / name, runs[name], resume=begun))
+            if not members:
+                stack.enter_context(process_settings(run.config.train))
+            state = RunState(run, at=step)
+            members.append(Member(name, state, RandomNumbers(state.device)))
+        _require_alike({member.name: member.state.run.config for member in members})
+        joined = Stack(members)
+        with _quiet():
+            refusal = joined.refusal()
+        if refusal is None:
+            for member in members:
+                member.state.run.write_config()
+                metrics = stack.enter_context(
+                    MetricsFile(member.state.run.metrics_path, keep_to_step=member.state.progress.step)
+                )
+                courses[member.name] = Course(member.state, metrics, reporter, member.name)
+            stop = stack.enter_context(StopSignals())
+            stack.enter_context(_quiet())
+            return _loop(joined, courses, diverged, folder, reporter, stop)
+    return _one_by_one(runs, names, folder, resume, reporter, refusal, diverged)
+
+
+def _loop(
+    joined: Stack,
+    courses: dict[str, Course],
+    diverged: dict[str, str],
+    folder: Path,
+    reporter: Reporter,
+    stop: StopSignals,
+) -> StackResult:
+    def lose(member: Member, error: TrainingError) -> None:
+        course, step = courses[member.name], member.state.progress.step
+        diverged[member.name] = str(error)
+        course.write({"kind": DIVERGED, "step": step + 1, "message": str(error)})
+        del courses[member.name]
+        if not courses:
+            raise error
+
+    def each(do: Callable[[Course], Any]) -> list[Any]:
+        """``do`` for every member with its random numbers; one for which it fails is dropped."""
+        results: list[Any] = []
+        lost = []
+        for member in list(joined.members):
+            try:
+                with member.numbers.in_use():
+                    results.append(do(courses[member.name]))
+            except TrainingError as error:
+                lose(member, error)
+                lost.append(member)
+        if lost:
+            joined.drop(lost)
+        return results
+
+    def save(course: Course) -> None:
+        if not course.is_saved:
+            course.state.save(course.metrics.sync, prune=False)
+
+    def save_all() -> None:
+        # Each keeps its older ones until all have the new one: whenever this is stopped, there is one that all have
+        each(save)
+        each(lambda course: course.state.prune())
+        state = joined.members[0].state
+        reporter.event({"kind": "checkpoint", "step": state.progress.step, "path": str(folder), "runs": [*courses]})
+
+    first = joined.members[0].state
+    reporter.begin(first.task)
+    reporter.event(start_record(first) | {"folder": str(folder), "runs": [*courses]})
+    begun = time.monotonic() - first.progress.seconds
+    done = fraction_done(first) >= 1
+
+    def tick() -> None:
+        for course in courses.values():
+            course.state.progress.seconds = time.monotonic() - begun
+
+    while not done and stop.received is None:
+        step_begun = time.monotonic()
+        went, wrong = joined.update()
+        seconds = time.monotonic() - step_begun
+        for member, error in wrong:
+            lose(member, error)
+        tick()
+        first = joined.members[0].state
+        done = fraction_done(first) >= 1
+        records = []
+        for step in went:
+            course = courses[step.member.name]
+            records.append(course.count(step.loss, step.norm, step.lr, seconds))
+        reporter.progress(fraction_done(first), _together(records, first.task.unit))
+        for step, record in zip(went, records):
+            courses[step.member.name].log(record, done)
+        # Asked of every course, here and below: each has a clock of its own that has to be set
+        is_best, due = False, [course.should_evaluate(done) for course in courses.values()]
+        if any(due):
+            is_best = any(each(Course.evaluate))
+            tick()
+        due = [course.should_save(is_best, done) for course in courses.values()]
+        if any(due):
+            save_all()
+            tick()
+    if not done and not all(course.is_saved for course in courses.values()):
+        save_all()
+    stopped_by = None if done else stop.received
+    last = joined.members[0].state
+    reporter.event(end_record(last, stopped_by, folder) | {"runs": [*courses], "diverged": [*diverged]})
+    results = {name: course.result(stopped_by) for name, course in courses.items()}
+    return StackResult(runs=results, diverged=diverged, stacked=True, signal=stopped_by)
+
+
+def _one_by_one(
+    runs: Mapping[str, RunConfig | None],
+    names: list[str],
+    folder: Path,
+    resume: bool,
+    reporter: Reporter,
+    refusal: str,
+    diverged: dict[str, str],
+) -> StackResult:
+    message = f"the runs are trained one after the other, since this model cannot be stacked: {refusal}"
+    reporter.event({"kind": "warning", "step": 0, "message": message})
+    results, stopped_by = {}, None
+    for name in names:
+        try:
+            begun = resume and (folder / name / RUN_FILE).exists()
+            results[name] = train(runs[name], folder / name, resume=begun, reporter=reporter)
+        except TrainingError as error:
+            diverged[name] = str(error)
+            continue
+        stopped_by = results[name].signal
+        if stopped_by is not None:
+            break
+    if not results:
+        raise TrainingError(next(iter(diverged.values())))
+    return StackResult(runs=results, diverged=diverged, stacked=False, signal=stopped_by)
+
+
+def _together(records: list[dict[str, Any]], unit: str) -> dict[str, Any]:
+    """The records of a step as one: means, and how fast all are."""
+    mean = {key: value for key, value in records[0].items() if not isinstance(value, float)}
+    for key, value in records[0].items():
+        if isinstance(value, float):
+            mean[key] = sum(record[key] for record in records) / len(records)
+    speed = f"{unit}_per_second"
+    return mean | {speed: sum(record[speed] for record in records)}
+
+
+def _require_alike(runs: Mapping[str, RunConfig]) -> None:
+    plain = {}
+    for name, run in runs.items():
+        data: Any = json.loads(json.dumps(to_dict(run)))
+        plain[name] = data | {"train": {k: v for k, v in data["train"].items() if k not in ("seed", "lr")}}
+    for name, data in plain.items():
+        first, expected = next(iter(plain.items()))
+        if data != expected:
+            part = next(key for key in expected if data[key] != expected[key])
+            raise ConfigError(
+                f"{name} and {first} differ in {part}; runs that are trained side by side may differ in train.seed and "
+                "train.lr alone"
+            )
+
+
+def _diverged(run: Path) -> str | None:
+    """Why a run was dropped from its stack; None if it was not."""
+    if not (run / METRICS_FILE).exists():
+        return None
+    last = [{}, *read_metrics(run / METRICS_FILE)][-1]
+    return str(last["message"]) if last.get("kind") == DIVERGED else None
+
+
+def _common_step(folder: Path, names: list[str]) -> int:
+    """The newest step of which all have a checkpoint, 0 if none has one.
+
+    Errors: CheckpointError if they have none in common.
+    """
+    steps = [
+        {c.step for c in list_checkpoints(folder / name)} if (folder / name / RUN_FILE).exists() else set[int]()
+        for name in names
+    ]
+    common = set.intersection(*steps)
+    if common:
+        return max(common)
+    if any(steps) and all(steps):
+        raise CheckpointError(
+            f"the runs in {folder} have no checkpoint of the same step; go on with each alone, as in "
+            f"statewise train --resume {folder / names[0]}"
+        )
+    return 0
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without PyTorch's remark that vmap runs an operation, such as attention, once for each model."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        yield
