@@ -2,4 +2,5 @@
 
 from statewise.kernels.batching import merged
 
-vmap_rule = merged("ssd", {"x": 0, "log_a": 0, "B": 0, "C": 0, "h0": 0, "segments": 0}, (0, 0))
+_BY_ROWS = ("x", "log_a", "B", "C", "h0", "dt", "D", "segments")
+vmap_rule = merged("ssd", dict.fromkeys(_BY_ROWS, 0), (0, 0))
