@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from statewise import __version__
+from statewise import __version__, native
 from statewise.kernels import describe
 from statewise.mixers.base import Mixer
 from statewise.models.base import Model
 from statewise.models.block import Block
 from statewise.models.evaluation_mode import evaluation_mode
+from statewise.native.threads import runtime
 
 PROBE_TOKENS = 1024
 
@@ -31,7 +32,22 @@ def environment() -> dict[str, Any]:
         "device": f"cuda ({', '.join(cuda)})" if cuda else "cpu",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "c_kernels": _c_kernels(),
         "kernels": [status._asdict() for status in describe()],
+    }
+
+
+def _c_kernels() -> dict[str, Any]:
+    """Whether the C library is there and, if not, why; its instruction set; the threads that it shares with PyTorch."""
+    if not native.available():
+        return {"available": False, "why_not": native.why_not()}
+    threads = runtime()
+    return {
+        "available": True,
+        "library": str(native.library_path()),
+        "instruction_set": native.instruction_set(),
+        "instruction_sets": list(native.instruction_sets()),
+        "threads": "one: no OpenMP runtime of PyTorch's was found" if threads is None else f"those of {threads}",
     }
 
 

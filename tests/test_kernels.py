@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from statewise import kernels
 from statewise.errors import InputError
 from statewise.kernels import describe
 from statewise.kernels.linear_scan import linear_scan, linear_scan_reference
@@ -104,12 +106,19 @@ def test_opcheck(name: str) -> None:
     ids = _segments(2, 7)
     x, log_a, B, C, h0 = ssd_case(7, True)[2]
     y = ssd(x, log_a, B, C, h0, ids)[0].detach()
+    bias = torch.randn(3, dtype=D, requires_grad=True)
     samples = {
         "linear_scan": scan_case(7)[2],
-        "short_convolution": [*convolution_case(7, True)[2], ids],
-        "short_convolution_backward": [torch.randn(2, 7, 3, 2, dtype=D), *convolution_case(7, True)[2], ids],
-        "ssd": [x, log_a, B, C, h0, ids, 4],
-        "ssd_backward": [torch.randn_like(y), torch.randn_like(h0), x, log_a, B, C, h0, ids, 4],
+        "short_convolution": [*convolution_case(7, True)[2], bias, ids, True],
+        "short_convolution_backward": [
+            torch.randn(2, 7, 3, 2, dtype=D),
+            *convolution_case(7, True)[2],
+            bias,
+            ids,
+            True,
+        ],
+        "ssd": [x, log_a, B, C, h0, None, None, ids, 4],
+        "ssd_backward": [torch.randn_like(y), torch.randn_like(h0), x, log_a, B, C, h0, None, None, ids, 4],
     }
     torch.use_deterministic_algorithms(False)  # opcheck compares memory that an operator is free to leave as it is
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
@@ -160,8 +169,9 @@ def test_rows_in_blocks(monkeypatch: pytest.MonkeyPatch, segments: bool) -> None
     ids = torch.cat([_segments(2, 9), _segments(2, 9)[:1]]) if segments else None
     results = []
     for numbers in (2**18, 9 * 4 * 2 * 2, 1):
-        monkeypatch.setattr("statewise.kernels.ssd._CACHED_NUMBERS", numbers)
-        y, h = ssd(*inputs, ids, chunk_length=4)
+        monkeypatch.setattr("statewise.kernels.ssd.blocks.CACHED_NUMBERS", numbers)
+        with kernels.use("torch"):
+            y, h = ssd(*inputs, ids, chunk_length=4)
         results.append((y, h, *torch.autograd.grad(y.sin().sum() + h.sin().sum(), inputs)))
     y, h = ssd_reference(*inputs, ids)
     results.append((y, h, *torch.autograd.grad(y.sin().sum() + h.sin().sum(), inputs)))
@@ -208,7 +218,11 @@ def test_shapes_that_disagree_are_refused(call: Callable) -> None:
     assert "got" in str(error.value)
 
 
-def test_describe_names_every_kernel() -> None:
-    names = {status.kernel for status in describe()}
-    assert names == {"cauchy", "fft_convolution", "linear_scan", "short_convolution", "ssd", "vandermonde"}
+def test_describe_names_every_kernel_and_says_why() -> None:
+    folders = {path.parent.name for path in Path(kernels.__file__).parent.glob("*/__init__.py")}
+    assert {status.kernel for status in describe()} == folders
     assert all(status.path and status.others for status in describe())
+    with kernels.use("torch"):
+        for status in describe():
+            assert status.path.startswith("PyTorch: ")
+            assert status.others["C"].startswith("PyTorch was asked for, by kernels.use or STATEWISE_KERNELS")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from statewise.kernels.backend import use
+from statewise import native
+from statewise.kernels.backend import backend, use
 
-__all__ = ["KernelStatus", "describe", "use"]
+__all__ = ["KernelStatus", "backend", "describe", "use"]
 
 
 class KernelStatus(NamedTuple):
@@ -17,20 +18,60 @@ class KernelStatus(NamedTuple):
     others: dict[str, str]
 
 
+class _Paths(NamedTuple):
+    """How a kernel goes about it in C, and in PyTorch."""
+
+    c: str
+    torch: str
+
+
 _PATHS = {
-    "cauchy": "PyTorch, real arithmetic over conjugate pairs, in blocks that stay in the cache",
-    "fft_convolution": "PyTorch, FFTs by overlap-save in blocks of channels, and a written-out adjoint",
-    "linear_scan": "PyTorch, blocked in about 2 sqrt(length) vectorised steps",
-    "short_convolution": "PyTorch, one multiply-add over the sequence for each tap",
-    "ssd": "PyTorch, matrix products over chunks and a written-out adjoint",
-    "vandermonde": "PyTorch, two tables of about sqrt(length) powers and a matrix product",
+    "cauchy": _Paths(
+        "all numerators of a node at once, nothing stored but the sums",
+        "real arithmetic over conjugate pairs, in blocks that stay in the cache",
+    ),
+    "fft_convolution": _Paths(
+        "FFTs with the channels in the lanes of a vector, no transposes",
+        "FFTs by overlap-save in blocks of channels, and a written-out adjoint",
+    ),
+    "gated_rms_norm": _Paths("one pass over each row", "several passes of PyTorch's operations"),
+    "linear": _Paths("blocked products at the speed of the vector units", "oneDNN for float32, else PyTorch's choice"),
+    "linear_cross_entropy": _Paths(
+        "products and the softmax's exponentials over blocks of tokens, no logits kept",
+        "the same blocks by PyTorch's operations",
+    ),
+    "linear_scan": _Paths("states in registers, time walked once", "blocked in about 2 sqrt(length) vectorised steps"),
+    "rms_norm": _Paths("one pass over each row", "PyTorch's own"),
+    "selective_scan": _Paths(
+        "channels in vectors, states in registers, kept at the start of each block of steps",
+        "blocks of channels and steps that stay in the cache, and a written-out adjoint",
+    ),
+    "short_convolution": _Paths("one pass for all taps and the activation", "a multiply-add over the sequence per tap"),
+    "ssd": _Paths(
+        "products over chunks in registers, decays never stored",
+        "matrix products over chunks and a written-out adjoint",
+    ),
+    "vandermonde": _Paths(
+        "powers by recurrence in registers, from anchors in float64",
+        "two tables of about sqrt(length) powers and a matrix product",
+    ),
 }
 
 
 def describe() -> list[KernelStatus]:
-    """Which path of each kernel is in use on this machine, and why the others are not."""
-    others = {
-        "C": "not part of this version; the PyTorch path runs on every device",
-        "Triton": "not part of this version; on CUDA the PyTorch path runs",
-    }
-    return [KernelStatus(name, path, dict(others)) for name, path in _PATHS.items()]
+    """Which path of each kernel is in use on this machine, and why the others are not.
+
+    It depends on the installation and on :func:`use`; a kernel may still leave an input to PyTorch that its C code does
+    not take (another device, another dtype), unless "c" was asked for by name.
+    """
+    others = {"Triton": "not part of this version; on CUDA the PyTorch path runs"}
+    if backend() == "torch":
+        reason = "PyTorch was asked for, by kernels.use or STATEWISE_KERNELS"
+    else:
+        reason = native.why_not() or ""
+    if reason:
+        others = {"C": f"{reason}; it would be several times faster", **others}
+        return [KernelStatus(name, f"PyTorch: {paths.torch}", others) for name, paths in _PATHS.items()]
+    others = {"PyTorch": "takes what C does not: other devices and dtypes", **others}
+    where = f"C ({native.instruction_set()})"
+    return [KernelStatus(name, f"{where}: {paths.c}", others) for name, paths in _PATHS.items()]
