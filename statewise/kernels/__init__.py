@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from statewise import native
-from statewise.kernels.backend import backend, use
+from statewise.kernels.backend import backend as _asked_for
+from statewise.kernels.backend import use
 
-__all__ = ["KernelStatus", "backend", "describe", "use"]
+__all__ = ["KernelStatus", "describe", "use"]
 
 
 class KernelStatus(NamedTuple):
@@ -65,7 +66,7 @@ def describe() -> list[KernelStatus]:
     not take (another device, another dtype), unless "c" was asked for by name.
     """
     others = {"Triton": "not part of this version; on CUDA the PyTorch path runs"}
-    if backend() == "torch":
+    if _asked_for() == "torch":
         reason = "PyTorch was asked for, by kernels.use or STATEWISE_KERNELS"
     else:
         reason = native.why_not() or ""

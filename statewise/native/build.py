@@ -29,7 +29,7 @@ ONCE = ("threads.c",)  # compiled for every processor and only once
 
 # No -ffast-math: NaN and infinity propagate, sums keep their order. Products and sums may become one rounding.
 FLAGS = ("-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
-WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas", "-Wno-unknown-warning-option")
+WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1")
 VARIANTS = {
     "avx512": ("-march=x86-64-v4", "-mprefer-vector-width=512", "-DVECTOR_BYTES=64"),
