@@ -13,9 +13,11 @@ from torch import Tensor
 
 from statewise.configuration import from_dict, to_dict
 from statewise.errors import ConfigError, InputError
+from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.mamba import Mamba, MambaConfig, MambaDirection
 from statewise.models.language_model import LanguageModelConfig
+from statewise.models.presets import PRESETS
 from statewise.models.registry import CONFIG_TYPES
 from statewise.train.config import TrainConfig
 from statewise.train.optimizer import parameter_groups
@@ -263,3 +265,26 @@ def test_by_name_in_a_file() -> None:
     config = MambaConfig(d_state=8, dt_rank=3, dt_range=(1e-2, 1e-1))
     data = {"type": "MambaConfig", **to_dict(config)}
     assert from_dict(MixerConfig, data, types=CONFIG_TYPES, where="mixer") == config  # type: ignore[type-abstract]
+
+
+# ---- presets
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "n_parameters"),
+    [
+        ("mamba-130m", 50_280, 129_135_360),  # as published (SPEC C1)
+        ("mamba2-130m", 50_288, 128_989_632),  # as published (SPEC C3)
+        ("hybrid-130m", 50_288, 122_414_568),
+    ],
+)
+def test_presets_of_published_sizes(name: str, vocab_size: int, n_parameters: int) -> None:
+    config = PRESETS[name]()
+    assert (config.vocab_size, config.d_model, len(config.layers)) == (vocab_size, 768, 24)
+    assert (config.norm, config.norm_eps, config.tie_embeddings) == ("rms", 1e-5, True)
+    with torch.device("meta"):
+        model = config.build()
+    assert sum(parameter.numel() for parameter in model.parameters()) == n_parameters
+    assert PRESETS[name](vocab_size=64).vocab_size == 64
+    attention = [i for i, layer in enumerate(config.layers) if isinstance(layer, AttentionConfig)]
+    assert attention == ([5, 11, 17] if name == "hybrid-130m" else [])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.language_model import LanguageModelConfig
 
@@ -29,4 +30,34 @@ def tiny(vocab_size: int = 257) -> LanguageModelConfig:
     return LanguageModelConfig(vocab_size=vocab_size, d_model=32, layers=(mamba, attention))
 
 
-PRESETS: dict[str, Callable[[int], LanguageModelConfig]] = {"demo": demo, "tiny": tiny}
+def mamba_130m(vocab_size: int = 50_280) -> LanguageModelConfig:
+    """Mamba with 129 million parameters, in the sizes of ``state-spaces/mamba-130m``: its vocabulary is that of
+    GPT-NeoX, 50,277 tokens, padded to a multiple of 8."""
+    return LanguageModelConfig(vocab_size=vocab_size, d_model=768, layers=(MambaConfig(),) * 24)
+
+
+def mamba2_130m(vocab_size: int = 50_288) -> LanguageModelConfig:
+    """Mamba-2 with 129 million parameters, in the sizes of ``state-spaces/mamba2-130m``: the same vocabulary, padded to
+    a multiple of 16."""
+    return LanguageModelConfig(vocab_size=vocab_size, d_model=768, layers=(Mamba2Config(),) * 24)
+
+
+def hybrid_130m(vocab_size: int = 50_288) -> LanguageModelConfig:
+    """Mamba-2 with attention as the 6th, 12th and 18th of 24 layers, counted from 1: 122 million parameters.
+
+    The attention has 12 heads of 64, 4 of them for keys and values, rotary positions, and sees all tokens before it.
+    A tenth or so of the layers as attention, spread out, helped most in an ablation of Dao & Gu 2024,
+    arXiv:2405.21060, sec. 9.2.3.
+    """
+    mamba, attention = Mamba2Config(), AttentionConfig(n_heads=12, n_kv_heads=4, d_head=64)
+    layers = tuple(attention if i in (5, 11, 17) else mamba for i in range(24))
+    return LanguageModelConfig(vocab_size=vocab_size, d_model=768, layers=layers)
+
+
+PRESETS: dict[str, Callable[..., LanguageModelConfig]] = {
+    "demo": demo,
+    "tiny": tiny,
+    "mamba-130m": mamba_130m,
+    "mamba2-130m": mamba2_130m,
+    "hybrid-130m": hybrid_130m,
+}
