@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from statewise.kernels.gated_rms_norm import gated_rms_norm
 
 
 class GatedRMSNorm(nn.Module):
@@ -24,13 +25,6 @@ class GatedRMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        y, gate = x.to(dtype), F.silu(z.to(dtype))
-        if not self.norm_before_gate:
-            y = y * gate
-        if self.n_groups == 1:
-            y = F.rms_norm(y, y.shape[-1:], self.weight.to(dtype), self.eps)
-        else:
-            groups = y.unflatten(-1, (self.n_groups, -1))
-            y = F.rms_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2) * self.weight.to(dtype)
-        return (y * gate if self.norm_before_gate else y).to(x.dtype)
+        return gated_rms_norm(
+            x, z, self.weight, self.eps, n_groups=self.n_groups, norm_before_gate=self.norm_before_gate
+        )

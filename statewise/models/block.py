@@ -12,6 +12,7 @@ from statewise.errors import ConfigError
 from statewise.mixers.base import MixerConfig
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.mlp import MLPConfig
+from statewise.models.rms_norm import RMSNorm
 from statewise.operators.masks import build_masks, mask_time
 
 NORMS = ("rms", "layer")  # those that act on each step alone
@@ -19,9 +20,9 @@ BLOCK_NORMS = (*NORMS, "batch")
 PLACEMENTS = ("pre", "post")
 
 
-def build_norm(kind: str, d_model: int, eps: float) -> nn.RMSNorm | nn.LayerNorm:
+def build_norm(kind: str, d_model: int, eps: float) -> RMSNorm | nn.LayerNorm:
     """RMSNorm or LayerNorm over the last axis, both with learned weights."""
-    return nn.RMSNorm(d_model, eps=eps) if kind == "rms" else nn.LayerNorm(d_model, eps=eps)
+    return RMSNorm(d_model, eps=eps) if kind == "rms" else nn.LayerNorm(d_model, eps=eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class Block(nn.Module):
         self.mlp = None if config.mlp is None else config.mlp.build(d_model)
         self.dropout = nn.Dropout(config.dropout)
 
-    def _build_norm(self) -> nn.RMSNorm | nn.LayerNorm | BatchNorm:
+    def _build_norm(self) -> RMSNorm | nn.LayerNorm | BatchNorm:
         config = self.config
         if config.norm == "batch":
             return BatchNorm(self.d_model, eps=config.norm_eps)

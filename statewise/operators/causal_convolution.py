@@ -86,16 +86,30 @@ class CausalConvolution(Operator):
     def direct(
         self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
     ) -> tuple[Tensor, ConvolutionState | None]:
-        """Shifted copies of the input, each times its tap."""
+        """Every input times its taps, in one pass."""
+        return self.direct_with(u, state, masks)
+
+    def direct_with(
+        self,
+        u: Tensor,
+        state: ConvolutionState | None,
+        masks: Masks = NO_MASKS,
+        *,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+    ) -> tuple[Tensor, ConvolutionState | None]:
+        """``direct`` with a bias and an activation in the same pass."""
         dtype = wide(u.dtype, self.taps.dtype)
         history = (
             self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=dtype)
             if state is None
             else state
         ).inputs.to(dtype)
-        x = u.to(dtype)
-        y = short_convolution(x, self.taps.to(dtype), history, masks.segments).to(u.dtype)
-        return y, None if state is None else ConvolutionState(self._final(x, history, masks).to(state.inputs.dtype))
+        y = short_convolution(u, self.taps.to(dtype), history, masks.segments, bias=bias, activation=activation)
+        if state is None:
+            return y.to(u.dtype), None
+        final = self._final(u.to(dtype), history, masks)
+        return y.to(u.dtype), ConvolutionState(final.to(state.inputs.dtype))
 
     def fft(
         self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
@@ -114,6 +128,8 @@ class CausalConvolution(Operator):
         n_kept = history.shape[1]
         if x.shape[1] == 0:
             return history
+        if masks.lengths is None and masks.segments is None and x.shape[1] >= n_kept:
+            return x[:, x.shape[1] - n_kept :].clone()
         past = torch.cat([history, x], 1)
         if masks.lengths is None:
             kept = past[:, x.shape[1] :]

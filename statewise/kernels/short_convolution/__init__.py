@@ -1,4 +1,4 @@
-"""The causal depthwise convolution y_t = sum_i taps_i x_{t-i} as one differentiable operator."""
+"""The causal depthwise convolution y_t = f(bias + sum_i taps_i x_{t-i}) as one differentiable operator."""
 
 from __future__ import annotations
 
@@ -8,82 +8,76 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.backend import c_runs
 from statewise.kernels.registration import register
 from statewise.kernels.short_convolution.batching import vmap_rule
-from statewise.kernels.short_convolution.reference import (
-    columns,
-    same_segment,
-    short_convolution_adjoint,
-    short_convolution_reference,
-)
+from statewise.kernels.short_convolution.native import adjoint_native, forward_native
+from statewise.kernels.short_convolution.reference import short_convolution_adjoint, short_convolution_reference
+from statewise.kernels.short_convolution.shifted import adjoint_shifted, forward_shifted
+from statewise.kernels.stored import full_precision, stored_refusal
 
 __all__ = ["short_convolution", "short_convolution_reference"]
 
 
-def _forward(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None) -> Tensor:
-    length, last = x.shape[1], taps.shape[1] - 1
-    past = torch.cat([history, x], 1)  # one copy; every tap then reads a plain slice of it
-    weight = columns(taps, x.ndim)
-    y = weight[0] * past[:, last:]
-    for i in range(1, last + 1):
-        term = past[:, last - i : last - i + length]
-        if segments is not None:
-            term = term * same_segment(segments, i, x.ndim)
-        y.addcmul_(weight[i], term)
-    return y
+def _forward(
+    x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
+) -> Tensor:
+    refusal = stored_refusal(x=x, taps=taps, history=history, bias=bias, segments=segments)
+    run = forward_native if c_runs("short_convolution", refusal) else forward_shifted
+    return run(x, taps, history, bias, segments, silu)
 
 
-def _fake_forward(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None) -> Tensor:
+def _fake_forward(
+    x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
+) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def _adjoint(
-    grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    length, last = x.shape[1], taps.shape[1] - 1
-    past = torch.cat([history, x], 1)
-    grad_past, grad_taps = torch.zeros_like(past), torch.zeros_like(taps)
-    weight = columns(taps, x.ndim)
-    others = [0, 1, *range(3, x.ndim)]
-    for row in range(x.shape[0]):  # one row at a time stays in the cache through all taps
-        here = slice(row, row + 1)
-        for i in range(last + 1):
-            masked, window = grad[here], slice(last - i, last - i + length)
-            if segments is not None and i > 0:
-                masked = masked * same_segment(segments[here], i, x.ndim)
-            grad_taps[:, i] += (masked * past[here, window]).sum(others)
-            grad_past[here, window].addcmul_(weight[i], masked)
-    return grad_past[:, last:].clone(), grad_taps, grad_past[:, :last].clone()
+    grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    refusal = stored_refusal(x=x, taps=taps, history=history, bias=bias, segments=segments)
+    run = adjoint_native if c_runs("short_convolution", refusal) else adjoint_shifted
+    return run(grad, x, taps, history, bias, segments, silu)
 
 
 def _fake_adjoint(
-    grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dtaps, dhistory = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (x, taps, history))
-    return dx, dtaps, dhistory
+    grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    like = (x, taps, history, taps[:, 0])
+    dx, dtaps, dhistory, dbias = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in like)
+    return dx, dtaps, dhistory, dbias
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, ctx.silu = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return *_short_convolution_backward(grad, *ctx.saved_tensors), None
+    *tensors, bias, segments = ctx.saved_tensors
+    dx, dtaps, dhistory, dbias = _short_convolution_backward(grad, *tensors, bias, segments, ctx.silu)
+    return dx, dtaps, dhistory, None if bias is None else dbias, None, None
 
 
 def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     """The derivative of the adjoint, taken through its plain form: rare, so it need not be fast."""
-    *tensors, segments = ctx.saved_tensors
+    grad, x, taps, history, bias, segments = ctx.saved_tensors
+    dtype = history.dtype
     with torch.enable_grad():
-        leaves = [m.detach().requires_grad_() for m in tensors]
-        grad, x, taps, history = leaves
-        first = short_convolution_adjoint(grad, x, taps, history, segments)
-        return *torch.autograd.grad(first, leaves, grads, materialize_grads=True), None
+        given = (grad, x, taps, history, torch.zeros_like(taps[:, 0]) if bias is None else bias)
+        leaves = [m.detach().to(dtype).requires_grad_() for m in given]
+        g, u, w, h, offset = leaves
+        first = short_convolution_adjoint(g, u, w, h, offset, segments, ctx.silu)
+        outer = [g.to(dtype) for g in grads]
+        second = torch.autograd.grad(first, leaves, outer, materialize_grads=True)
+    *others, dbias = (s.to(m.dtype) for s, m in zip(second, given))
+    return *others, None if bias is None else dbias, None, None
 
 
 _short_convolution = register(
     "short_convolution",
-    "(Tensor x, Tensor taps, Tensor history, Tensor? segments) -> Tensor",
+    "(Tensor x, Tensor taps, Tensor history, Tensor? bias, Tensor? segments, bool silu) -> Tensor",
     _forward,
     fake=_fake_forward,
     setup_context=_setup_context,
@@ -92,7 +86,8 @@ _short_convolution = register(
 )
 _short_convolution_backward = register(
     "short_convolution_backward",
-    "(Tensor grad, Tensor x, Tensor taps, Tensor history, Tensor? segments) -> (Tensor, Tensor, Tensor)",
+    "(Tensor grad, Tensor x, Tensor taps, Tensor history, Tensor? bias, Tensor? segments, bool silu) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     _adjoint,
     fake=_fake_adjoint,
     setup_context=_setup_context,
@@ -100,15 +95,26 @@ _short_convolution_backward = register(
 )
 
 
-def short_convolution(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None = None) -> Tensor:
-    """Causal depthwise convolution: y_t = sum_{i < n_taps} taps_i * x_{t-i}.
+def short_convolution(
+    x: Tensor,
+    taps: Tensor,
+    history: Tensor,
+    segments: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """Causal depthwise convolution: y_t = f(bias + sum_{i < n_taps} taps_i * x_{t-i}).
 
-    Shapes:   x: (batch, length, width, ...)   taps: (width, n_taps)   history: (batch, n_taps - 1, width, ...),
-              the inputs before x, oldest first   ->   y like x.
+    Shapes:   x: (batch, length, width, ...)   taps: (width, n_taps)   bias: (width,)
+              history: (batch, n_taps - 1, width, ...), the inputs before x, oldest first   ->   y like x.
               segments: (batch, length) integers that never fall; inputs of another segment (the history is
               segment 0) count as zero.
-    Cost:     O(length * width * n_taps), one pass over the input for each tap.
-    Errors:   InputError if the shapes disagree; the message gives them.
+              activation: f, "silu" or None for the identity
+    Cost:     O(length * width * n_taps): in C one pass over x, and for the gradients one over x and dy; in PyTorch one
+              for each tap.
+    Numerics: computed in float32, or float64 if x is; y in the dtype of x.
+    Errors:   InputError if the shapes disagree, or for another activation.
     Source:   the "conv1d" of Mamba, Gu & Dao 2023, arXiv:2312.00752, fig. 3.
 
     >>> short_convolution(torch.ones(1, 3, 1), torch.tensor([[1.0, 10.0]]), torch.zeros(1, 1, 1)).flatten()
@@ -120,5 +126,14 @@ def short_convolution(x: Tensor, taps: Tensor, history: Tensor, segments: Tensor
             "short_convolution needs x (batch, length, width, ...), taps (width, n_taps) and history "
             f"(batch, n_taps - 1, width, ...); got {tuple(x.shape)}, {tuple(taps.shape)}, {tuple(history.shape)}"
         )
-    y: Tensor = _short_convolution(x, taps, history, segments)
+    if bias is not None and bias.shape != taps.shape[:1]:
+        raise InputError(f"short_convolution needs a bias of shape ({taps.shape[0]},); got {tuple(bias.shape)}")
+    if segments is not None and segments.shape != x.shape[:2]:
+        raise InputError(f"short_convolution needs segments of shape {tuple(x.shape[:2])}; got {tuple(segments.shape)}")
+    if activation not in (None, "silu"):
+        raise InputError(f'short_convolution has the activations "silu" and None; got {activation!r}')
+    dtype = torch.promote_types(full_precision(x.dtype), torch.promote_types(taps.dtype, history.dtype))
+    x = x if full_precision(x.dtype) == dtype else x.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    y: Tensor = _short_convolution(x, taps.to(dtype), history.to(dtype), bias, segments, activation == "silu")
     return y
