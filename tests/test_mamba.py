@@ -169,7 +169,7 @@ def by_definition(mixer: Mamba, x: Tensor) -> Tensor:
     """One document: each direction with the weights it has, the backward one on the flipped sequence."""
 
     def middle(direction: MambaDirection, u: Tensor, z: Tensor) -> Tensor:
-        convolved = F.silu(direction.convolution(u)[0])
+        convolved = direction.convolution(u)[0]
         return direction.operator(convolved, z)(convolved, form="recurrent")[0]
 
     u, z = mixer.in_proj(x).chunk(2, -1)

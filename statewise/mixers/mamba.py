@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise import hippo
@@ -141,7 +140,7 @@ class MambaDirection(nn.Module):
         super().__init__()
         self.config = config
         self.sizes = [dt_rank, config.d_state, config.d_state]  # dt; B; C
-        self.convolution = ShortConvolution(d_inner, config.n_taps, bias=config.convolution_bias)
+        self.convolution = ShortConvolution(d_inner, config.n_taps, bias=config.convolution_bias, activation="silu")
         self.x_proj = Linear(d_inner, sum(self.sizes), bias=False)
         self.dt_proj = Linear(dt_rank, d_inner, bias=False)  # its bias is dynamics.dt_bias
         self.dynamics = MambaDynamics(d_inner, config)
@@ -160,7 +159,6 @@ class MambaDirection(nn.Module):
         """u, z: (batch, length, d_inner) -> the same."""
         before, before_ssm = (None, None) if state is None else state
         x, convolution = self.convolution(u, before, lengths=lengths, starts=starts)
-        x = F.silu(x)
         y, ssm = self.operator(x, z)(x, before_ssm, lengths=lengths, starts=starts)
         return y, None if convolution is None else MambaState(convolution, ssm)
 
