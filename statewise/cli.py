@@ -79,6 +79,13 @@ def train(
     length: Annotated[int | None, typer.Option(help="Tokens in a sequence of text (train.length).")] = None,
     lr: Annotated[float | None, typer.Option(help="The highest learning rate (train.lr).")] = None,
     seed: Annotated[int | None, typer.Option(help="Of parameters, dropout and data order (train.seed).")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train so many seeds side by side, from train.seed on: runs in --out."),
+    ] = None,
+    lrs: Annotated[
+        str | None, typer.Option(help="Learning rates to train side by side, as 1e-3,3e-3; with --seeds each of both.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (train.device).")] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the run as JSON, for --config, and stop.")
@@ -89,6 +96,9 @@ def train(
     --steps, --epochs and --minutes together replace the budget of the preset or file: the run then ends by whichever is
     given. With --resume the run's own run.json is the file; another given by --config must agree with it, but for the
     budget, the place of the data, what is left on the way, and the machine.
+
+    With --seeds or --lrs the folder holds several runs, each as if it had been trained alone, and --resume takes them
+    all up, or one of them.
     """
     if preset is not None and config is not None:
         raise typer.BadParameter("a run comes from one of --preset and --config, not from both", param_hint="--config")
@@ -114,7 +124,27 @@ def train(
         "train.seed": seed,
         "train.device": device,
     }
+    several = seeds is not None or lrs is not None
+    if several and resume is not None:
+        raise typer.BadParameter(
+            "which runs a folder holds is settled when they begin; leave out --seeds and --lrs",
+            param_hint="--seeds" if lrs is None else "--lrs",
+        )
+    if lrs is not None and lr is not None:
+        raise typer.BadParameter("give the learning rates by --lrs, or one by --lr", param_hint="--lrs")
+    if resume is not None and not print_config:
+        from statewise.train.stack_folder import runs_in
+
+        names = runs_in(resume)
+        if names is not None:
+            runs = {name: _run_config(None, config, resume / name, flags, assignments or []) for name in names}
+            _train_stack(runs, resume, resume=True)
     run = _run_config(preset, config, resume, flags, assignments or [])
+    if several and not print_config:
+        from statewise.train.stack_folder import seeds_and_rates
+
+        assert out is not None  # since this is no resume
+        _train_stack(seeds_and_rates(run, 1 if seeds is None else seeds, _rates(lrs)), out, resume=False)
     if print_config:
         _print_run(run)
         return
@@ -394,6 +424,26 @@ def _run_config(
     config = assign(config, [*given, *assignments], types=run_types())
     from_preset = file is None and resume is None
     return fit_model(config, {text.split("=")[0].strip() for text in assignments}) if from_preset else config
+
+
+def _rates(text: str | None) -> list[float] | None:
+    """Learning rates from "1e-3,3e-3"."""
+    try:
+        return None if text is None else [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1e-3,3e-3", param_hint="--lrs") from None
+
+
+def _train_stack(runs: dict[str, Any], folder: Path, *, resume: bool) -> NoReturn:
+    from statewise.train.report import make_reporter
+    from statewise.train.stack_folder import begin_folder
+    from statewise.train.stacked import train_stack
+
+    if not resume:
+        begin_folder(folder, list(runs))
+    result = train_stack(runs, folder, resume=resume, reporter=make_reporter())
+    result.require_all()
+    raise typer.Exit(result.exit_code)
 
 
 def _print_run(run: Any) -> None:

@@ -11,6 +11,7 @@ from statewise.train.optimizer import groups_table
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from statewise.train.tasks.base import Task
 
@@ -25,7 +26,8 @@ class Reporter:
     of the run that is done and that step's "train" record. Before all, ``begin`` tells what is trained for.
 
     Of runs that are trained side by side "train", "evaluation" and "diverged" (one was dropped) have the name of theirs
-    under "run", the others the names of all under "runs"; ``progress`` hears of the mean.
+    under "run", the others the names of all under "runs"; ``progress`` hears of the mean, and at the end there is a
+    "summary".
     """
 
     def begin(self, task: Task[Any, Any]) -> None:
@@ -91,6 +93,8 @@ class TerminalReporter(Reporter):
             self._print(f"step {record['step']:,}: saved {record['path']}")
         elif kind in ("warning", "stop", "end"):
             self._print(record["message"])
+        elif kind == "summary":
+            self.console.print(summary_table(record))
         elif kind == "diverged":
             self._print(f"{record['run']}: {record['message']}; the others go on")
 
@@ -113,6 +117,23 @@ class TerminalReporter(Reporter):
 
     def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def summary_table(record: Mapping[str, Any]) -> Table:
+    """The "summary" of runs that were trained side by side, as a table that rich can print."""
+    from rich.table import Table
+
+    table = Table("run", title="after the last step, validation split", title_justify="left")
+    table.add_column(record["metric"].replace("_", " "), justify="right")
+    for name, score in record["validation"].items():
+        table.add_row(name, f"{score:.4f}")
+    for name in record["diverged"]:
+        table.add_row(name, "diverged")
+    if record["mean"] is not None:
+        spread = record["standard_deviation"]
+        deviation = "" if spread is None else f" ({spread:.4f})"
+        table.add_row("mean (standard deviation)", f"{record['mean']:.4f}{deviation}")
+    return table
 
 
 def make_reporter(stream: TextIO | None = None) -> Reporter:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,32 +61,6 @@ class StackResult:
             )
 
 
-def seeds_and_rates(config: RunConfig, seeds: int = 1, lrs: Sequence[float] | None = None) -> dict[str, RunConfig]:
-    """The runs of a stack by name: as many seeds, from the configuration's on, each with every learning rate.
-
-    >>> from statewise.train.presets import PRESETS
-    >>> list(seeds_and_rates(PRESETS["digits"](), 2))
-    ['seed-0', 'seed-1']
-    >>> list(seeds_and_rates(PRESETS["digits"](), 1, [1e-3, 3e-3]))
-    ['lr-0.001', 'lr-0.003']
-
-    Errors: ConfigError for no seed, a rate that is there twice, and what TrainConfig refuses.
-    """
-    if seeds < 1:
-        raise ConfigError(f"--seeds {seeds} is too small; use at least 1")
-    rates = [config.train.lr] if lrs is None else list(lrs)
-    if not rates or len(set(rates)) < len(rates):
-        raise ConfigError(f"--lrs {','.join(map(str, rates))}; give at least one learning rate, each once")
-    runs = {}
-    for lr in rates:
-        for seed in range(config.train.seed, config.train.seed + seeds):
-            parts = ([f"lr-{lr:g}"] if lrs is not None else []) + ([f"seed-{seed}"] if seeds > 1 or not lrs else [])
-            runs["-".join(parts)] = replace(config, train=replace(config.train, seed=seed, lr=lr))
-    if len(runs) < seeds * len(rates):
-        raise ConfigError("two of the learning rates have the same first six digits; give others")
-    return runs
-
-
 def train_stack(
     runs: Mapping[str, RunConfig | None],
     folder: Path | str,
@@ -136,6 +111,10 @@ def train_stack(
             refusal = joined.refusal()
         if refusal is None:
             for member in members:
+                newest = member.state.run.latest()
+                if newest != member.state.checkpoint:
+                    message = f"{member.name} goes back from {newest} to step {step}, the newest that all runs have"
+                    reporter.event({"kind": "warning", "step": step, "message": message})
                 member.state.run.write_config()
                 metrics = stack.enter_context(
                     MetricsFile(member.state.run.metrics_path, keep_to_step=member.state.progress.step)
@@ -143,8 +122,11 @@ def train_stack(
                 courses[member.name] = Course(member.state, metrics, reporter, member.name)
             stop = stack.enter_context(StopSignals())
             stack.enter_context(_quiet())
-            return _loop(joined, courses, diverged, folder, reporter, stop)
-    return _one_by_one(runs, names, folder, resume, reporter, refusal, diverged)
+            result = _loop(joined, courses, diverged, folder, reporter, stop)
+    if refusal is not None:
+        result = _one_by_one(runs, names, folder, resume, reporter, refusal, diverged)
+    reporter.event(summary(result))
+    return result
 
 
 def _loop(
@@ -231,6 +213,20 @@ def _loop(
     reporter.event(end_record(last, stopped_by, folder) | {"runs": [*courses], "diverged": [*diverged]})
     results = {name: course.result(stopped_by) for name, course in courses.items()}
     return StackResult(runs=results, diverged=diverged, stacked=True, signal=stopped_by)
+
+
+def summary(result: StackResult) -> dict[str, Any]:
+    """The last validation of each run, their mean and standard deviation: a record of the kind "summary"."""
+    scores = {name: run.validation for name, run in result.runs.items() if run.validation is not None}
+    values = list(scores.values())
+    return {
+        "kind": "summary",
+        "metric": next(iter(result.runs.values())).metric,
+        "validation": scores,
+        "mean": statistics.fmean(values) if values else None,
+        "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
+        "diverged": [*result.diverged],
+    }
 
 
 def _one_by_one(
