@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from statewise import kernels, native
 from statewise.errors import InputError
 from statewise.kernels.cauchy import blocked, cauchy, cauchy_reference
 from statewise.kernels.fft_convolution import blocked as overlap_save
@@ -23,11 +24,14 @@ D, Z = torch.float64, torch.complex128
 Case = tuple[Callable[..., Tensor], Callable[..., Tensor], list[Tensor]]
 
 
-@pytest.fixture(autouse=True)
-def _poisoned_memory() -> Iterator[None]:
+@pytest.fixture(autouse=True, params=["torch", "c"])
+def _each_path_on_poisoned_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     """torch.empty gives NaN, so that a kernel that reads what it did not write is found out."""
+    if request.param == "c" and not native.available():
+        pytest.skip(f"no C kernels: {native.why_not()}")
     torch.use_deterministic_algorithms(True)
-    yield
+    with kernels.use(request.param):
+        yield
     torch.use_deterministic_algorithms(False)
 
 

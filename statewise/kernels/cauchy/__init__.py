@@ -8,12 +8,23 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.backend import c_runs, refusal_of
+from statewise.kernels.cauchy import blocked, native
 from statewise.kernels.cauchy.batching import vmap_rule
-from statewise.kernels.cauchy.blocked import backward, forward
 from statewise.kernels.cauchy.reference import cauchy_reference
 from statewise.kernels.registration import register
 
 __all__ = ["cauchy", "cauchy_reference"]
+
+
+def _forward(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
+    path = native if c_runs("cauchy", refusal_of(v=v, z=z, Lambda=Lambda)) else blocked
+    return path.forward(v, z, Lambda)
+
+
+def _adjoint(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor, with_z: bool) -> tuple[Tensor, Tensor, Tensor]:
+    path = native if c_runs("cauchy", refusal_of(grad=grad, v=v, z=z, Lambda=Lambda)) else blocked
+    return path.backward(grad, v, z, Lambda, with_z)
 
 
 def _fake_forward(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
@@ -47,7 +58,7 @@ def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 _cauchy = register(
     "cauchy",
     "(Tensor v, Tensor z, Tensor Lambda) -> Tensor",
-    forward,
+    _forward,
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
@@ -56,7 +67,7 @@ _cauchy = register(
 _cauchy_backward = register(
     "cauchy_backward",
     "(Tensor grad, Tensor v, Tensor z, Tensor Lambda, bool with_z) -> (Tensor, Tensor, Tensor)",
-    backward,
+    _adjoint,
     fake=_fake_adjoint,
     setup_context=_setup_context,
     backward=_second_backward,

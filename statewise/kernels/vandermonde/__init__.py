@@ -8,12 +8,23 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.backend import c_runs, refusal_of
 from statewise.kernels.registration import register
+from statewise.kernels.vandermonde import native, two_level
 from statewise.kernels.vandermonde.batching import vmap_rule
 from statewise.kernels.vandermonde.reference import vandermonde_differentiable, vandermonde_reference
-from statewise.kernels.vandermonde.two_level import backward, forward
 
 __all__ = ["vandermonde", "vandermonde_reference"]
+
+
+def _forward(c: Tensor, A: Tensor, length: int) -> Tensor:
+    path = native if c_runs("vandermonde", refusal_of(c=c, A=A)) else two_level
+    return path.forward(c, A, length)
+
+
+def _adjoint(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    path = native if c_runs("vandermonde", refusal_of(grad=grad, c=c, A=A)) else two_level
+    return path.backward(grad, c, A)
 
 
 def _fake_forward(c: Tensor, A: Tensor, length: int) -> Tensor:
@@ -50,7 +61,7 @@ def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 _vandermonde = register(
     "vandermonde",
     "(Tensor c, Tensor A, SymInt length) -> Tensor",
-    forward,
+    _forward,
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
@@ -59,7 +70,7 @@ _vandermonde = register(
 _vandermonde_backward = register(
     "vandermonde_backward",
     "(Tensor grad, Tensor c, Tensor A) -> (Tensor, Tensor)",
-    backward,
+    _adjoint,
     fake=_fake_adjoint,
     setup_context=_setup_second,
     backward=_second_backward,
