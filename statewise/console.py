@@ -119,7 +119,9 @@ def write_generated(
         print(f"[{speed:,.0f} tokens/s, seed {seed}]", file=sys.stderr)
 
 
-def show_evaluation(record: dict[str, Any], tables: Sequence[ResultTable], *, as_json: bool | None) -> None:
+def show_evaluation(
+    record: dict[str, Any] | list[dict[str, Any]], tables: Sequence[ResultTable], *, as_json: bool | None
+) -> None:
     """Tables on a terminal, the record as one JSON object elsewhere, unless ``as_json`` decides."""
     if _wants_json(as_json):
         print(json.dumps(record))

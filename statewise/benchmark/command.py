@@ -1,0 +1,73 @@
+"""What `statewise benchmark` and `statewise profile` do: threads, progress on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statewise.benchmark.bars import run_bars
+from statewise.benchmark.plot import plot_cost, require_plot
+from statewise.benchmark.profile import STEPS, profile_model
+from statewise.benchmark.promises import all_bars
+from statewise.benchmark.run import find_workload, run_workload
+from statewise.benchmark.workloads.models import PRESET_NAMES, VOCABULARY
+from statewise.errors import ConfigError
+from statewise.models.language_model import LanguageModel
+from statewise.models.presets import PRESETS
+
+
+def run_bars_here(*, quick: bool, seconds: float, threads: int | None) -> list[dict[str, Any]]:
+    _set_threads(threads)
+    return run_bars(all_bars(), quick=quick, seconds=seconds, progress=_progress())
+
+
+def run_workload_here(
+    name: str, *, quick: bool, seconds: float, threads: int | None, memory: bool, plot: Path | None
+) -> dict[str, Any]:
+    """Errors: ConfigError for a name there is not, DataError for a plot that cannot be drawn, before anything runs."""
+    workload = find_workload(name)
+    if plot is not None:
+        require_plot()
+    _set_threads(threads)
+    record = run_workload(workload, quick=quick, seconds=seconds, memory=memory, progress=_progress())
+    if plot is not None:
+        plot_cost(record, plot)
+    return record
+
+
+def profile_here(
+    model: LanguageModel, *, steps: Sequence[str], batch_size: int, length: int, threads: int | None
+) -> dict[str, Any]:
+    """Errors: ConfigError for a kind of step there is not."""
+    unknown = [step for step in steps if step not in STEPS]
+    if unknown:
+        raise ConfigError(f"--step {unknown[0]!r} is unknown; use {', '.join(STEPS)}")
+    _set_threads(threads)
+    return profile_model(model, steps=steps or STEPS, batch=batch_size, length=length)
+
+
+def preset_model(name: str) -> LanguageModel | None:
+    """A preset of models with random weights, of the vocabulary that it was published with; None for another name."""
+    if name not in PRESETS:
+        return None
+    torch.manual_seed(0)
+    return PRESETS[name](VOCABULARY if name in PRESET_NAMES else 257).build()
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _progress() -> Callable[[str], None]:
+    begun = time.monotonic()
+
+    def tell(line: str) -> None:
+        print(f"[{time.monotonic() - begun:5.0f} s] {line}", file=sys.stderr, flush=True)
+
+    return tell

@@ -1,0 +1,57 @@
+"""Cost against length, one line for each side."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from statewise.errors import DataError
+
+
+def require_plot() -> None:
+    """Errors: DataError without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise DataError('--plot needs matplotlib; pip install "statewise[plot]"')
+
+
+def plot_cost(record: Mapping[str, Any], path: Path) -> None:
+    """Microseconds of a step against the number of steps, both logarithmic; forward and backward side by side.
+
+    record: of :func:`~statewise.benchmark.run.run_workload`
+
+    Errors:  DataError without matplotlib, or for a workload measured at one length.
+    """
+    lines = _lines(record["cases"])
+    if not any(len(points) > 1 for sides in lines.values() for points in sides.values()):
+        raise DataError(f"{record['workload']} is measured at one length, so there is no cost against length to draw")
+    require_plot()
+    from matplotlib.figure import Figure
+
+    drawn = {kind: sides for kind, sides in lines.items() if any(len(points) > 1 for points in sides.values())}
+    figure = Figure(figsize=(5 * len(drawn), 4), layout="constrained")
+    panels = figure.subplots(1, len(drawn), squeeze=False, sharey=True)[0]
+    for axes, (kind, sides) in zip(panels, drawn.items()):
+        for side, points in sides.items():
+            lengths, costs = zip(*sorted(points.items()))
+            axes.plot(lengths, costs, marker="o", label=side, linewidth=2 if side.startswith("ours") else 1)
+        axes.set(xscale="log", yscale="log", xlabel="length", title=kind)
+        axes.set_xscale("log", base=2)
+        axes.grid(True, alpha=0.3)
+    panels[0].set_ylabel("microseconds per step")
+    panels[-1].legend(fontsize="small")
+    figure.suptitle(f"{record['workload']}: {record['cases'][0]['setting']}", fontsize="medium")
+    figure.savefig(path, dpi=150)
+
+
+def _lines(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[int, float]]]:
+    """kind of case (its name without the length) -> side -> length -> microseconds a step."""
+    lines: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for case in cases:
+        kind = case["name"].rpartition(", ")[2]
+        for side, found in case["sides"].items():
+            if "milliseconds" in found:
+                lines[kind][side][case["length"]] = 1e3 * found["milliseconds"] / case["length"]
+    return lines

@@ -1,0 +1,212 @@
+"""Every bar, with the C kernels and, where they are promised something of their own, without."""
+
+from __future__ import annotations
+
+from statewise.benchmark import accuracy
+from statewise.benchmark.bars import Bar, growth, memory, speed
+from statewise.benchmark.case import OURS, OURS_WITHOUT_C
+from statewise.benchmark.measured import Measured
+from statewise.benchmark.workloads import models, scan, ssd, streaming
+from statewise.benchmark.workloads import time_invariant as lti
+
+BOTH = (False, True)
+
+
+def scan_bars() -> list[Bar]:
+    """Selective scan, batch 1, 1536 channels, N = 16."""
+    found = []
+    for gradients in BOTH:
+        case = scan.case_name(2048, gradients)
+        what = "forward and backward" if gradients else "forward"
+        found += [
+            speed(f"scan: {what}, against mambapy", "scan", case, "mambapy", OURS, 30),
+            speed(f"scan: {what}, against eager chunks", "scan", case, "chunked, eager", OURS, 12),
+            memory(f"scan: memory {what}, of mambapy's", "scan", case, OURS, "mambapy", 0.05),
+            growth(
+                f"scan: cost of a token, {what}",
+                "scan",
+                [scan.case_name(length, gradients) for length in scan.LONG],
+                OURS,
+                1.4,
+                "largest over smallest, L=4,096 to 131,072",
+            ),
+            speed(
+                f"scan without C: {what}, against mambapy",
+                "scan",
+                case,
+                "mambapy",
+                OURS_WITHOUT_C,
+                2 if gradients else 3,
+            ),
+        ]
+    found += [_scan_error(OURS, ""), _scan_error(OURS_WITHOUT_C, " without C")]
+    found.append(
+        Bar(
+            name="scan: float32 error of any shape",
+            setting="worst of N 1..64, L 1..257, batches, groups, initial and final states",
+            bar=3e-6,
+            measure=lambda measured: accuracy.scan_error_of_any_shape(OURS, measured.quick),
+            at_most=True,
+        )
+    )
+    return found
+
+
+def _scan_error(side: str, suffix: str) -> Bar:
+    return Bar(
+        name=f"scan{suffix}: float32 error",
+        setting="relative to the float64 definition, L=2,048",
+        bar=3e-6,
+        measure=lambda measured: accuracy.scan_error(side, measured.quick),
+        at_most=True,
+    )
+
+
+def ssd_bars() -> list[Bar]:
+    """SSD, batch 1, 24 heads of 64, N = 128."""
+    found = []
+    for gradients in BOTH:
+        case = ssd.case_name(2048, gradients)
+        what = "forward and backward" if gradients else "forward"
+        listing = "published listing"
+        found.append(speed(f"ssd: {what}, against the listing", "ssd", case, listing, OURS, 4 if gradients else 6))
+        if not gradients:
+            found.append(speed("ssd: forward, against batched matmul", "ssd", case, "batched matmul", OURS, 2.5))
+        for length in ssd.LENGTHS:
+            found.append(
+                speed(
+                    f"ssd: {what}, against causal attention",
+                    "ssd",
+                    ssd.case_name(length, gradients),
+                    ssd.ATTENTION,
+                    OURS,
+                    25 if length == 8192 else 1,
+                )
+            )
+        found.append(
+            growth(
+                f"ssd: cost of a token, {what}",
+                "ssd",
+                [ssd.case_name(length, gradients) for length in ssd.LONG],
+                OURS,
+                1.4,
+                "largest over smallest, L=4,096 to 65,536",
+            )
+        )
+        found.append(speed(f"ssd without C: {what}, against the listing", "ssd", case, listing, OURS_WITHOUT_C, 1.6))
+    return found
+
+
+def time_invariant_bars() -> list[Bar]:
+    """S4D layer 256 x 4096, batch 8; the Cauchy sums of S4; without C half of each."""
+    found = []
+    layer = lti.case_name(f"S4D layer, L={lti.LAYER:,}", True)
+    for side, suffix, share in ((OURS, "", 1.0), (OURS_WITHOUT_C, " without C", 0.5)):
+        plain = "everything in memory"
+        found += [
+            speed(f"S4D layer{suffix}: against the plain one", "filters", layer, plain, side, 8 * share),
+            speed(f"S4D layer{suffix}: against two levels", "filters", layer, "two-level", side, 1.3 * share),
+        ]
+        for gradients in BOTH:
+            sums = lti.case_name(f"S4 Cauchy sums, {lti.CAUCHY_NODES:,} nodes", gradients)
+            found.append(speed(f"S4 Cauchy sums{suffix}", "filters", sums, plain, side, 50 * share))
+        whole = lti.case_name("S4 filter, L=4,096", False)
+        found.append(speed(f"S4 whole filter{suffix}", "filters", whole, plain, side, None))
+        for gradients in BOTH:
+            found.append(_no_large_temporary(side, suffix, gradients))
+        found.append(_signal_memory(side, suffix))
+    return found
+
+
+def _no_large_temporary(side: str, suffix: str, gradients: bool) -> Bar:
+    """A temporary of (H, N/2, L) complex64 would be of 1 GiB."""
+    case = lti.case_name("S4D filter, L=16,384", gradients)
+
+    def measure(measured: Measured) -> float:
+        width, length = (8, 256) if measured.quick else (256, 16_384)
+        return measured.peak("filters", case, side).above_outputs / (8 * width * lti.PAIRS * length)
+
+    return Bar(
+        name=f"S4D filter{suffix}: memory, of one temporary (H, N, L)",
+        setting=f"{case}; peak above inputs and outputs, fresh process",
+        bar=0.1,
+        measure=measure,
+        at_most=True,
+    )
+
+
+def _signal_memory(side: str, suffix: str) -> Bar:
+    first, last = streaming.SIGNALS[0], streaming.SIGNALS[-1]
+
+    def measure(measured: Measured) -> float:
+        peaks = [measured.peak("signal", f"{length:,} steps", side).above_outputs for length in (first, last)]
+        return peaks[1] / max(1, peaks[0])
+
+    return Bar(
+        name=f"S4D layer{suffix}: memory of a long signal in pieces",
+        setting=f"no gradient, {last:,} steps over {first:,}; peak above inputs and outputs",
+        bar=1.1,
+        measure=measure,
+        at_most=True,
+    )
+
+
+def decoding_bars() -> list[Bar]:
+    """A Mamba of 129 million parameters, one sequence; reading its prompt."""
+    found = []
+    for weights, types in models.LLAMA_TYPES.items():
+        case = models.decoding_name("mamba-130m", weights)
+        if weights in ("float32", "bfloat16"):
+            name = f"decoding {weights}: against Hugging Face"
+            found.append(speed(name, "decoding", case, models.HUGGING_FACE, OURS, 4, "mamba-130m, one sequence"))
+        for kind in types:
+            name = f"decoding {weights}: against llama.cpp {kind}"
+            theirs = f"{models.LLAMA_CPP} {kind}"
+            found.append(speed(name, "decoding", case, theirs, OURS, 1, "mamba-130m, one sequence"))
+    found += [_position_time(), _position_memory()]
+    against = "prefill: 512 tokens, against"
+    found.append(speed(f"{against} Hugging Face", "prefill", "mamba-130m", models.HUGGING_FACE, OURS, 2))
+    found.append(speed(f"{against} llama.cpp", "prefill", "mamba-130m", models.LLAMA_CPP, OURS, None))
+    return found
+
+
+def _position_time() -> Bar:
+    first, last = (streaming.position_side(n) for n in (streaming.POSITIONS[0], streaming.POSITIONS[-1]))
+
+    def measure(measured: Measured) -> float:
+        return measured.times("position", "positions").ratio(last, first)
+
+    return Bar(
+        name="decoding: time of a token after 1,000,000",
+        setting="over that after 1,000; Mamba of 2 layers of width 64, those before read, 64 timed",
+        bar=1.1,
+        measure=measure,
+        at_most=True,
+        needs=(("position", "positions", first), ("position", "positions", last)),
+    )
+
+
+def _position_memory() -> Bar:
+    first, last = (streaming.position_side(n) for n in (streaming.POSITIONS[0], streaming.POSITIONS[-1]))
+
+    def measure(measured: Measured) -> float:
+        states = [measured.peak("position", "positions", side).outputs for side in (first, last)]
+        return states[1] / states[0]
+
+    return Bar(
+        name="decoding: state after 1,000,000 tokens",
+        setting="bytes over those after 1,000; Mamba of 2 layers of width 64",
+        bar=1.0,
+        measure=measure,
+        at_most=True,
+    )
+
+
+def demo_bars() -> list[Bar]:
+    return [
+        speed("demo: tokens per second of training, with C over without", "demo", "demo", OURS_WITHOUT_C, OURS, 1.5)
+    ]
+
+
+def all_bars() -> list[Bar]:
+    return [*scan_bars(), *ssd_bars(), *time_invariant_bars(), *decoding_bars(), *demo_bars()]

@@ -1,0 +1,73 @@
+"""Measured records as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from statewise.benchmark.workloads import WORKLOADS
+from statewise.train.tasks import Table
+
+
+def workloads_table() -> Table:
+    rows = [(workload.name, workload.summary) for workload in WORKLOADS.values()]
+    return Table(
+        "benchmarks", ("name", "what, and beside whom"), [*rows, ("bars", "every bar, held against this machine")]
+    )
+
+
+def workload_tables(record: Mapping[str, Any]) -> list[Table]:
+    """One for each case."""
+    tables = []
+    for case in record["cases"]:
+        per = " per step" if case["length"] == 1 else f" for {case['length']:,}"
+        columns = ["side", f"ms{per}", "times ours", "MiB above inputs"]
+        rows: list[tuple[str, ...]] = []
+        notes: list[str] = []
+        for side, found in case["sides"].items():
+            if "why" in found:
+                notes.append(f"{side}: {found['why']}")
+                continue
+            ratio = f"{found['ratio']:.2f}" if "ratio" in found else ""
+            memory = f"{found['mebibytes']:,.0f}" if "mebibytes" in found else ""
+            rows.append((side, f"{found['milliseconds']:,.3f}", ratio, memory))
+        if not any(row[-1] for row in rows):
+            columns, rows = columns[:-1], [row[:-1] for row in rows]
+        tables.append(Table(f"{case['name']}: {case['setting']}", tuple(columns), rows, tuple(notes)))
+    return tables
+
+
+def bars_table(records: Sequence[Mapping[str, Any]]) -> Table:
+    rows = []
+    for record in records:
+        sign = "<=" if record["kind"] == "at most" else ">="
+        bar = "" if record["bar"] is None else f"{sign} {record['bar']:g}"
+        ratio = "" if record["ratio"] is None else f"{record['ratio']:.4g}"
+        holds = {True: "yes", False: "NO", None: record.get("why", "")}[record["holds"]]
+        rows.append((record["name"], record["setting"], ratio, bar, holds))
+    held = sum(record["holds"] is True for record in records)
+    told = sum(record["holds"] is not None for record in records)
+    return Table("bars", ("bar", "setting", "ratio", "asked", "holds"), rows, (f"{held} of {told} hold",))
+
+
+def profile_table(record: Mapping[str, Any], title: str) -> Table:
+    """Parts by kinds of step, milliseconds and share of each."""
+    steps = record["steps"]
+    parts: dict[str, float] = {}
+    for step in steps.values():
+        for part, found in step["parts"].items():
+            parts[part] = max(parts.get(part, 0.0), found["share"])
+    columns = ["part", *(column for kind in steps for column in (f"{kind}, ms", "%"))]
+    rows = []
+    for part in sorted(parts, key=lambda name: -parts[name]):
+        cells = [part]
+        for step in steps.values():
+            found = step["parts"].get(part)
+            cells += ["", ""] if found is None else [f"{found['milliseconds']:.2f}", f"{100 * found['share']:.1f}"]
+        rows.append(tuple(cells))
+    whole = ["all"]
+    for step in steps.values():
+        whole += [f"{step['milliseconds']:.2f}", "100"]
+    speeds = (f"{kind} {1e3 * step['tokens'] / step['milliseconds']:,.0f} tokens/s" for kind, step in steps.items())
+    note = f"batch {record['batch']}, {record['length']} tokens: {', '.join(speeds)}"
+    return Table(title, tuple(columns), [*rows, tuple(whole)], (note,))

@@ -1,0 +1,22 @@
+"""What can be measured, by name."""
+
+from __future__ import annotations
+
+from statewise.benchmark.case import Workload
+from statewise.benchmark.workloads import demo, models, scan, ssd, streaming, time_invariant
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        scan.WORKLOAD,
+        ssd.WORKLOAD,
+        time_invariant.CONVOLUTION,
+        time_invariant.FILTERS,
+        streaming.SIGNAL,
+        models.DECODING,
+        streaming.POSITION,
+        models.PREFILL,
+        models.TRAINING,
+        demo.WORKLOAD,
+    )
+}
