@@ -68,11 +68,9 @@ def append(
     Cost: one wait for the device to read the rows' slots; O(length) per call, amortised, and O(length + window)
     memory with a window. ``position`` is advanced by the tokens taken.
     """
-    starts, ends, filled = _slots(state)
     length = keys.shape[1]
-    if filled != ends or max(ends) + length > state.keys.shape[1] or not _may_write(state):
-        state = _with_room(state, length, window)
-        starts, ends, _ = _slots(state)
+    state = with_room(state, length, window)
+    starts, ends, _ = _slots(state)
     last = max(ends)
     even = min(ends) == last
     if even:
@@ -96,6 +94,14 @@ def append(
     )
     position = state.position + (length if lengths is None else lengths)
     return context, state._replace(end=end, position=position)
+
+
+def with_room(state: AttentionState, length: int, window: int | None = None) -> AttentionState:
+    """The state itself if ``length`` more tokens may be written after its end, or a copy with room for them."""
+    _, ends, filled = _slots(state)
+    if filled == ends and max(ends, default=0) + length <= state.keys.shape[1] and _may_write(state):
+        return state
+    return _with_room(state, length, window)
 
 
 def concatenate(

@@ -1,0 +1,6 @@
+"""Decoding: a language model's step in one call of C code, with weights of 32, 16, 8 or 4 bits."""
+
+from statewise.decoding.decoder import Decoder, Running, dequantised, why_not
+from statewise.decoding.packing import PRECISIONS
+
+__all__ = ["PRECISIONS", "Decoder", "Running", "dequantised", "why_not"]

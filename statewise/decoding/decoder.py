@@ -1,0 +1,256 @@
+"""A language model's step in one call of C code: its weights packed once, its state handed in and out."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from statewise import native
+from statewise.decoding.layers import emit_model, matrices, refusal
+from statewise.decoding.packing import LARGEST, Packed, check_precision, quantise
+from statewise.decoding.program import Program, Weights
+from statewise.decoding.states import addresses, check_state, copied
+from statewise.errors import InputError
+from statewise.models.language_model import LanguageModel, LanguageModelState
+
+
+class Decoder:
+    """``logits, state = decoder(tokens, state)``: one token of each row, as the model in evaluation mode reads it.
+
+    weights: "float32", "bfloat16", "int8" or "int4", of all matrices (embedding, head, projections, MLPs); by default
+             as the model has them. What is small stays in float32, and so do activations and states. The function is
+             that of :func:`dequantised` of the same weights, to the rounding of float32.
+    group:   columns of a matrix that share a scale, a multiple of 8; by default a whole row in int8, and 32 in int4
+
+    A decoder is a snapshot, as a frozen model is: it has its own copy of the weights, and changes no more when the
+    model does. It holds no state, so several threads may call it.
+
+    Shapes:  tokens: (batch, 1) or (batch,) -> logits (batch, 1, vocabulary) or (batch, vocabulary), float32
+    Cost:    every weight is read once for all rows: n_bytes / (memory bandwidth), however many tokens came before,
+             where each mixer's state is bounded.
+    Numerics: the same bits on any number of threads. NaN and infinity propagate.
+    Errors:  InputError if there are no C kernels, for a layer without a step in C (naming it), for weights that are not
+             finite in int8 and int4; in a call for shapes, ids out of range and states that do not fit.
+    """
+
+    def __init__(self, model: LanguageModel, weights: str | None = None, *, group: int | None = None) -> None:
+        weights = _default_precision(model) if weights is None else weights
+        check_precision(weights, group)
+        reason = why_not(model)
+        if reason is not None:
+            raise InputError(f"this model has no step in C: {reason}; call the model itself")
+        self.weights = weights
+        self.config = model.config
+        with torch.inference_mode(False), torch.no_grad():
+            self._program = Program(Weights(weights, group, {}))
+            self._tables, self._n_body = emit_model(self._program, model)
+            self._packed: list[Packed] = list(self._program.weights.packed.values())
+            self._instructions, self._buffers = self._program.tables()
+            self._rest = model.initial_state(1)
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of the packed weights, scales included: what a step reads."""
+        small = sum(x.numel() * x.element_size() for x in self._program.kept)
+        return small + sum(packed.n_bytes for packed in self._packed)
+
+    def initial_state(self, batch: int) -> LanguageModelState:
+        """The state before the first token."""
+        layers = [copied(_repeated(layer, batch)) for layer in self._rest.layers]
+        return LanguageModelState(torch.zeros(batch, dtype=torch.int64), tuple(layers))
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        state: LanguageModelState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        logits: bool = True,
+    ) -> tuple[Tensor | None, LanguageModelState | None]:
+        """lengths: (batch,) 0 or 1: rows of length 0 keep their state, and their logits are 0. starts: (batch, 1) or
+        (batch,) bool: a document begins with the row's token. logits: False where only the state is wanted; then None
+        is returned in their place, and the head is not read."""
+        batch = len(tokens) if isinstance(tokens, Tensor) and tokens.ndim else 0
+        running = Running(self, state, batch=batch, own=False)
+        with torch.no_grad():
+            out = running.step(tokens, lengths=lengths, starts=starts, logits=logits)
+        if out is not None and tokens.ndim == 2:
+            out = out[:, None]
+        return out, None if state is None else running.state
+
+    def run(self, state: LanguageModelState) -> Running:
+        """A sequence of steps that begins with a copy of this state, and then goes on in place."""
+        return Running(self, state, batch=len(state.position), own=True)
+
+
+class Running:
+    """``logits = running.step(tokens)``, and after it ``running.state``.
+
+    With ``own`` the state is copied once, and each step writes it in place: half the traffic of making a new one.
+    Otherwise each step writes to fresh tensors, and no state that was given or got changes.
+    """
+
+    def __init__(self, decoder: Decoder, state: LanguageModelState | None, *, batch: int, own: bool) -> None:
+        self._decoder, self._own = decoder, own
+        if state is None:
+            state = decoder.initial_state(batch)
+        else:
+            self._check(state, batch)
+            state = copied(state) if own else state
+        self.state: LanguageModelState = state
+        self._addresses: Tensor | None = None
+        self._room = 0
+
+    def step(
+        self,
+        tokens: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        logits: bool = True,
+    ) -> Tensor | None:
+        """One token of each row: (batch,) or (batch, 1) -> (batch, vocabulary). Options as :meth:`Decoder.__call__`."""
+        decoder = self._decoder
+        batch = len(self.state.position)
+        ids, active, restarts = self._read(tokens, lengths, starts, batch)
+        rows = torch.arange(batch) if active is None else active.nonzero()[:, 0]
+        out = None
+        if logits:
+            n_logits = decoder.config.vocab_size
+            out = torch.empty(batch, n_logits) if active is None else torch.zeros(batch, n_logits)
+        if len(rows) == 0:
+            return out
+        for table, layer in zip(decoder._tables, self.state.layers):
+            table.check(layer, rows, restarts)
+        before, after, places = self._places(every_row=active is None)
+        program, n_threads = decoder._program, native.n_threads()
+        shared, local = program.widths
+        scratch = torch.empty(len(rows) * (shared + n_threads * local))
+        native.function("decode_step", None, "plppllplppppll")(
+            decoder._instructions,
+            len(program) if logits else decoder._n_body,
+            decoder._buffers,
+            scratch,
+            shared,
+            local,
+            rows,
+            len(rows),
+            ids,
+            restarts,
+            places,
+            out,
+            decoder.config.vocab_size,
+            n_threads,
+        )
+        position = before.position.masked_fill(restarts, 0) + 1
+        if active is not None:
+            position = position.where(active, before.position)
+        self.state = LanguageModelState(position, after.layers)
+        return out
+
+    def _places(self, *, every_row: bool) -> tuple[LanguageModelState, LanguageModelState, Tensor]:
+        """The state before the step, where the one after it goes, and the addresses of both."""
+        decoder = self._decoder
+        if self._own and self._addresses is not None and self._room > 0:
+            self._room -= 1
+            return self.state, self.state, self._addresses
+        pairs = list(zip(decoder._tables, self.state.layers))
+        before = self.state._replace(layers=tuple(table.prepare(layer) for table, layer in pairs))
+        after = before
+        if not self._own:
+            layers = zip(decoder._tables, before.layers)
+            after = before._replace(
+                layers=tuple(table.successor(layer, every_row=every_row) for table, layer in layers)
+            )
+        self._addresses = addresses(decoder._tables, before.layers, after.layers, decoder._program.n_state)
+        rooms = [table.room(layer) for table, layer in zip(decoder._tables, before.layers)]
+        self._room = min((room for room in rooms if room is not None), default=1 << 62) - 1
+        return before, after, self._addresses
+
+    def _check(self, state: LanguageModelState, batch: int) -> None:
+        if not isinstance(state, LanguageModelState):
+            raise InputError(
+                f"state must be a LanguageModelState or None, got {type(state).__name__}; "
+                "begin with decoder.initial_state(batch)"
+            )
+        rest = self._decoder._rest
+        if len(state.layers) != len(rest.layers) or state.position.shape != (batch,):
+            raise InputError(
+                f"state is for {len(state.layers)} layers and batch {tuple(state.position.shape)}; "
+                f"this decoder has {len(rest.layers)} layers and the tokens have batch {batch}"
+            )
+        for layer, expected in zip(state.layers, rest.layers):
+            check_state(layer, expected, batch)
+
+    def _read(
+        self, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None, batch: int
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """ids (batch,) int64, active rows (None: all), and rows that restart, (batch,) bool."""
+        if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+            given = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise InputError(f"tokens must be a tensor of integers, got {given}")
+        if tuple(tokens.shape) not in ((batch,), (batch, 1)):
+            raise InputError(
+                f"a decoder reads one token of each row, ({batch}, 1) or ({batch},); got {tuple(tokens.shape)}. "
+                "Read more with the model, and go on from its state"
+            )
+        ids = tokens.reshape(batch).to("cpu", torch.int64).contiguous()
+        active: Tensor | None = None
+        if lengths is not None:
+            if lengths.shape != (batch,) or (batch and not 0 <= int(lengths.min()) <= int(lengths.max()) <= 1):
+                raise InputError(f"lengths must be 0 or 1 for each of {batch} rows, got {lengths.tolist()}")
+            active = lengths.to("cpu") > 0
+            ids = ids.where(active, 0)
+            active = None if bool(active.all()) else active
+        if starts is None:
+            restarts = torch.zeros(batch, dtype=torch.bool)
+        elif tuple(starts.shape) in ((batch,), (batch, 1)) and starts.dtype == torch.bool:
+            restarts = starts.reshape(batch).to("cpu").contiguous()
+        else:
+            raise InputError(f"starts must be bool of shape ({batch}, 1), got {starts.dtype} {tuple(starts.shape)}")
+        if batch:
+            low, high = torch.stack(ids.aminmax()).tolist()
+            vocab_size = self._decoder.config.vocab_size
+            if low < 0 or high >= vocab_size:
+                raise InputError(
+                    f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size}; "
+                    f"use ids 0 to {vocab_size - 1}"
+                )
+        return ids, active, restarts
+
+
+def why_not(model: nn.Module) -> str | None:
+    """Why :class:`Decoder` cannot take this model here, in one line; None if it can."""
+    if not native.available():
+        return f"there are no C kernels here: {native.why_not()}"
+    return refusal(model)
+
+
+def dequantised(model: LanguageModel, weights: str, *, group: int | None = None) -> LanguageModel:
+    """A copy of the model, each matrix replaced by what is left of it in that precision: what a Decoder computes.
+
+    Shapes:  the parameters' dtype stays; a float32 model holds the quantised weights exactly.
+    Errors:  InputError for an unknown precision or group, and for weights that are not finite.
+    """
+    check_precision(weights, group)
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in matrices(changed):
+            if weights in LARGEST:
+                weight.copy_(quantise(weight, weights, group).weight())
+            elif weights == "bfloat16":
+                weight.copy_(weight.bfloat16())
+    return changed
+
+
+def _default_precision(model: nn.Module) -> str:
+    weight = next(model.parameters(), torch.empty(0))
+    return "bfloat16" if weight.dtype == torch.bfloat16 else "float32"
+
+
+def _repeated(layer: object, batch: int) -> object:
+    return tree_map(lambda leaf: leaf.expand(batch, *leaf.shape[1:]), layer)

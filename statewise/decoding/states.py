@@ -1,0 +1,139 @@
+"""How the C step finds a layer's state: its entries in the table of addresses, and what each step leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from statewise.errors import InputError
+from statewise.mixers.attention import Attention
+from statewise.mixers.attention_state import AttentionState, with_room
+
+
+class StateTable(Protocol):
+    """One layer's part of the table of states, from ``slot`` on."""
+
+    slot: int
+
+    def prepare(self, state: Any) -> Any:
+        """The state as a step can read it, its tensors in plain memory and with room for one token more."""
+
+    def successor(self, state: Any, *, every_row: bool) -> Any:
+        """Where the state after the step is written. Rows that take no part keep what it holds."""
+
+    def entries(self, before: Any, after: Any) -> list[int]: ...
+
+    def room(self, state: Any) -> int | None:
+        """How many more steps can be written without :meth:`prepare`; None: any number."""
+
+    def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
+        """Errors: InputError if these rows can take no step more."""
+
+
+class RecurrentState:
+    """(batch, ...) float32 leaves, each read from one place and written to another, or to the same."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+
+    def prepare(self, state: Any) -> Any:
+        return tree_map(torch.Tensor.contiguous, state)
+
+    def successor(self, state: Any, *, every_row: bool) -> Any:
+        return tree_map(torch.empty_like if every_row else torch.clone, state)
+
+    def entries(self, before: Any, after: Any) -> list[int]:
+        pairs = zip(tree_flatten(before)[0], tree_flatten(after)[0])
+        return [leaf.data_ptr() for pair in pairs for leaf in pair]
+
+    def room(self, state: Any) -> int | None:
+        return None
+
+    def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
+        pass
+
+
+class AttentionHistory:
+    """The keys and values stay where they are, and a step writes into the next free slots; see ``attention_state``."""
+
+    N_ENTRIES = 11
+
+    def __init__(self, slot: int, mixer: Attention) -> None:
+        self.slot, self.window = slot, mixer.config.window
+        self.n_positions = mixer.config.max_positions
+
+    def prepare(self, state: AttentionState) -> AttentionState:
+        return with_room(state, 1, self.window)
+
+    def successor(self, state: AttentionState, *, every_row: bool) -> AttentionState:
+        return state._replace(start=state.start.clone(), end=state.end.clone(), position=state.position.clone())
+
+    def entries(self, before: AttentionState, after: AttentionState) -> list[int]:
+        return [
+            before.keys.data_ptr(),
+            before.values.data_ptr(),
+            before.keys.stride(0),
+            before.values.stride(0),
+            *(x.data_ptr() for x in (before.start, before.end, before.position)),
+            *(x.data_ptr() for x in (after.start, after.end, after.position, after.filled)),
+        ]
+
+    def room(self, state: AttentionState) -> int | None:
+        return state.keys.shape[1] - int(state.end.max())
+
+    def check(self, state: AttentionState, rows: Tensor, restarts: Tensor) -> None:
+        if self.n_positions is None:
+            return
+        position = state.position.masked_fill(restarts, 0)[rows]
+        if int(position.min()) < 0 or int(position.max()) >= self.n_positions:
+            raise InputError(
+                f"a row reaches position {int(position.max())}, but max_positions={self.n_positions} gives positions "
+                f"0 to {self.n_positions - 1}; use shorter documents or a larger max_positions"
+            )
+
+
+def check_state(state: Any, expected: Any, batch: int) -> None:
+    """Whether a layer's state is of the model: ``expected`` is that of a batch of 1, as ``initial_state`` gives it.
+
+    Errors:  InputError naming what differs.
+    """
+    if type(state) is not type(expected):
+        raise InputError(f"state must be a {type(expected).__name__}, got {type(state).__name__}")
+    leaves, structure = tree_flatten(state)
+    wanted, right = tree_flatten(expected)
+    if structure != right:
+        raise InputError(f"the state is {structure}; this model's is {right}")
+    attention = isinstance(expected, AttentionState)
+    for leaf, other in zip(leaves, wanted):
+        if not isinstance(leaf, Tensor):
+            raise InputError(f"the state holds a {type(leaf).__name__} where this model's has a tensor")
+        given = tuple(leaf.shape)
+        free = 2 if attention and other.ndim == 4 else 1  # the capacity of a buffer is its own
+        shape = (batch, *other.shape[1:])
+        if given[:1] + given[free:] != shape[:1] + shape[free:] or leaf.ndim != other.ndim:
+            raise InputError(f"a tensor of the state has shape {given}; this model's has {shape}, batch {batch}")
+        if leaf.dtype != other.dtype or leaf.device.type != "cpu":
+            raise InputError(
+                f"a tensor of the state is {leaf.dtype} on {leaf.device.type}; decoding in C needs {other.dtype} on cpu"
+            )
+    if attention and state.keys.shape != state.values.shape:
+        raise InputError(f"keys {tuple(state.keys.shape)} and values {tuple(state.values.shape)} differ in shape")
+
+
+def addresses(tables: Sequence[StateTable], before: Sequence[Any], after: Sequence[Any], n_entries: int) -> Tensor:
+    """The table of states, (n_entries,) int64."""
+    entries = [0] * n_entries
+    for table, old, new in zip(tables, before, after):
+        own = table.entries(old, new)
+        entries[table.slot : table.slot + len(own)] = own
+    return torch.tensor(entries)
+
+
+def copied(state: Any) -> Any:
+    """A copy of every tensor."""
+    leaves, structure = tree_flatten(state)
+    return tree_unflatten([leaf.clone() for leaf in leaves], structure)

@@ -1,0 +1,56 @@
+/* A step of a whole model in one call: the instructions of decode.h, one after the other, by a team of threads.
+ *
+ * The step reads every weight once, and is bound by that. So the team starts once a step, shares are fixed, and threads
+ * wait for each other only where one needs what another has written: about four times a layer.
+ */
+#include "decode.h"
+#include "decode_attention.h"
+#include "decode_linear.h"
+#include "decode_pointwise.h"
+#include "decode_recurrent.h"
+
+static void run_instruction(const worker *me, const instruction *i) {
+    const void *operands = i->operands;
+    switch (i->kind) {
+        case EMBED: run_embed(me, operands); break;
+        case LINEAR: run_linear(me, operands); break;
+        case NORM: run_norm(me, operands); break;
+        case ADD_ROW: run_add_row(me, operands); break;
+        case CONVOLUTION: run_convolution(me, operands); break;
+        case SELECTIVE: run_selective(me, operands); break;
+        case SSD: run_ssd(me, operands); break;
+        case ANGLES: run_angles(me, operands); break;
+        case ATTENTION: run_attention(me, operands); break;
+        case ACTIVATION: run_activation(me, operands); break;
+        case ADVANCE: run_advance(me, operands); break;
+    }
+}
+
+static void run_program(void *context, int64_t thread, int64_t n_threads) {
+    decoding *step = context;
+    worker me = {step, thread, n_threads};
+    for (int64_t i = 0; i < step->n_instructions; i++) {
+        run_instruction(&me, step->program + i);
+        if (step->program[i].wait) barrier_wait(&step->meeting, n_threads);
+    }
+}
+
+void EXPORT_PLAIN(decode_step)(const int64_t *program, int64_t n_instructions, const int64_t *buffers, float *scratch,
+                               int64_t shared_width, int64_t local_width, const int64_t *rows, int64_t n_rows,
+                               const int64_t *tokens, const uint8_t *restarts, const int64_t *state, float *logits,
+                               int64_t n_logits, int64_t n_threads) {
+    decoding step = {.program = (const instruction *)program,
+                     .buffers = (const buffer *)buffers,
+                     .scratch = scratch,
+                     .n_instructions = n_instructions,
+                     .shared_width = shared_width,
+                     .local_width = local_width,
+                     .n_rows = n_rows,
+                     .rows = rows,
+                     .tokens = tokens,
+                     .restarts = restarts,
+                     .state = state,
+                     .logits = logits,
+                     .n_logits = n_logits};
+    parallel_team(n_threads, run_program, &step);
+}

@@ -1,0 +1,109 @@
+/* What the parts of decode.c share: the table of instructions, the buffers between them, and shares of work.
+ *
+ * A step of a model is a list of instructions, made once by statewise/decoding/program.py. Each is a row of
+ * INSTRUCTION_FIELDS int64 numbers: its kind, whether all threads wait for each other after it, and its operands in the
+ * order of the structs below. Operands are addresses of float32 numbers (0: absent), counts, float64 numbers by their
+ * bits, and places: `buffer` names a row of the table of buffers, and `column` a first column in it.
+ *
+ * A buffer holds one row of floats for each sequence that takes part in the step. It lies in `scratch`, which the caller
+ * gives; a local one exists once for each thread, so that a thread can make what it needs itself and nobody waits.
+ * Nothing else is written but the states and the logits, and every number of either is written by one thread, in an
+ * order that does not depend on how many there are: the bits are the same on any number of threads.
+ */
+#ifndef STATEWISE_DECODE_H
+#define STATEWISE_DECODE_H
+
+#include "parallel.h"
+#include "vector.h"
+
+#define INSTRUCTION_FIELDS 32
+#define BLOCK 16              /* rows of a packed matrix that lie together, and the unit of every share of work */
+#define PARTS (BLOCK / LANES) /* vectors of a block */
+#define LOGITS (-1)           /* in the place of a buffer */
+
+enum { EMBED, LINEAR, NORM, ADD_ROW, CONVOLUTION, SELECTIVE, SSD, ANGLES, ATTENTION, ACTIVATION, ADVANCE };
+enum { FLOAT32, BFLOAT16, INT8, INT4 };
+
+typedef struct {
+    int64_t offset, width, local; /* offset and width in floats of one sequence */
+} buffer;
+
+typedef struct {
+    int64_t buffer, column;
+} place;
+
+/* A matrix (n_rows, n_columns) as decode_linear.h reads it; statewise/decoding/packing.py writes it. */
+typedef struct {
+    const void *data;
+    const uint16_t *scales; /* bfloat16: (blocks, groups, BLOCK) */
+    int64_t kind, n_rows, n_columns, group;
+} matrix;
+
+typedef struct {
+    int64_t kind, wait;
+    int64_t operands[INSTRUCTION_FIELDS - 2];
+} instruction;
+
+typedef struct {
+    const instruction *program;
+    const buffer *buffers;
+    float *scratch;
+    int64_t n_instructions, shared_width, local_width; /* widths: floats of one sequence in all buffers of the kind */
+    int64_t n_rows;          /* sequences that take part */
+    const int64_t *rows;     /* (n_rows,) which of the batch they are */
+    const int64_t *tokens;   /* (batch,) */
+    const uint8_t *restarts; /* (batch,) whether a document begins with the token: the old state counts as zero */
+    const int64_t *state;    /* addresses and counts, see each instruction */
+    float *logits;           /* (batch, n_logits) */
+    int64_t n_logits;
+    barrier meeting;
+} decoding;
+
+/* One thread of a step. */
+typedef struct {
+    const decoding *step;
+    int64_t thread, n_threads;
+} worker;
+
+INLINE float *at(const worker *w, place where, int64_t row) {
+    const decoding *step = w->step;
+    if (where.buffer == LOGITS) return step->logits + step->rows[row] * step->n_logits + where.column;
+    buffer b = step->buffers[where.buffer];
+    int64_t before = b.local ? step->shared_width + w->thread * step->local_width : 0;
+    return step->scratch + (before + b.offset) * step->n_rows + row * b.width + where.column;
+}
+
+typedef struct {
+    int64_t first, end;
+} range;
+
+/* A thread's part of n channels, in whole blocks: the same for every instruction with the same n. */
+INLINE range share_of(const worker *w, int64_t n) {
+    int64_t blocks = (n + BLOCK - 1) / BLOCK;
+    int64_t first = blocks * w->thread / w->n_threads * BLOCK, end = blocks * (w->thread + 1) / w->n_threads * BLOCK;
+    return (range){first < n ? first : n, end < n ? end : n};
+}
+
+INLINE vf32 load_upto(const float *from, int64_t count) {
+    return count >= LANES ? load_f32(from) : load_some_f32(from, count);
+}
+INLINE void store_upto(float *to, vf32 value, int64_t count) {
+    if (count >= LANES)
+        store_f32(to, value);
+    else
+        store_some_f32(to, value, count);
+}
+INLINE vf32 silu_f32(vf32 x) { return x * sigmoid_f32(x); }
+
+INLINE float bits_to_float(int64_t bits) {
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return (float)value;
+}
+INLINE double bits_to_double(int64_t bits) {
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+#endif

@@ -1,0 +1,147 @@
+/* One query of causal softmax attention for each sequence, with the keys and values of its past.
+ *
+ * ANGLES makes cos and sin of position * frequency in float64, for the rotary positions. ATTENTION turns the new key and
+ * the queries, appends key and value to the history, and then walks over the keys from the window's first to the new
+ * one in runs of KEYS, with the sum of the exponentials and the weighted values relative to the largest score so far.
+ * A thread does whole heads of keys, each with the queries that share it.
+ */
+#ifndef STATEWISE_DECODE_ATTENTION_H
+#define STATEWISE_DECODE_ATTENTION_H
+
+#include "decode.h"
+
+#define KEYS 64
+
+/* The state's addresses, from `slot` on; those that end in _next are written. Keys and values: (batch, capacity,
+ * n_kv_heads, d_head), the rows of the batch `stride` floats apart; the others (batch,) int64. */
+typedef struct {
+    float *keys, *values;
+    int64_t key_stride, value_stride;
+    const int64_t *start, *end, *position;
+    int64_t *start_next, *end_next, *position_next, *filled;
+} history;
+
+INLINE const history *history_of(const decoding *step, int64_t slot) { return (const history *)&step->state[slot]; }
+
+typedef struct {
+    int64_t n_angles;
+    const double *frequencies;
+    place output; /* local: cosines, then sines */
+    int64_t slot;
+} angles;
+
+static void run_angles(const worker *me, const angles *a) {
+    const decoding *step = me->step;
+    const history *past = history_of(step, a->slot);
+    for (int64_t b = 0; b < step->n_rows; b++) {
+        int64_t row = step->rows[b];
+        double position = step->restarts[row] ? 0.0 : (double)past->position[row];
+        float *out = at(me, a->output, b);
+        for (int64_t i = 0; i < a->n_angles; i++) {
+            double angle = position * a->frequencies[i];
+            out[i] = (float)cos(angle);
+            out[a->n_angles + i] = (float)sin(angle);
+        }
+    }
+}
+
+typedef struct {
+    int64_t n_heads, n_kv_heads, d_head, n_angles, window, scale; /* window 0: none; scale: log2(e) / sqrt(d_head) */
+    place qkv, angles, output, scratch;                           /* scratch: local, d_head wide */
+    int64_t slot;
+} attention;
+
+/* Features i and i + n_angles are one pair. */
+static void rotate_head(float *x, const float *angle, int64_t n_angles) {
+    const float *cosine = angle, *sine = angle + n_angles;
+    for (int64_t i = 0; i < n_angles; i++) {
+        float first = x[i], second = x[i + n_angles];
+        x[i] = first * cosine[i] - second * sine[i];
+        x[i + n_angles] = second * cosine[i] + first * sine[i];
+    }
+}
+
+INLINE float product(const float *a, const float *b, int64_t n) {
+    vf32 sum = {0};
+    for (int64_t i = 0; i < n; i += LANES) sum += load_upto(a + i, n - i) * load_upto(b + i, n - i);
+    return sum_f32(sum);
+}
+
+/* out = softmax(scale q . keys) values over the slots first .. end */
+static void attend(const float *q, const float *keys, const float *values, int64_t stride, int64_t first, int64_t end,
+                   int64_t d_head, float scale, float *weighted, float *out) {
+    float largest = -INFINITY, total = 0;
+    memset(weighted, 0, sizeof(float) * (size_t)d_head);
+    for (int64_t begin = first; begin < end; begin += KEYS) {
+        int64_t n = end - begin < KEYS ? end - begin : KEYS;
+        float scores[KEYS];
+        float most = largest;
+        for (int64_t j = 0; j < KEYS; j++) scores[j] = -INFINITY;
+        for (int64_t j = 0; j < n; j++) {
+            scores[j] = product(q, keys + (begin + j) * stride, d_head) * scale;
+            if (scores[j] > most) most = scores[j];
+        }
+        float kept = largest == -INFINITY ? 0.0f : exp2_f32(broadcast_f32(largest - most))[0];
+        vf32 sums = {0};
+        for (int64_t j = 0; j < KEYS; j += LANES) {
+            vf32 weights = exp2_f32(load_f32(scores + j) - most);
+            store_f32(scores + j, weights);
+            sums += weights;
+        }
+        total = total * kept + sum_f32(sums);
+        for (int64_t i = 0; i < d_head; i += LANES) {
+            int64_t left = d_head - i;
+            vf32 sum = load_upto(weighted + i, left) * kept;
+            for (int64_t j = 0; j < n; j++) sum += load_upto(values + (begin + j) * stride + i, left) * scores[j];
+            store_upto(weighted + i, sum, left);
+        }
+        largest = most;
+    }
+    for (int64_t i = 0; i < d_head; i++) out[i] = weighted[i] / total;
+}
+
+static void run_attention(const worker *me, const attention *a) {
+    const decoding *step = me->step;
+    const history *past = history_of(step, a->slot);
+    int64_t shared = a->n_heads / a->n_kv_heads, d_head = a->d_head, stride = a->n_kv_heads * d_head;
+    int64_t n_items = step->n_rows * a->n_kv_heads;
+    float scale = bits_to_float(a->scale), *weighted = at(me, a->scratch, 0);
+    for (int64_t item = n_items * me->thread / me->n_threads; item < n_items * (me->thread + 1) / me->n_threads; item++) {
+        int64_t b = item / a->n_kv_heads, group = item % a->n_kv_heads, row = step->rows[b];
+        float *qkv = at(me, a->qkv, b), *out = at(me, a->output, b);
+        const float *angle = a->n_angles ? at(me, a->angles, b) : NULL;
+        float *key = qkv + (a->n_heads + group) * d_head, *value = key + stride;
+        float *keys = past->keys + row * past->key_stride + group * d_head;
+        float *values = past->values + row * past->value_stride + group * d_head;
+        int64_t end = past->end[row], first = step->restarts[row] ? end : past->start[row];
+        rotate_head(key, angle, a->n_angles);
+        memcpy(keys + end * stride, key, sizeof(float) * (size_t)d_head);
+        memcpy(values + end * stride, value, sizeof(float) * (size_t)d_head);
+        if (a->window && first < end + 1 - a->window) first = end + 1 - a->window;
+        for (int64_t head = group * shared; head < (group + 1) * shared; head++) {
+            float *q = qkv + head * d_head;
+            rotate_head(q, angle, a->n_angles);
+            attend(q, keys, values, stride, first, end + 1, d_head, scale, weighted, out + head * d_head);
+        }
+    }
+}
+
+/* ADVANCE, after all threads have attended: the counts of each sequence's history. The first thread does it. */
+typedef struct {
+    int64_t slot;
+} advance;
+
+static void run_advance(const worker *me, const advance *a) {
+    const decoding *step = me->step;
+    const history *past = history_of(step, a->slot);
+    if (me->thread) return;
+    for (int64_t b = 0; b < step->n_rows; b++) {
+        int64_t row = step->rows[b], end = past->end[row];
+        int fresh = step->restarts[row];
+        past->start_next[row] = fresh ? end : past->start[row];
+        past->position_next[row] = (fresh ? 0 : past->position[row]) + 1;
+        past->end_next[row] = past->filled[row] = end + 1;
+    }
+}
+
+#endif

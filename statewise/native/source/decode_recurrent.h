@@ -1,0 +1,177 @@
+/* One step of the short convolution, of Mamba's selective system and of Mamba-2's (SSD).
+ *
+ * States come as two addresses in the table of states, from which and to which; they may be the same. A number of the
+ * state is read once, then written once, by the thread whose share its channel is in.
+ */
+#ifndef STATEWISE_DECODE_RECURRENT_H
+#define STATEWISE_DECODE_RECURRENT_H
+
+#include "decode.h"
+
+INLINE const float *old_state(const decoding *step, int64_t slot) { return (const float *)(uintptr_t)step->state[slot]; }
+INLINE float *new_state(const decoding *step, int64_t slot) { return (float *)(uintptr_t)step->state[slot + 1]; }
+
+/* CONVOLUTION, in place: x_c = SiLU(bias_c + sum_i taps[i, c] u_{t - i, c}).
+ * State: (batch, n_taps - 1, width), oldest first. */
+typedef struct {
+    int64_t width, n_taps;
+    const float *taps, *bias; /* (n_taps, width), newest first */
+    place x;
+    int64_t slot;
+} convolution;
+
+static void run_convolution(const worker *me, const convolution *a) {
+    const decoding *step = me->step;
+    range mine = share_of(me, a->width);
+    int64_t n_past = a->n_taps - 1, width = a->width;
+    for (int64_t b = 0; b < step->n_rows; b++) {
+        int64_t row = step->rows[b];
+        int fresh = step->restarts[row];
+        float *x = at(me, a->x, b);
+        const float *past = old_state(step, a->slot) + row * n_past * width;
+        float *next = new_state(step, a->slot) + row * n_past * width;
+        for (int64_t c = mine.first; c < mine.end; c += LANES) {
+            int64_t left = mine.end - c;
+            vf32 u = load_upto(x + c, left);
+            vf32 sum = load_upto(a->taps + c, left) * u;
+            if (a->bias) sum += load_upto(a->bias + c, left);
+            for (int64_t i = 0; i < n_past; i++) {
+                vf32 value = fresh ? broadcast_f32(0) : load_upto(past + i * width + c, left);
+                sum += load_upto(a->taps + (n_past - i) * width + c, left) * value;
+                if (i > 0) store_upto(next + (i - 1) * width + c, value, left);
+            }
+            if (n_past > 0) store_upto(next + (n_past - 1) * width + c, u, left);
+            store_upto(x + c, silu_f32(sum), left);
+        }
+    }
+}
+
+/* (e^z - 1) / z, 1 at 0. Below 1/4 a Taylor polynomial, whose rest is under 1e-8; above, the difference loses 3 bits. */
+INLINE vf32 phi1_f32(vf32 z, vf32 exponential) {
+    vf32 p = broadcast_f32(1.0f / 5040);
+    p = p * z + 1.0f / 720;
+    p = p * z + 1.0f / 120;
+    p = p * z + 1.0f / 24;
+    p = p * z + 1.0f / 6;
+    p = p * z + 0.5f;
+    p = p * z + 1.0f;
+    vi32 small = (z < 0.25f) & (z > -0.25f);
+    return select_f32(small, p, (exponential - 1.0f) / z);
+}
+
+/* SELECTIVE: Delta = softplus(dt + dt_bias); h_n = e^{Delta A_n} h_n + Delta B_n u, or (e^{Delta A_n} - 1) / A_n B_n u
+ * with zero-order hold; y = sum_n C_n h_n + D u, times SiLU(z). A channel's n numbers are lanes.
+ * State: (batch, width, n). */
+typedef struct {
+    int64_t width, n_state, zero_order_hold;
+    const float *log_decay, *D, *dt_bias; /* (width, n): A log2(e); (width,) */
+    place u, z, dt, B, C, y;              /* y may be u */
+    int64_t slot;
+} selective;
+
+INLINE float selective_channel(const selective *a, const float *decay, const float *B, const float *C, float dt, float u,
+                               const float *from, float *to) {
+    vf32 sum = {0};
+    for (int64_t n = 0; n < a->n_state; n += LANES) {
+        int64_t left = a->n_state - n;
+        vf32 rate = load_upto(decay + n, left) * dt; /* log2 of e^{Delta A} */
+        vf32 factor = exp2_f32(rate);
+        vf32 input = load_upto(B + n, left) * (dt * u);
+        if (a->zero_order_hold) input *= phi1_f32(rate * (float)LN_2, factor);
+        vf32 h = from ? factor * load_upto(from + n, left) + input : input;
+        store_upto(to + n, h, left);
+        sum += h * load_upto(C + n, left);
+    }
+    return sum_f32(sum);
+}
+
+static void run_selective(const worker *me, const selective *a) {
+    const decoding *step = me->step;
+    range mine = share_of(me, a->width);
+    int64_t n = a->n_state;
+    for (int64_t b = 0; b < step->n_rows; b++) {
+        int64_t row = step->rows[b], begin = row * a->width * n;
+        const float *from = step->restarts[row] ? NULL : old_state(step, a->slot) + begin;
+        float *to = new_state(step, a->slot) + begin;
+        const float *u = at(me, a->u, b), *z = at(me, a->z, b), *dt = at(me, a->dt, b);
+        const float *B = at(me, a->B, b), *C = at(me, a->C, b);
+        float *y = at(me, a->y, b);
+        for (int64_t c = mine.first; c < mine.end; c += LANES) {
+            int64_t left = mine.end - c, count = left < LANES ? left : LANES;
+            float steps[LANES], sums[LANES] = {0};
+            vf32 input = load_upto(u + c, left);
+            store_f32(steps, softplus_f32(load_upto(dt + c, left) + load_upto(a->dt_bias + c, left)));
+            for (int64_t i = 0; i < count; i++) {
+                int64_t k = (c + i) * n;
+                sums[i] = selective_channel(a, a->log_decay + k, B, C, steps[i], u[c + i], from ? from + k : NULL, to + k);
+            }
+            vf32 out = load_f32(sums) + load_upto(a->D + c, left) * input;
+            store_upto(y + c, out * silu_f32(load_upto(z + c, left)), left);
+        }
+    }
+}
+
+/* SSD: for each head Delta = clamp(softplus(dt + dt_bias)), a = e^{Delta A}; for each of its d_head channels
+ * h_n = a h_n + Delta x B_n, y = sum_n C_n h_n + D x, then times SiLU(z) unless the norm comes first.
+ * State: (batch, n_heads, d_head, n); the n numbers of a channel are lanes. A group of B and C serves consecutive heads. */
+typedef struct {
+    int64_t n_heads, d_head, n_state, heads_per_group;
+    const float *log_decay, *D, *dt_bias; /* (n_heads,): A log2(e) */
+    int64_t low, high;                    /* what Delta is clamped to */
+    place x, z, dt, B, C, y;              /* y may be x */
+    int64_t gated, slot;
+} ssd;
+
+INLINE float ssd_channel(int64_t n_state, float decay, float input, const float *B, const float *C, const float *from,
+                         float *to) {
+    vf32 sums[2] = {{0}, {0}};
+    int64_t n = 0;
+    for (; n + 2 * LANES <= n_state; n += 2 * LANES)
+        for (int j = 0; j < 2; j++) {
+            int64_t k = n + j * LANES;
+            vf32 h = load_f32(B + k) * input;
+            if (from) h += load_f32(from + k) * decay;
+            store_f32(to + k, h);
+            sums[j] += h * load_f32(C + k);
+        }
+    for (; n < n_state; n += LANES) {
+        int64_t left = n_state - n;
+        vf32 h = load_upto(B + n, left) * input;
+        if (from) h += load_upto(from + n, left) * decay;
+        store_upto(to + n, h, left);
+        sums[0] += h * load_upto(C + n, left);
+    }
+    return sum_f32(sums[0] + sums[1]);
+}
+
+static void run_ssd(const worker *me, const ssd *a) {
+    const decoding *step = me->step;
+    int64_t width = a->n_heads * a->d_head, n = a->n_state;
+    range mine = share_of(me, width);
+    float low = bits_to_float(a->low), high = bits_to_float(a->high);
+    for (int64_t b = 0; b < step->n_rows; b++) {
+        int64_t row = step->rows[b], begin = row * width * n;
+        const float *from = step->restarts[row] ? NULL : old_state(step, a->slot) + begin;
+        float *to = new_state(step, a->slot) + begin;
+        const float *x = at(me, a->x, b), *z = at(me, a->z, b), *dt = at(me, a->dt, b);
+        float *y = at(me, a->y, b);
+        int64_t end;
+        for (int64_t c = mine.first; c < mine.end; c = end) {
+            int64_t head = c / a->d_head, group = head / a->heads_per_group;
+            end = (head + 1) * a->d_head < mine.end ? (head + 1) * a->d_head : mine.end;
+            float delta = softplus_f32(broadcast_f32(dt[head] + a->dt_bias[head]))[0];
+            delta = delta < low ? low : delta > high ? high : delta; /* NaN stays */
+            float decay = exp2_f32(broadcast_f32(delta * a->log_decay[head]))[0];
+            const float *B = at(me, a->B, b) + group * n, *C = at(me, a->C, b) + group * n;
+            for (int64_t i = c; i < end; i++)
+                y[i] = ssd_channel(n, decay, delta * x[i], B, C, from ? from + i * n : NULL, to + i * n) +
+                       a->D[head] * x[i];
+        }
+        for (int64_t c = mine.first; a->gated && c < mine.end; c += LANES) {
+            int64_t left = mine.end - c;
+            store_upto(y + c, load_upto(y + c, left) * silu_f32(load_upto(z + c, left)), left);
+        }
+    }
+}
+
+#endif
