@@ -24,6 +24,7 @@ _EXPORTS = {
     "ConfigError": "statewise.errors",
     "ContinuousSystem": "statewise.systems",
     "DataError": "statewise.errors",
+    "Decoder": "statewise.decoding",
     "DenseLTI": "statewise.operators.dense",
     "DenseLTV": "statewise.operators.dense",
     "DiagonalLTI": "statewise.operators.diagonal",
@@ -40,6 +41,8 @@ _EXPORTS = {
     "LanguageModelState": "statewise.models.language_model",
     "MLPConfig": "statewise.models.mlp",
     "Mamba2Config": "statewise.mixers.mamba2",
+    "Mamba3Config": "statewise.mixers.mamba3",
+    "MambaConfig": "statewise.mixers.mamba",
     "MemoryDataConfig": "statewise.data.memory_tasks",
     "Mixer": "statewise.mixers.base",
     "MixerConfig": "statewise.mixers.base",
@@ -48,6 +51,7 @@ _EXPORTS = {
     "S4Config": "statewise.mixers.s4",
     "S4DConfig": "statewise.mixers.s4d",
     "SSD": "statewise.operators.ssd",
+    "SelectiveDiagonal": "statewise.operators.selective",
     "SequenceClassifierConfig": "statewise.models.classifier",
     "SequenceRegressorConfig": "statewise.models.regressor",
     "SeriesDataConfig": "statewise.data.series",
@@ -64,6 +68,7 @@ _EXPORTS = {
     "open_series": "statewise.data.series",
     "save": "statewise.checkpoints",
     "set_rate": "statewise.mixers.base",
+    "train_stack": "statewise.train",
 }
 # Parts of the package that are reached by attribute as well. `statewise.generate` is also the function: its
 # module can be called.
@@ -78,6 +83,7 @@ _MODULES = (
     "kernels",
     "mixers",
     "models",
+    "native",
     "operators",
     "reproduce",
     "semiseparable",
@@ -96,6 +102,7 @@ if TYPE_CHECKING:
     from statewise import kernels as kernels
     from statewise import mixers as mixers
     from statewise import models as models
+    from statewise import native as native
     from statewise import operators as operators
     from statewise import reproduce as reproduce
     from statewise import semiseparable as semiseparable
@@ -111,6 +118,7 @@ if TYPE_CHECKING:
     from statewise.data.text import TextDataConfig as TextDataConfig
     from statewise.data.tokenizers import ByteTokenizer as ByteTokenizer
     from statewise.data.tokenizers import FileTokenizer as FileTokenizer
+    from statewise.decoding import Decoder as Decoder
     from statewise.errors import CheckpointError as CheckpointError
     from statewise.errors import ConfigError as ConfigError
     from statewise.errors import DataError as DataError
@@ -123,7 +131,9 @@ if TYPE_CHECKING:
     from statewise.mixers.base import set_rate as set_rate
     from statewise.mixers.lmu import LMUConfig as LMUConfig
     from statewise.mixers.lssl import LSSLConfig as LSSLConfig
+    from statewise.mixers.mamba import MambaConfig as MambaConfig
     from statewise.mixers.mamba2 import Mamba2Config as Mamba2Config
+    from statewise.mixers.mamba3 import Mamba3Config as Mamba3Config
     from statewise.mixers.s4 import S4Config as S4Config
     from statewise.mixers.s4d import S4DConfig as S4DConfig
     from statewise.models.block import BlockConfig as BlockConfig
@@ -142,11 +152,13 @@ if TYPE_CHECKING:
     from statewise.operators.diagonal import DiagonalLTI as DiagonalLTI
     from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank as DiagonalPlusLowRank
     from statewise.operators.plan import explain as explain
+    from statewise.operators.selective import SelectiveDiagonal as SelectiveDiagonal
     from statewise.operators.ssd import SSD as SSD
     from statewise.systems import ContinuousSystem as ContinuousSystem
     from statewise.systems import DiscreteSystem as DiscreteSystem
     from statewise.systems import discretize as discretize
     from statewise.systems import mass_spring_damper as mass_spring_damper
+    from statewise.train import train_stack as train_stack
     from statewise.train.config import RunConfig as RunConfig
     from statewise.train.config import TrainConfig as TrainConfig
 
