@@ -68,7 +68,7 @@ _EXPORTS = {
     "open_series": "statewise.data.series",
     "save": "statewise.checkpoints",
     "set_rate": "statewise.mixers.base",
-    "train_stack": "statewise.train",
+    "train_stack": "statewise.train.stacked",
 }
 # Parts of the package that are reached by attribute as well. `statewise.generate` is also the function: its
 # module can be called.
@@ -158,7 +158,7 @@ if TYPE_CHECKING:
     from statewise.systems import DiscreteSystem as DiscreteSystem
     from statewise.systems import discretize as discretize
     from statewise.systems import mass_spring_damper as mass_spring_damper
-    from statewise.train import train_stack as train_stack
+    from statewise.train.stacked import train_stack as train_stack
     from statewise.train.config import RunConfig as RunConfig
     from statewise.train.config import TrainConfig as TrainConfig
 
