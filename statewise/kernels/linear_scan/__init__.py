@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.backend import c_runs
+from statewise.kernels.linear_scan import native
 from statewise.kernels.linear_scan.batching import vmap_rule
 from statewise.kernels.linear_scan.blocked import linear_scan_blocked
 from statewise.kernels.linear_scan.reference import linear_scan_reference
@@ -20,32 +22,76 @@ def _fake(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     return torch.empty(b.shape, dtype=b.dtype, device=b.device)
 
 
+def _forward(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
+    run = native.forward if c_runs("linear_scan", native.refusal(a, b, h0)) else linear_scan_blocked
+    return run(a, b, h0)
+
+
+def _adjoint(grad: Tensor, a: Tensor, h: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The adjoint is the same recurrence backwards in time: g_t = grad_t + conj(a_{t+1}) g_{t+1}."""
+    if c_runs("linear_scan", native.refusal(a, grad, h0)):
+        return native.backward(grad, a, h, h0)
+    if h.shape[1] == 0:
+        return torch.zeros_like(h), torch.zeros_like(h), torch.zeros_like(h0)
+    a = a.conj()
+    a_next = torch.cat([a[:, 1:], torch.zeros_like(a[:, :1])], 1)
+    g = linear_scan_blocked(a_next.flip(1), grad.flip(1), torch.zeros_like(h0)).flip(1)
+    return g * _before(h, h0).conj(), g, a[:, 0] * g[:, 0]
+
+
+def _before(h: Tensor, h0: Tensor) -> Tensor:
+    return torch.cat([h0.unsqueeze(1), h], 1)[:, :-1]
+
+
+def _fake_adjoint(grad: Tensor, a: Tensor, h: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    da, g, dh0 = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (h, h, h0))
+    return da, g, dh0
+
+
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     a, _, h0 = inputs
     ctx.save_for_backward(a, output, h0)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # The adjoint runs the same recurrence backwards in time: g_t = grad_t + conj(a_{t+1}) g_{t+1}.
-    # It is written with the operator itself, so every higher derivative exists.
     a, h, h0 = ctx.saved_tensors
-    if h.shape[1] == 0:
-        return torch.zeros_like(a), torch.zeros_like(h), torch.zeros_like(h0)
-    a = a.conj()
-    a_next = torch.cat([a[:, 1:], torch.zeros_like(a[:, :1])], 1)
-    g = _linear_scan(a_next.flip(1), grad.flip(1), torch.zeros_like(h0)).flip(1)
-    h_before = torch.cat([h0.unsqueeze(1), h[:, :-1]], 1)
-    return g * h_before.conj(), g, a[:, 0] * g[:, 0]
+    da, db, dh0 = _linear_scan_backward(grad, a, h, h0)
+    return da, db, dh0
+
+
+def _setup_second(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[1:], output[1])
+
+
+def _second_backward(
+    ctx: Any, d_da: Tensor | None, d_g: Tensor | None, d_dh0: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of g, da_t = g_t conj(h_{t-1}) and dh0 = conj(a_0) g_0, in terms of the operators: so every higher one exists."""
+    a, h, h0, g = ctx.saved_tensors
+    d_da, d_g = (torch.zeros_like(h) if x is None else x for x in (d_da, d_g))
+    d_dh0 = torch.zeros_like(h0) if d_dh0 is None else d_dh0
+    x = _linear_scan(a, d_g + d_da * _before(h, h0), d_dh0)
+    through_h = torch.cat([d_da.conj() * g, torch.zeros_like(h0).unsqueeze(1)], 1)  # of h0, then of each h
+    d_h0 = through_h[:, 0]
+    return x, _before(x, d_dh0).conj() * g, through_h[:, 1:], d_h0
 
 
 _linear_scan = register(
     "linear_scan",
     "(Tensor a, Tensor b, Tensor h0) -> Tensor",
-    linear_scan_blocked,
+    _forward,
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
     vmap=vmap_rule,
+)
+_linear_scan_backward = register(
+    "linear_scan_backward",
+    "(Tensor grad, Tensor a, Tensor h, Tensor h0) -> (Tensor, Tensor, Tensor)",
+    _adjoint,
+    fake=_fake_adjoint,
+    setup_context=_setup_second,
+    backward=_second_backward,
 )
 
 
@@ -53,7 +99,8 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     """Diagonal linear recurrence: h_t = a_t * h_{t-1} + b_t.
 
     Shapes:   a, b: (batch, length, ...)   h0: (batch, ...)   ->   h: (batch, length, ...); a may be expanded
-    Cost:     O(length) work in O(sqrt(length)) vectorised steps; memory 2x that of b.
+    Cost:     O(length) work. In C one pass over a, b and h, and the adjoint another; a that is expanded over rows or
+              times is not copied. In PyTorch O(sqrt(length)) vectorised steps; memory 2x that of b.
     Numerics: in the dtype of the inputs, float32 or wider, real or complex; stable for |a| <= 1.
     Errors:   InputError if the shapes or dtypes disagree; the message gives them.
     Source:   Blelloch (1990); Smith et al. 2023 (S5), arXiv:2208.04933, sec. 2.2.
