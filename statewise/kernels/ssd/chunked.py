@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Inputs(NamedTuple):
-    """The inputs along time: x (b, l, h, p), log_a (b, l, h), B and C (b, l, g, n), segments (b, l) or None."""
+    """The inputs along time: dt x (b, l, h, p), log_a (b, l, h), B and C (b, l, g, n), segments (b, l) or None."""
 
     x: Tensor
     log_a: Tensor
@@ -21,9 +21,9 @@ class Inputs(NamedTuple):
     C: Tensor
     segments: Tensor | None
 
-    def at(self, rows: slice, times: slice = slice(None)) -> Inputs:
-        x, log_a, B, C = (m[rows, times] for m in (self.x, self.log_a, self.B, self.C))
-        return Inputs(x, log_a, B, C, None if self.segments is None else self.segments[rows, times])
+    def at(self, times: slice) -> Inputs:
+        x, log_a, B, C = (m[:, times] for m in (self.x, self.log_a, self.B, self.C))
+        return Inputs(x, log_a, B, C, None if self.segments is None else self.segments[:, times])
 
     def in_chunks(self, q: int) -> Inputs:
         """(b, l, ...) -> (b, c, q, ...)"""

@@ -7,9 +7,20 @@ from torch import Tensor
 
 
 def ssd_reference(
-    x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None = None
+    x: Tensor,
+    log_a: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    segments: Tensor | None = None,
+    *,
+    dt: Tensor | None = None,
+    D: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """h_t = a_t h_{t-1} + x_t B_t^T, y_t = h_t C_t, one step after the other. Shapes as the fast form's."""
+    """h_t = a_t h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t + D x_t, step after step. Shapes as the fast form's."""
+    skipped = 0 if D is None else D[:, None] * x
+    if dt is not None:
+        x = x * dt.unsqueeze(-1)
     per_group = x.shape[2] // B.shape[2]
     h, outputs = h0, []
     before = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
@@ -21,16 +32,27 @@ def ssd_reference(
         B_t, C_t = (m.repeat_interleave(per_group, 1) for m in (B_t, C_t))
         h = log_a_t.exp()[..., None, None] * h + torch.einsum("bhp,bhn->bhpn", x_t, B_t)
         outputs.append(torch.einsum("bhpn,bhn->bhp", h, C_t))
-    return (torch.stack(outputs, 1) if outputs else torch.zeros_like(x)), h
+    return (torch.stack(outputs, 1) if outputs else torch.zeros_like(x)) + skipped, h
 
 
 def ssd_differentiable(
-    x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, segments: Tensor | None, chunk_length: int
+    x: Tensor,
+    log_a: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    dt: Tensor | None,
+    D: Tensor | None,
+    segments: Tensor | None,
+    chunk_length: int,
 ) -> tuple[Tensor, Tensor]:
-    """The same map in plain operations on whole chunks: what a second derivative is taken through.
+    """The same map in plain operations on whole chunks: what a second derivative is taken through. D: (batch, n_heads).
 
     Within a chunk y = (L * C B^T) x + diag(exp(cumulative log_a)) C h; L is the masked exp of segment sums.
     """
+    skipped = 0 if D is None else D[:, None, :, None] * x
+    if dt is not None:
+        x = x * dt.unsqueeze(-1)
     per_group = x.shape[2] // B.shape[2]
     B, C = (m.repeat_interleave(per_group, 2) for m in (B, C))
     h, outputs = h0, []
@@ -56,7 +78,7 @@ def ssd_differentiable(
         y = y + torch.einsum("blhn,bhpn,blh->blhp", C_c, h, from_start)
         h = from_start[:, -1, :, None, None] * h + torch.einsum("bshn,bsh,bshp->bhpn", B_c, to_end, x_c)
         outputs.append(y)
-    return (torch.cat(outputs, 1) if outputs else torch.zeros_like(x)), h
+    return (torch.cat(outputs, 1) if outputs else torch.zeros_like(x)) + skipped, h
 
 
 def _same(a: Tensor, b: Tensor) -> Tensor:
