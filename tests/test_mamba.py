@@ -238,6 +238,7 @@ def test_both_directions_have_no_state_and_make_no_language_model() -> None:
         ({"combine": "mean", "bidirectional": True}, ["'mean'", "concatenate"]),
         ({"combine": "concatenate"}, ["bidirectional=True"]),
         ({"tied_directions": False}, ["bidirectional=True"]),
+        ({"bidirectional": "sum"}, ["bidirectional='sum'", "True or False"]),
     ],
 )
 def test_bad_options_are_refused(options: dict, words: list[str]) -> None:

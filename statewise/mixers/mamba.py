@@ -77,6 +77,9 @@ class MambaConfig(MixerConfig):
         for name, known in (("method", METHODS), ("initialization", INITIALIZATIONS), ("combine", COMBINE)):
             if getattr(self, name) not in known:
                 raise self._wrong(name, f"use one of {list(known)}")
+        for name in ("bias", "convolution_bias", "bidirectional", "tied_directions"):
+            if not isinstance(getattr(self, name), bool):
+                raise self._wrong(name, "expected True or False")
         if self.is_complex and self.d_state % 2:
             raise self._wrong("d_state", "complex A comes in conjugate pairs, so that d_state must be even")
         if not self.bidirectional and (not self.tied_directions or self.combine != "sum"):
