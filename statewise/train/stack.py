@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -30,6 +30,8 @@ from statewise.train.run_state import RunState
 from statewise.train.snapshot import set_torch_generators
 from statewise.train.stacked_dropout import RandomNumbers, drawing_from, replace_dropout
 from statewise.train.update import loss_function, not_finite
+
+REFUSALS = (RuntimeError, NotImplementedError, ValueError)  # of vmap
 
 
 @dataclass(eq=False)
@@ -177,29 +179,39 @@ class Stack:
         for name in ("compile", "gradient_checkpointing"):
             if getattr(config, name):
                 return f"train.{name}=true works on one model at a time"
-        tensors = [member.numbers.tensors.copy() for member in self.members]
-        fixed, carried = {name: x.clone() for name, x in self.fixed.items()}, self.carried
+        put_back = self._remember()
         try:
-            self._losses(0).sum().backward()
+            self._losses(0, whatever_happens=False).sum().backward()
         except StatewiseError:
             raise
-        except (RuntimeError, NotImplementedError, ValueError) as error:
-            import traceback
-
-            traceback.print_exc()
+        except REFUSALS as error:
             return str(error).strip().splitlines()[0]
         finally:
+            put_back()
+            self._clear()
+        return None
+
+    def _remember(self) -> Callable[[], None]:
+        """What puts back all that computing a loss changes."""
+        tensors = [member.numbers.tensors.copy() for member in self.members]
+        fixed, carried = {name: x.clone() for name, x in self.fixed.items()}, self.carried
+
+        def put_back() -> None:
             for member, before in zip(self.members, tensors):
-                member.numbers.tensors = before
+                member.numbers.tensors = before.copy()
             for name, x in fixed.items():
                 self.fixed[name].copy_(x)
             self.carried = carried
             self._share_carried()
-            self._clear()
-        return None
 
-    def _losses(self, number: int) -> Tensor:
-        """What a micro-batch adds to the losses of the step to come, (models,); passes the carried states on."""
+        return put_back
+
+    def _losses(self, number: int, *, whatever_happens: bool = True) -> Tensor:
+        """What a micro-batch adds to the losses of the step to come, (models,); passes the carried states on.
+
+        whatever_happens: where vmap refuses, one model after the other. What it refuses may depend on the batch:
+        convolutions treat packed documents as rows, and how many these are is not the same for all models.
+        """
         first = self.members[0].state
         batches = [m.state.batches[m.state.progress.step * first.config.accumulation + number] for m in self.members]
         flattened = [pytree.tree_flatten(batch) for batch in first.task.alike(batches)]
@@ -214,8 +226,23 @@ class Stack:
             return loss, [leaf.detach() for leaf in _only(pytree.tree_leaves(after))]
 
         values = self._parameters() | {f"model.{name}": tensor for name, tensor in self.fixed.items()}
-        with autocast(first.config, first.device), drawing_from([member.numbers for member in self.members]):
-            losses, after = vmap(one, randomness="error")(values, _only(given), _only(self.carried))
+        arguments, put_back = (values, _only(given), _only(self.carried)), self._remember()
+        with autocast(first.config, first.device):
+            try:
+                with drawing_from([member.numbers for member in self.members]):
+                    losses, after = vmap(one, randomness="error")(*arguments)
+            except StatewiseError:
+                raise
+            except REFUSALS:
+                if not whatever_happens:
+                    raise
+                put_back()
+                outputs = []
+                for i, member in enumerate(self.members):
+                    with drawing_from([member.numbers]):
+                        outputs.append(one(*pytree.tree_map(lambda x, i=i: x[i], arguments)))
+                losses = torch.stack([loss for loss, _ in outputs])
+                after = [torch.stack(leaves) for leaves in zip(*(leaves for _, leaves in outputs))]
         if after:
             self.carried = _filled(self.carried, after)
             self._share_carried()

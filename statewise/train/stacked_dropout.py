@@ -41,7 +41,7 @@ _drawn_from: Sequence[RandomNumbers] = ()  # for the operator, which takes tenso
 
 @contextmanager
 def drawing_from(numbers: Sequence[RandomNumbers]) -> Iterator[None]:
-    """Inside, the i-th of the models that vmap runs draws from the i-th of these."""
+    """Inside, the i-th of the models that vmap runs draws from the i-th of these; without vmap, one from the first."""
     global _drawn_from
     before, _drawn_from = _drawn_from, numbers
     try:
@@ -59,6 +59,7 @@ def _noise_of_each(info: Any, in_dims: tuple[int | None, ...], x: Tensor, p: flo
 
 _VMAP = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchVmapMode)
 torch.library.define("statewise::stacked_dropout_noise", "(Tensor x, float p) -> Tensor")
+torch.library.impl("statewise::stacked_dropout_noise", "default", lambda x, p: _drawn_from[0].noise_like(x, p))
 torch.library.register_vmap("statewise::stacked_dropout_noise", _noise_of_each)
 
 
