@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.backend import c_runs
 from statewise.kernels.registration import register
 from statewise.kernels.selective_scan.batching import vmap_rule
 from statewise.kernels.selective_scan.blocked import Arguments, Gradients, backward_blocks, forward_blocks
+from statewise.kernels.selective_scan.native import backward_native, forward_native, refusal
 from statewise.kernels.selective_scan.reference import selective_scan_reference
 
 __all__ = ["METHODS", "selective_scan", "selective_scan_reference"]
@@ -64,16 +66,26 @@ def _definition(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     y, state, checkpoints = _fake_forward(*arguments)
-    forward_blocks(Arguments(*arguments[:-1]), y, state, checkpoints, CHUNK_LENGTH)
+    given = Arguments(*arguments[:-1])
+    run = forward_native if _in_c(given) else forward_blocks
+    run(given, y, state, checkpoints, CHUNK_LENGTH)
     return y, state, checkpoints
+
+
+def _in_c(given: Arguments) -> bool:
+    """Whether C computes it; where there is no channel or no state, PyTorch is as good."""
+    return c_runs("selective_scan", refusal(given)) and given.u.numel() > 0 and given.h0.numel() > 0
 
 
 def _adjoint(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     if not checkpoints.shape[1] and grad_y.shape[1]:  # nobody had said that a gradient would be wanted
         checkpoints = _forward(*arguments, True)[2]
-    zeros: list[Any] = [None if m is None else m.new_zeros(m.shape) for m in arguments[:9]]
-    found = Gradients(*zeros)
-    backward_blocks(grad_y, grad_state, checkpoints, Arguments(*arguments), found, CHUNK_LENGTH)
+    given = Arguments(*arguments)
+    if _in_c(given):
+        room: list[Any] = [None if m is None else torch.empty(m.shape, dtype=m.dtype) for m in arguments[:9]]
+        found = backward_native(grad_y, grad_state, checkpoints, given, Gradients(*room), CHUNK_LENGTH)
+    else:
+        found = backward_blocks(grad_y, grad_state, checkpoints, given, CHUNK_LENGTH)
     return tuple(grad_y.new_empty(0) if m is None else m for m in found)  # an operator cannot return None
 
 
@@ -180,8 +192,12 @@ def selective_scan(
     real, complex_ = (torch.float64, torch.complex128) if double else (torch.float32, torch.complex64)
     if any(m.is_complex() for m in (A, B, C)):
         A, B, C = (torch.view_as_real(m.to(complex_).resolve_conj()) for m in (A, B, C))
-    u_, dt, A, B, C, h0 = (m.to(real) for m in (u, dt, A, B, C, h0))
-    D, gate, dt_bias = (None if m is None else m.to(real) for m in (D, gate, dt_bias))
+    # what is as long as the sequence is read as it is; a C kernel converts it in its registers
+    narrow = (real, torch.bfloat16) if not double else (real,)
+    u_, dt = (m if m.dtype in narrow else m.to(real) for m in (u, dt))
+    gate = gate if gate is None or gate.dtype in narrow else gate.to(real)
+    A, B, C, h0 = (m.to(real) for m in (A, B, C, h0))
+    D, dt_bias = (None if m is None else m.to(real) for m in (D, dt_bias))
     keep = torch.is_grad_enabled() and any(
         m is not None and m.requires_grad for m in (u, dt, A, B, C, h0, D, gate, dt_bias)
     )

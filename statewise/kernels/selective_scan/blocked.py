@@ -8,7 +8,7 @@ adjoint computes the states again from one kept for each chunk. Complex numbers 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +57,13 @@ class _Transition(NamedTuple):
 
     a: Tensor
     step: Tensor
+
+
+def widened(arguments: Arguments) -> Arguments:
+    """u, dt and gate in the precision of the state."""
+    dtype, gate = arguments.h0.dtype, arguments.gate
+    gate = None if gate is None else gate.to(dtype)
+    return arguments._replace(u=arguments.u.to(dtype), dt=arguments.dt.to(dtype), gate=gate)
 
 
 def _blocks(arguments: Arguments, chunk_length: int) -> Iterator[tuple[slice, slice, slice]]:
@@ -188,6 +195,7 @@ def _read(C: Tensor, states: Tensor) -> Tensor:
 
 def forward_blocks(arguments: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor, chunk_length: int) -> None:
     """Writes y, the last state, and the states at the starts of chunks (if there is room for any)."""
+    arguments = widened(arguments)
     g, is_complex, length = arguments.B.shape[2], arguments.is_complex, arguments.u.shape[1]
     views, y = _views(arguments), _by_group(y, g)
     final = _states(state, g, is_complex)
@@ -228,12 +236,16 @@ class Gradients(NamedTuple):
 
 
 def backward_blocks(
-    grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, arguments: Arguments, into: Gradients, chunk_length: int
-) -> None:
-    """Adds all gradients to ``into``, which holds zeros."""
+    grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, arguments: Arguments, chunk_length: int
+) -> Gradients:
+    """All gradients; those along time in the dtype of what they are gradients of."""
+    given = arguments
+    arguments = widened(given)
+    zeros: list[Any] = [None if m is None else m.new_zeros(m.shape) for m in arguments[:9]]
+    into = Gradients(*zeros)
     g, is_complex, length = arguments.B.shape[2], arguments.is_complex, arguments.u.shape[1]
     views, to = _views(arguments), _views(Arguments(*into, segments=None, softplus=False, exact=False))
-    grad_y, kept = _by_group(grad_y, g), _chunk_states(checkpoints, g, is_complex)
+    grad_y, kept = _by_group(grad_y.to(arguments.h0.dtype), g), _chunk_states(checkpoints, g, is_complex)
     grad_final = _states(grad_state.contiguous(), g, is_complex)
     for at in _blocks(arguments, chunk_length):
         part, out = _at(views, *at), _at(to, *at)
@@ -262,6 +274,8 @@ def backward_blocks(
             if out.dt_bias is not None:
                 out.dt_bias.add_(d_raw.sum((0, 1)))
         out.h0.copy_(grad_h)
+    d_gate = None if into.gate is None or given.gate is None else into.gate.to(given.gate.dtype)
+    return into._replace(u=into.u.to(given.u.dtype), dt=into.dt.to(given.dt.dtype), gate=d_gate)
 
 
 def _adjoint(

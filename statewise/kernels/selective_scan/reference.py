@@ -55,7 +55,9 @@ def selective_scan_reference(
     h = torch.view_as_complex(h0) if is_complex else h0
     delta = dt if dt_bias is None else dt + dt_bias
     if softplus:
-        delta = F.softplus(delta, threshold=40.0)  # above 40 the linear stand-in is exact to rounding; e^x would overflow
+        delta = F.softplus(
+            delta, threshold=40.0
+        )  # above 40 the linear stand-in is exact to rounding; e^x would overflow
     before = torch.zeros(u.shape[0], dtype=torch.int64, device=u.device)
     outputs = []
     for t, (u_t, delta_t, B_t, C_t) in enumerate(zip(u.unbind(1), delta.unbind(1), B.unbind(1), C.unbind(1))):
