@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from statewise.train.environment import choose_device
 from statewise.train.loop import train
 from statewise.train.presets import PRESETS, fit_model
 from statewise.train.run_folder import RUN_FILE
+from statewise.train.stacked import train_stack
 from statewise.train.tasks import Table, open_task, run_types
 
 # Published figures that a reader may look for, and why they are not beside ours.
@@ -106,28 +107,57 @@ def run(config: TrainedTaskSettings, work: Work) -> Report:
     open_task(run_config(config, config.seeds[0]))  # what is missing is told before anything is trained
     work.begin(len(config.seeds) + config.dtw)
     neighbour = work.part("dtw", partial(_dtw, config, work)) if config.dtw else None
-    records = {seed: work.part(f"seed-{seed}", partial(_train, config, work, seed)) for seed in config.seeds}
+    missing = [seed for seed in config.seeds if not work.is_done(f"seed-{seed}")]
+
+    @cache
+    def trained() -> dict[int, dict[str, Any]]:
+        return _train_all(config, work, missing)
+
+    records = {}
+    for seed in config.seeds:
+        records[seed] = work.part(f"seed-{seed}", partial(_part, config, work, seed, trained))
     return _report(config, work, records, neighbour)
 
 
-def _train(config: TrainedTaskSettings, work: Work, seed: int) -> dict[str, Any]:
-    """Trains, or goes on with a run that was stopped, and evaluates the checkpoint that validation found best."""
-    folder = work.folder / f"run-{seed}"
-    started = (folder / RUN_FILE).exists()
+def _train_all(config: TrainedTaskSettings, work: Work, seeds: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Trains these seeds side by side, or goes on with runs that were stopped; what each took.
+
+    The time is that of all seeds together, for each the same.
+    """
+    runs = {f"run-{seed}": run_config(config, seed) for seed in seeds}
+    started = any((work.folder / name / RUN_FILE).exists() for name in runs)
     begun = time.process_time()
-    result = train(run_config(config, seed), folder, resume=started, reporter=work.training())
+    if len(seeds) == 1:
+        name = next(iter(runs))
+        results = {name: train(runs[name], work.folder / name, resume=started, reporter=work.training())}
+        side_by_side = False
+    else:
+        result = train_stack(runs, work.folder, resume=started, reporter=work.training())
+        result.require_all()
+        results, side_by_side = result.runs, result.stacked
     cpu_seconds = time.process_time() - begun
-    if result.signal is not None:
-        raise Stopped(result.signal)
-    record, checkpoint = _evaluate(config, folder, seed)
+    stopped = [result.signal for result in results.values() if result.signal is not None]
+    if stopped:
+        raise Stopped(stopped[0])
     return {
-        "evaluation": record,
-        "checkpoint": checkpoint.name,
-        "step": result.step,
-        "training_seconds": result.seconds,
-        "cpu_seconds": cpu_seconds,  # of all threads; if resumed, of the last session
-        "resumed": started,
+        seed: {
+            "step": results[f"run-{seed}"].step,
+            "training_seconds": results[f"run-{seed}"].seconds,
+            "cpu_seconds": cpu_seconds,  # of all threads; if resumed, of the last session
+            "resumed": started,
+            "side_by_side": len(seeds) if side_by_side else 1,
+        }
+        for seed in seeds
     }
+
+
+def _part(
+    config: TrainedTaskSettings, work: Work, seed: int, trained: Callable[[], dict[int, dict[str, Any]]]
+) -> dict[str, Any]:
+    """A seed: trained, with all others when the first of them is asked for, and evaluated where validation was best."""
+    took = trained()[seed]
+    record, checkpoint = _evaluate(config, work.folder / f"run-{seed}", seed)
+    return {"evaluation": record, "checkpoint": checkpoint.name, **took}
 
 
 @torch.no_grad()
@@ -209,12 +239,14 @@ def _report(
     summary = Table(f"{config.preset}, test split", ("", config.measured, "training, s", "of CPU, s", "steps"), rows)
     shown = {**evaluations[first], "checkpoint": f"run-{first}, {records[first]['checkpoint']}"}
     tables = [table._replace(title=f"seed {first}: {table.title}") for table in task.tables(shown)]
+    n_together = max(record.get("side_by_side", 1) for record in records.values())
+    together = f" {n_together} of them were trained side by side: times are of all together." if n_together > 1 else ""
     return Report(
         title=f"{config.preset}: a model trained and tested",
         setting=(
             f"The preset {config.preset!r} of statewise train"
             f"{' with ' + ', '.join(config.settings) if config.settings else ''}; of each run the checkpoint that is "
-            "best on the validation split, tested once. All seeds have the same splits."
+            f"best on the validation split, tested once. All seeds have the same splits.{together}"
         ),
         tables=[summary, *tables],
         bars=bars,

@@ -94,6 +94,10 @@ class Work:
         self.watcher.event({"kind": "part", "part": name, **told})
         return record["result"]
 
+    def is_done(self, name: str) -> bool:
+        """Whether an earlier run has done this part."""
+        return (self.folder / PARTS / f"{name}.json").exists()
+
     def progress(self, done: int, total: int) -> None:
         """Of the part that is being computed."""
         self.watcher.progress(self._part, done / max(total, 1))
