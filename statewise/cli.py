@@ -31,6 +31,10 @@ Device = Annotated[str, typer.Option(help="auto (CUDA where there is one), cpu o
 TokenizerOption = Annotated[
     str | None, typer.Option("--tokenizer", help='"bytes" or a tokenizer.json. Default: that of the checkpoint.')
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="Of a language model: float32, bfloat16, int8 or int4. Default: as saved.", show_default=False),
+]
 Json = Annotated[
     bool | None,
     typer.Option("--json/--no-json", help="Default: tables on a terminal, JSON elsewhere.", show_default=False),
@@ -182,6 +186,7 @@ def generate(
         Path | None, typer.Option(help="Go on from a saved state; a prompt then follows what was read.")
     ] = None,
     state_out: Annotated[Path | None, typer.Option(help="Save the state after the prompt.")] = None,
+    weights: Weights = None,
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
@@ -226,6 +231,7 @@ def generate(
         stop=stop or (),
         tokenizer=tokens,
         state=state,
+        weights=weights,
         **sampling,
     )
     write_generated(
@@ -275,6 +281,7 @@ def evaluate(
     compressors: Annotated[
         bool | None, typer.Option(help="Text: what xz -9 and zlib make of the same bytes.", show_default=False)
     ] = None,
+    weights: Weights = None,
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
@@ -299,6 +306,8 @@ def evaluate(
     from statewise.model_folder import open_model
 
     opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
+    if weights is not None:
+        opened = opened.with_weights(weights)
     asked = {
         "across_documents": across_documents or None,
         "chunk_length": chunk_length,
@@ -423,7 +432,7 @@ def profile(
     opened = preset_model(model) or open_model(Path(model), which=which, device="cpu").language_model
     found = profile_here(opened, steps=steps or (), batch_size=batch_size, length=length, threads=threads)
     record = {"model": model, **found}
-    show_evaluation(record, [profile_table(record, f"a step of {model}")], as_json=json)
+    show_evaluation(record, [profile_table(record, f"a step of {model}: milliseconds and shares")], as_json=json)
 
 
 @app.command()

@@ -18,6 +18,7 @@ from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
 from statewise.data.text import TextDataConfig
 from statewise.data.tokenizers import Tokenizer, load_tokenizer, require_same_tokenizer
+from statewise.decoding import dequantised
 from statewise.errors import CheckpointError, ConfigError, DataError
 from statewise.models.base import Model
 from statewise.models.language_model import LanguageModel
@@ -70,6 +71,13 @@ class ModelFolder:
                 f"{self.checkpoint} holds a {type(self.model).__name__}, which writes no text; give a language model"
             )
         return self.model
+
+    def with_weights(self, weights: str) -> ModelFolder:
+        """The same with its matrices in another precision, as a Decoder has them.
+
+        Errors:  ConfigError if it is no language model; InputError for an unknown precision.
+        """
+        return replace(self, model=dequantised(self.language_model, weights))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

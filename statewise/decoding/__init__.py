@@ -1,6 +1,7 @@
 """Decoding: a language model's step in one call of C code, with weights of 32, 16, 8 or 4 bits."""
 
 from statewise.decoding.decoder import Decoder, Running, dequantised, why_not
-from statewise.decoding.packing import PRECISIONS
+from statewise.decoding.layers import refusal
+from statewise.decoding.packing import PRECISIONS, check_precision
 
-__all__ = ["PRECISIONS", "Decoder", "Running", "dequantised", "why_not"]
+__all__ = ["PRECISIONS", "Decoder", "Running", "check_precision", "dequantised", "refusal", "why_not"]

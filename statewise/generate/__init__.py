@@ -6,7 +6,8 @@ This module can be called: ``sw.generate(model, prompt, max_new_tokens=64)`` is 
 import sys
 from types import ModuleType
 
-from statewise.generate.decode import Reading, Token, generate, read
+from statewise.generate.decode import Token, generate, read
+from statewise.generate.reading import Reading
 from statewise.generate.sample import Sampling
 
 __all__ = ["Reading", "Sampling", "Token", "generate", "read"]

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from statewise import kernels, native
 from statewise.data.tokenizers import Tokenizer
+from statewise.decoding import Decoder, check_precision, dequantised, refusal, why_not
 from statewise.errors import InputError
 from statewise.generate.options import check_integer, is_integer
 from statewise.generate.prompt import Prompt, encode_prompt
-from statewise.generate.sample import Sampling, draw
+from statewise.generate.reading import Reading, copied, extend, extend_by_one, nothing_read
+from statewise.generate.sample import Sampling
 from statewise.generate.stopping import StopText, check_stop
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel, LanguageModelState
 
-N_RECENT = 8  # tokens that the text of the next one may depend on: a character's bytes, a word's leading space
-
-
-class Reading(NamedTuple):
-    """What a model knows after reading, and all that generation needs to go on from there.
-
-    A pytree of tensors, batch first, never mutated: hold it, save it, move it, go on from it as often as you like.
-
-    logits: (batch, vocabulary) float32 or wider, of the token that comes next
-    state:  the model's state after the last token that was read
-    seen:   (batch, vocabulary) bool, the ids read so far, for the repetition penalty
-    recent: (batch, 8) int64, the last ids read, -1 for none, with which the text goes on
-    """
-
-    logits: Tensor
-    state: LanguageModelState
-    seen: Tensor
-    recent: Tensor
+WORTH_PACKING = 16  # tokens: with fewer, packing the weights takes longer than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +60,7 @@ class Token:
                 "this token's reading was let go when the next was made; read token.reading at once, "
                 "or generate again with the same seed up to this token"
             )
-        return _copy(self._reading[0])
+        return copied(self._reading[0])
 
 
 def generate(
@@ -96,6 +81,7 @@ def generate(
     state: Reading | LanguageModelState | None = None,
     lengths: Tensor | None = None,
     prefill_chunk: int = 2048,
+    weights: str | Decoder | None = None,
 ) -> Iterator[Token]:
     """Yield up to ``max_new_tokens`` tokens as they come.
 
@@ -117,6 +103,14 @@ def generate(
         which needs at least one more token in each row. Nothing goes before a text that continues.
     prefill_chunk: the prompt is read this many tokens at a time, so its length costs no memory.
 
+    weights: how the matrices are held for the tokens after the first: "float32", "bfloat16", "int8", "int4", or a
+        :class:`~statewise.decoding.Decoder` made before, of this model. The prompt is read by the model itself. By
+        default they are as the model has them.
+
+    On the CPU, models whose layers all have a step in C (:func:`statewise.decoding.why_not`) then take one call for a
+    token, several times faster. It needs a second copy of the weights, which is made here, so without ``weights`` it is
+    for more than 16 tokens, and not under ``kernels.use("torch")``.
+
     The rows of a ragged batch say what they would say alone. Rows that have finished read nothing more, and the
     iteration ends when all have.
 
@@ -127,7 +121,8 @@ def generate(
              per token, however many, if every mixer's state is bounded; to keep the tokens keeps no state but
              the last one's.
     Errors:  InputError, before anything is computed, for an option out of its range, an empty prompt, ids outside the
-             vocabulary, a tokenizer of another vocabulary, a state of another batch; later, if logits are not finite.
+             vocabulary, a tokenizer of another vocabulary, a state of another batch, and ``weights`` for a model with a
+             layer that has no step in C; later, if logits are not finite.
     """
     sampling = Sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
@@ -141,6 +136,7 @@ def generate(
     document_token = _document_token(model, tokenizer, document_token)
     tokens, row_lengths = _encode(model, prompt, state, tokenizer, document_token, lengths, prefill_chunk)
     seed = torch.Generator().seed() >> 1 if seed is None else seed
+    make_steps = _stepping(model, weights, max_new_tokens)
 
     def steps() -> Iterator[Token]:
         reader = freeze(model) if has_operators_to_prepare(model) else model
@@ -151,21 +147,23 @@ def generate(
         end = document_token if stop_at_document else None
         latest: list[Reading] = []
         previous: list[int] = []
+        read_next: _Step | None = None
         for n_left in range(max_new_tokens - 1, -1, -1):
             latest.clear()
             active = torch.tensor([not row.finished for row in rows], device=device)
             with evaluation_mode(reader), torch.inference_mode():
                 if previous:
                     unread = torch.tensor(previous, device=device)[:, None]
-                    reading = _extend(
-                        reader,
+                    if read_next is None:
+                        read_next = make_steps(reader, reading)
+                    reading = read_next(
                         reading,
                         unread.clamp(min=0),
                         active.long() if -1 in previous or not all(active) else None,
                         unread == document_token if end is None and document_token in previous else None,
                     )
                 uniforms = torch.stack([torch.rand((), dtype=torch.float64, generator=g) for g in generators])
-                drawn = draw(sampling.apply(reading.logits, reading.seen), uniforms.to(device))
+                drawn = sampling.draw(reading.logits, reading.seen, uniforms.to(device))
                 log_probabilities = reading.logits.log_softmax(-1).gather(1, drawn[:, None])[:, 0]
             ids = drawn.where(active, -1)
             log_probabilities = log_probabilities.where(active, 0.0)
@@ -202,7 +200,39 @@ def read(
     """
     document_token = _document_token(model, tokenizer, document_token)
     tokens, row_lengths = _encode(model, prompt, state, tokenizer, document_token, lengths, prefill_chunk)
-    return _copy(_read(model, tokens, row_lengths, state, document_token, prefill_chunk))
+    return copied(_read(model, tokens, row_lengths, state, document_token, prefill_chunk))
+
+
+_Step = Callable[[Reading, Tensor, Tensor | None, Tensor | None], Reading]
+
+
+def _stepping(
+    model: LanguageModel, weights: str | Decoder | None, n_tokens: int
+) -> Callable[[LanguageModel, Reading], _Step]:
+    """How tokens are read one by one, once the prompt has been: given its reader and Reading, a function that extends.
+
+    Errors:  InputError for ``weights`` that this model cannot have.
+    """
+
+    def by_decoder(reader: LanguageModel, reading: Reading) -> _Step:
+        decoder = weights if isinstance(weights, Decoder) else Decoder(model, weights)
+        return partial(extend_by_one, decoder.run(reading.state))
+
+    def by_model(reader: LanguageModel, reading: Reading) -> _Step:
+        return partial(extend, reader if weights is None else dequantised(model, str(weights)).eval())
+
+    if isinstance(weights, Decoder):
+        if weights.config != model.config:
+            raise InputError("the decoder given as weights was made of a model with another configuration")
+        return by_decoder
+    if weights is None:
+        wanted = n_tokens > WORTH_PACKING and kernels.backend.backend() != "torch"
+        return by_decoder if wanted and why_not(model) is None else by_model
+    check_precision(weights, None)
+    reason = refusal(model)
+    if reason is not None:
+        raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
+    return by_decoder if native.available() else by_model
 
 
 class _Row:
@@ -285,10 +315,10 @@ def _read(
     document_token: int | None,
     prefill_chunk: int,
 ) -> Reading:
-    """Fold :func:`_extend` over chunks of the prompt."""
+    """Fold :func:`extend` over chunks of the prompt."""
     batch, length = tokens.shape
     device = model.embedding.weight.device
-    reading = state if isinstance(state, Reading) else _nothing_read(model, batch, state)
+    reading = state if isinstance(state, Reading) else nothing_read(model, batch, state)
     with evaluation_mode(model), torch.inference_mode():
         for begin in range(0, length, prefill_chunk):
             chunk = tokens[:, begin : begin + prefill_chunk].to(device)
@@ -299,52 +329,5 @@ def _read(
                 starts[:, 0] = False  # a row that begins at rest needs no telling
             if starts is not None and not bool(starts.any()):
                 starts = None
-            reading = _extend(model, reading, chunk, n_real.to(device) if ragged else None, starts)
+            reading = extend(model, reading, chunk, n_real.to(device) if ragged else None, starts)
     return reading
-
-
-def _nothing_read(model: LanguageModel, batch: int, state: LanguageModelState | None) -> Reading:
-    state = model.initial_state(batch) if state is None else state
-    weight = model.head.weight
-    return Reading(
-        logits=torch.zeros(batch, model.config.vocab_size, dtype=_wide(weight.dtype), device=weight.device),
-        state=state,
-        seen=torch.zeros(batch, model.config.vocab_size, dtype=torch.bool, device=weight.device),
-        recent=torch.full((batch, N_RECENT), -1, device=weight.device),
-    )
-
-
-def _extend(
-    model: LanguageModel, reading: Reading, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None
-) -> Reading:
-    """The Reading after these tokens (batch, length); a row of length 0 keeps its own."""
-    features, state = model.features(tokens, reading.state, lengths=lengths, starts=starts)
-    assert state is not None  # a state was given
-    if lengths is None:
-        logits = model.head(features[:, -1])
-        seen = reading.seen.scatter(1, tokens, True)
-        recent = torch.cat([reading.recent, tokens[:, -N_RECENT:]], dim=1)[:, -N_RECENT:]
-        return Reading(logits.to(_wide(logits.dtype)), state, seen, recent)
-    rows, read_any = torch.arange(len(tokens), device=tokens.device), (lengths > 0)[:, None]
-    logits = model.head(features[rows, (lengths - 1).clamp(min=0)])
-    # Padding repeats the row's first token, which is marked anyway if the row has any.
-    real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-    seen = reading.seen.scatter(1, tokens.where(real, tokens[:, :1]), True)
-    back = torch.arange(N_RECENT, device=tokens.device) + lengths[:, None]
-    return Reading(
-        logits.to(_wide(logits.dtype)).where(read_any, reading.logits),
-        state,
-        seen.where(read_any, reading.seen),
-        torch.cat([reading.recent, tokens], dim=1).gather(1, back),
-    )
-
-
-def _copy(reading: Reading) -> Reading:
-    """Tensors like any other: those of inference mode can be neither trained with nor appended to outside of it."""
-    copied: Reading = tree_map(torch.clone, reading)
-    return copied
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """float32, or the dtype itself where that is wider."""
-    return torch.promote_types(dtype, torch.float32)

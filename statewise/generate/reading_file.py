@@ -19,7 +19,7 @@ from statewise.checkpoints.states import weights_digest
 from statewise.checkpoints.tensor_files import read_metadata, read_tensors
 from statewise.checkpoints.trees import flatten_tree, unflatten_into
 from statewise.errors import CheckpointError
-from statewise.generate.decode import N_RECENT, Reading
+from statewise.generate.reading import N_RECENT, Reading
 from statewise.models.language_model import LanguageModel
 
 FORMAT_VERSION = "1"

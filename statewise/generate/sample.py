@@ -76,6 +76,17 @@ class Sampling:
             logits = keep_min_p(logits, self.min_p)
         return logits
 
+    def draw(self, logits: Tensor, seen: Tensor, uniforms: Tensor) -> Tensor:
+        """The ids that :func:`draw` takes from what :meth:`apply` leaves, with the greedy choice made at once.
+
+        Shapes:  as there   ->   (batch,) int64
+        """
+        if self.temperature == 0:
+            if self.repetition_penalty != 1:
+                logits = penalise_repetition(logits, seen, self.repetition_penalty)
+            return logits.argmax(-1)
+        return draw(self.apply(logits, seen), uniforms)
+
 
 def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """z_i / penalty if z_i > 0, else z_i * penalty, where seen.

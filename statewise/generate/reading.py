@@ -1,0 +1,98 @@
+"""What a model knows after reading, and how it reads on: with a call of the model, or with a decoder's."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from statewise.decoding import Running
+from statewise.models.language_model import LanguageModel, LanguageModelState
+
+N_RECENT = 8  # tokens that the text of the next one may depend on: a character's bytes, a word's leading space
+
+
+class Reading(NamedTuple):
+    """What a model knows after reading, and all that generation needs to go on from there.
+
+    A pytree of tensors, batch first, never mutated: hold it, save it, move it, go on from it as often as you like.
+
+    logits: (batch, vocabulary) float32 or wider, of the token that comes next
+    state:  the model's state after the last token that was read
+    seen:   (batch, vocabulary) bool, the ids read so far, for the repetition penalty
+    recent: (batch, 8) int64, the last ids read, -1 for none, with which the text goes on
+    """
+
+    logits: Tensor
+    state: LanguageModelState
+    seen: Tensor
+    recent: Tensor
+
+
+def nothing_read(model: LanguageModel, batch: int, state: LanguageModelState | None) -> Reading:
+    state = model.initial_state(batch) if state is None else state
+    weight = model.head.weight
+    return Reading(
+        logits=torch.zeros(batch, model.config.vocab_size, dtype=wide(weight.dtype), device=weight.device),
+        state=state,
+        seen=torch.zeros(batch, model.config.vocab_size, dtype=torch.bool, device=weight.device),
+        recent=torch.full((batch, N_RECENT), -1, device=weight.device),
+    )
+
+
+def extend(
+    model: LanguageModel, reading: Reading, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None
+) -> Reading:
+    """The Reading after these tokens (batch, length); a row of length 0 keeps its own."""
+    features, state = model.features(tokens, reading.state, lengths=lengths, starts=starts)
+    assert state is not None  # a state was given
+    if lengths is None:
+        logits = model.head(features[:, -1])
+        seen = reading.seen.scatter(1, tokens, True)
+        recent = torch.cat([reading.recent, tokens[:, -N_RECENT:]], dim=1)[:, -N_RECENT:]
+        return Reading(logits.to(wide(logits.dtype)), state, seen, recent)
+    rows, read_any = torch.arange(len(tokens), device=tokens.device), (lengths > 0)[:, None]
+    logits = model.head(features[rows, (lengths - 1).clamp(min=0)])
+    # Padding repeats the row's first token, which is marked anyway if the row has any.
+    real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+    seen = reading.seen.scatter(1, tokens.where(real, tokens[:, :1]), True)
+    back = torch.arange(N_RECENT, device=tokens.device) + lengths[:, None]
+    return Reading(
+        logits.to(wide(logits.dtype)).where(read_any, reading.logits),
+        state,
+        seen.where(read_any, reading.seen),
+        torch.cat([reading.recent, tokens], dim=1).gather(1, back),
+    )
+
+
+def extend_by_one(
+    running: Running, reading: Reading, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None
+) -> Reading:
+    """As :func:`extend` by one token (batch, 1) of each row. The state of ``reading`` is ``running``'s, and is written
+    over."""
+    logits = running.step(tokens, lengths=lengths, starts=starts)
+    assert logits is not None  # they were asked for
+    seen = reading.seen.scatter(1, tokens, True)
+    recent = torch.cat([reading.recent[:, 1:], tokens], dim=1)
+    if lengths is None:
+        return Reading(logits, running.state, seen, recent)
+    read = (lengths > 0)[:, None]
+    return Reading(
+        logits.where(read, reading.logits),
+        running.state,
+        seen.where(read, reading.seen),
+        recent.where(read, reading.recent),
+    )
+
+
+def copied(reading: Reading) -> Reading:
+    """Tensors like any other: those of inference mode can be neither trained with nor appended to outside of it."""
+    copied: Reading = tree_map(torch.clone, reading)
+    return copied
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float32, or the dtype itself where that is wider."""
+    return torch.promote_types(dtype, torch.float32)
