@@ -131,7 +131,7 @@ static void inside_chunk(const chunk *part, backward_scratch *s) {
         for (int64_t k = 0; k <= (t | (TILE_ROWS - 1)); k += REAL_LANES) { /* all that a tile of M^T reads */
             int64_t at = t * CHUNK + k;
             vreal decay = decay_between(&s->decay, part, t, k), score = v_load(s->scores + at);
-            vmask seen = (v_load(STEPS + k) >= (real)part->first[t]) & (v_load(STEPS + k) <= (real)t);
+            vmask seen = seen_from(part, t, k);
             vmask before = v_load(STEPS + k) < (real)t;
             vreal d_score = v_select(seen, decay * v_load(s->d_mixing + at), v_broadcast(0));
             v_store(s->d_scores + at, v_load(s->d_scores + at) + d_score);

@@ -101,12 +101,16 @@ static const real STEPS[CHUNK] = {
     22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
     44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
 
+/* Which of the steps s .. s + REAL_LANES step t sees. */
+INLINE vmask seen_from(const chunk *part, int64_t t, int64_t s) {
+    return (v_load(STEPS + s) >= (real)part->first[t]) & (v_load(STEPS + s) <= (real)t);
+}
+
 /* The decays from steps s .. s + REAL_LANES to step t, zero where t does not see them. */
 INLINE vreal decay_between(const decays *of, const chunk *part, int64_t t, int64_t s) {
     vreal between = (of->high[t] - v_load(of->high + s)) + (of->low[t] - v_load(of->low + s));
-    int64_t first = part->first[t];
-    if (s >= first && s + REAL_LANES - 1 <= t) return v_exp2(between);
-    vmask seen = (v_load(STEPS + s) >= (real)first) & (v_load(STEPS + s) <= (real)t);
+    if (s >= part->first[t] && s + REAL_LANES - 1 <= t) return v_exp2(between);
+    vmask seen = seen_from(part, t, s);
     /* outside, between may be large: its exponential is not taken */
     return v_select(seen, v_exp2(v_select(seen, between, v_broadcast(0))), v_broadcast(0));
 }

@@ -71,9 +71,10 @@ static void forward_head(const forward_job *job, const item *one, int64_t head, 
     int64_t rows = finite == 0 ? TILE_ROWS : 1;
     for (int64_t t = 0; t < part->steps; t += rows) {
         for (int64_t r = t; r < t + rows; r++)
-            for (int64_t k = 0; k < t + rows; k += REAL_LANES)
-                v_store(s->mixing + r * CHUNK + k,
-                        decay_between(&s->decay, part, r, k) * v_load(s->scores + r * CHUNK + k));
+            for (int64_t k = 0; k < t + rows; k += REAL_LANES) {
+                vreal mixing = decay_between(&s->decay, part, r, k) * v_load(s->scores + r * CHUNK + k);
+                v_store(s->mixing + r * CHUNK + k, v_select(seen_from(part, r, k), mixing, v_broadcast(0)));
+            }
         int64_t first = part->first[t];
         multiply(rows, vectors, t + rows - first, (factor){s->mixing + t * CHUNK + first, CHUNK, 1},
                  s->values + first * p, p, (scales){s->decay.from_start + t, 1}, s->y + t * p, p);
