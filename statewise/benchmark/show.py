@@ -51,13 +51,13 @@ def bars_table(records: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def profile_table(record: Mapping[str, Any], title: str) -> Table:
-    """Parts by kinds of step, milliseconds and share of each."""
+    """Parts by kinds of step: milliseconds and share of each, narrow enough for a terminal of 80 columns."""
     steps = record["steps"]
     parts: dict[str, float] = {}
     for step in steps.values():
         for part, found in step["parts"].items():
             parts[part] = max(parts.get(part, 0.0), found["share"])
-    columns = ["part", *(column for kind in steps for column in (f"{kind}, ms", "%"))]
+    columns = ["part", *(column for kind in steps for column in (kind, "%"))]
     rows = []
     for part in sorted(parts, key=lambda name: -parts[name]):
         cells = [part]
