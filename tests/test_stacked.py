@@ -16,6 +16,7 @@ from training import small_model, small_run
 
 import statewise.train.stacked_dropout  # noqa: F401 (registers an operator)
 from statewise.data.labelled import LabelledDataConfig
+from statewise.data.labelled_batches import LabelledBatch
 from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
 from statewise.mixers.attention import AttentionConfig
@@ -39,6 +40,8 @@ from statewise.train.stack import Member, Stack
 from statewise.train.stack_folder import seeds_and_rates
 from statewise.train.stacked_dropout import RandomNumbers
 from statewise.train.update import loss_function, update
+
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
 @pytest.fixture(autouse=True)
@@ -198,3 +201,32 @@ def test_a_model_that_vmap_cannot_run_is_refused_in_a_line(tmp_path: Path) -> No
         changed = replace(base, train=replace(base.train, **{field: True}))
         with members(seeds_and_rates(changed, 2), tmp_path / field) as made:
             assert Stack(made).refusal() == f"train.{field}=true works on one model at a time"
+
+
+def test_attention_with_a_carried_state_is_refused(tmp_path: Path) -> None:
+    """Its slots are read on the host, row by row."""
+    layer = AttentionConfig(n_heads=2, window=8)
+    run = small_run(tmp_path, model=small_model(layers=(layer,)), carry_state=True, steps=2)
+    with members(seeds_and_rates(run, 2), tmp_path / "run") as made:
+        refusal = Stack(made).refusal()
+        assert refusal is not None
+        assert "\n" not in refusal
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_rows_of_different_lengths(name: str, tmp_path: Path) -> None:
+    """Batches of different lengths and paddings, one of them with no padding, side by side."""
+    pytest.importorskip("sklearn")
+    model = SequenceClassifierConfig(n_classes=10, d_input=1, d_model=8, layers=(MIXERS[name],))
+    run = RunConfig(model=model, data=LabelledDataConfig(), train=TrainConfig(steps=4, batch_size=4))
+    with members(seeds_and_rates(run, 3), tmp_path / "run") as made:
+        for member, lengths in zip(made, ([9, 12, 20, 5], [7, 7, 3, 1], None)):
+            batch = member.state.batches[0]
+            longest = 17 if lengths is None else max(lengths)
+            cut = LabelledBatch(
+                batch.inputs[:, :longest], batch.targets, None if lengths is None else torch.tensor(lengths)
+            )
+            member.state.batches = [cut]
+        alone = [loss_function(m.state)(m.state.batches[0], None)[0].item() for m in made]
+        went, _ = Stack(made).update()
+        assert [step.loss for step in went] == pytest.approx(alone, rel=1e-5)
