@@ -63,8 +63,8 @@ INLINE vf64 load_some_f64(const double *from, int64_t count) {
 }
 INLINE void store_some_f64(double *to, vf64 value, int64_t count) { memcpy(to, &value, sizeof(double) * (size_t)count); }
 
-INLINE vf32 broadcast_f32(float value) { return (vf32){0} + value; }
-INLINE vf64 broadcast_f64(double value) { return (vf64){0} + value; }
+INLINE vf32 broadcast_f32(float value) { return value - (vf32){0}; } /* adding zero would turn -0 into 0 */
+INLINE vf64 broadcast_f64(double value) { return value - (vf64){0}; }
 
 /* condition is all ones or all zeros in each lane, as comparisons give it */
 INLINE vf32 select_f32(vi32 condition, vf32 yes, vf32 no) {
