@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,6 +17,7 @@ from torch.utils._pytree import tree_map
 from training import small_model, small_run
 
 import statewise.train.stacked_dropout  # noqa: F401 (registers an operator)
+from statewise import kernels
 from statewise.data.labelled import LabelledDataConfig
 from statewise.data.labelled_batches import LabelledBatch
 from statewise.data.memory_tasks import MemoryDataConfig
@@ -183,6 +186,8 @@ def test_every_mixer_stacks(name: str, length: int, tmp_path: Path) -> None:
 
 def test_every_operator_has_a_rule() -> None:
     """But for those that only a backward pass calls, which is outside of vmap."""
+    for module in pkgutil.iter_modules(kernels.__path__, "statewise.kernels."):
+        importlib.import_module(module.name)
     names = {
         name.partition("::")[2]
         for name in torch._C._dispatch_get_all_op_names()
