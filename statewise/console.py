@@ -147,12 +147,19 @@ def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
     here = _table("here", "", "")
     for key in ("statewise", "python", "torch", "platform", "device", "cpu_capability", "threads"):
         here.add_row(key.replace("_", " "), str(record[key]))
+    c_kernels = record["c_kernels"]
+    if c_kernels["available"]:
+        here.add_row("C kernels", f"{c_kernels['instruction_set']}; threads: {c_kernels['threads']}")
+    else:
+        here.add_row("C kernels", f"none, so everything is several times slower: {c_kernels['why_not']}")
     _print(here)
-    kernels = _table("kernels", "kernel", "in use", "not in use, because")
+    kernels = _table("kernels", "kernel", "in use")
     for status in record["kernels"]:
-        others = "\n".join(f"{other}: {reason}" for other, reason in status["others"].items())
-        kernels.add_row(status["kernel"], status["path"], others)
+        kernels.add_row(status["kernel"], status["path"])
     _print(kernels)
+    reasons = {f"{other}: {why}" for status in record["kernels"] for other, why in status["others"].items()}
+    for reason in sorted(reasons):
+        print(f"not in use: {reason}")
     if "parts" in record:
         _show_model(record)
 
