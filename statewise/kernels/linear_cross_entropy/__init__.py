@@ -1,0 +1,180 @@
+"""The cross-entropy of a linear layer over a vocabulary, without keeping its logits, as differentiable operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.kernels.batching import one_by_one, whole
+from statewise.kernels.linear_cross_entropy.blocks import losses_and_gradients
+from statewise.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
+from statewise.kernels.registration import register
+from statewise.kernels.stored import full_precision
+
+__all__ = ["linear_cross_entropy", "linear_cross_entropy_reference"]
+
+
+def _summed(
+    x: Tensor, weight: Tensor, targets: Tensor, coefficients: Tensor, gradients: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """sum(coefficients * losses), the losses, and where asked the gradients of the sum, taken on the way."""
+    found = losses_and_gradients(x, weight, targets, coefficients if gradients else None)
+    losses, grad_x, grad_weight = found
+    return torch.dot(losses, coefficients), losses, grad_x, grad_weight
+
+
+def _fake_summed(
+    x: Tensor, weight: Tensor, targets: Tensor, coefficients: Tensor, gradients: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    wide = full_precision(x.dtype)
+    total, losses = x.new_empty((), dtype=wide), x.new_empty(x.shape[0], dtype=wide)
+    if not gradients:
+        return total, losses, x.new_empty(0), weight.new_empty(0)
+    return total, losses, x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
+def _setup_summed(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, targets, coefficients, ctx.gradients = inputs
+    ctx.save_for_backward(x, weight, targets, coefficients, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward_summed(ctx: Any, grad: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
+    *given, losses, grad_x, grad_weight = ctx.saved_tensors
+    if any(g is not None for g in others) or not ctx.gradients:
+        return _second(tuple(given), grad, *others)
+    if grad is None:
+        return None, None, None, None, None
+    for_x, for_weight, _, for_coefficients, _ = ctx.needs_input_grad
+    return (
+        grad_x * grad.to(grad_x.dtype) if for_x else None,
+        grad_weight * grad.to(grad_weight.dtype) if for_weight else None,
+        None,
+        losses * grad if for_coefficients else None,
+        None,
+    )
+
+
+def _second(
+    given: tuple[Tensor, ...],
+    grad: Tensor | None,
+    grad_losses: Tensor | None,
+    grad_grad_x: Tensor | None,
+    grad_grad_weight: Tensor | None,
+) -> tuple[Any, ...]:
+    """Derivatives also of the losses and of the gradients that are outputs, through the definition: rare."""
+    x, weight, targets, coefficients = given
+    dtype = coefficients.dtype
+    with torch.enable_grad():
+        leaves = [m.detach().to(dtype).requires_grad_() for m in (x, weight, coefficients)]
+        losses = linear_cross_entropy_reference(leaves[0], leaves[1], targets, _NONE)
+        total = torch.dot(losses, leaves[2])
+        first = torch.autograd.grad(total, leaves[:2], create_graph=True)
+        pairs = zip((total, losses, *first), (grad, grad_losses, grad_grad_x, grad_grad_weight))
+        outputs = [(y, g.to(dtype)) for y, g in pairs if g is not None]
+        second = torch.autograd.grad([y for y, _ in outputs], leaves, [g for _, g in outputs], materialize_grads=True)
+    dx, dweight, dcoefficients = (s.to(m.dtype) for s, m in zip(second, (x, weight, coefficients)))
+    return dx, dweight, None, dcoefficients, None
+
+
+def _each(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    return losses_and_gradients(x, weight, targets, None)[0]
+
+
+def _fake_each(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], dtype=full_precision(x.dtype))
+
+
+def _setup_each(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward_each(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """The logits are made again: their gradients need the losses' weights, which were not known before."""
+    _, _, grad_x, grad_weight = _linear_cross_entropy_sum(*ctx.saved_tensors, grad, True)
+    return grad_x, grad_weight, None
+
+
+_NONE = -1  # the target of a token without one, inside the operators
+
+_linear_cross_entropy_sum = register(
+    "linear_cross_entropy_sum",
+    "(Tensor x, Tensor weight, Tensor targets, Tensor coefficients, bool gradients) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _summed,
+    fake=_fake_summed,
+    setup_context=_setup_summed,
+    backward=_backward_summed,
+    vmap=one_by_one("linear_cross_entropy_sum"),
+)
+_linear_cross_entropy = register(
+    "linear_cross_entropy",
+    "(Tensor x, Tensor weight, Tensor targets) -> Tensor",
+    _each,
+    fake=_fake_each,
+    setup_context=_setup_each,
+    backward=_backward_each,
+    vmap=one_by_one("linear_cross_entropy"),
+)
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = -100, reduction: str = "mean"
+) -> Tensor:
+    """The cross-entropy, in nats, of the distribution softmax(x W^T) at the targets.
+
+    Shapes:   x: (n, d)   weight: (vocab, d)   targets: (n,) integers   ->   a number, or (n,) with reduction "none".
+              A token whose target is ``ignore_index`` has the loss 0, gives no gradient, and is not in the mean.
+    Cost:     with gradients the three products of d n vocab multiply-adds that a linear layer has as well. For "mean"
+              and "sum" they are all done in the forward call; for "none" the backward call makes the logits again, a
+              fourth. Memory: the logits of a block of tokens (32 MiB in float32), and the two gradients, from the
+              forward call on; never (n, vocab).
+    Numerics: softmax and sums over blocks in float32, float64 for float64; with bfloat16 the products are bfloat16's,
+              with sums in float32. Under autocast in its dtype.
+    Errors:   InputError if the shapes disagree, for targets outside the vocabulary and unknown reductions.
+    Source:   the gradient in the forward pass: Hsu et al. 2024 (Liger kernel), arXiv:2410.10989, sec. 3.2.
+
+    >>> linear_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 2]))  # log 4
+    tensor(1.3863)
+    """
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or targets.shape != x.shape[:1]:
+        raise InputError(
+            "linear_cross_entropy needs x (n, d), weight (vocab, d) and targets (n,); "
+            f"got {tuple(x.shape)}, {tuple(weight.shape)} and {tuple(targets.shape)}"
+        )
+    if reduction not in ("mean", "sum", "none"):
+        raise InputError(f'linear_cross_entropy has the reductions "mean", "sum" and "none"; got {reduction!r}')
+    if targets.is_floating_point() or targets.dtype == torch.bool:
+        raise InputError(f"linear_cross_entropy needs integer targets; got {targets.dtype}")
+    _refuse_negative(targets, ignore_index)
+    device = x.device.type
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    if torch.is_autocast_enabled(device) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+    x, weight = x.to(dtype), weight.to(dtype)
+    counted = targets != ignore_index
+    inside = torch.where(counted, targets, _NONE)
+    if reduction == "none":
+        losses: Tensor = _linear_cross_entropy(x, weight, inside)
+        return losses
+    coefficients = counted.to(full_precision(dtype))
+    if reduction == "mean":
+        coefficients = coefficients / coefficients.sum()
+    gradients = torch.is_grad_enabled() and (whole(x).requires_grad or whole(weight).requires_grad)
+    total: Tensor = _linear_cross_entropy_sum(x, weight, inside, coefficients, gradients)[0]
+    return total
+
+
+def _refuse_negative(targets: Tensor, ignore_index: int) -> None:
+    """Costs no wait for a device, and nothing in compiled code."""
+    if torch.compiler.is_compiling() or targets.device.type != "cpu" or targets.numel() == 0:
+        return
+    seen = whole(targets)
+    if bool(((seen < 0) & (seen != ignore_index)).any()):
+        raise InputError(
+            f"linear_cross_entropy: a target is {int(seen.min())}; use ids of the vocabulary, or {ignore_index} for "
+            "a token without one"
+        )

@@ -1,0 +1,83 @@
+"""The losses of all tokens and the gradients of x and the weight, over blocks of tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.kernels.backend import c_runs
+from statewise.kernels.linear import linear
+from statewise.kernels.linear.onednn import has_onednn, product_onednn
+from statewise.kernels.linear_cross_entropy.rows import rows_composed, rows_native
+from statewise.kernels.stored import full_precision, stored_refusal
+
+LOGITS = 2**23  # of a block of tokens: 32 MiB in float32, so that the weight is read for many tokens at once
+_PIECE = 4096  # rows of the weight that are multiplied at one time
+
+
+def losses_and_gradients(
+    x: Tensor, weight: Tensor, targets: Tensor, coefficients: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The losses (n,), and of sum(coefficients * losses) the gradients of x and the weight: empty without coefficients.
+
+    Targets below zero have no loss.
+    """
+    n, vocab = x.shape[0], weight.shape[0]
+    _check_targets(targets, vocab)
+    wide = full_precision(x.dtype)
+    rows = rows_native if c_runs("linear_cross_entropy", stored_refusal(x=x, weight=weight)) else rows_composed
+    losses = x.new_empty(n, dtype=wide)
+    grad_x = x.new_empty(x.shape if coefficients is not None else 0)
+    grad_weight = weight.new_empty(weight.shape if coefficients is not None else 0, dtype=wide)
+    targets = targets.long().contiguous()
+    coefficients = None if coefficients is None else coefficients.to(wide).contiguous()
+    block = min(n, max(1, LOGITS // max(vocab, 1)))
+    logits = x.new_empty(block, vocab)
+    for start in range(0, n, max(block, 1)):
+        here = slice(start, min(start + block, n))
+        part = logits[: here.stop - start]
+        for piece in _pieces(vocab):
+            part[:, piece] = _product(x[here], weight[piece])
+        losses[here] = rows(part, targets[here], None if coefficients is None else coefficients[here])
+        if coefficients is not None:
+            _take_gradients(part, x[here], weight, grad_x[here], grad_weight, first=start == 0)
+    if n == 0:
+        grad_weight.zero_()
+    return losses, grad_x, grad_weight.to(weight.dtype)
+
+
+def _take_gradients(
+    slope: Tensor, x: Tensor, weight: Tensor, grad_x: Tensor, grad_weight: Tensor, *, first: bool
+) -> None:
+    """dx = slope W, dW += slope^T x; sums over pieces of the vocabulary and blocks of tokens are in full precision."""
+    total: Tensor | None = None
+    for piece in _pieces(weight.shape[0]):
+        part = _product(slope[:, piece], weight[piece].t()).to(grad_weight.dtype)
+        total = part if total is None else total.add_(part)
+        part = linear(slope[:, piece].t(), x.t())
+        if first:
+            grad_weight[piece] = part
+        else:
+            grad_weight[piece] += part
+    assert total is not None  # a vocabulary has a piece
+    grad_x.copy_(total)
+
+
+def _pieces(vocab: int) -> list[slice]:
+    return [slice(start, min(start + _PIECE, vocab)) for start in range(0, vocab, _PIECE)]
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T for a few hundred rows of x and many of W: there oneDNN is ahead of our own code, and both of MKL."""
+    if x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and has_onednn():
+        return product_onednn(x, weight, None)
+    return linear(x, weight)
+
+
+def _check_targets(targets: Tensor, vocab: int) -> None:
+    if targets.device.type != "cpu" or targets.numel() == 0:
+        return  # on CUDA it would be a wait for the device, which itself refuses them
+    highest = int(targets.max())
+    if highest >= vocab:
+        raise InputError(f"linear_cross_entropy: target {highest} is outside the vocabulary of {vocab}")

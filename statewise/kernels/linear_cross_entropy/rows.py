@@ -1,0 +1,34 @@
+"""Losses of a block of logits, and in place of the logits their gradient: in C, and in PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from statewise import native
+from statewise.kernels.stored import full_precision, stored_function
+
+
+def rows_native(logits: Tensor, targets: Tensor, coefficients: Tensor | None) -> Tensor:
+    """native/source/cross_entropy.inc.h. Shapes and meaning as :func:`rows_composed`."""
+    n, vocab = logits.shape
+    losses = logits.new_empty(n, dtype=full_precision(logits.dtype))
+    call = stored_function("cross_entropy", logits.dtype, "pppplll")
+    call(logits, targets, coefficients, losses, n, vocab, native.n_threads())
+    return losses
+
+
+def rows_composed(logits: Tensor, targets: Tensor, coefficients: Tensor | None) -> Tensor:
+    """The losses (n,) of logits (n, vocab); a target below zero has none. With ``coefficients`` (n,) the logits are
+    replaced by the gradient of sum(coefficients * losses)."""
+    wide = logits.to(full_precision(logits.dtype))
+    ignored, own = targets < 0, targets.clamp(min=0).unsqueeze(1)
+    total = wide.logsumexp(1)
+    losses = (total - wide.gather(1, own).squeeze(1)).masked_fill_(ignored, 0)
+    if coefficients is not None:
+        gradient = torch.sub(wide, total.unsqueeze(1), out=wide).exp_()
+        gradient.scatter_add_(1, own, torch.full_like(gradient[:, :1], -1))
+        gradient.mul_(coefficients.unsqueeze(1)).masked_fill_(ignored.unsqueeze(1), 0)
+        if gradient is not logits:
+            logits.copy_(gradient)
+    return losses
