@@ -377,5 +377,5 @@ def test_the_first_versions_steps_are_done_again(tmp_path: Path) -> None:
     moved = replace(config, data=replace(config.data, source=str(tmp_path / "old" / "text.txt")))
     train(moved, run, resume=True)
     one = [line["loss"] for line in curve(OLD / "run", "train")]
-    assert [line["loss"] for line in curve(run, "train")] == pytest.approx(one, rel=1e-4)
+    assert [line["loss"] for line in curve(run, "train")] == pytest.approx(one, rel=1e-3)
     assert torch.is_grad_enabled()
