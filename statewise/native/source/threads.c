@@ -79,13 +79,15 @@ void barrier_wait(barrier *where, int64_t n_threads) {
         __atomic_add_fetch(&where->generation, 1, __ATOMIC_RELEASE);
         return;
     }
-    for (int spins = 0; __atomic_load_n(&where->generation, __ATOMIC_ACQUIRE) == now; spins++) {
+    int spins = 0;
+    while (__atomic_load_n(&where->generation, __ATOMIC_ACQUIRE) == now) {
+        if (spins < 1000) { /* about ten microseconds */
+            spins++;
 #if defined(__x86_64__)
-        __builtin_ia32_pause();
+            __builtin_ia32_pause();
 #endif
-        if (spins > 20000) { /* another process has the core that we wait for */
+        } else { /* another thread has the core that we wait for */
             sched_yield();
-            spins = 0;
         }
     }
 }

@@ -1,0 +1,409 @@
+"""The decoder: one C call a token equals the model with the same weights, in every precision and layer."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+import statewise as sw
+from statewise import native
+from statewise.decoding import PRECISIONS, Decoder, dequantised, why_not
+from statewise.decoding.packing import pack, quantise
+from statewise.errors import InputError
+from statewise.evaluate import evaluate_tokens
+from statewise.generate import generate, read
+from statewise.mixers.mamba import MambaConfig
+
+needs_library = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
+VOCABULARY = 61
+Block = sw.BlockConfig
+MLP = sw.MLPConfig
+
+# Widths that fill no vector, rows that fill no block, and every option that changes a step
+LAYERS: dict[str, tuple[Any, ...]] = {
+    "mamba": (MambaConfig(), MambaConfig(d_state=5, n_taps=2, dt_rank=7, method="zoh", bias=True)),
+    "mamba2": (
+        sw.Mamba2Config(d_state=24, d_head=11, n_groups=2, norm_before_gate=True, bias=True, n_taps=1),
+        sw.Mamba2Config(
+            d_state=70, d_head=4, n_groups=11, norm_groups=2, dt_limit=(0.01, 0.05), convolution_bias=False
+        ),
+    ),
+    "attention": (
+        sw.AttentionConfig(n_heads=4, n_kv_heads=2, d_head=6, window=7, bias=True),
+        sw.AttentionConfig(n_heads=2, positions="learned", max_positions=40),
+        sw.AttentionConfig(n_heads=3, d_head=9, d_rotary=4, rotary_base=100.0),
+        sw.AttentionConfig(n_heads=1, n_kv_heads=1, positions=None, window=1),
+    ),
+    "hybrid": (
+        MambaConfig(d_state=8),
+        Block(mixer=sw.Mamba2Config(d_state=16, d_head=11), mlp=MLP(activation="gelu_tanh"), norm="layer"),
+        Block(
+            mixer=sw.AttentionConfig(n_heads=2, d_head=10, window=5),
+            mlp=MLP(activation="silu", gated=True),
+            placement="post",
+        ),
+    ),
+    "blocks": (
+        Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1.5, activation="gelu", bias=False), norm="batch"),
+        Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1, activation="relu"), norm="layer", placement="post"),
+        Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1, activation="tanh", gated=True)),
+    ),
+}
+
+
+def build(layers: str, d_model: int = 22, **options: Any) -> sw.LanguageModel:
+    torch.manual_seed(0)
+    config = sw.LanguageModelConfig(
+        vocab_size=VOCABULARY, d_model=d_model, layers=LAYERS[layers], embedding_std=0.5, **options
+    )
+    model = config.build().eval()
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if "norm" in name or "bias" in name or "running" in name:
+                tensor.add_(0.2 * torch.rand_like(tensor))
+            elif name.endswith("_proj.weight"):
+                tensor.mul_(2)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Fresh memory holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def tokens_of(batch: int, length: int) -> Tensor:
+    return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(batch))
+
+
+def masks_of(batch: int, length: int) -> list[tuple[Tensor | None, Tensor | None]]:
+    """For each step lengths and starts: every third step some rows pause, every fourth some begin a document."""
+    generator = torch.Generator().manual_seed(7)
+    lengths = [torch.randint(2, (batch,), generator=generator) if t % 3 == 2 else None for t in range(length)]
+    starts = [torch.rand(batch, 1, generator=generator) < 0.5 if t % 4 == 3 else None for t in range(length)]
+    return list(zip(lengths, starts))
+
+
+def expected(model: sw.LanguageModel, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """(batch, length, vocabulary), 0 where a row pauses, and the leaves of the state at the end."""
+    state, columns = model.initial_state(len(tokens)), []
+    with torch.no_grad():
+        for t, (lengths, starts) in enumerate(masks_of(*tokens.shape)):
+            logits, state = model(tokens[:, t : t + 1], state, lengths=lengths, starts=starts)
+            if lengths is not None:
+                logits = logits.where(lengths[:, None, None] > 0, 0.0)
+            columns.append(logits)
+    return torch.cat(columns, 1), recurrent_leaves(state)
+
+
+def recurrent_leaves(state: Any) -> list[Tensor]:
+    layers = [layer for layer in state.layers if not hasattr(layer, "keys")]
+    positions = [layer.position for layer in state.layers if hasattr(layer, "keys")]
+    return [state.position, *positions, *tree_leaves(layers)]
+
+
+def decoded(decoder: Any, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """By fresh states and in place, which must be the same bits."""
+    state, columns = decoder.initial_state(len(tokens)), []
+    running = decoder.run(state)
+    for t, (lengths, starts) in enumerate(masks_of(*tokens.shape)):
+        logits, state = decoder(tokens[:, t : t + 1], state, lengths=lengths, starts=starts)
+        in_place = running.step(tokens[:, t], lengths=lengths, starts=starts)
+        assert torch.equal(logits[:, 0], in_place)
+        columns.append(logits)
+    for one, other in zip(recurrent_leaves(state), recurrent_leaves(running.state)):
+        assert torch.equal(one, other)
+    return torch.cat(columns, 1), recurrent_leaves(state)
+
+
+def assert_equal(found: tuple[Tensor, list[Tensor]], wanted: tuple[Tensor, list[Tensor]]) -> None:
+    scale = wanted[0].abs().max()
+    torch.testing.assert_close(found[0] / scale, wanted[0] / scale, rtol=0, atol=3e-6)
+    for one, other in zip(found[1], wanted[1]):
+        torch.testing.assert_close(
+            one, other, rtol=2e-5, atol=2e-5 * max(1.0, float(other.abs().sum()) / max(1, other.numel()))
+        )
+
+
+@needs_library
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("layers", LAYERS)
+def test_equals_the_dequantised_model_token_by_token(layers: str, precision: str, poisoned: None) -> None:
+    model = build(layers, tie_embeddings=layers != "hybrid", norm="layer" if layers == "mamba" else "rms")
+    group = 8 if precision == "int8" and layers == "hybrid" else None
+    decoder = Decoder(model, precision, group=group)
+    tokens = tokens_of(3, 12)
+    assert_equal(decoded(decoder, tokens), expected(dequantised(model, precision, group=group), tokens))
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_instruction_set_batch_and_number_of_threads(precision: str, instructions: str) -> None:
+    model = build("hybrid", d_model=44)
+    decoder, reference = Decoder(model, precision), dequantised(model, precision)
+    with native.forced(instructions):
+        for batch in (1, 3, 17):
+            tokens = tokens_of(batch, 4)
+            wanted = expected(reference, tokens)
+            torch.set_num_threads(1)
+            found = decoded(decoder, tokens)
+            assert_equal(found, wanted)
+            for n_threads in (2, 3):
+                torch.set_num_threads(n_threads)
+                other = decoded(decoder, tokens)
+                for one, two in zip([found[0], *found[1]], [other[0], *other[1]]):
+                    assert torch.equal(one, two)
+
+
+@needs_library
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_matrices_wider_than_a_tile(precision: str) -> None:
+    """Columns that fill no group and no tile, with one sequence and with several."""
+    torch.manual_seed(0)
+    config = sw.LanguageModelConfig(vocab_size=19, d_model=301, layers=(MambaConfig(d_state=4),), embedding_std=0.3)
+    model = config.build().eval()
+    decoder, reference = Decoder(model, precision), dequantised(model, precision)
+    for batch in (1, 5):
+        tokens = tokens_of(batch, 2) % 19
+        with torch.no_grad():
+            wanted, _ = reference(tokens)
+        state: Any = decoder.initial_state(batch)
+        for t in range(2):
+            logits, state = decoder(tokens[:, t], state)
+            torch.testing.assert_close(logits, wanted[:, t], rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+
+@needs_library
+@pytest.mark.parametrize("layers", ["mamba", "mamba2", "attention"])
+def test_goes_on_from_a_prefill_and_back_and_changes_no_state(layers: str) -> None:
+    model = build(layers)
+    decoder = Decoder(model)
+    tokens = tokens_of(2, 20)
+    with torch.no_grad():
+        whole, _ = model(tokens)
+        _, state = model(tokens[:, :9], model.initial_state(2))
+        kept = tree_map(torch.clone, state)
+        for _ in range(2):  # the same continuation twice: the first must not have changed the state
+            now = state
+            for t in range(9, 15):
+                logits, now = decoder(tokens[:, t], now)
+                torch.testing.assert_close(logits, whole[:, t], rtol=1e-4, atol=1e-4)
+            rest, _ = model(tokens[:, 15:], now)
+            torch.testing.assert_close(rest, whole[:, 15:], rtol=1e-4, atol=1e-4)
+        if layers != "attention":  # whose spare slots may be written
+            for leaf, before in zip(tree_leaves(state), tree_leaves(kept)):
+                assert torch.equal(leaf, before)
+
+
+@needs_library
+def test_logits_can_be_left_out_and_rest_is_none() -> None:
+    model = build("hybrid")
+    decoder: Any = Decoder(model)
+    tokens = tokens_of(2, 2)
+    nothing, state = decoder(tokens[:, :1], decoder.initial_state(2), logits=False)
+    assert nothing is None
+    logits, _ = decoder(tokens[:, 1:], state)
+    torch.testing.assert_close(logits, model(tokens)[0][:, 1:], rtol=1e-4, atol=1e-4)
+    logits, none = decoder(tokens[:, 0])
+    assert none is None
+    torch.testing.assert_close(logits, model(tokens[:, :1])[0][:, 0], rtol=1e-4, atol=1e-4)
+    empty, _ = decoder(torch.empty(0, 1, dtype=torch.int64), decoder.initial_state(0))
+    assert empty.shape == (0, 1, VOCABULARY)
+
+
+@needs_library
+@pytest.mark.parametrize("layers", ["mamba", "mamba2", "attention"])
+def test_nan_spoils_its_own_row_until_a_document_begins(layers: str) -> None:
+    model = build(layers)
+    with torch.no_grad():
+        model.embedding.weight[5] = torch.nan
+        model.head.weight = torch.nn.Parameter(torch.randn(VOCABULARY, 22))
+    decoder: Any = Decoder(model)
+    state: Any = decoder.initial_state(3)
+    logits, state = decoder(torch.tensor([5, 6, 7]), state)
+    assert logits[0].isnan().all()
+    assert logits[1:].isfinite().all()
+    starts = torch.tensor([True, False, False])
+    logits, state = decoder(torch.tensor([8, 5, 7]), state, starts=starts)
+    assert logits[[0, 2]].isfinite().all()
+    assert logits[1].isnan().all()
+
+
+def test_int8_is_within_half_a_scale_and_zero_is_zero() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(7, 50)
+    weight[3] = 0
+    found = quantise(weight, "int8")
+    error = (found.weight() - weight).abs()
+    assert (error <= found.scales.float().abs() * 0.5001 + weight.abs() * 0.004).all()
+    assert torch.equal(found.weight()[3], torch.zeros(50))
+    assert (quantise(weight, "int8", 8).weight() - weight).square().sum() < error.square().sum()
+    rough = (quantise(weight, "int4").weight() - weight).square().mean().sqrt() / weight.square().mean().sqrt()
+    assert rough < 0.12
+
+
+def test_packing_refuses_what_it_cannot_hold() -> None:
+    weight = torch.ones(3, 4)
+    weight[1, 1] = torch.inf
+    with pytest.raises(InputError, match="NaN or infinity"):
+        pack(weight, "int4")
+    assert pack(weight, "float32").n_bytes == 16 * 4 * 4
+    model = build("mamba")
+    with pytest.raises(InputError, match="weights='int3' is unknown"):
+        dequantised(model, "int3")
+    with pytest.raises(InputError, match="group=12"):
+        dequantised(model, "int8", group=12)
+    with pytest.raises(InputError, match="bfloat16 has no scales"):
+        dequantised(model, "bfloat16", group=32)
+
+
+def test_models_without_a_step_are_refused_by_layer() -> None:
+    def why(*layers: Any) -> str | None:
+        return why_not(sw.LanguageModelConfig(vocab_size=5, d_model=16, layers=layers).build())
+
+    mamba = MambaConfig()
+    assert why(mamba) is None or not native.available()
+    if native.available():
+        assert "layers[1] is a S4D" in str(why(mamba, sw.S4DConfig()))
+        assert "complex A" in str(why(MambaConfig(initialization="lin")))
+        assert "float64" in str(why_not(build("mamba").double()))
+    model = sw.LanguageModelConfig(vocab_size=5, d_model=16, layers=(mamba, sw.S4DConfig())).build()
+    with pytest.raises(InputError, match=r"layers\[1\] is a S4D|no C kernels"):
+        Decoder(model)
+    with pytest.raises(InputError, match=r"weights='int8' needs .* layers\[1\] is a S4D"):
+        generate(model, [1], max_new_tokens=3, weights="int8")
+    assert len(list(generate(model, [1], max_new_tokens=20, stop_at_document=False))) == 20
+
+
+@needs_library
+def test_bad_calls_are_refused() -> None:
+    decoder = Decoder(build("hybrid"))
+    state = decoder.initial_state(2)
+    ids = torch.tensor([1, 2])
+    for wrong, message in (
+        (torch.tensor([1, 61]), "id 61"),
+        (torch.tensor([-1, 6]), "id -1"),
+        (torch.tensor([1.0, 2.0]), "integers"),
+        (torch.tensor([[1, 2], [3, 4]]), "one token of each row"),
+        (torch.tensor([1, 2, 3]), "the tokens have batch 3"),
+    ):
+        with pytest.raises(InputError, match=message):
+            decoder(wrong, state)
+    with pytest.raises(InputError, match="lengths"):
+        decoder(ids, state, lengths=torch.tensor([1, 2]))
+    with pytest.raises(InputError, match="starts"):
+        decoder(ids, state, starts=torch.tensor([1, 0]))
+    with pytest.raises(InputError, match="LanguageModelState"):
+        decoder(ids, state.layers)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="1 layers"):
+        decoder(ids, Decoder(build("hybrid")).initial_state(2)._replace(layers=state.layers[:1]))
+    wide = state._replace(layers=(state.layers[1], *state.layers[1:]))
+    with pytest.raises(InputError, match="MambaState"):
+        decoder(ids, wide)
+    for damaged in (
+        tree_map(lambda x: x.double() if x.is_floating_point() else x, state),
+        tree_map(lambda x: x[..., :-1] if x.ndim > 1 else x, state),
+    ):
+        with pytest.raises(InputError, match="a tensor of the state"):
+            decoder(ids, damaged)
+    attention = state.layers[2]
+    beyond = state._replace(layers=(*state.layers[:2], attention._replace(end=attention.end + 9)))
+    with pytest.raises(InputError, match="damaged"):
+        decoder(ids, beyond)
+
+
+@needs_library
+def test_learned_positions_end() -> None:
+    decoder = Decoder(build("attention"))
+    running = decoder.run(decoder.initial_state(1))
+    for _ in range(40):
+        running.step(torch.tensor([1]))
+    with pytest.raises(InputError, match="max_positions=40"):
+        running.step(torch.tensor([1]))
+    running.step(torch.tensor([1]), starts=torch.tensor([True]))
+
+
+@needs_library
+@pytest.mark.parametrize("layers", ["mamba", "mamba2", "hybrid"])
+def test_generate_says_the_same_with_and_without(layers: str) -> None:
+    model = build(layers)
+    options: dict[str, Any] = {"max_new_tokens": 30, "stop_at_document": False, "document_token": 3, "seed": 1}
+    prompt: Any = [[1, 2, 3], [4], [5, 6, 7, 8]]
+    for temperature in (0.0, 1.0):
+        with sw.kernels.use("torch"):
+            wanted = [t.ids.tolist() for t in generate(model, prompt, temperature=temperature, **options)]
+        found = [t.ids.tolist() for t in generate(model, prompt, temperature=temperature, **options)]
+        assert found == wanted
+    ended = {**options, "stop_at_document": True}
+    with sw.kernels.use("torch"):
+        wanted = [t.ids.tolist() for t in generate(model, prompt, **ended)]
+    assert [t.ids.tolist() for t in generate(model, prompt, **ended)] == wanted
+
+
+@needs_library
+def test_generate_with_weights_by_name_or_a_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("hybrid")
+    decoder = Decoder(model, "int4")
+
+    def greedy(weights: Any) -> list[float]:
+        stream = generate(model, [1, 2], max_new_tokens=12, temperature=0, weights=weights)
+        return [float(token.log_probabilities) for token in stream]
+
+    wanted = greedy("int4")
+    assert greedy(decoder) == wanted
+    assert greedy("int8") != wanted
+    token = next(iter(generate(model, [1, 2], max_new_tokens=12, temperature=0, weights=decoder)))
+    after = read(model, token.ids[:, None], state=token.reading)
+    assert len(list(generate(model, state=after, max_new_tokens=3, weights=decoder))) == 3
+    monkeypatch.setattr(native, "available", lambda: False)
+    assert greedy("int4") == pytest.approx(wanted, abs=1e-4)
+    with pytest.raises(InputError, match="another configuration"):
+        generate(build("mamba"), [1], max_new_tokens=3, weights=decoder)
+
+
+def test_bits_per_byte_of_a_trained_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """Trained for seconds on the beginning of a module's source, evaluated on its end."""
+    torch.manual_seed(0)
+    layers = (sw.Mamba2Config(d_state=16, d_head=16), MambaConfig(d_state=8), sw.AttentionConfig(n_heads=2, window=32))
+    model = sw.LanguageModelConfig(vocab_size=256, d_model=64, layers=layers).build()
+    text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8).long()
+    text, other = text[:-16_000], text[-16_000:]
+    optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    for _ in range(120):
+        begins = torch.randint(len(text) - 65, (16,))
+        rows = torch.stack([text[begin : begin + 65] for begin in begins.tolist()])
+        loss = F.cross_entropy(model(rows[:, :-1])[0].flatten(0, 1), rows[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+    model.eval()
+
+    def bits(model: sw.LanguageModel) -> float:
+        return evaluate_tokens(model, other, n_bytes=len(other) - 1, n_streams=8).bits_per_byte
+
+    plain = bits(model)
+    assert plain < 3.5
+    more = {precision: bits(dequantised(model, precision)) - plain for precision in PRECISIONS[1:]}
+    with capsys.disabled():
+        print(f"\nbits per byte {plain:.4f}; more in", ", ".join(f"{name}: {x:+.5f}" for name, x in more.items()))
+    assert more["int8"] < 0.01
+    assert more["int4"] < 0.05
