@@ -123,6 +123,14 @@ def ssd(
     return SSD(log_a, B, C, chunk_length), u
 
 
+def ssd_with_skip(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    """With step sizes and a skip."""
+    op, u = ssd(batch, length, dtype, seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    dt = torch.rand(batch, length, 4, generator=g, dtype=dtype)
+    return replace(op, dt=dt, D=torch.tensor([1.0, -0.5, 0.0, 2.0], dtype=dtype)), u  # type: ignore[call-arg]
+
+
 def ssd_one_group(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
     return ssd(batch, length, dtype, seed, heads=3, groups=1, d_head=2, d_state=7, chunk_length=64)
 
@@ -197,4 +205,5 @@ FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tenso
     "SelectiveDiagonal complex A, exact hold": selective_complex_zoh,
     "SSD": ssd,
     "SSD one group": ssd_one_group,
+    "SSD with dt and D": ssd_with_skip,
 }

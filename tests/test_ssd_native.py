@@ -153,7 +153,9 @@ def test_strong_decays_beside_weak_ones(decay: float) -> None:
     wanted = outputs_and_gradients(ssd_reference, inputs, None)
     found = outputs_and_gradients(ssd, [m.detach().float().requires_grad_() for m in inputs], None)
     for got, want in zip(found, wanted):
-        assert (got.double() - want).abs().max() <= max(3e-6 * float(want.abs().max()), 1e-30)  # below, float32 ends
+        assert (got.double() - want).abs().max() <= max(
+            3e-6 * float(want.detach().abs().max()), 1e-30
+        )  # below, float32 ends
 
 
 def test_a_part_after_the_other_and_views_of_one_tensor() -> None:

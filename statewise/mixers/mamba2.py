@@ -181,10 +181,9 @@ class Mamba2(Mixer):
         values = values.unflatten(-1, (self.n_heads, self.config.d_head))
         B, C = (m.unflatten(-1, (self.config.n_groups, self.config.d_state)) for m in (B, C))
         dt, log_a = self.dynamics(dt)
-        operator = SSD(log_a, B, C, self.config.chunk_length)
-        before_ssm = None if state is None else state.ssm
-        y, ssm = operator((values * dt.unsqueeze(-1)), before_ssm, lengths=lengths, starts=starts)
-        y = torch.addcmul(y, values.to(y.dtype), self.dynamics.D.to(y.dtype).unsqueeze(-1)).flatten(-2)
+        operator = SSD(log_a, B, C, self.config.chunk_length, dt=dt, D=self.dynamics.D)
+        y, ssm = operator(values.to(dt.dtype), None if state is None else state.ssm, lengths=lengths, starts=starts)
+        y = y.flatten(-2)
         y = self.out_proj(self.norm(y, z).to(x.dtype))
         if state is None or convolution is None:
             return y, None

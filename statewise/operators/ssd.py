@@ -23,13 +23,15 @@ class SSDState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SSD(Operator):
-    """h_t = a_t h_{t-1} + x_t B_t^T, y_t = h_t C_t, with a_t = exp(log_a_t) a number for each head.
+    """h_t = a_t h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t + D x_t, with a_t = exp(log_a_t) a number for each head.
 
     Linear attention is log_a = 0 with C, B, x as queries, keys, values; a column of ones beside the values
-    gives the normaliser. RetNet is a constant log_a. ``matrix()`` is L * (C B^T), the mask L being 1-semiseparable.
+    gives the normaliser. RetNet is a constant log_a. Without dt it is 1, without D there is no skip, and ``matrix()``
+    is then L * (C B^T), the mask L being 1-semiseparable.
 
     Shapes:  log_a: (batch, length, n_heads), finite, <= 0   B, C: (batch, length, n_groups, d_state), a group shared by
              n_heads / n_groups consecutive heads   u: (batch, length, n_heads, *trailing)
+             dt: (batch, length, n_heads)   D: (n_heads,)
     Forms:   ``recurrent``; ``quadratic``, the attention form, O(length^2); ``chunked``,
              O(length (chunk_length + d_state) d_head) for each head.
     Errors:  InputError for shapes that disagree.
@@ -40,8 +42,14 @@ class SSD(Operator):
     B: Tensor
     C: Tensor
     chunk_length: int = 64  # 64 balances the two products on a CPU
+    dt: Tensor | None = None
+    D: Tensor | None = None
     forms: ClassVar[tuple[str, ...]] = ("recurrent", "quadratic", "chunked")
-    time_varying: ClassVar[tuple[str, ...]] = ("log_a", "B", "C")
+
+    @property
+    def time_varying(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The coefficients with a time axis: dt only if there is one."""
+        return ("log_a", "B", "C") if self.dt is None else ("log_a", "B", "C", "dt")
 
     @property
     def channels(self) -> tuple[int, ...]:
@@ -69,9 +77,13 @@ class SSD(Operator):
                 f"SSD over (batch, length, heads) = {tuple(self.log_a.shape)} needs u of that shape and then "
                 f"(d_head,); got {tuple(u.shape)}"
             )
-        if not all(m.is_floating_point() for m in (self.log_a, self.B, self.C, u)):
-            dtypes = ", ".join(str(m.dtype) for m in (self.log_a, self.B, self.C, u))
-            raise InputError(f"SSD needs real, floating-point log_a, B, C and u; got {dtypes}")
+        for name, m, shape in (("dt", self.dt, self.log_a.shape), ("D", self.D, self.log_a.shape[2:])):
+            if m is not None and m.shape != shape:
+                raise InputError(f"SSD needs {name} of shape {tuple(shape)}, got {tuple(m.shape)}")
+        given = [m for m in (self.log_a, self.B, self.C, u, self.dt, self.D) if m is not None]
+        if not all(m.is_floating_point() for m in given):
+            dtypes = ", ".join(str(m.dtype) for m in given)
+            raise InputError(f"SSD needs real, floating-point log_a, B, C, u, and dt and D if given; got {dtypes}")
         if self.chunk_length < 1:
             raise InputError(f"SSD needs chunk_length >= 1; got {self.chunk_length}")
 
@@ -89,8 +101,13 @@ class SSD(Operator):
             for m in (self.B, self.C)
         )
         a = self.log_a.to(dtype).exp().reshape(*self.log_a.shape, *ones, 1)
-        h = a * state.h + u.to(dtype).unsqueeze(-1) * B
-        return (h * C).sum(-1).to(u.dtype), SSDState(h)
+        x = u.to(dtype)
+        value = x if self.dt is None else x * self.dt.to(dtype).reshape(*self.dt.shape, *ones)
+        h = a * state.h + value.unsqueeze(-1) * B
+        y = (h * C).sum(-1)
+        if self.D is not None:
+            y = y + x * self.D.to(dtype).reshape(-1, *ones)
+        return y.to(u.dtype), SSDState(h)
 
     def quadratic(self, u: Tensor, state: SSDState | None, masks: Masks = NO_MASKS) -> tuple[Tensor, SSDState]:
         """One chunk as long as the sequence: y = (L * C B^T) u, plus what the initial state gives."""
@@ -107,9 +124,11 @@ class SSD(Operator):
         if state is None:
             state = self.initial_state(batch, trailing=trailing, device=u.device, dtype=self._state_dtype(u))
         h0 = state.h.reshape(batch, heads, flat.shape[3], self.B.shape[-1])
-        y, h = ssd(flat, self.log_a, self.B, self.C, h0, masks.segments, chunk_length=chunk_length)
+        y, h = ssd(
+            flat, self.log_a, self.B, self.C, h0, masks.segments, dt=self.dt, D=self.D, chunk_length=chunk_length
+        )
         return y.reshape(u.shape), SSDState(h.reshape(state.h.shape))
 
     def _mask(self, valid: Tensor) -> SSD:
         log_a, B, C = (mask_time(m, valid) for m in (self.log_a, self.B, self.C))
-        return replace(self, log_a=log_a, B=B, C=C)
+        return replace(self, log_a=log_a, B=B, C=C, dt=None if self.dt is None else mask_time(self.dt, valid))

@@ -62,11 +62,11 @@ static void pack_values(const problem *all, const item *one, int64_t head, const
 static void pad_state(const problem *all, const real *from, real *to, int64_t p, int64_t n) {
     memset(to, 0, sizeof(real) * (size_t)(p * n));
     for (int64_t i = 0; i < all->width; i++)
-        memcpy(to + i * n, from + i * all->n_states, sizeof(real) * (size_t)all->n_states);
+        copy_numbers(to + i * n, from + i * all->n_states, all->n_states);
 }
 static void unpad_state(const problem *all, const real *from, real *to, int64_t n) {
     for (int64_t i = 0; i < all->width; i++)
-        memcpy(to + i * all->n_states, from + i * n, sizeof(real) * (size_t)all->n_states);
+        copy_numbers(to + i * all->n_states, from + i * n, all->n_states);
 }
 
 /* S' = across S + v^T diag(to_end) B, from the state at the start of this chunk to the next one's */

@@ -44,6 +44,11 @@ typedef struct {
 
 static int64_t round_up(int64_t number, int64_t multiple) { return (number + multiple - 1) / multiple * multiple; }
 
+/* memcpy, but of no numbers from nowhere too */
+INLINE void copy_numbers(real *to, const real *from, int64_t count) {
+    if (count > 0) memcpy(to, from, sizeof(real) * (size_t)count);
+}
+
 static item item_of(const problem *all, int64_t index) {
     int64_t per_group = all->n_heads / all->n_groups;
     item one;

@@ -38,8 +38,8 @@ static void finish_chunk(const backward_job *job, const item *one, const chunk *
     for (int64_t t = 0; t < steps; t++) {
         int64_t row = (one->block * all->batch + one->row) * all->length + part->start + t;
         int64_t at = (row * all->n_groups + one->group) * all->n_states;
-        memcpy(job->dB + at, s->dB + t * n, sizeof(real) * (size_t)all->n_states);
-        memcpy(job->dC + at, s->dC + t * n, sizeof(real) * (size_t)all->n_states);
+        copy_numbers(job->dB + at, s->dB + t * n, all->n_states);
+        copy_numbers(job->dC + at, s->dC + t * n, all->n_states);
     }
 }
 
