@@ -99,12 +99,14 @@ def _fake_adjoint(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, *argu
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.softplus, ctx.exact, _ = inputs
     ctx.mark_non_differentiable(output[2])
-    ctx.set_materialize_grads(True)
+    ctx.set_materialize_grads(False)  # the kept states have none, and are not small
     ctx.save_for_backward(output[2], *tensors)
 
 
-def _backward(ctx: Any, grad_y: Tensor, grad_state: Tensor, _: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad_y: Tensor | None, grad_state: Tensor | None, _: None) -> tuple[Any, ...]:
     checkpoints, *tensors = ctx.saved_tensors
+    grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
+    grad_state = torch.zeros_like(tensors[5]) if grad_state is None else grad_state
     gradients = _scan_backward(grad_y, grad_state, checkpoints, *tensors, ctx.softplus, ctx.exact)
     return *(None if m is None else g for m, g in zip(tensors, gradients)), None, None, None, None
 
