@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,13 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise import kernels, native
+from statewise.data.batches import Batch
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.gated_rms_norm import gated_rms_norm, gated_rms_norm_reference
 from statewise.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from statewise.kernels.rms_norm import rms_norm, rms_norm_reference
 from statewise.kernels.short_convolution import short_convolution, short_convolution_reference
 from statewise.mixers.short_convolution import ShortConvolution
+from statewise.models import presets
 from statewise.models.rms_norm import RMSNorm
+from statewise.train.tasks.language import LanguageTask
 
 D = torch.float64
 PATHS = ["torch", *native.instruction_sets()]  # PyTorch, and C for each instruction set that is here
@@ -232,6 +235,19 @@ def test_the_loss_is_that_of_pytorch_also_under_autocast(path: str) -> None:
         rounded = linear_cross_entropy(x, weight, targets)
     assert rounded.dtype == torch.float32
     torch.testing.assert_close(rounded, plain, atol=0.02, rtol=0.02)
+
+
+def test_the_training_loss_is_the_same_with_and_without_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = presets.tiny().build()
+    tokens = torch.randint(257, (2, 33))
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.zeros(2, 32, dtype=torch.bool))
+    found = []
+    for many in (0, 2**23):
+        monkeypatch.setattr("statewise.train.tasks.language.MANY_LOGITS", many)
+        value, _ = LanguageTask.loss(cast(LanguageTask, None), model, batch, None)
+        found.append([value, *torch.autograd.grad(value, [*model.parameters()])])
+    torch.testing.assert_close(found[0], found[1], atol=1e-6, rtol=1e-4)
 
 
 def operators() -> dict[str, list[Any]]:

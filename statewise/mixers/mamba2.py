@@ -132,7 +132,9 @@ class Mamba2(Mixer):
         self.sizes = [self.d_inner, self.d_inner + 2 * d_groups, self.n_heads]  # z; x, B, C; dt
         self.convolved_sizes = [self.d_inner, d_groups, d_groups]
         self.in_proj = Linear(d_model, sum(self.sizes), bias=config.bias)
-        self.convolution = ShortConvolution(self.sizes[1], config.n_taps, bias=config.convolution_bias)
+        self.convolution = ShortConvolution(
+            self.sizes[1], config.n_taps, bias=config.convolution_bias, activation="silu"
+        )
         self.dynamics = Mamba2Dynamics(self.n_heads, config)
         self.norm = GatedRMSNorm(
             self.d_inner, n_groups=norm_groups, norm_before_gate=config.norm_before_gate, eps=config.norm_eps
@@ -173,11 +175,12 @@ class Mamba2(Mixer):
             raise InputError(f"Mamba2 needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
         if state is not None and not isinstance(state, Mamba2State):
             raise InputError(f"Mamba2 needs a Mamba2State as its state, got {type(state).__name__}")
-        x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, starts).valid)
+        if lengths is not None:
+            x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)
         z, xBC, dt = self.in_proj(x).split(self.sizes, -1)
         before = None if state is None else state.convolution
         xBC, convolution = self.convolution(xBC, before, lengths=lengths, starts=starts)
-        values, B, C = F.silu(xBC).split(self.convolved_sizes, -1)
+        values, B, C = xBC.split(self.convolved_sizes, -1)
         values = values.unflatten(-1, (self.n_heads, self.config.d_head))
         B, C = (m.unflatten(-1, (self.config.n_groups, self.config.d_state)) for m in (B, C))
         dt, log_a = self.dynamics(dt)

@@ -19,11 +19,13 @@ from statewise.data.tokenizers import Tokenizer, load_tokenizer
 from statewise.errors import ConfigError
 from statewise.evaluate.compression import compress
 from statewise.evaluate.perplexity import Evaluation, evaluate_split, evaluate_text, has_bounded_state
+from statewise.kernels.linear_cross_entropy import linear_cross_entropy
 from statewise.mixers.attention import Attention
 from statewise.models.language_model import LanguageModel, LanguageModelConfig, LanguageModelState
 from statewise.train.config import RunConfig
 from statewise.train.tasks.base import Table, Task
 
+MANY_LOGITS = 1 << 23  # 32 MB in float32: beyond, a loss that does not keep them is as fast and spares their memory
 EVALUATE_TOKENS = 65_536  # of the validation split, where the run does not say
 
 
@@ -90,6 +92,8 @@ class LanguageTask(Task[LanguageModel, Batch]):
     def loss(self, model: LanguageModel, batch: Batch, state: Any) -> tuple[Tensor, Any]:
         """The mean cross-entropy in nats a token, and the state after the batch."""
         features, state = model.features(batch.inputs, state, starts=batch.starts)
+        if batch.targets.numel() * model.config.vocab_size > MANY_LOGITS:
+            return linear_cross_entropy(features.flatten(0, 1), model.head.weight, batch.targets.flatten()), state
         logits = model.head(features)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), state
