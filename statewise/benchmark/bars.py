@@ -98,4 +98,8 @@ def run_bars(
     quick: small sizes, one call of each side: whether everything runs, and no figure to trust
     """
     measured = Measured([need for bar in bars for need in bar.needs], quick=quick, seconds=seconds, progress=progress)
-    return [bar.record(measured) for bar in bars]
+    records = []
+    for bar in bars:
+        records.append(bar.record(measured))
+        progress(f"{bar.name}: {records[-1]['ratio']}, holds: {records[-1]['holds']}")
+    return records

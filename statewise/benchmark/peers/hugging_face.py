@@ -27,6 +27,7 @@ def hugging_face(model: LanguageModel, *, use_mambapy: bool = False) -> Any:
     Errors:  Missing if transformers is not installed, or has no model of these layers.
     """
     transformers = require("transformers")
+    transformers.logging.set_verbosity_error()  # it warns of every kernel that needs a GPU
     if use_mambapy:
         require("mambapy")
     mixers = {type(block.mixer) for block in model.config.blocks}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from statewise.models.language_model import LanguageModel
 # Names of llama_ftype, as `llama-quantize` takes them: matrices in this type, vectors in float32
 TYPES = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 TYPES["q4_0"] = "MOSTLY_Q4_0"
+_last: weakref.ref[LanguageModel] | None = None  # the model whose files are in the folder
 
 
 class LlamaCpp:
@@ -85,12 +87,13 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 def _written(model: LanguageModel, weights: str) -> Path:
     """The file of these weights; the last model written stays, so that its other types come from it."""
-    stem = f"{id(model)}"
-    plain, wanted = (Path(_folder().name, f"{stem}-{name}.gguf") for name in ("float32", weights))
-    if not plain.exists():
+    global _last
+    plain, wanted = (Path(_folder().name, f"{name}.gguf") for name in ("float32", weights))
+    if _last is None or _last() is not model:
         for old in Path(_folder().name).iterdir():
             old.unlink()
         write_gguf(model, plain)
+        _last = weakref.ref(model)
     if not wanted.exists():
         api = _api()
         options = api.llama_model_quantize_default_params()

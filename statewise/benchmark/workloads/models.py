@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from statewise.benchmark.case import Action, Case, Missing, Workload, our_sides
+from statewise.kernels.linear_cross_entropy import linear_cross_entropy
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.models.presets import PRESETS
 
@@ -210,7 +211,7 @@ def training_action(model: LanguageModel, tokens: torch.Tensor) -> Action:
 
     def loss() -> torch.Tensor:
         features, _ = model.features(tokens[:, :-1])
-        return F.cross_entropy(model.head(features).flatten(0, 1), tokens[:, 1:].flatten())
+        return linear_cross_entropy(features.flatten(0, 1), model.head.weight, tokens[:, 1:].flatten())
 
     def step() -> torch.Tensor:
         model.train()
