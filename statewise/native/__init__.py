@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from statewise.errors import ConfigError, InputError
+from statewise.native import build
 from statewise.native.threads import entry_points
 
 INSTRUCTION_SETS = ("portable", "avx2", "avx512")  # in the order of what statewise_cpu_level counts
@@ -125,6 +126,10 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         return None, f"{path.name} does not load: {error}"
+    if not os.environ.get("STATEWISE_LIBRARY") and build.SOURCE.is_dir():
+        built_from = bytes((ctypes.c_char * 16).in_dll(library, "statewise_sources")).decode()
+        if built_from != build.sources_digest():
+            return None, f"{path.name} was built from other sources; run: python {build.__file__}"
     library.statewise_cpu_level.restype = ctypes.c_int
     library.statewise_set_threads.argtypes = [ctypes.c_void_p] * 3
     library.statewise_set_threads(*entry_points())

@@ -9,6 +9,7 @@ setup.py calls it during `pip install`; it must not import the package, which ma
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import platform
 import shlex
@@ -36,6 +37,14 @@ VARIANTS = {
     "avx2": ("-march=x86-64-v3", "-DVECTOR_BYTES=32"),
     "portable": ("-DVECTOR_BYTES=16",),
 }
+
+
+def sources_digest() -> str:
+    """16 hexadecimal digits of all sources: what a library was built from is written into it."""
+    digest = hashlib.sha256()
+    for path in sorted([*SOURCE.glob("*.c"), *SOURCE.glob("*.h")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 class BuildError(Exception):
@@ -71,7 +80,7 @@ def build(output: Path = LIBRARY, *, only: Sequence[str] = (), sanitize: bool = 
     if unknown := sorted({*only} - {*names}):
         raise BuildError(f"there is no source {', '.join(unknown)}; there are {', '.join(names)}")
     chosen = [name for name in names if not only or name in only or name in ONCE]
-    optimise = SANITIZE if sanitize else ("-O3",)
+    optimise = (*(SANITIZE if sanitize else ("-O3",)), f'-DSOURCES="{sources_digest()}"')
     with tempfile.TemporaryDirectory() as folder:
         jobs = []
         for name in chosen:

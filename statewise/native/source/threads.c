@@ -6,6 +6,9 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
+/* What the library was built from: the digest of build.py. */
+PUBLIC const char statewise_sources[] = SOURCES;
+
 typedef void (*parallel_region)(void (*body)(void *), void *data, unsigned n_threads, unsigned flags);
 typedef int (*number)(void);
 

@@ -78,14 +78,18 @@ INLINE vf64 select_f64(vi64 condition, vf64 yes, vf64 no) {
 INLINE float sum_f32(vf32 value) {
     float lanes[LANES];
     memcpy(lanes, &value, sizeof value);
+#pragma GCC unroll 4
     for (int half = LANES / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
         for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
     return lanes[0];
 }
 INLINE double sum_f64(vf64 value) {
     double lanes[LANES_F64];
     memcpy(lanes, &value, sizeof value);
+#pragma GCC unroll 4
     for (int half = LANES_F64 / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
         for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
     return lanes[0];
 }
