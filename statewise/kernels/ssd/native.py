@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from statewise import native
+from statewise.native.memory import empty
 
 _FORWARD_ITEMS = 2**17  # numbers of state that the heads of an item carry: half a float32 megabyte
 _STEPS = 4  # up to so many, the recurrence is faster than a chunk
@@ -28,7 +29,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """y and the state after the last step. x, log_a, B, C, h0, dt, D have one dtype, float32 or float64."""
     sizes, strides, x, log_a, B, C, h0, dt, D, segments = _prepare(x, log_a, B, C, h0, dt, D, segments)
-    y, state = torch.empty(x.shape, dtype=x.dtype), torch.empty(h0.shape, dtype=x.dtype)
+    y, state = empty(*x.shape, dtype=x.dtype), empty(*h0.shape, dtype=x.dtype)
     if not x.numel():  # no steps, rows or heads
         return y, state.copy_(h0)
     b, length, h, p, g, n = sizes
@@ -41,7 +42,7 @@ def forward(
         return y, state
     n_blocks = _forward_blocks(b * g, h // g, p * n, n_threads)
     size = _scratch("ssd_forward_scratch", x.dtype, (h, p, g, n, n_blocks))
-    scratch = torch.empty(size * n_threads, dtype=x.dtype)
+    scratch = empty(size * n_threads, dtype=x.dtype)
     native.function("ssd_forward", x.dtype, "p" * 11 + "l" * 15)(
         x, dt, log_a, B, C, h0, D, segments, y, state, scratch, *sizes, *strides, n_blocks, size, n_threads
     )
@@ -69,12 +70,12 @@ def backward(
         return tuple(None if m is None else torch.zeros(m.shape, dtype=x.dtype) for m in gradients)  # type: ignore[return-value]
     # cut by the shapes alone, for the sums over heads to be the same whatever the number of threads
     n_blocks = min(h // g, -(-_BACKWARD_ITEMS // max(1, b * g)))
-    dx, d_log_a, dh0 = (torch.empty(m.shape, dtype=x.dtype) for m in (x, log_a, h0))
-    d_dt, dD = (None if m is None else torch.empty(m.shape, dtype=x.dtype) for m in (dt, D))
-    dB, dC = (torch.empty(n_blocks, *B.shape, dtype=x.dtype) for _ in range(2))
+    dx, d_log_a, dh0 = (empty(*m.shape, dtype=x.dtype) for m in (x, log_a, h0))
+    d_dt, dD = (None if m is None else empty(*m.shape, dtype=x.dtype) for m in (dt, D))
+    dB, dC = (empty(n_blocks, *B.shape, dtype=x.dtype) for _ in range(2))
     n_threads = native.n_threads()
     size = _scratch("ssd_backward_scratch", x.dtype, (length, h, p, g, n, n_blocks))
-    scratch = torch.empty(size * min(n_threads, b * g * n_blocks), dtype=x.dtype)
+    scratch = empty(size * min(n_threads, b * g * n_blocks), dtype=x.dtype)
     native.function("ssd_backward", x.dtype, "p" * 18 + "l" * 15)(
         grad_y, grad_state, x, dt, log_a, B, C, h0, D, segments, dx, d_dt, d_log_a, dB, dC, dh0, dD, scratch,
         *sizes, *strides, n_blocks, size, n_threads,
