@@ -37,28 +37,33 @@ def paper_loop(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor
 
 
 def chunked(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, gate: Tensor) -> Tensor:
-    """Eager PyTorch as good as it gets without a kernel: one loop over the steps of all chunks side by side.
+    """Eager PyTorch as good as it gets without a kernel: a loop over the steps of all chunks side by side, twice.
 
-    Then one over the chunks to carry the state on. ``unbind``, not indexing, keeps the backward pass linear.
+    The first finds what each chunk adds to the state, then one over the chunks carries the state on, and the second,
+    from the right states, gives y. ``unbind``, not indexing, keeps the backward pass linear.
     """
     length = u.shape[1]
     rest = -length % CHUNK
     decay, added = discretised(u, dt, A, B)
+    readout, delta = C, F.softplus(dt)
     if rest:
-        decay, added = (F.pad(m, (0, 0, 0, 0, 0, rest)) for m in (decay, added))
-    decay, added = (m.unflatten(1, (-1, CHUNK)) for m in (decay, added))
-    h, product = torch.zeros_like(added[:, :, 0]), torch.ones_like(decay[:, :, 0])
-    inside, products = [], []
-    for a, x in zip(decay.unbind(2), added.unbind(2)):
-        h, product = a * h + x, a * product
-        inside.append(h)
-        products.append(product)
+        decay, added, readout = (F.pad(m, (0, 0, 0, 0, 0, rest)) for m in (decay, added, readout))
+        delta = F.pad(delta, (0, 0, 0, rest))
+    decays, inputs, readouts = (m.unflatten(1, (-1, CHUNK)).unbind(2) for m in (decay, added, readout))
+    h = torch.zeros_like(inputs[0])
+    for a, x in zip(decays, inputs):
+        h = torch.addcmul(x, a, h)
+    product = torch.exp(delta.unflatten(1, (-1, CHUNK)).sum(2).unsqueeze(-1) * A)
     entering = [torch.zeros_like(h[:, 0])]
     for a, x in zip(product.unbind(1), h.unbind(1)):
-        entering.append(a * entering[-1] + x)
-    carried = torch.stack(entering[:-1], 1)
-    states = torch.stack([x + a * carried for x, a in zip(inside, products)], 2).flatten(1, 2)[:, :length]
-    return ((states @ C.mT).squeeze(-1) + D * u) * F.silu(gate)
+        entering.append(torch.addcmul(x, a, entering[-1]))
+    h = torch.stack(entering[:-1], 1)
+    rows = []
+    for a, x, c in zip(decays, inputs, readouts):
+        h = torch.addcmul(x, a, h)
+        rows.append((h @ c.mT).squeeze(-1))
+    y = torch.stack(rows, 2).flatten(1, 2)[:, :length]
+    return (y + D * u) * F.silu(gate)
 
 
 def mambapy() -> Function:
