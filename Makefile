@@ -11,7 +11,7 @@ DEMO_MINUTES ?= 2.5
 DEMO_PROMPT ?= class Stack:
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format clean
+.PHONY: help install demo test lint format benchmark sanitize clean
 
 help:
 	@echo 'make demo     train a small hybrid for $(DEMO_MINUTES) minutes on the text of the standard library, then write with it'
@@ -19,6 +19,8 @@ help:
 	@echo 'make lint     ruff and mypy alone'
 	@echo 'make format   let ruff rewrite what it can'
 	@echo 'make install  the environment in $(VENV), with what the tests need'
+	@echo 'make benchmark  the bars: our kernels and models beside those of others, which it installs (llama.cpp compiles for minutes)'
+	@echo 'make sanitize   the tests of the C kernels over a library built with sanitizers'
 	@echo 'make clean    remove the environment and every cache (runs/ stays)'
 
 # Each stamp lies inside the environment, so that removing .venv removes it too. A second call installs nothing
@@ -57,6 +59,16 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+$(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[bench,llama,plot]'
+	@touch $(VENV)/.installed $@
+
+benchmark: $(VENV)/.installed-bench
+	$(BIN)/statewise benchmark bars --no-json
+
+sanitize: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --slow tests/test_sanitizers.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -392,7 +392,7 @@ def benchmark(
     """Measure our kernels and models beside those of others, in turns in one run: medians and ratios.
 
     "bars" holds every bar of speed and memory against this machine. Others that are not installed are left out and
-    named: pip install "statewise[bench,llama]".
+    named, with the command that installs them.
     """
     from statewise.benchmark.command import run_bars_here, run_workload_here
     from statewise.benchmark.show import bars_table, workload_tables, workloads_table
