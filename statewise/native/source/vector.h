@@ -97,16 +97,15 @@ INLINE double sum_f64(vf64 value) {
 /* 2^x, relative error about 1e-7 (rounding), exactly 1 at 0. 2^f = 1 + f q(f) on |f| <= 1/2, q of least relative error. */
 INLINE vf32 exp2_f32(vf32 x) {
 #if defined(__AVX512F__)
-    /* Beyond these bounds the result is 0 or infinite anyway; the second operand, x, is kept where it is NaN. */
-    x = (vf32)_mm512_max_ps(_mm512_set1_ps(-300.0f), (__m512)x);
-    x = (vf32)_mm512_min_ps(_mm512_set1_ps(300.0f), (__m512)x);
-    vf32 whole = (vf32)_mm512_roundscale_ps((__m512)x, 0);
+    /* What rounding to a whole number leaves; of an infinity that is 0, so that 2^whole decides. */
+    vf32 f = (vf32)_mm512_reduce_ps((__m512)x, 0);
+    vf32 whole = x - f;
 #else
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, which is then in the low bits */
     vf32 shifted = x + shift;
     vf32 whole = shifted - shift;
-#endif
     vf32 f = x - whole;
+#endif
     vf32 p = broadcast_f32(0.00015353697503460653f);
     p = p * f + 0.0013398896817005908f;
     p = p * f + 0.0096184362067396978f;
