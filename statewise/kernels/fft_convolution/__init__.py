@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.backend import c_runs, refusal_of
+from statewise.kernels.fft_convolution import blocked, native
 from statewise.kernels.fft_convolution.batching import vmap_rule
-from statewise.kernels.fft_convolution.blocked import backward, forward
 from statewise.kernels.fft_convolution.reference import fft_convolution_differentiable, fft_convolution_reference
 from statewise.kernels.registration import register
 
 __all__ = ["fft_convolution", "fft_convolution_reference"]
+
+
+def _forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
+    path = native if c_runs("fft_convolution", refusal_of(u=u, K=K, history=history)) else blocked
+    return path.forward(u, K, history)
 
 
 def _fake_forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
@@ -22,7 +28,8 @@ def _fake_forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
 
 
 def _adjoint(grad: Tensor, u: Tensor, K: Tensor, history: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    du, dK, dhistory = backward(grad, u, K, history)
+    path = native if c_runs("fft_convolution", refusal_of(grad=grad, u=u, K=K, history=history)) else blocked
+    du, dK, dhistory = path.backward(grad, u, K, history)
     return du, dK, u.new_empty(0) if dhistory is None else dhistory
 
 
@@ -56,7 +63,7 @@ def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 _fft_convolution = register(
     "fft_convolution",
     "(Tensor u, Tensor impulse_response, Tensor? history) -> Tensor",
-    forward,
+    _forward,
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
