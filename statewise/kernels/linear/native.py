@@ -11,6 +11,7 @@ from statewise import native
 from statewise.kernels.backend import refusal_of
 
 FEW = 8  # rows of x that matmul_few.c takes
+_TURNED = 4  # a weight with this many times as many rows as x is not packed
 
 
 def refusal(x: Tensor, weight: Tensor) -> str | None:
@@ -34,10 +35,14 @@ def product_native(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         native.function("matmul_few", torch.float32, "ppppllll")(x, weight, bias, y, m, n, k, threads)
         return y
     panel, scratch_size = _sizes(native.instruction_set())
-    packed = torch.empty(-(-n // panel) * panel * k)
+    turned = _TURNED * m <= n  # then it is W that is read where it lies, and x that is packed
+    n_packed = m if turned else n
+    packed = torch.empty(-(-n_packed // panel) * panel * k)
     scratch = torch.empty(scratch_size * threads)
-    multiply = native.function("matmul", torch.float32, "ppppppllllllll")
-    multiply(x, weight, bias, y, packed, scratch, m, n, k, *x.stride(), *weight.stride()[::-1], threads)
+    multiply = native.function("matmul", torch.float32, "pppppplllllllll")
+    first, second = (weight, x) if turned else (x, weight)
+    sizes = (n, m, k) if turned else (m, n, k)
+    multiply(first, second, bias, y, packed, scratch, *sizes, *first.stride(), *second.stride()[::-1], turned, threads)
     return y
 
 

@@ -4,6 +4,9 @@
  * ROWS x PANEL numbers of C stays in registers while the kernel runs down a block of k. A is read where it lies if its
  * rows are contiguous, and packed tile by tile if its columns are (a transposed matrix).
  *
+ * Packing B pays where C has many rows. Where it has few, the caller hands over C' = B' A' instead, which is the same
+ * products in the same order: then B, the weights, are read where they lie, and tiles of C' are transposed on their way out.
+ *
  * Every number of C is summed over k in one order, in blocks of DEPTH, whatever the number of threads.
  */
 #include "parallel.h"
@@ -16,6 +19,7 @@
 #else
 #define ROWS 6 /* 12 sums, 2 columns of B, 1 of A: 15 of 16 registers */
 #endif
+#define ROWS_PADDED ((ROWS + LANES - 1) / LANES * LANES)
 #define DEPTH 320          /* steps of k between visits to C: a panel of B then stays in the first cache */
 #define BLOCK_ROWS (ROWS * 8)
 #define BLOCK_PANELS 24
@@ -28,6 +32,7 @@ typedef struct {
     float *scratch; /* for each thread ROWS * DEPTH numbers */
     int64_t scratch_size;
     int64_t n_pack_pieces;
+    int64_t turned; /* whether C is written transposed */
 } product;
 
 /* LANES x LANES numbers, from rows of `from` to rows of `to` */
@@ -94,44 +99,65 @@ static void pack(void *context, int64_t item, int64_t thread) {
     if (first < p->k) pack_panel(p, panel, first, end < p->k ? end : p->k);
 }
 
-/* A tile of C: `rows` rows, PANEL columns, over `depth` steps of k. sums: (ROWS, VECTORS), in registers. */
-INLINE void tile(int64_t rows, int64_t depth, const float *a, int64_t a_row, int64_t a_column, const float *b, float *c,
-                 int64_t c_row, int64_t width, const float *bias, int first) {
+/* Writes a tile of sums, (ROWS, PANEL), to C, after what earlier blocks of k left there, or the bias. */
+INLINE void add_rows(const vf32 sums[ROWS][VECTORS], const product *p, int64_t row, int64_t rows, int64_t column, int first) {
+    int64_t width = p->n - column < PANEL ? p->n - column : PANEL;
+    for (int64_t r = 0; r < rows; r++) {
+        float *to = p->c + (row + r) * p->n + column;
+        const float *base = first ? (p->bias ? p->bias + column : NULL) : to;
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) {
+            int64_t left = width - v * LANES;
+            if (left >= LANES)
+                store_f32(to + v * LANES, base ? sums[r][v] + load_f32(base + v * LANES) : sums[r][v]);
+            else if (left > 0)
+                store_some_f32(to + v * LANES, base ? sums[r][v] + load_some_f32(base + v * LANES, left) : sums[r][v], left);
+        }
+    }
+}
+
+/* The same for C', whose rows are columns of C, and the bias is one number for each row. */
+INLINE void add_columns(const vf32 sums[ROWS][VECTORS], const product *p, int64_t row, int64_t rows, int64_t column, int first) {
+    float tile[ROWS_PADDED * PANEL], turned[PANEL * ROWS_PADDED];
+    int64_t width = p->n - column < PANEL ? p->n - column : PANEL;
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS_PADDED; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) store_f32(tile + r * PANEL + v * LANES, r < ROWS ? sums[r][v] : broadcast_f32(0.0f));
+    for (int r = 0; r < ROWS_PADDED; r += LANES)
+        for (int v = 0; v < VECTORS; v++)
+            transpose_tile(tile + r * PANEL + v * LANES, PANEL, turned + v * LANES * ROWS_PADDED + r, ROWS_PADDED);
+    for (int64_t j = 0; j < width; j++) {
+        float *to = p->c + (column + j) * p->m + row;
+        const float *base = first ? (p->bias ? p->bias + row : NULL) : to;
+        for (int64_t r = 0; r < rows; r++) to[r] = turned[j * ROWS_PADDED + r] + (base ? base[r] : 0.0f);
+    }
+}
+
+/* A tile of C over `depth` steps of k; its sums stay in registers. */
+INLINE void tile(const product *p, int64_t row, int64_t rows, int64_t column, int64_t depth, const float *a, int64_t a_row,
+                 int64_t a_column, const float *b, int first) {
     vf32 sums[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) sums[r][v] = broadcast_f32(0.0f);
-    const float *row[ROWS];
+    const float *from[ROWS];
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) row[r] = a + (r < rows ? r : rows - 1) * a_row; /* repeated rows are not stored */
+    for (int r = 0; r < ROWS; r++) from[r] = a + (r < rows ? r : rows - 1) * a_row; /* repeated rows are not stored */
     for (int64_t k = 0; k < depth; k++) {
         vf32 b0 = load_f32(b + k * PANEL), b1 = load_f32(b + k * PANEL + LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
-            vf32 a_k = broadcast_f32(row[r][k * a_column]);
+            vf32 a_k = broadcast_f32(from[r][k * a_column]);
             sums[r][0] += a_k * b0;
             sums[r][1] += a_k * b1;
         }
     }
-    float edge[PANEL];
-    for (int r = 0; r < rows; r++) {
-        float *to = c + r * c_row;
-        float *at = to;
-        if (width < PANEL) {
-            at = edge;
-            if (!first) memcpy(edge, to, sizeof(float) * (size_t)width);
-            if (first && bias) memcpy(edge, bias, sizeof(float) * (size_t)width);
-        }
-        const float *base = first ? (width < PANEL && bias ? edge : bias) : at;
-#pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) {
-            vf32 sum = sums[r][v];
-            if (base) sum += load_f32(base + v * LANES);
-            store_f32(at + v * LANES, sum);
-        }
-        if (width < PANEL) memcpy(to, edge, sizeof(float) * (size_t)width);
-    }
+    if (p->turned)
+        add_columns(sums, p, row, rows, column, first);
+    else
+        add_rows(sums, p, row, rows, column, first);
 }
 
 /* A block of C: BLOCK_ROWS rows and BLOCK_PANELS panels. */
@@ -160,26 +186,24 @@ static void multiply(void *context, int64_t item, int64_t thread) {
         }
         for (int64_t panel = panel_first; panel < panel_end; panel++) {
             const float *b = p->packed + (panel * p->k + k) * PANEL;
-            int64_t column = panel * PANEL, width = p->n - column < PANEL ? p->n - column : PANEL;
-            const float *bias = p->bias ? p->bias + column : NULL;
             for (int64_t i = row_first; i < row_end; i += ROWS) {
                 int64_t rows = row_end - i < ROWS ? row_end - i : ROWS;
-                float *c = p->c + i * p->n + column;
                 if (contiguous)
-                    tile(rows, depth, p->a + i * p->a_row + k, p->a_row, 1, b, c, p->n, width, bias, k == 0);
+                    tile(p, i, rows, panel * PANEL, depth, p->a + i * p->a_row + k, p->a_row, 1, b, k == 0);
                 else
-                    tile(rows, depth, packed_a + (i - row_first) * DEPTH, 1, ROWS, b, c, p->n, width, bias, k == 0);
+                    tile(p, i, rows, panel * PANEL, depth, packed_a + (i - row_first) * DEPTH, 1, ROWS, b, k == 0);
             }
         }
     }
 }
 
-/* c (m, n) = a (m, k) b (k, n) + bias (n or NULL). packed: room for ceil(n / PANEL) * PANEL * k numbers; k >= 1. */
+/* c (m, n) = a (m, k) b (k, n) + bias (n or NULL); with `turned` c is written as (n, m) and the bias has m numbers.
+ * packed: room for ceil(n / PANEL) * PANEL * k numbers; k >= 1. */
 __attribute__((visibility("default"))) void JOIN2(matmul_f32, ISA)(
     const float *a, const float *b, const float *bias, float *c, float *packed, float *scratch, int64_t m, int64_t n, int64_t k,
-    int64_t a_row, int64_t a_column, int64_t b_row, int64_t b_column, int64_t n_threads) {
+    int64_t a_row, int64_t a_column, int64_t b_row, int64_t b_column, int64_t turned, int64_t n_threads) {
     product p = {.a = a, .b = b, .bias = bias, .c = c, .packed = packed, .m = m, .n = n, .k = k, .a_row = a_row,
-                 .a_column = a_column, .b_row = b_row, .b_column = b_column, .scratch = scratch};
+                 .a_column = a_column, .b_row = b_row, .b_column = b_column, .turned = turned, .scratch = scratch};
     p.n_panels = (n + PANEL - 1) / PANEL;
     p.n_row_blocks = (m + BLOCK_ROWS - 1) / BLOCK_ROWS;
     p.n_panel_blocks = (p.n_panels + BLOCK_PANELS - 1) / BLOCK_PANELS;
