@@ -53,7 +53,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
 def test_kernels_stay_inside_their_arrays(suite: str, sanitized: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE / suite)]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-s", "-p", "no:cacheprovider", str(HERE / suite)]
     done = subprocess.run(command, env=sanitized, capture_output=True, text=True, cwd=HERE.parent)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 

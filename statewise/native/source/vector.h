@@ -38,6 +38,7 @@ typedef double vf64 __attribute__((vector_size(VECTOR_BYTES)));
 typedef int64_t vi64 __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint16_t vu16 __attribute__((vector_size(VECTOR_BYTES / 2)));
 typedef uint32_t vu32 __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint64_t vu64 __attribute__((vector_size(VECTOR_BYTES)));
 
 /* The same, at any address. */
 typedef float vf32_unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
@@ -116,7 +117,7 @@ INLINE vf32 exp2_f32(vf32 x) {
 #if defined(__AVX512F__)
     return (vf32)_mm512_scalef_ps((__m512)p, (__m512)whole);
 #else
-    vf32 scaled = (vf32)((vi32)p + ((vi32)shifted << 23));
+    vf32 scaled = (vf32)((vu32)p + ((vu32)shifted << 23));
     scaled = select_f32(x < -126.0f, broadcast_f32(0.0f), scaled);
     scaled = select_f32(x >= 127.5f, select_f32(x >= 128.0f, broadcast_f32(INFINITY), p * 0x1p127f * 2.0f), scaled);
     return select_f32(x != x, x, scaled);
@@ -137,7 +138,7 @@ INLINE vf64 exp2_f64(vf64 x) {
     vf64 p = broadcast_f64(coefficients[0]);
     for (int i = 1; i < 13; i++) p = p * f + coefficients[i];
     p = p * f + 1.0;
-    vf64 scaled = (vf64)((vi64)p + ((vi64)shifted << 52));
+    vf64 scaled = (vf64)((vu64)p + ((vu64)shifted << 52));
     scaled = select_f64(x < -1022.0, broadcast_f64(0.0), scaled);
     scaled = select_f64(x >= 1023.5, select_f64(x >= 1024.0, broadcast_f64(INFINITY), p * 0x1p1023 * 2.0), scaled);
     return select_f64(x != x, x, scaled);
