@@ -175,3 +175,11 @@ def test_derivatives() -> None:
     inputs = [x.requires_grad_() for x in case(2, 6, 3, 4, p=2, history=True)]
     assert torch.autograd.gradcheck(fft_convolution, inputs)
     assert torch.autograd.gradgradcheck(fft_convolution, inputs)
+
+
+def test_few_columns_are_left_to_pytorch_unless_c_is_asked_for_by_name() -> None:
+    for width, dtype, reason in ((7, torch.float32, True), (8, torch.float32, False), (4, D, False), (3, D, True)):
+        u, K = (x.to(dtype).unsqueeze(dim) for x, dim in zip(case(1, 5, width, 5), (3, 1)))
+        assert implementation.refusal(u, K=K) is None
+        with kernels.use("auto"):
+            assert (implementation.refusal(u, K=K) is not None) == reason

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.kernels.backend import c_runs, refusal_of
+from statewise.kernels.backend import c_runs
 from statewise.kernels.fft_convolution import blocked, native
 from statewise.kernels.fft_convolution.batching import vmap_rule
 from statewise.kernels.fft_convolution.reference import fft_convolution_differentiable, fft_convolution_reference
@@ -18,7 +18,7 @@ __all__ = ["fft_convolution", "fft_convolution_reference"]
 
 
 def _forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
-    path = native if c_runs("fft_convolution", refusal_of(u=u, K=K, history=history)) else blocked
+    path = native if c_runs("fft_convolution", native.refusal(u, K=K, history=history)) else blocked
     return path.forward(u, K, history)
 
 
@@ -28,7 +28,7 @@ def _fake_forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
 
 
 def _adjoint(grad: Tensor, u: Tensor, K: Tensor, history: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    path = native if c_runs("fft_convolution", refusal_of(grad=grad, u=u, K=K, history=history)) else blocked
+    path = native if c_runs("fft_convolution", native.refusal(u, grad=grad, K=K, history=history)) else blocked
     du, dK, dhistory = path.backward(grad, u, K, history)
     return du, dK, u.new_empty(0) if dhistory is None else dhistory
 

@@ -10,11 +10,20 @@ import torch
 from torch import Tensor
 
 from statewise import native
+from statewise.kernels.backend import backend, refusal_of
 from statewise.kernels.fft_convolution.blocked import compute_dtype
 from statewise.native.memory import empty
 
 _VECTOR_BYTES = 64  # of the widest instruction set
 _ITEMS = 16  # into how many pieces the work is cut at least, where there are rows enough
+
+
+def refusal(u: Tensor, **others: Tensor | None) -> str | None:
+    """Why C cannot take these tensors or, unless it was asked for by name, why PyTorch is faster; None if neither."""
+    columns = u.shape[2] * u.shape[3]
+    if backend() != "c" and columns * compute_dtype(u, *others.values()).itemsize < _VECTOR_BYTES // 2:
+        return f"{columns} columns leave most of a vector empty, and PyTorch's FFT is faster"
+    return refusal_of(u=u, **others)
 
 
 class Plan(NamedTuple):

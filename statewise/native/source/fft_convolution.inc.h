@@ -37,7 +37,7 @@ static LOCAL(fft_item) LOCAL(fft_item_of)(const LOCAL(fft_call) *call, int64_t n
         .values = planes, .filter = planes + plane, .inputs = planes + 2 * plane, .d_filter = planes + 3 * plane};
 }
 
-/* The times [start, stop) of a sequence of which `before` numbers lie in `past` and `length` in `present`, from place 0 */
+/* The times [start, stop), from place 0 on, of a sequence of `before` numbers in `past` and `length` in `present` */
 static LOCAL(window) LOCAL(window_of)(const LOCAL(fft_item) *item, const real *past, int64_t before,
                                       const real *present, int64_t length, int64_t start, int64_t stop) {
     int64_t stride = item->call->columns, middle = start < 0 ? -start : 0;

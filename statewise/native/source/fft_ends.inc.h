@@ -1,4 +1,4 @@
-/* The first pass of the transform, which reads the sequence where it lies, and the last of the inverse, which writes. */
+/* The first pass of the transform, which reads the sequence where it lies, and the inverse's last, which writes it. */
 
 /* Where the numbers of the places [0, n) of a window lie: [begin, middle) in `past`, [middle, end) in `present`, both
  * given as if they began at place 0; elsewhere they are zero, and writing there is left out. */

@@ -1,4 +1,4 @@
-/* The transform of the convolution: a real sequence of n = 2 m numbers at the m roots of X^m = i, in vectors of channels.
+/* The transform of the convolution: n = 2 m real numbers at the m roots of X^m = i, in vectors of channels.
  *
  * x(X) = sum_{t < n} x_t X^t has there the m complex coefficients x_t + i x_{t+m}; multiplying two such values
  * multiplies modulo X^n + 1, which on outputs that do not wrap is the convolution. So there is nothing to unpack, and
@@ -23,7 +23,7 @@ typedef struct {
 #define POINT (2 * REAL_LANES)
 #define FFT_IN_L1 128 /* points of a block whose passes go one after the other over all of it */
 
-INLINE int64_t LOCAL(fft_n_factors)(int64_t radix) { return radix == 8 ? 8 : radix == 2 ? 2 : radix == 4 ? 4 : 2 * (radix - 1); }
+INLINE int64_t LOCAL(fft_n_factors)(int64_t radix) { return radix % 2 ? 2 * (radix - 1) : radix; }
 
 typedef struct {
     vreal re, im;
@@ -32,17 +32,25 @@ typedef struct {
 INLINE LOCAL(number) LOCAL(times)(LOCAL(number) b, real re, real im) {
     return (LOCAL(number)){b.re * re - b.im * im, b.re * im + b.im * re};
 }
-INLINE LOCAL(number) LOCAL(plus)(LOCAL(number) a, LOCAL(number) b) { return (LOCAL(number)){a.re + b.re, a.im + b.im}; }
-INLINE LOCAL(number) LOCAL(minus)(LOCAL(number) a, LOCAL(number) b) { return (LOCAL(number)){a.re - b.re, a.im - b.im}; }
+INLINE LOCAL(number) LOCAL(plus)(LOCAL(number) a, LOCAL(number) b) {
+    return (LOCAL(number)){a.re + b.re, a.im + b.im};
+}
+INLINE LOCAL(number) LOCAL(minus)(LOCAL(number) a, LOCAL(number) b) {
+    return (LOCAL(number)){a.re - b.re, a.im - b.im};
+}
 INLINE LOCAL(number) LOCAL(turned)(LOCAL(number) b) { return (LOCAL(number)){-b.im, b.re}; }
 
 /* a, b -> a + f b, a - f b with f = w, or i w if turned; and back, but for a factor of 2 */
-#define SPLIT(a, b, w) { LOCAL(number) t_ = LOCAL(times)(b, (w)[0], (w)[1]); b = LOCAL(minus)(a, t_); a = LOCAL(plus)(a, t_); }
+#define SPLIT(a, b, w) { \
+    LOCAL(number) t_ = LOCAL(times)(b, (w)[0], (w)[1]); b = LOCAL(minus)(a, t_); a = LOCAL(plus)(a, t_); }
 #define SPLIT_TURNED(a, b, w) { \
-    LOCAL(number) t_ = LOCAL(turned)(LOCAL(times)(b, (w)[0], (w)[1])); b = LOCAL(minus)(a, t_); a = LOCAL(plus)(a, t_); }
-#define UNITE(a, b, w) { LOCAL(number) d_ = LOCAL(minus)(a, b); a = LOCAL(plus)(a, b); b = LOCAL(times)(d_, (w)[0], -(w)[1]); }
+    LOCAL(number) t_ = LOCAL(turned)(LOCAL(times)(b, (w)[0], (w)[1])); \
+    b = LOCAL(minus)(a, t_); a = LOCAL(plus)(a, t_); }
+#define UNITE(a, b, w) { \
+    LOCAL(number) d_ = LOCAL(minus)(a, b); a = LOCAL(plus)(a, b); b = LOCAL(times)(d_, (w)[0], -(w)[1]); }
 #define UNITE_TURNED(a, b, w) { \
-    LOCAL(number) d_ = LOCAL(minus)(b, a); a = LOCAL(plus)(a, b); b = LOCAL(times)(LOCAL(turned)(d_), (w)[0], -(w)[1]); }
+    LOCAL(number) d_ = LOCAL(minus)(b, a); a = LOCAL(plus)(a, b); \
+    b = LOCAL(times)(LOCAL(turned)(d_), (w)[0], -(w)[1]); }
 
 INLINE void LOCAL(split_4)(LOCAL(number) x[4], const real *w) {
     SPLIT(x[0], x[2], w) SPLIT(x[1], x[3], w)
@@ -109,7 +117,9 @@ INLINE void LOCAL(unite)(const int64_t radix, LOCAL(number) *x, const real *w) {
     }
 }
 
-INLINE LOCAL(number) LOCAL(point_at)(const real *from) { return (LOCAL(number)){v_load(from), v_load(from + REAL_LANES)}; }
+INLINE LOCAL(number) LOCAL(point_at)(const real *from) {
+    return (LOCAL(number)){v_load(from), v_load(from + REAL_LANES)};
+}
 INLINE void LOCAL(point_to)(real *to, LOCAL(number) value) {
     v_store(to, value.re);
     v_store(to + REAL_LANES, value.im);
