@@ -226,3 +226,10 @@ def test_describe_names_every_kernel_and_says_why() -> None:
         for status in describe():
             assert status.path.startswith("PyTorch: ")
             assert status.others["C"].startswith("PyTorch was asked for, by kernels.use or STATEWISE_KERNELS")
+
+
+def test_forward_mode_is_refused_and_never_zero() -> None:
+    """PyTorch itself would give a tangent of zero."""
+    x = torch.randn(1, 5, 3)
+    with pytest.raises(InputError, match="linear_scan has no derivative in forward mode"):
+        torch.func.jvp(lambda b: linear_scan(torch.full_like(b, 0.5), b, torch.zeros(1, 3)), (x,), (x,))

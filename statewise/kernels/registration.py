@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
+
+from statewise.errors import InputError
 
 
 def register(
@@ -34,8 +37,23 @@ def register(
     torch.library.register_autograd(qualified, backward, setup_context=setup_context)
     if vmap is not None:
         torch.library.register_vmap(qualified, vmap)
-    operator: Callable[..., Any] = getattr(torch.ops.statewise, name).default
-    return operator
+    return _without_forward_mode(name, getattr(torch.ops.statewise, name).default)
+
+
+def _without_forward_mode(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Forward mode is refused, which PyTorch would let pass with a derivative of zero."""
+
+    def call(*arguments: Any) -> Any:
+        if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+            tensors = [m for m in arguments if isinstance(m, torch.Tensor)]
+            if any(forward_ad.unpack_dual(m).tangent is not None for m in tensors):
+                raise InputError(
+                    f"{name} has no derivative in forward mode (jvp, jacfwd); take it backwards, "
+                    "with torch.autograd.grad or torch.autograd.functional.jacobian"
+                )
+        return operator(*arguments)
+
+    return call
 
 
 def _in_its_own_precision(implementation: Callable[..., Any]) -> Callable[..., Any]:
