@@ -18,8 +18,8 @@ from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
 from statewise.data.text import TextDataConfig
 from statewise.data.tokenizers import Tokenizer, load_tokenizer, require_same_tokenizer
-from statewise.decoding import dequantised
-from statewise.errors import CheckpointError, ConfigError, DataError
+from statewise.decoding import dequantised, refusal
+from statewise.errors import CheckpointError, ConfigError, DataError, InputError
 from statewise.models.base import Model
 from statewise.models.language_model import LanguageModel
 from statewise.train.config import RunConfig, TrainConfig
@@ -75,8 +75,12 @@ class ModelFolder:
     def with_weights(self, weights: str) -> ModelFolder:
         """The same with its matrices in another precision, as a Decoder has them.
 
-        Errors:  ConfigError if it is no language model; InputError for an unknown precision.
+        Errors:  ConfigError if it is no language model; InputError for an unknown precision, and for a model that has no
+                 step in C: its loss would be that of a decoding that there is not.
         """
+        reason = refusal(self.language_model)
+        if reason is not None:
+            raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
         return replace(self, model=dequantised(self.language_model, weights))
 
     @cached_property

@@ -116,3 +116,15 @@ def test_backends_by_name() -> None:
         assert kernels.backend.backend() == "torch"
     with pytest.raises(InputError, match="is not here"), native.forced("sse9"):
         pass
+
+
+def test_a_compiler_that_fails_is_named_with_what_it_failed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "k.so"
+    monkeypatch.setenv("CC", "/nonexistent/cc")
+    assert build.build_or_explain(library) is None
+    assert "CC is /nonexistent/cc, and there is no such program" in library.with_suffix(".txt").read_text()
+    monkeypatch.setenv("CC", "/bin/false")
+    assert build.build_or_explain(library) is None
+    reason = library.with_suffix(".txt").read_text()
+    assert "/bin/false failed at " in reason
+    assert "another compiler: set CC" in reason

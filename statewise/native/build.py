@@ -63,10 +63,12 @@ def compiler() -> list[str]:
     """
     if sys.platform == "win32":
         raise BuildError("the C kernels need GCC or clang, and this is Windows")
-    for command in (os.environ.get("CC"), "cc", "gcc", "clang", sysconfig.get_config_var("CC")):
-        words = shlex.split(command or "")
+    asked = shlex.split(os.environ.get("CC", ""))
+    if asked and not shutil.which(asked[0]):
+        raise BuildError(f"CC is {asked[0]}, and there is no such program; name a C compiler, or unset CC")
+    for words in (asked, ["cc"], ["gcc"], ["clang"], shlex.split(sysconfig.get_config_var("CC") or "")[:1]):
         if words and shutil.which(words[0]):
-            return words[:1] if command != os.environ.get("CC") else words
+            return words
     raise BuildError("no C compiler was found (cc, gcc, clang); install one, or name it in the variable CC")
 
 
@@ -120,7 +122,11 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise BuildError(f"{command[0]} failed: {lines[0] if lines else done.returncode}")
+        what = next((word for word in command if word.endswith(".c")), "the link")
+        complaint = lines[0] if lines else f"exit code {done.returncode}, and it said nothing"
+        raise BuildError(
+            f"{command[0]} failed at {Path(what).name}: {complaint}; another compiler: set CC, install again"
+        )
     if done.stderr:
         print(done.stderr, file=sys.stderr)
 
