@@ -75,8 +75,8 @@ class ModelFolder:
     def with_weights(self, weights: str) -> ModelFolder:
         """The same with its matrices in another precision, as a Decoder has them.
 
-        Errors:  ConfigError if it is no language model; InputError for an unknown precision, and for a model that has no
-                 step in C: its loss would be that of a decoding that there is not.
+        Errors:  ConfigError if it is no language model; InputError for an unknown precision, and for a model that has
+                 no step in C: its loss would be that of a decoding that there is not.
         """
         reason = refusal(self.language_model)
         if reason is not None:
