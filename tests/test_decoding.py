@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -18,9 +17,11 @@ from statewise import native
 from statewise.decoding import PRECISIONS, Decoder, dequantised, why_not
 from statewise.decoding.packing import pack, quantise
 from statewise.errors import InputError
-from statewise.evaluate import evaluate_tokens
 from statewise.generate import generate, read
 from statewise.mixers.mamba import MambaConfig
+from statewise.model_folder import open_model
+from statewise.train import train
+from statewise.train.presets import PRESETS as TRAINING_PRESETS
 
 needs_library = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
 VOCABULARY = 61
@@ -379,30 +380,32 @@ def test_generate_with_weights_by_name_or_a_decoder(monkeypatch: pytest.MonkeyPa
         generate(build("mamba"), [1], max_new_tokens=3, weights=decoder)
 
 
-def test_bits_per_byte_of_a_trained_model(capsys: pytest.CaptureFixture[str]) -> None:
-    """Trained for seconds on the beginning of a module's source, evaluated on its end."""
-    torch.manual_seed(0)
-    layers = (sw.Mamba2Config(d_state=16, d_head=16), MambaConfig(d_state=8), sw.AttentionConfig(n_heads=2, window=32))
-    model = sw.LanguageModelConfig(vocab_size=256, d_model=64, layers=layers).build()
-    text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8).long()
-    text, other = text[:-16_000], text[-16_000:]
-    optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    for _ in range(120):
-        begins = torch.randint(len(text) - 65, (16,))
-        rows = torch.stack([text[begin : begin + 65] for begin in begins.tolist()])
-        loss = F.cross_entropy(model(rows[:, :-1])[0].flatten(0, 1), rows[:, 1:].flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-    model.eval()
+@pytest.mark.parametrize(
+    ("budget", "items", "enough"),
+    [
+        pytest.param({"steps": 50, "minutes": None}, 20_000, 3.2, id="10 s"),
+        pytest.param({"minutes": 2.5}, None, 2.3, id="150 s", marks=pytest.mark.slow),
+    ],
+)
+def test_bits_per_byte_of_the_demo(
+    budget: dict[str, Any], items: int | None, enough: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The preset `demo` trained on its own data, read on its test split in every precision."""
+    run = TRAINING_PRESETS["demo"]()
+    settings = {**budget, "evaluate_items": 1000, "threads": torch.get_num_threads()}
+    train(replace(run, train=replace(run.train, **settings)), tmp_path / "demo")
+    opened = open_model(tmp_path / "demo", device="cpu")
+    task = opened.task()
 
-    def bits(model: sw.LanguageModel) -> float:
-        return evaluate_tokens(model, other, n_bytes=len(other) - 1, n_streams=8).bits_per_byte
+    def bits(precision: str) -> float:
+        record, _ = opened.with_weights(precision).evaluate(
+            task, "test", max_items=items, n_streams=8, compressors=False
+        )
+        return float(record["bits_per_byte"])
 
-    plain = bits(model)
-    assert plain < 3.5
-    more = {precision: bits(dequantised(model, precision)) - plain for precision in PRECISIONS[1:]}
+    plain = bits("float32")
+    assert plain < enough  # it has learned, so that the bars say something
+    more = {precision: bits(precision) - plain for precision in PRECISIONS[1:]}
     with capsys.disabled():
         print(f"\nbits per byte {plain:.4f}; more in", ", ".join(f"{name}: {x:+.5f}" for name, x in more.items()))
     assert more["int8"] < 0.01
