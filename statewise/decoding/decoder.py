@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from statewise import native
 from statewise.decoding.layers import emit_model, matrices, refusal
 from statewise.decoding.packing import LARGEST, Packed, check_precision, quantise
 from statewise.decoding.program import Program, Weights
-from statewise.decoding.states import addresses, check_state, copied
+from statewise.decoding.states import addresses, check_plain, check_state, copied, separate
 from statewise.errors import InputError
 from statewise.models.language_model import LanguageModel, LanguageModelState
 
@@ -26,7 +27,7 @@ class Decoder:
     group:   columns of a matrix that share a scale, a multiple of 8; by default a whole row in int8, and 32 in int4
 
     A decoder is a snapshot, as a frozen model is: it has its own copy of the weights, and changes no more when the
-    model does. It holds no state, so several threads may call it.
+    model does. It holds no state, so several threads may call it. It can be copied, pickled and sent to a process.
 
     Shapes:  tokens: (batch, 1) or (batch,) -> logits (batch, 1, vocabulary) or (batch, vocabulary), float32
     Cost:    every weight is read once for all rows: n_bytes / (memory bandwidth), however many tokens came before,
@@ -48,8 +49,19 @@ class Decoder:
             self._program = Program(Weights(weights, group, {}))
             self._tables, self._n_body = emit_model(self._program, model)
             self._packed: list[Packed] = list(self._program.weights.packed.values())
+            self._program.weights.packed.clear()  # its keys say which tensor only while the model lives
             self._instructions, self._buffers = self._program.tables()
-            self._rest = model.initial_state(1)
+            self._rest = model.initial_state(1, device="cpu", dtype=torch.float32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_instructions", "_buffers")}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        """The table of instructions is made anew: it holds addresses."""
+        if not native.available():
+            raise InputError(f"a decoder needs the C kernels, and there are none here: {native.why_not()}")
+        vars(self).update(values)
+        self._instructions, self._buffers = self._program.tables()
 
     @property
     def n_bytes(self) -> int:
@@ -60,7 +72,7 @@ class Decoder:
     def initial_state(self, batch: int) -> LanguageModelState:
         """The state before the first token."""
         layers = [copied(_repeated(layer, batch)) for layer in self._rest.layers]
-        return LanguageModelState(torch.zeros(batch, dtype=torch.int64), tuple(layers))
+        return LanguageModelState(torch.zeros(batch, dtype=torch.int64, device="cpu"), tuple(layers))
 
     def __call__(
         self,
@@ -84,7 +96,9 @@ class Decoder:
 
     def run(self, state: LanguageModelState) -> Running:
         """A sequence of steps that begins with a copy of this state, and then goes on in place."""
-        return Running(self, state, batch=len(state.position), own=True)
+        position = getattr(state, "position", None)
+        batch = len(position) if isinstance(position, Tensor) and position.ndim else 0
+        return Running(self, state, batch=batch, own=True)
 
 
 class Running:
@@ -101,9 +115,22 @@ class Running:
         else:
             self._check(state, batch)
             state = copied(state) if own else state
-        self.state: LanguageModelState = state
+        self._state: LanguageModelState = state
         self._addresses: Tensor | None = None
         self._room = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_addresses": None}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        """A copy writes to a state of its own, also a shallow one."""
+        vars(self).update(values)
+        self._state = copied(self._state) if self._own else self._state
+
+    @property
+    def state(self) -> LanguageModelState:
+        """The state after the steps so far."""
+        return self._state
 
     def step(
         self,
@@ -117,19 +144,21 @@ class Running:
         decoder = self._decoder
         batch = len(self.state.position)
         ids, active, restarts = self._read(tokens, lengths, starts, batch)
-        rows = torch.arange(batch) if active is None else active.nonzero()[:, 0]
+        rows = torch.arange(batch, device="cpu") if active is None else active.nonzero()[:, 0].contiguous()
         out = None
         if logits:
             n_logits = decoder.config.vocab_size
-            out = torch.empty(batch, n_logits) if active is None else torch.zeros(batch, n_logits)
+            make = torch.empty if active is None else torch.zeros
+            out = make(batch, n_logits, dtype=torch.float32, device="cpu")
         if len(rows) == 0:
             return out
-        for table, layer in zip(decoder._tables, self.state.layers):
+        for table, layer in zip(decoder._tables, self._state.layers):
             table.check(layer, rows, restarts)
         before, after, places = self._places(every_row=active is None)
         program, n_threads = decoder._program, native.n_threads()
         shared, local = program.widths
-        scratch = torch.empty(len(rows) * (shared + n_threads * local))
+        n_scratch = len(rows) * (shared + n_threads * local)
+        scratch = torch.empty(n_scratch, dtype=torch.float32, device="cpu")
         native.function("decode_step", None, "plppllplppppll")(
             decoder._instructions,
             len(program) if logits else decoder._n_body,
@@ -149,7 +178,7 @@ class Running:
         position = before.position.masked_fill(restarts, 0) + 1
         if active is not None:
             position = position.where(active, before.position)
-        self.state = LanguageModelState(position, after.layers)
+        self._state = LanguageModelState(position, after.layers)
         return out
 
     def _places(self, *, every_row: bool) -> tuple[LanguageModelState, LanguageModelState, Tensor]:
@@ -158,8 +187,8 @@ class Running:
         if self._own and self._addresses is not None and self._room > 0:
             self._room -= 1
             return self.state, self.state, self._addresses
-        pairs = list(zip(decoder._tables, self.state.layers))
-        before = self.state._replace(layers=tuple(table.prepare(layer) for table, layer in pairs))
+        pairs = list(zip(decoder._tables, self._state.layers))
+        before = self.state._replace(layers=separate([table.prepare(layer) for table, layer in pairs]))
         after = before
         if not self._own:
             layers = zip(decoder._tables, before.layers)
@@ -178,11 +207,14 @@ class Running:
                 "begin with decoder.initial_state(batch)"
             )
         rest = self._decoder._rest
+        if not isinstance(state.position, Tensor):
+            raise InputError(f"state.position must be a tensor, got {type(state.position).__name__}")
         if len(state.layers) != len(rest.layers) or state.position.shape != (batch,):
             raise InputError(
                 f"state is for {len(state.layers)} layers and batch {tuple(state.position.shape)}; "
                 f"this decoder has {len(rest.layers)} layers and the tokens have batch {batch}"
             )
+        check_plain(state.position, torch.int64)
         for layer, expected in zip(state.layers, rest.layers):
             check_state(layer, expected, batch)
 
@@ -207,7 +239,7 @@ class Running:
             ids = ids.where(active, 0)
             active = None if bool(active.all()) else active
         if starts is None:
-            restarts = torch.zeros(batch, dtype=torch.bool)
+            restarts = torch.zeros(batch, dtype=torch.bool, device="cpu")
         elif tuple(starts.shape) in ((batch,), (batch, 1)) and starts.dtype == torch.bool:
             restarts = starts.reshape(batch).to("cpu").contiguous()
         else:

@@ -191,7 +191,9 @@ def _emit_attention(program: Program, mixer: Mixer, x: Place, residual: Place) -
     angles = program.buffer("angles", 2 * n_angles, local=True)
     program.linear(mixer.in_proj.weight, mixer.in_proj.bias, x, projected, wait=True)
     if n_angles:
-        frequencies = mixer.config.rotary_base ** (torch.arange(n_angles, dtype=torch.float64) * (-1.0 / n_angles))
+        frequencies = mixer.config.rotary_base ** (
+            torch.arange(n_angles, dtype=torch.float64, device="cpu") * (-1.0 / n_angles)
+        )
         program.emit("angles", n_angles, frequencies, angles, state.slot)
     program.emit(
         "attention",

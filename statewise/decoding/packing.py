@@ -49,11 +49,11 @@ class Packed:
     def n_bytes(self) -> int:
         return sum(x.numel() * x.element_size() for x in (self.data, self.scales) if x is not None)
 
-    def operands(self) -> list[int]:
-        """``matrix`` of native/source/decode.h."""
-        scales = 0 if self.scales is None else self.scales.data_ptr()
+    def operands(self) -> list[int | Tensor]:
+        """``matrix`` of native/source/decode.h, tensors standing for their addresses."""
+        scales = 0 if self.scales is None else self.scales
         kind = PRECISIONS.index(self.precision)
-        return [self.data.data_ptr(), scales, kind, self.n_rows, self.n_columns, self.group]
+        return [self.data, scales, kind, self.n_rows, self.n_columns, self.group]
 
 
 def check_precision(precision: object, group: object) -> None:
@@ -143,7 +143,7 @@ def _words(q: Tensor) -> Tensor:
     """(rows, columns) of -8 ... 7 -> (rows, words) int32, the first of 8 columns in the lowest bits."""
     n_words = -(-q.shape[1] // WORD)
     q = torch.nn.functional.pad(q, (0, n_words * WORD - q.shape[1])).unflatten(1, (n_words, WORD))
-    words = torch.zeros(q.shape[:2], dtype=torch.int32)
+    words = torch.zeros(q.shape[:2], dtype=torch.int32, device=q.device)
     for j in range(WORD):
         words |= (q[:, :, j].to(torch.int32) & 15) << (4 * j)
     return words

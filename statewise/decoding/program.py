@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.decoding.packing import BLOCK, Packed, pack
+from statewise.errors import InputError
 
 # In the order of decode.h
 INSTRUCTIONS = (
@@ -41,6 +42,7 @@ class Place(NamedTuple):
 
 
 Operand = int | float | bool | Place | Packed | Tensor | None
+Field = int | Tensor  # a tensor stands for its address, which a copy or another process has elsewhere
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Program:
         self.n_state = 0  # entries of the table of states
         self.widths = [0, 0]  # floats of one sequence in all shared buffers, and in all local ones
         self.kept: list[Tensor] = []
-        self._instructions: list[list[int]] = []
+        self._instructions: list[list[Field]] = []
         self._buffers: list[tuple[int, int, int]] = []
         self._places: dict[tuple[str, int, bool], Place] = {}
 
@@ -86,7 +88,7 @@ class Program:
 
     def emit(self, kind: str, *operands: Operand, wait: bool = False) -> None:
         """Appends an instruction; all threads meet after it if they are to ``wait``."""
-        fields = [INSTRUCTIONS.index(kind), int(wait)]
+        fields: list[Field] = [INSTRUCTIONS.index(kind), int(wait)]
         for operand in operands:
             fields += self._fields(operand)
         self._instructions.append(fields + [0] * (N_FIELDS - len(fields)))
@@ -97,13 +99,17 @@ class Program:
         self.emit("linear", self.weights.pack(weight), bias, x, y, add, sums, wait=wait)
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """The instructions and the buffers, as the C code takes them."""
-        return torch.tensor(self._instructions), torch.tensor(self._buffers)
+        """The instructions and the buffers, as the C code takes them, for as long as this program lives.
+
+        Errors:  InputError if the weights have been moved from the CPU.
+        """
+        rows = [[_address(field) for field in fields] for fields in self._instructions]
+        return _table(rows), _table(self._buffers)
 
     def __len__(self) -> int:
         return len(self._instructions)
 
-    def _fields(self, operand: Operand) -> list[int]:
+    def _fields(self, operand: Operand) -> list[Field]:
         if operand is None:
             return [0]
         if isinstance(operand, float):
@@ -115,5 +121,17 @@ class Program:
         if isinstance(operand, Tensor):
             dtype = torch.float64 if operand.dtype == torch.float64 else torch.float32
             self.kept.append(operand.detach().to(dtype).contiguous().clone())
-            return [self.kept[-1].data_ptr()]
+            return [self.kept[-1]]
         return [int(operand)]
+
+
+def _address(field: Field) -> int:
+    if not isinstance(field, Tensor):
+        return field
+    if field.device.type != "cpu" or not field.is_contiguous():
+        raise InputError(f"the decoder's weights are on {field.device.type}; the step is for the CPU, load them there")
+    return field.data_ptr()
+
+
+def _table(rows: list[list[int]] | list[tuple[int, int, int]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device="cpu")

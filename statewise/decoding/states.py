@@ -41,7 +41,7 @@ class RecurrentState:
         self.slot = slot
 
     def prepare(self, state: Any) -> Any:
-        return tree_map(torch.Tensor.contiguous, state)
+        return tree_map(_plain, state)
 
     def successor(self, state: Any, *, every_row: bool) -> Any:
         return tree_map(torch.empty_like if every_row else torch.clone, state)
@@ -67,7 +67,13 @@ class AttentionHistory:
         self.n_positions = mixer.config.max_positions
 
     def prepare(self, state: AttentionState) -> AttentionState:
-        return with_room(state, 1, self.window)
+        counts = (state.start, state.end, state.position)
+        # A mark of steps that are not the C code's has to leave its buffer, and so has one that is also a count
+        marked_apart = any(state.filled.data_ptr() == count.data_ptr() for count in counts) and len(state.filled) > 0
+        if marked_apart or not _is_plain(state.filled) or state.keys.is_neg() or state.values.is_neg():
+            state = copied(state)
+        start, end, position = (_plain(count) for count in counts)
+        return with_room(state._replace(start=start, end=end, position=position), 1, self.window)
 
     def successor(self, state: AttentionState, *, every_row: bool) -> AttentionState:
         return state._replace(start=state.start.clone(), end=state.end.clone(), position=state.position.clone())
@@ -116,12 +122,33 @@ def check_state(state: Any, expected: Any, batch: int) -> None:
         shape = (batch, *other.shape[1:])
         if given[:1] + given[free:] != shape[:1] + shape[free:] or leaf.ndim != other.ndim:
             raise InputError(f"a tensor of the state has shape {given}; this model's has {shape}, batch {batch}")
-        if leaf.dtype != other.dtype or leaf.device.type != "cpu":
-            raise InputError(
-                f"a tensor of the state is {leaf.dtype} on {leaf.device.type}; decoding in C needs {other.dtype} on cpu"
-            )
+        check_plain(leaf, other.dtype)
     if attention and state.keys.shape != state.values.shape:
-        raise InputError(f"keys {tuple(state.keys.shape)} and values {tuple(state.values.shape)} differ in shape")
+        raise InputError(
+            f"the state's keys {tuple(state.keys.shape)} and values {tuple(state.values.shape)} differ in shape"
+        )
+
+
+def check_plain(leaf: Tensor, dtype: torch.dtype) -> None:
+    """Errors: InputError unless a tensor of the state has this dtype and an address on the CPU."""
+    if leaf.dtype != dtype or leaf.device.type != "cpu" or leaf.layout != torch.strided:
+        raise InputError(
+            f"a tensor of the state is {leaf.dtype} on {leaf.device.type}, {leaf.layout}; "
+            f"decoding in C needs {dtype} on cpu, {torch.strided}"
+        )
+
+
+def separate(layers: Sequence[Any]) -> tuple[Any, ...]:
+    """The same states, a history that two layers share copied for the second: each writes into its own."""
+    marks: set[int] = set()
+    out = []
+    for layer in layers:
+        if isinstance(layer, AttentionState):
+            mark = layer.filled.data_ptr()
+            layer = copied(layer) if mark in marks else layer
+            marks.add(mark)
+        out.append(layer)
+    return tuple(out)
 
 
 def addresses(tables: Sequence[StateTable], before: Sequence[Any], after: Sequence[Any], n_entries: int) -> Tensor:
@@ -130,10 +157,20 @@ def addresses(tables: Sequence[StateTable], before: Sequence[Any], after: Sequen
     for table, old, new in zip(tables, before, after):
         own = table.entries(old, new)
         entries[table.slot : table.slot + len(own)] = own
-    return torch.tensor(entries)
+    return torch.tensor(entries, dtype=torch.int64, device="cpu")
 
 
 def copied(state: Any) -> Any:
-    """A copy of every tensor."""
+    """A copy of every tensor, in plain memory and without its graph."""
     leaves, structure = tree_flatten(state)
-    return tree_unflatten([leaf.clone() for leaf in leaves], structure)
+    plain = torch.contiguous_format
+    return tree_unflatten([leaf.detach().resolve_neg().clone(memory_format=plain) for leaf in leaves], structure)
+
+
+def _is_plain(leaf: Tensor) -> bool:
+    return leaf.is_contiguous() and not leaf.is_neg() and not leaf.requires_grad
+
+
+def _plain(leaf: Tensor) -> Tensor:
+    """The tensor, or a copy if its numbers do not lie in memory one after the other as they are."""
+    return leaf if _is_plain(leaf) else leaf.detach().resolve_neg().contiguous()
