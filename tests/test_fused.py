@@ -15,6 +15,7 @@ from statewise.data.batches import Batch
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.gated_rms_norm import gated_rms_norm, gated_rms_norm_reference
 from statewise.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from statewise.kernels.linear_cross_entropy.rows import NO_TARGET
 from statewise.kernels.rms_norm import rms_norm, rms_norm_reference
 from statewise.kernels.short_convolution import short_convolution, short_convolution_reference
 from statewise.mixers.short_convolution import ShortConvolution
@@ -253,7 +254,7 @@ def test_the_training_loss_is_the_same_with_and_without_its_logits(monkeypatch: 
 def operators() -> dict[str, list[Any]]:
     torch.manual_seed(0)
     x, z, weight = leaf(2, 3, 5), leaf(2, 3, 5), leaf(1, 5)
-    targets, share = torch.tensor([1, -1, 2]), torch.rand(3, dtype=D)
+    targets, share = torch.tensor([1, NO_TARGET, 2]), torch.rand(3, dtype=D)
     return {
         "rms_norm": [x, weight, 1e-5],
         "gated_rms_norm": [x, z, weight, 1e-5, 1, True],

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from statewise import native
+from statewise.errors import InputError
 from statewise.kernels.backend import refusal_of
 
 STORED = (torch.float32, torch.float64, torch.bfloat16)
@@ -17,6 +18,29 @@ STORED = (torch.float32, torch.float64, torch.bfloat16)
 def full_precision(dtype: torch.dtype) -> torch.dtype:
     """What C computes in: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def refuse_unreal(kernel: str, **tensors: Tensor | None) -> None:
+    """InputError for integers, whose results would be cut to integers, and complex numbers, which would be halved."""
+    for name, m in tensors.items():
+        if m is not None and not m.is_floating_point():
+            raise InputError(f"{kernel} needs real floating-point numbers; got {name} of {m.dtype}, convert it first")
+
+
+def refuse_misfit(
+    kernel: str, dtype: torch.dtype | tuple[torch.dtype, ...] | None, **wanted: tuple[Tensor | None, tuple[int, ...]]
+) -> None:
+    """InputError unless each tensor has the dtype (one of them; None: any) and the shape given with it.
+
+    For what an operator that is called by itself is given: C reads memory by the sizes and the dtype of others.
+    """
+    dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
+    for name, (m, shape) in wanted.items():
+        if m is not None and (m.shape != shape or (dtype is not None and m.dtype not in dtypes)):
+            kind = "" if dtype is None else f" and {' or '.join(map(str, dtypes))}"
+            raise InputError(
+                f"the operator {kernel} needs {name} of shape {tuple(shape)}{kind}; got {tuple(m.shape)}, {m.dtype}"
+            )
 
 
 def stored_refusal(**tensors: Tensor | None) -> str | None:

@@ -13,8 +13,8 @@ from statewise.kernels.batching import merged
 from statewise.kernels.gated_rms_norm.composed import adjoint_composed, forward_composed
 from statewise.kernels.gated_rms_norm.reference import gated_rms_norm_reference
 from statewise.kernels.registration import register
-from statewise.kernels.rms_norm.native import GATE_FIRST, GATE_LAST, adjoint_native, forward_native
-from statewise.kernels.stored import full_precision, stored_refusal
+from statewise.kernels.rms_norm.native import GATE_FIRST, GATE_LAST, adjoint_native, check_rows, forward_native
+from statewise.kernels.stored import full_precision, refuse_unreal, stored_refusal
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_reference"]
 
@@ -28,6 +28,7 @@ def _definition(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int,
 
 
 def _forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool) -> Tensor:
+    check_rows("gated_rms_norm", x, weight, z=z)
     if c_runs("gated_rms_norm", stored_refusal(x=x, z=z, weight=weight)):
         gate = GATE_LAST if norm_before_gate else GATE_FIRST
         return forward_native(x, z, weight, eps, n_groups=n_groups, gate=gate)
@@ -37,6 +38,7 @@ def _forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, no
 def _adjoint(
     grad: Tensor, x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    check_rows("gated_rms_norm", x, weight, z=z, grad=grad)
     if c_runs("gated_rms_norm", stored_refusal(x=x, z=z, weight=weight)):
         gate = GATE_LAST if norm_before_gate else GATE_FIRST
         grad_x, grad_z, grad_weight = adjoint_native(grad, x, z, weight, eps, n_groups=n_groups, gate=gate)
@@ -107,7 +109,7 @@ def gated_rms_norm(
               is over width / n_groups features
     Cost:     in C one pass over x and z, and one over x, z and dy for the gradients; only x and z are kept for them.
     Numerics: computed in float32, or float64 if an input is; returned in the dtype of x.
-    Errors:   InputError if the shapes disagree, or n_groups does not divide width.
+    Errors:   InputError if the shapes disagree, n_groups does not divide width, and for complex numbers or integers.
     Source:   Dao & Gu 2024, arXiv:2405.21060, sec. 7.2 (the norm) and sec. 8.1 (groups, for tensor parallelism).
     """
     if x.ndim < 2 or x.shape != z.shape or weight.shape != x.shape[-1:]:
@@ -117,6 +119,7 @@ def gated_rms_norm(
         )
     if n_groups < 1 or x.shape[-1] % n_groups:
         raise InputError(f"gated_rms_norm: n_groups={n_groups} does not divide the width {x.shape[-1]}")
+    refuse_unreal("gated_rms_norm", x=x, z=z, weight=weight)
     dtype = torch.promote_types(x.dtype, torch.promote_types(z.dtype, full_precision(weight.dtype)))
     if x.dtype == z.dtype and full_precision(x.dtype) == dtype:
         dtype = x.dtype  # stored narrower than computed

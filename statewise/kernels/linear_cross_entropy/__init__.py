@@ -11,8 +11,9 @@ from statewise.errors import InputError
 from statewise.kernels.batching import one_by_one, whole
 from statewise.kernels.linear_cross_entropy.blocks import losses_and_gradients
 from statewise.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
+from statewise.kernels.linear_cross_entropy.rows import NO_TARGET
 from statewise.kernels.registration import register
-from statewise.kernels.stored import full_precision
+from statewise.kernels.stored import full_precision, refuse_unreal
 
 __all__ = ["linear_cross_entropy", "linear_cross_entropy_reference"]
 
@@ -70,7 +71,7 @@ def _second(
     dtype = coefficients.dtype
     with torch.enable_grad():
         leaves = [m.detach().to(dtype).requires_grad_() for m in (x, weight, coefficients)]
-        losses = linear_cross_entropy_reference(leaves[0], leaves[1], targets, _NONE)
+        losses = linear_cross_entropy_reference(leaves[0], leaves[1], targets, NO_TARGET)
         total = torch.dot(losses, leaves[2])
         first = torch.autograd.grad(total, leaves[:2], create_graph=True)
         pairs = zip((total, losses, *first), (grad, grad_losses, grad_grad_x, grad_grad_weight))
@@ -97,8 +98,6 @@ def _backward_each(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     _, _, grad_x, grad_weight = _linear_cross_entropy_sum(*ctx.saved_tensors, grad, True)
     return grad_x, grad_weight, None
 
-
-_NONE = -1  # the target of a token without one, inside the operators
 
 _linear_cross_entropy_sum = register(
     "linear_cross_entropy_sum",
@@ -134,7 +133,8 @@ def linear_cross_entropy(
               forward call on; never (n, vocab).
     Numerics: softmax and sums over blocks in float32, float64 for float64; with bfloat16 the products are bfloat16's,
               with sums in float32. Under autocast in its dtype.
-    Errors:   InputError if the shapes disagree, for targets outside the vocabulary and unknown reductions.
+    Errors:   InputError if the shapes disagree, for targets outside the vocabulary, an empty one, unknown reductions,
+              and complex numbers or integers. On a device that is not a CPU it refuses targets itself, as it can.
     Source:   the gradient in the forward pass: Hsu et al. 2024 (Liger kernel), arXiv:2410.10989, sec. 3.2.
 
     >>> linear_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 2]))  # log 4
@@ -145,18 +145,20 @@ def linear_cross_entropy(
             "linear_cross_entropy needs x (n, d), weight (vocab, d) and targets (n,); "
             f"got {tuple(x.shape)}, {tuple(weight.shape)} and {tuple(targets.shape)}"
         )
+    if not weight.shape[0]:
+        raise InputError(f"linear_cross_entropy needs a vocabulary; got a weight of shape {tuple(weight.shape)}")
     if reduction not in ("mean", "sum", "none"):
         raise InputError(f'linear_cross_entropy has the reductions "mean", "sum" and "none"; got {reduction!r}')
-    if targets.is_floating_point() or targets.dtype == torch.bool:
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise InputError(f"linear_cross_entropy needs integer targets; got {targets.dtype}")
-    _refuse_negative(targets, ignore_index)
+    refuse_unreal("linear_cross_entropy", x=x, weight=weight)
     device = x.device.type
     dtype = torch.promote_types(x.dtype, weight.dtype)
     if torch.is_autocast_enabled(device) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
     x, weight = x.to(dtype), weight.to(dtype)
     counted = targets != ignore_index
-    inside = torch.where(counted, targets, _NONE)
+    inside = torch.where(counted, targets.long(), NO_TARGET)
     if reduction == "none":
         losses: Tensor = _linear_cross_entropy(x, weight, inside)
         return losses
@@ -166,15 +168,3 @@ def linear_cross_entropy(
     gradients = torch.is_grad_enabled() and (whole(x).requires_grad or whole(weight).requires_grad)
     total: Tensor = _linear_cross_entropy_sum(x, weight, inside, coefficients, gradients)[0]
     return total
-
-
-def _refuse_negative(targets: Tensor, ignore_index: int) -> None:
-    """Costs no wait for a device, and nothing in compiled code."""
-    if torch.compiler.is_compiling() or targets.device.type != "cpu" or targets.numel() == 0:
-        return
-    seen = whole(targets)
-    if bool(((seen < 0) & (seen != ignore_index)).any()):
-        raise InputError(
-            f"linear_cross_entropy: a target is {int(seen.min())}; use ids of the vocabulary, or {ignore_index} for "
-            "a token without one"
-        )

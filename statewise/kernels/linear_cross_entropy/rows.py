@@ -8,6 +8,8 @@ from torch import Tensor
 from statewise import native
 from statewise.kernels.stored import full_precision, stored_function
 
+NO_TARGET = -(2**62)  # the target of a token without one, inside the operators: nobody's mistaken id
+
 
 def rows_native(logits: Tensor, targets: Tensor, coefficients: Tensor | None) -> Tensor:
     """native/source/cross_entropy.inc.h. Shapes and meaning as :func:`rows_composed`."""
@@ -19,10 +21,11 @@ def rows_native(logits: Tensor, targets: Tensor, coefficients: Tensor | None) ->
 
 
 def rows_composed(logits: Tensor, targets: Tensor, coefficients: Tensor | None) -> Tensor:
-    """The losses (n,) of logits (n, vocab); a target below zero has none. With ``coefficients`` (n,) the logits are
+    """The losses (n,) of logits (n, vocab); the target NO_TARGET has none. With ``coefficients`` (n,) the logits are
     replaced by the gradient of sum(coefficients * losses)."""
     wide = logits.to(full_precision(logits.dtype))
-    ignored, own = targets < 0, targets.clamp(min=0).unsqueeze(1)
+    ignored = targets == NO_TARGET
+    own = targets.masked_fill(ignored, 0).unsqueeze(1)
     total = wide.logsumexp(1)
     losses = (total - wide.gather(1, own).squeeze(1)).masked_fill_(ignored, 0)
     if coefficients is not None:

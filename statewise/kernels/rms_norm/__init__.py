@@ -12,9 +12,9 @@ from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
 from statewise.kernels.batching import merged
 from statewise.kernels.registration import register
-from statewise.kernels.rms_norm.native import adjoint_native, forward_native
+from statewise.kernels.rms_norm.native import adjoint_native, check_rows, forward_native
 from statewise.kernels.rms_norm.reference import rms_norm_reference
-from statewise.kernels.stored import full_precision, stored_refusal
+from statewise.kernels.stored import full_precision, refuse_unreal, stored_refusal
 
 __all__ = ["rms_norm", "rms_norm_reference"]
 
@@ -25,6 +25,7 @@ def _in_sets(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    check_rows("rms_norm", x, weight)
     if c_runs("rms_norm", stored_refusal(x=x, weight=weight)):
         return forward_native(x, None, weight, eps)
     if weight.shape[0] == 1:
@@ -34,6 +35,7 @@ def _forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _adjoint(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    check_rows("rms_norm", x, weight, grad=grad)
     if c_runs("rms_norm", stored_refusal(x=x, weight=weight)):
         grad_x, _, grad_weight = adjoint_native(grad, x, None, weight, eps)
         return grad_x, grad_weight
@@ -101,7 +103,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     Shapes:   x: (..., width) with at least one axis before the last   weight: (width,)   ->   as x
     Cost:     in C one pass over x, and one over x and dy for the gradients; only x is kept for them.
     Numerics: computed in float32, or float64 if an input is; returned in the dtype of x.
-    Errors:   InputError if the shapes disagree.
+    Errors:   InputError if the shapes disagree, and for complex numbers or integers.
     Source:   Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4.
 
     >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(2), eps=0.0)
@@ -111,6 +113,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
         raise InputError(
             f"rms_norm needs x (..., width) and weight (width,); got {tuple(x.shape)} and {tuple(weight.shape)}"
         )
+    refuse_unreal("rms_norm", x=x, weight=weight)
     dtype = torch.promote_types(full_precision(x.dtype), full_precision(weight.dtype))
     stored = x if full_precision(x.dtype) == dtype else x.to(dtype)
     y: Tensor = _rms_norm(stored, weight.to(dtype).unsqueeze(0), eps)

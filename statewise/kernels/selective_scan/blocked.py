@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statewise.kernels.selective_scan.reference import phi1, phi1_slope
+from statewise.kernels.selective_scan.reference import as_complex, hold, phi1_slope
 
 _CACHED_NUMBERS = 2**17  # of the states in a block: half a float32 megabyte
 
@@ -89,7 +89,7 @@ def _by_group(m: Tensor, g: int) -> Tensor:
 
 def _states(m: Tensor, g: int, is_complex: bool) -> Tensor:
     """(..., d, n[, 2]) -> (..., g, n, d/g), complex if it is; a view."""
-    m = torch.view_as_complex(m) if is_complex else m
+    m = as_complex(m) if is_complex else m
     return m.unflatten(-2, (g, m.shape[-2] // g)).transpose(-1, -2)
 
 
@@ -117,8 +117,6 @@ class _Views(NamedTuple):
 def _views(arguments: Arguments) -> _Views:
     u, dt, A, B, C, h0, D, gate, dt_bias, segments, _, _ = arguments
     g, is_complex = B.shape[2], arguments.is_complex
-    if is_complex:
-        A, B, C, h0 = (m.contiguous() for m in (A, B, C, h0))
     passes = None
     if segments is not None:
         passes = segments == torch.cat([torch.zeros_like(segments[:, :1]), segments[:, :-1]], 1)
@@ -127,8 +125,8 @@ def _views(arguments: Arguments) -> _Views:
         _by_group(u, g),
         _by_group(dt, g),
         _states(A, g, is_complex),
-        torch.view_as_complex(B) if is_complex else B,
-        torch.view_as_complex(C) if is_complex else C,
+        as_complex(B) if is_complex else B,
+        as_complex(C) if is_complex else C,
         _states(h0, g, is_complex),
         None if D is None else _by_group(D, g),
         None if gate is None else _by_group(gate, g),
@@ -172,7 +170,7 @@ def _softplus(x: Tensor) -> Tensor:
 
 def _transition(block: _Block) -> _Transition:
     z = block.delta * block.A
-    step = block.delta * phi1(z) if block.exact else block.delta
+    step = hold(block.delta, block.A) if block.exact else block.delta
     return _Transition(z.exp_(), step)
 
 
@@ -312,7 +310,7 @@ def _adjoint(
     flow[:, 1:] *= states[:, :-1].conj()
     if passes is not None:
         flow.masked_fill_(~passes.transpose(0, 1), 0)
-    d_delta = flow * A.conj()
+    d_delta, direct = flow * A.conj(), None
     d_A = flow.mul_(delta)
     if exact:
         from_step = g * B.conj()
@@ -323,6 +321,7 @@ def _adjoint(
     else:
         product = (B.mH @ g).squeeze(3).real  # (b, t, g, c)
         out.u[:, times] += product * delta.squeeze(3)
-        d_delta[:, :, :, 0] += product * u.squeeze(3)
+        direct = product * u.squeeze(3)
     out.A.add_(d_A.sum((0, 1)))
-    return d_delta.sum(3).real, following
+    d_delta = d_delta.sum(3).real
+    return d_delta if direct is None else direct.add_(d_delta), following

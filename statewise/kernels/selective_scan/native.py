@@ -7,6 +7,7 @@ projection need no copies, and in bfloat16 where they are; everything else is sm
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,6 +74,9 @@ def _scratch(arguments: Arguments, by_step: int, by_state: int, by_part: int, ch
 
 def forward_native(arguments: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor, chunk_length: int) -> None:
     """Writes y, the last state, and the states at the starts of chunks (if there is room for any)."""
+    if not y.numel():
+        state.copy_(arguments.h0)
+        return
     arguments = _prepared(arguments)
     u, dt, A, B, C, h0, D, gate, dt_bias, segments, _, _ = arguments
     scratch, each = _scratch(arguments, 3, 3, 2, chunk_length)
@@ -87,6 +91,9 @@ def backward_native(
     grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, arguments: Arguments, into: Gradients, chunk_length: int
 ) -> Gradients:
     """The gradients, in the memory of ``into`` where C writes them whole, else in memory of their own."""
+    if not grad_y.numel():
+        nothing: list[Any] = [None if m is None else torch.zeros_like(m) for m in into]
+        return Gradients(*nothing)._replace(h0=grad_state.clone())
     arguments = _prepared(arguments)
     u, dt, A, B, C, h0, D, gate, dt_bias, segments, _, _ = arguments
     rows_y = _rows(grad_y)

@@ -34,6 +34,25 @@ def phi1_slope(z: Tensor) -> Tensor:
     return torch.where(near, series / 2, (e - (e - 1) / large) / large)
 
 
+def hold(delta: Tensor, A: Tensor) -> Tensor:
+    """(e^{Delta A} - 1) / A: Delta near A = 0, and -1 / A for Delta = inf, where Delta phi1(Delta A) would be NaN."""
+    z = delta * A
+    near = z.abs() < _SERIES_BELOW
+    short = torch.where(near, delta, torch.zeros_like(delta))
+    far = torch.where(near, torch.ones_like(A), A)
+    return torch.where(near, short * phi1(short * A), (torch.where(near, torch.ones_like(z), z).exp() - 1) / far)
+
+
+def as_complex(m: Tensor) -> Tensor:
+    """(..., 2) as complex numbers: a view where pairs lie as such in memory, else of a copy.
+
+    ``contiguous`` does not do it: where an axis has size 1 it keeps any stride, and any offset anywhere.
+    """
+    if m.storage_offset() % 2 or m.stride(-1) != 1 or any(stride % 2 for stride in m.stride()[:-1]):
+        m = m.clone(memory_format=torch.contiguous_format)
+    return torch.view_as_complex(m)
+
+
 def selective_scan_reference(
     u: Tensor,
     dt: Tensor,
@@ -52,7 +71,7 @@ def selective_scan_reference(
     """h_t = exp(Delta A) h_{t-1} + Delta B u, y_t = C h_t + D u, then SiLU(gate). Shapes as the fast form's."""
     d, is_complex = u.shape[2], any(m.is_complex() for m in (A, B, C))
     B, C = (m.repeat_interleave(d // m.shape[2], 2) for m in (B, C))  # (b, l, d, n)
-    h = torch.view_as_complex(h0) if is_complex else h0
+    h = as_complex(h0) if is_complex else h0
     delta = dt if dt_bias is None else dt + dt_bias
     if softplus:
         delta = F.softplus(
@@ -66,7 +85,7 @@ def selective_scan_reference(
             h = torch.where((now == before)[:, None, None], h, torch.zeros_like(h))
             before = now
         z = delta_t.unsqueeze(-1) * A
-        step = delta_t.unsqueeze(-1) * phi1(z) if method == "zoh" else delta_t.unsqueeze(-1)
+        step = hold(delta_t.unsqueeze(-1), A) if method == "zoh" else delta_t.unsqueeze(-1)
         h = z.exp() * h + step * B_t * u_t.unsqueeze(-1)
         product = (C_t * h).sum(-1)
         outputs.append(2 * product.real if is_complex else product)

@@ -14,14 +14,27 @@ from statewise.kernels.short_convolution.batching import vmap_rule
 from statewise.kernels.short_convolution.native import adjoint_native, forward_native
 from statewise.kernels.short_convolution.reference import short_convolution_adjoint, short_convolution_reference
 from statewise.kernels.short_convolution.shifted import adjoint_shifted, forward_shifted
-from statewise.kernels.stored import full_precision, stored_refusal
+from statewise.kernels.stored import full_precision, refuse_misfit, refuse_unreal, stored_refusal
 
 __all__ = ["short_convolution", "short_convolution_reference"]
+
+
+def _check(x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None) -> None:
+    """What the operators take: x as it is stored, all else in full precision."""
+    b, length, width = (*x.shape, 0, 0, 0)[:3]
+    n_taps = max(taps.shape[-1] if taps.ndim else 0, 1)
+    past = (b, n_taps - 1, width, *x.shape[3:])
+    wide = full_precision(x.dtype)
+    refuse_misfit(
+        "short_convolution", wide, taps=(taps, (width, n_taps)), history=(history, past), bias=(bias, (width,))
+    )
+    refuse_misfit("short_convolution", None, x=(x, (b, length, width, *x.shape[3:])), segments=(segments, (b, length)))
 
 
 def _forward(
     x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
 ) -> Tensor:
+    _check(x, taps, history, bias, segments)
     refusal = stored_refusal(x=x, taps=taps, history=history, bias=bias, segments=segments)
     run = forward_native if c_runs("short_convolution", refusal) else forward_shifted
     return run(x, taps, history, bias, segments, silu)
@@ -36,7 +49,9 @@ def _fake_forward(
 def _adjoint(
     grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _check(x, taps, history, bias, segments)
     refusal = stored_refusal(x=x, taps=taps, history=history, bias=bias, segments=segments)
+    refuse_misfit("short_convolution", None, grad=(grad, x.shape))
     run = adjoint_native if c_runs("short_convolution", refusal) else adjoint_shifted
     return run(grad, x, taps, history, bias, segments, silu)
 
@@ -114,14 +129,14 @@ def short_convolution(
     Cost:     O(length * width * n_taps): in C one pass over x, and for the gradients one over x and dy; in PyTorch one
               for each tap.
     Numerics: computed in float32, or float64 if x is; y in the dtype of x.
-    Errors:   InputError if the shapes disagree, or for another activation.
+    Errors:   InputError if the shapes disagree, for another activation, and for complex numbers or integers.
     Source:   the "conv1d" of Mamba, Gu & Dao 2023, arXiv:2312.00752, fig. 3.
 
     >>> short_convolution(torch.ones(1, 3, 1), torch.tensor([[1.0, 10.0]]), torch.zeros(1, 1, 1)).flatten()
     tensor([ 1., 11., 11.])
     """
-    wanted = (x.shape[0], taps.shape[1] - 1, *x.shape[2:])
-    if x.ndim < 3 or taps.ndim != 2 or taps.shape[0] != x.shape[2] or history.shape != wanted:
+    fits = x.ndim >= 3 and taps.ndim == 2 and taps.shape[0] == x.shape[2]
+    if not (fits and history.shape == (x.shape[0], taps.shape[1] - 1, *x.shape[2:])):
         raise InputError(
             "short_convolution needs x (batch, length, width, ...), taps (width, n_taps) and history "
             f"(batch, n_taps - 1, width, ...); got {tuple(x.shape)}, {tuple(taps.shape)}, {tuple(history.shape)}"
@@ -130,6 +145,7 @@ def short_convolution(
         raise InputError(f"short_convolution needs a bias of shape ({taps.shape[0]},); got {tuple(bias.shape)}")
     if segments is not None and segments.shape != x.shape[:2]:
         raise InputError(f"short_convolution needs segments of shape {tuple(x.shape[:2])}; got {tuple(segments.shape)}")
+    refuse_unreal("short_convolution", x=x, taps=taps, history=history, bias=bias)
     if activation not in (None, "silu"):
         raise InputError(f'short_convolution has the activations "silu" and None; got {activation!r}')
     dtype = torch.promote_types(full_precision(x.dtype), torch.promote_types(taps.dtype, history.dtype))

@@ -13,6 +13,7 @@ from statewise.kernels.registration import register
 from statewise.kernels.ssd import blocks, native
 from statewise.kernels.ssd.batching import vmap_rule
 from statewise.kernels.ssd.reference import ssd_differentiable, ssd_reference
+from statewise.kernels.stored import refuse_misfit, refuse_unreal
 
 __all__ = ["ssd", "ssd_reference"]
 
@@ -26,6 +27,28 @@ def _fake_forward(x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, *r
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty(h0.shape, dtype=x.dtype, device=x.device)
 
 
+def _check(
+    x: Tensor,
+    log_a: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    dt: Tensor | None,
+    D: Tensor | None,
+    segments: Tensor | None,
+) -> None:
+    """What the operators take: one dtype, and D for each row."""
+    b, length, h, p = (*x.shape, 0, 0, 0, 0)[:4]
+    g, n = (*B.shape[2:], 0, 0)[:2]
+    refuse_misfit("ssd", (torch.float32, torch.float64), x=(x, (b, length, h, p)))
+    groups, steps = (b, length, g if g and h % g == 0 else 1, n), (b, length, h)
+    state, skip = (b, h, p, n), (b, h)
+    refuse_misfit(
+        "ssd", x.dtype, log_a=(log_a, steps), B=(B, groups), C=(C, groups), h0=(h0, state), dt=(dt, steps), D=(D, skip)
+    )
+    refuse_misfit("ssd", None, segments=(segments, (b, length)))
+
+
 def _forward(
     x: Tensor,
     log_a: Tensor,
@@ -37,7 +60,8 @@ def _forward(
     segments: Tensor | None,
     chunk_length: int,
 ) -> tuple[Tensor, Tensor]:
-    if c_runs("ssd", refusal_of(x=x)):
+    _check(x, log_a, B, C, h0, dt, D, segments)
+    if c_runs("ssd", refusal_of(x=x, log_a=log_a, B=B, C=C, h0=h0, dt=dt, D=D, segments=segments)):
         return native.forward(x, log_a, B, C, h0, dt, D, segments)
     return blocks.forward(x, log_a, B, C, h0, dt, D, segments, chunk_length)
 
@@ -56,7 +80,9 @@ def _adjoint(
     chunk_length: int,
 ) -> tuple[Tensor, ...]:
     tensors = (grad_y, grad_state, x, log_a, B, C, h0, dt, D, segments)
-    in_c = c_runs("ssd", refusal_of(x=x))
+    _check(x, log_a, B, C, h0, dt, D, segments)
+    refuse_misfit("ssd", x.dtype, grad_y=(grad_y, x.shape), grad_state=(grad_state, h0.shape))
+    in_c = c_runs("ssd", refusal_of(x=x, log_a=log_a, B=B, C=C, h0=h0, dt=dt, D=D, segments=segments))
     gradients = native.backward(*tensors) if in_c else blocks.backward(*tensors, chunk_length)
     return tuple(x.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
@@ -154,7 +180,7 @@ def ssd(
               and what comes after it, other segments too: masks multiply by zero. In gradients both spoil the chunk.
               In C, the same bits on every run and for any number of threads. Second derivatives go through the
               plain definition.
-    Errors:   InputError if the shapes disagree; the message gives them.
+    Errors:   InputError if the shapes disagree or the numbers are not real floating-point ones; the message gives them.
     Source:   Dao & Gu 2024, arXiv:2405.21060, sec. 6 and listing 1.
     """
     b, length, h, p = x.shape if x.ndim == 4 else (0, 0, 0, 0)
@@ -173,6 +199,7 @@ def ssd(
     ):
         if tensor is not None and tensor.shape != shape:
             raise InputError(f"ssd needs {name} of shape {shape} ({axes}); got {tuple(tensor.shape)}")
+    refuse_unreal("ssd", x=x, log_a=log_a, B=B, C=C, h0=h0, dt=dt, D=D)
     if chunk_length < 1:
         raise InputError(f"ssd needs chunk_length >= 1; got {chunk_length}")
     dtypes = {m.dtype for m in (x, log_a, B, C, h0, dt, D) if m is not None}

@@ -10,6 +10,7 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs, refusal_of
 from statewise.kernels.registration import register
+from statewise.kernels.stored import refuse_misfit
 from statewise.kernels.vandermonde import native, two_level
 from statewise.kernels.vandermonde.batching import vmap_rule
 from statewise.kernels.vandermonde.reference import vandermonde_differentiable, vandermonde_reference
@@ -17,12 +18,23 @@ from statewise.kernels.vandermonde.reference import vandermonde_differentiable, 
 __all__ = ["vandermonde", "vandermonde_reference"]
 
 
+_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def _check(c: Tensor, A: Tensor) -> None:
+    refuse_misfit("vandermonde", _DTYPES, c=(c, (A.shape[0], *c.shape[1:2], A.shape[1])))
+    refuse_misfit("vandermonde", c.dtype, A=(A, (c.shape[0], c.shape[2])))
+
+
 def _forward(c: Tensor, A: Tensor, length: int) -> Tensor:
+    _check(c, A)
     path = native if c_runs("vandermonde", refusal_of(c=c, A=A)) else two_level
     return path.forward(c, A, length)
 
 
 def _adjoint(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    _check(c, A)
+    refuse_misfit("vandermonde", c.real.dtype, grad=(grad, (*c.shape[:2], *grad.shape[2:3])))
     path = native if c_runs("vandermonde", refusal_of(grad=grad, c=c, A=A)) else two_level
     return path.backward(grad, c, A)
 
@@ -99,8 +111,8 @@ def vandermonde(c: Tensor, A: Tensor, length: int) -> Tensor:
         raise InputError(
             f"vandermonde needs c (width, n) or (width, p, n) and A (width, n); got {tuple(c.shape)}, {tuple(A.shape)}"
         )
-    if length < 0:
-        raise InputError(f"vandermonde needs length >= 0; got {length}")
+    if not isinstance(length, (int, torch.SymInt)) or length < 0:
+        raise InputError(f"vandermonde needs a length that is an integer >= 0; got {length!r}")
     dtype = torch.float64 if {c.dtype, A.dtype} & {torch.float64, torch.complex128} else torch.float32
     if c.is_complex() or A.is_complex():
         dtype = torch.complex128 if dtype == torch.float64 else torch.complex64

@@ -1,0 +1,172 @@
+"""What kernels refuse: at the public function what would lose numbers, at the operator what C would read wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from statewise import kernels, native
+from statewise.errors import InputError
+from statewise.kernels.gated_rms_norm import gated_rms_norm
+from statewise.kernels.linear_cross_entropy import linear_cross_entropy
+from statewise.kernels.linear_cross_entropy.rows import NO_TARGET
+from statewise.kernels.linear_scan import linear_scan
+from statewise.kernels.rms_norm import rms_norm
+from statewise.kernels.selective_scan import selective_scan, selective_scan_reference
+from statewise.kernels.short_convolution import short_convolution
+from statewise.kernels.ssd import ssd
+from statewise.kernels.vandermonde import vandermonde
+
+PATHS = ("torch", "c") if native.available() else ("torch",)
+PUBLIC: dict[str, Callable[[Tensor], Any]] = {  # with x of (1, 3, 2)
+    "short_convolution": lambda x: short_convolution(x, torch.ones(2, 2), torch.zeros(1, 1, 2)),
+    "rms_norm": lambda x: rms_norm(x, torch.ones(2)),
+    "gated_rms_norm": lambda x: gated_rms_norm(torch.ones(1, 3, 2), x, torch.ones(2)),
+    "ssd": lambda x: ssd(x.unsqueeze(3), torch.zeros(1, 3, 2), *(torch.ones(1, 3, 1, 1),) * 2, torch.zeros(1, 2, 1, 1)),
+    "selective_scan": lambda x: selective_scan(
+        x, torch.ones(1, 3, 2), -torch.ones(2, 1), *(torch.ones(1, 3, 1, 1),) * 2, torch.zeros(1, 2, 1)
+    ),
+    "linear_cross_entropy": lambda x: linear_cross_entropy(x[0], torch.ones(4, 2), torch.tensor([1, 2, 3])),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_is_not_real_is_refused_by_its_dtype(name: str, dtype: torch.dtype) -> None:
+    PUBLIC[name](torch.ones(1, 3, 2))
+    with pytest.raises(InputError, match=f"{name} needs real .* of {dtype}"):
+        PUBLIC[name](torch.ones(1, 3, 2).to(dtype))
+
+
+def operator_calls() -> dict[str, list[Any]]:
+    """Arguments that fit, by the operator's name."""
+    x, steps, one = torch.rand(1, 3, 2), torch.rand(1, 3, 1, 4), torch.ones(2)
+    scan = [x, x, -torch.rand(2, 4), steps, steps, torch.rand(1, 2, 4), one, x, one, None, False, False]
+    dual = [x.unsqueeze(3), -x, steps, steps, torch.rand(1, 2, 1, 4), x, torch.ones(1, 2), None]
+    convolution = [x, torch.rand(2, 4), torch.rand(1, 3, 2), one, None, False]
+    response = [torch.rand(2, 1, 4), torch.rand(2, 4)]
+    entropy = [x[0], torch.rand(5, 2), torch.tensor([1, 2, 3])]
+    return {
+        "linear_scan": [x, x, torch.rand(1, 2)],
+        "linear_scan_backward": [x, x, x, torch.rand(1, 2)],
+        "rms_norm": [x, one.unsqueeze(0), 1e-5],
+        "rms_norm_backward": [x, x, one.unsqueeze(0), 1e-5],
+        "gated_rms_norm": [x, x, one.unsqueeze(0), 1e-5, 1, False],
+        "gated_rms_norm_backward": [x, x, x, one.unsqueeze(0), 1e-5, 1, False],
+        "short_convolution": convolution,
+        "short_convolution_backward": [x, *convolution],
+        "selective_scan": [*scan, False],
+        "selective_scan_backward": [x, scan[5], torch.zeros(1, 1, 4, 2), *scan],
+        "ssd": [*dual, 64],
+        "ssd_backward": [dual[0], dual[4], *dual, 64],
+        "vandermonde": [*response, 3],
+        "vandermonde_backward": [torch.rand(2, 1, 3), *response],
+        "linear_cross_entropy": entropy,
+        "linear_cross_entropy_sum": [*entropy, torch.rand(3), True],
+    }
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", operator_calls())
+def test_operators_refuse_other_dtypes_and_shapes(name: str, path: str) -> None:
+    operator, given = getattr(torch.ops.statewise, name).default, operator_calls()[name]
+    with kernels.use(path):
+        operator(*given)
+        for i, m in enumerate(given):
+            if not isinstance(m, Tensor):
+                continue
+            argument, shorter = operator._schema.arguments[i].name, m.narrow(-1, 0, m.shape[-1] - 1).contiguous()
+            others = [shorter, shorter.double(), m.double()]
+            if name == "vandermonde_backward" and argument == "grad":
+                others = [m.double(), m[:1].contiguous()]  # its length is any
+            elif argument in ("targets", "coefficients") or (argument == "grad" and "scan" not in name):
+                others = [shorter]  # converted to what C takes
+            for other in others:
+                with pytest.raises(InputError, match="needs"):
+                    operator(*given[:i], other, *given[i + 1 :])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_scan_without_states_is_its_skip(path: str) -> None:
+    u, D = torch.randn(1, 3, 2, requires_grad=True), torch.ones(2, requires_grad=True)
+    empty = torch.zeros(1, 3, 1, 0)
+    with kernels.use(path):
+        y, state = selective_scan(u, u.abs(), torch.zeros(2, 0), empty, empty, torch.zeros(1, 2, 0), D=D)
+        y.sum().backward()
+    assert u.grad is not None
+    assert D.grad is not None
+    assert torch.equal(y, u)
+    assert state.shape == (1, 2, 0)
+    assert torch.equal(u.grad, torch.ones_like(u))
+    assert torch.allclose(D.grad, u.detach().sum((0, 1)))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("shape", [(0, 3, 2, 4), (1, 0, 2, 4), (1, 3, 0, 4)])
+def test_a_scan_of_nothing_keeps_its_state(shape: tuple[int, ...], path: str) -> None:
+    b, length, d, n = shape
+    u, h0 = torch.randn(b, length, d, requires_grad=True), torch.randn(b, d, n, requires_grad=True)
+    steps = torch.ones(b, length, 1, n)
+    with kernels.use(path):
+        _, state = selective_scan(u, u, -torch.ones(d, n), steps, steps, h0)
+        state.sum().backward()
+    assert h0.grad is not None
+    assert torch.equal(state, h0)
+    assert torch.equal(h0.grad, torch.ones_like(h0))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_complex_numbers_of_any_strides(path: str) -> None:
+    u, A, steps = torch.ones(1, 2, 1, requires_grad=True), torch.full((1, 1), -1 + 1j), torch.ones(1, 2, 1, 1)
+    h0 = torch.tensor([9.0, 1.0, 2.0]).as_strided((1, 1, 1, 2), (5, 3, 7, 1), 1)  # "contiguous", at odd strides
+    want = selective_scan_reference(u, u, A, steps, steps, torch.tensor([[[[1.0, 2.0]]]]))[0]
+    assert torch.equal(selective_scan_reference(u, u, A, steps, steps, h0)[0], want)
+    with kernels.use(path):
+        y = selective_scan(u, u, A, steps, steps, h0)[0]
+        y.sum().backward()
+    assert torch.allclose(y, want)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_exact_hold_of_an_infinite_step_is_its_limit(path: str) -> None:
+    one, A = torch.ones(1, 2, 1), torch.tensor([[-2.0, -0.5]])
+    given = (one, one * torch.inf, A, torch.ones(1, 2, 1, 2), torch.ones(1, 2, 1, 2), torch.ones(1, 1, 2))
+    with kernels.use(path):
+        got = selective_scan(*given, method="zoh")
+    for y, state in (got, selective_scan_reference(*given, method="zoh")):
+        assert torch.allclose(y, torch.full_like(y, 2.5))
+        assert torch.allclose(state, -1 / A)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: short_convolution(torch.tensor(1.0), torch.ones(2, 2), torch.zeros(1, 1, 2)),
+        lambda: short_convolution(torch.ones(1, 3, 2), torch.ones(2), torch.zeros(1, 1, 2)),
+        lambda: linear_cross_entropy(torch.ones(2, 3), torch.ones(0, 3), torch.tensor([0, 0])),
+        lambda: vandermonde(torch.ones(1, 2), torch.ones(1, 2), 4.0),  # type: ignore[arg-type]
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Callable[[], Tensor]) -> None:
+    with pytest.raises(InputError, match="needs"):
+        call()
+
+
+def test_a_negative_target_is_refused_in_compiled_code_too() -> None:
+    compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
+    x, weight = torch.randn(3, 2), torch.randn(4, 2)
+    want = linear_cross_entropy(x[:2], weight, torch.tensor([1, 2]))
+    assert torch.allclose(compiled(x, weight, torch.tensor([1, 2, -100])), want)
+    with pytest.raises(InputError, match="a target is -1"):
+        compiled(x, weight, torch.tensor([1, 2, -1]))
+    with pytest.raises(InputError, match="a target is -1"):
+        torch.ops.statewise.linear_cross_entropy(x, weight, torch.tensor([-1, NO_TARGET, 0]))
+
+
+def test_a_scan_of_two_dtypes_is_refused_by_its_function() -> None:
+    with pytest.raises(InputError, match="one dtype"):
+        linear_scan(torch.ones(1, 3), torch.ones(1, 3).double(), torch.zeros(1))
