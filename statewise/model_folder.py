@@ -25,6 +25,7 @@ from statewise.models.language_model import LanguageModel
 from statewise.train.config import RunConfig, TrainConfig
 from statewise.train.plotting import require_plot
 from statewise.train.run_folder import RUN_FILE, read_run
+from statewise.train.stack_folder import runs_in
 from statewise.train.tasks import Table, Task, open_task
 from statewise.train.tasks.classification import ClassificationTask
 from statewise.train.tasks.language import evaluate_file, text_tables
@@ -222,7 +223,8 @@ def require_data_fields(data: DataConfig, given: Mapping[str, Any]) -> None:
 def open_model(folder: Path, *, which: str = "best", device: str = "auto", tokenizer: str | None = None) -> ModelFolder:
     """Loads the best or latest checkpoint of a run folder, or the checkpoint that the folder is.
 
-    Errors:  ConfigError for an unknown choice; CheckpointError if there is nothing to load, or it is damaged.
+    Errors:  ConfigError for an unknown choice; CheckpointError if there is nothing to load, it is damaged, or the
+             folder holds several runs, of which one has to be named.
     """
     if which not in ("best", "latest"):
         raise ConfigError(f"--checkpoint {which!r} is unknown; use best or latest")
@@ -231,6 +233,11 @@ def open_model(folder: Path, *, which: str = "best", device: str = "auto", token
     cuda = torch.cuda.is_available()
     if device == "cuda" and not cuda:
         raise ConfigError("--device cuda, but PyTorch finds no CUDA device here; use auto or cpu")
+    names = None if (folder / RUN_FILE).exists() else runs_in(folder)
+    if names is not None:
+        raise CheckpointError(
+            f"{folder} holds several runs, {_few(tuple(names))}; name one of them: {folder / names[0]}"
+        )
     checkpoint = resolve(folder, "latest" if which == "latest" else "best")
     model = load(checkpoint, device="cuda" if cuda and device != "cpu" else "cpu")
     return ModelFolder(folder, checkpoint, model.eval(), tokenizer)
