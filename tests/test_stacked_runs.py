@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -10,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from training import Recorder, curve, small_model, small_run
 
 from statewise import cli
+from statewise.checkpoints import resolve
 from statewise.errors import CheckpointError, ConfigError, TrainingError
 from statewise.mixers.s4d import S4DConfig
-from statewise.train import RunConfig, read_metrics, train
+from statewise.train import RunConfig, TrainResult, read_metrics, train
+from statewise.train.report import summary_table
+from statewise.train.run_state import RunState
 from statewise.train.stack import Stack, Update
 from statewise.train.stack_folder import begin_folder, runs_in, seeds_and_rates
-from statewise.train.stacked import train_stack
+from statewise.train.stacked import StackResult, summary, train_stack
 
 SETTINGS: dict[str, Any] = {"steps": 12, "save_every": 4, "evaluate_every": 3, "threads": 1}
 
@@ -46,9 +51,12 @@ def test_stopped_and_resumed_every_bit_is_the_same(tmp_path: Path, monkeypatch: 
     assert whole.stacked
     assert whole.exit_code == 0
     with monkeypatch.context() as patch:
+        stopped = Recorder()
         stop_after(7, patch)
-        cut = train_stack(runs, tmp_path / "cut")
+        cut = train_stack(runs, tmp_path / "cut", reporter=stopped)
     assert cut.exit_code == 128 + signal.SIGTERM
+    assert [event["kind"] for event in stopped.events][-1] == "stop"  # and no summary of what is not there
+    assert "runs/*/checkpoints/step-00000007" in stopped.events[-1]["message"].replace("/cut/", "/runs/")
     assert {run.step for run in cut.runs.values()} == {7}
     # As if it had been killed while it saved: one has a checkpoint that the others have not
     shutil.rmtree(tmp_path / "cut" / "lr-0.001-seed-0" / "checkpoints" / "step-00000007")
@@ -57,15 +65,44 @@ def test_stopped_and_resumed_every_bit_is_the_same(tmp_path: Path, monkeypatch: 
     assert again.exit_code == 0
     assert sum("goes back" in event.get("message", "") for event in reporter.events) == 3
     for name in runs:
+        for which in ("best", "latest"):
+            assert resolve(tmp_path / "cut" / name, which).name == resolve(tmp_path / "whole" / name, which).name
         assert curve(tmp_path / "cut" / name) == curve(tmp_path / "whole" / name)
         assert weights(tmp_path / "cut" / name) == weights(tmp_path / "whole" / name)
 
 
-def test_each_goes_on_alone(tmp_path: Path) -> None:
+def test_what_a_killed_save_left_does_not_count_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be the latest until the stack is there again, and push out the checkpoints that all have."""
+    settings: dict[str, Any] = {"steps": 8, "save_every": 4, "keep_last": 1, "keep_best": False}
+    runs, folder = seeds_and_rates(small_run(tmp_path, **settings), 2), tmp_path / "runs"
+    prune = RunState.prune
+    with monkeypatch.context() as patch:
+        patch.setattr(RunState, "prune", lambda state: prune(state) if state.progress.step < 8 else None)
+        train_stack(runs, folder)  # as if killed before the last checkpoints but one were deleted
+    shutil.rmtree(folder / "seed-1" / "checkpoints" / "step-00000008")
+    newer = weights(folder / "seed-0", 8)
+    shorter = {name: replace(run, train=replace(run.train, steps=6)) for name, run in runs.items()}
+    train_stack(shorter, folder, resume=True)
+    for name in runs:
+        assert resolve(folder / name, "latest").name == resolve(folder / name).name == "step-00000006"
+    kept = folder / "seed-0" / "checkpoints" / "abandoned" / "step-00000008" / "model.safetensors"
+    assert kept.read_bytes() == newer
+
+
+def test_each_goes_on_alone_and_the_stack_never_goes_back_behind_that(tmp_path: Path) -> None:
     runs = seeds_and_rates(small_run(tmp_path, **SETTINGS), 2)
     train_stack(runs, tmp_path / "runs")
-    longer = replace(runs["seed-1"], train=replace(runs["seed-1"].train, steps=14))
-    assert train(longer, tmp_path / "runs" / "seed-1", resume=True).step == 14
+    longer = {name: replace(run, train=replace(run.train, steps=14)) for name, run in runs.items()}
+    one = tmp_path / "runs" / "seed-1"
+    assert train(longer["seed-1"], one, resume=True).step == 14
+    before = {path: path.read_bytes() for path in one.rglob("*") if path.is_file()}
+    with pytest.raises(
+        CheckpointError, match=r"^seed-1 was gone on with alone, to step 14, .*--resume .*seed-1, or mo"
+    ):
+        train_stack(longer, tmp_path / "runs", resume=True)
+    assert before == {path: path.read_bytes() for path in one.rglob("*") if path.is_file()}
+    train(longer["seed-0"], tmp_path / "runs" / "seed-0", resume=True)
+    assert train_stack(longer, tmp_path / "runs", resume=True).exit_code == 0  # both are there now
 
 
 def test_one_diverges_and_the_others_go_on(tmp_path: Path) -> None:
@@ -78,6 +115,11 @@ def test_one_diverges_and_the_others_go_on(tmp_path: Path) -> None:
         result.require_all()
     assert read_metrics(tmp_path / "bad" / "lr-1e+38" / "metrics.jsonl")[-1]["kind"] == "diverged"
     assert [event["run"] for event in reporter.events if event["kind"] == "diverged"] == ["lr-1e+38"]
+    summary = reporter.events[-1]
+    assert (summary["kind"], summary["standard_deviation"]) == ("summary", None)
+    assert summary["best_lr"] == min((0.001, 0.002), key=lambda lr: summary["validation"][f"lr-{lr}"])
+    assert summary["mean"] == min(summary["validation"].values())
+    assert "the last checkpoints are" in next(e["message"] for e in reporter.events if e["kind"] == "end")
     train_stack(seeds_and_rates(run, 1, [1e-3, 2e-3]), tmp_path / "good")
     for good, bad in zip(curve(tmp_path / "good" / "lr-0.001"), curve(tmp_path / "bad" / "lr-0.001")):
         assert bad["kind"] == good["kind"]
@@ -118,6 +160,35 @@ def test_where_a_later_batch_cannot_be_stacked_its_models_take_turns(
     assert ours["loss"] == pytest.approx(alone["loss"], rel=1e-5)
 
 
+def test_of_several_rates_the_best_is_named(tmp_path: Path) -> None:
+    """By the mean over its seeds, whichever way the metric goes, and not one of which a seed diverged."""
+    scores = {"a": 1.0, "b": 3.0, "c": 0.5, "d": 2.0, "e": 0.1}
+    lrs = {"a": 1e-3, "b": 1e-3, "c": 2e-3, "d": 2e-3, "e": 3e-3, "f": 3e-3}
+
+    def of(higher_is_better: bool, diverged: list[str]) -> tuple[float, float, float]:
+        run = TrainResult(
+            folder=tmp_path,
+            checkpoint=None,
+            step=1,
+            seconds=1.0,
+            metric="score",
+            higher_is_better=higher_is_better,
+            validation=None,
+            signal=None,
+        )
+        ended = {name: replace(run, validation=score) for name, score in scores.items()}
+        result = StackResult(runs=ended, diverged=dict.fromkeys(diverged, ""), stacked=True, signal=None)
+        record = summary(result, lrs)
+        table = io.StringIO()
+        Console(file=table, width=100).print(summary_table(record))
+        assert f"the best rate, {record['best_lr']:g}" in table.getvalue()
+        return record["best_lr"], record["mean"], record["standard_deviation"]
+
+    assert of(True, ["f"]) == (1e-3, 2.0, pytest.approx(2**0.5))
+    assert of(False, ["f"]) == (2e-3, 1.25, pytest.approx(1.125**0.5))
+    assert of(False, []) == (3e-3, 0.1, None)
+
+
 def test_bad_input(tmp_path: Path) -> None:
     run = small_run(tmp_path, **SETTINGS)
     with pytest.raises(ConfigError, match="each once"):
@@ -143,7 +214,12 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     tiny = ["train", "--preset", "tiny", "--set", "train.threads=1"]
     assert cli.run([*tiny, "--steps", "3", "--seeds", "2", "--seed", "5", "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["seed-5", "seed-6", "stack.json"]
-    assert '"kind": "summary"' in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert '"kind": "summary"' in printed
+    assert '"best_lr": null' in printed
+    for command in (["info"], ["evaluate"], ["generate", "--prompt", "a"], ["profile"]):
+        assert cli.run([*command, str(out)]) == 2
+        assert f"{out} holds several runs, seed-5, seed-6; name one of them: {out}/seed-5" in capsys.readouterr().err
     assert cli.run(["train", "--resume", str(out), "--steps", "5"]) == 0
     assert cli.run(["train", "--resume", str(out / "seed-5"), "--steps", "6"]) == 0
     assert cli.run(["info", str(out / "seed-6")]) == 0

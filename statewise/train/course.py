@@ -24,8 +24,9 @@ from statewise.train.snapshot import set_torch_generators, torch_generators
 class TrainResult:
     """How a run ended.
 
-    validation: the task's ``metric`` of the validation split after the last step, None without a look
-    signal:     what stopped the run before its end
+    validation:       the task's ``metric`` of the validation split after the last step, None without a look
+    higher_is_better: which way that metric goes
+    signal:           what stopped the run before its end
     """
 
     folder: Path
@@ -33,6 +34,7 @@ class TrainResult:
     step: int
     seconds: float
     metric: str
+    higher_is_better: bool
     validation: float | None
     signal: int | None
 
@@ -124,6 +126,7 @@ class Course:
             step=state.progress.step,
             seconds=state.progress.seconds,
             metric=state.task.metric,
+            higher_is_better=state.task.higher_is_better,
             validation=state.progress.validation,
             signal=stopped_by,
         )
@@ -189,13 +192,16 @@ def start_record(state: RunState) -> dict[str, Any]:
 
 
 def end_record(state: RunState, stopped_by: int | None, folder: Path | None = None) -> dict[str, Any]:
-    """folder: to resume; None: that of the run"""
+    """folder: that of several runs side by side, of which this is one; None: the run is alone"""
     step, seconds, checkpoint = state.progress.step, state.progress.seconds, state.checkpoint
+    if folder is not None and checkpoint is not None:
+        checkpoint = folder / "*" / checkpoint.relative_to(state.run.path)
+    last, each = ("checkpoint is", "") if folder is None else ("checkpoints are", " each")
     unit, units = state.task.unit, step * units_per_step(state)
     if stopped_by is None:
         message = (
-            f"done after step {step:,}: {units:,} {unit} in {seconds:,.0f} s, {units / max(seconds, 1e-9):,.0f} a "
-            f"second; the last checkpoint is {checkpoint}"
+            f"done after step {step:,}: {units:,} {unit}{each} in {seconds:,.0f} s, "
+            f"{units / max(seconds, 1e-9):,.0f} a second; the last {last} {checkpoint}"
         )
         kind = "end"
     else:

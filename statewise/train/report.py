@@ -26,8 +26,8 @@ class Reporter:
     of the run that is done and that step's "train" record. Before all, ``begin`` tells what is trained for.
 
     Of runs that are trained side by side "train", "evaluation" and "diverged" (one was dropped) have the name of theirs
-    under "run", the others the names of all under "runs"; ``progress`` hears of the mean, and at the end there is a
-    "summary".
+    under "run", the others the names of all under "runs"; ``progress`` hears of the mean, and at the end, if all came
+    there, there is a "summary": the last validation of each run, and of the seeds of the best learning rate their mean.
     """
 
     def begin(self, task: Task[Any, Any]) -> None:
@@ -129,10 +129,13 @@ def summary_table(record: Mapping[str, Any]) -> Table:
         table.add_row(name, f"{score:.4f}")
     for name in record["diverged"]:
         table.add_row(name, "diverged")
-    if record["mean"] is not None:
-        spread = record["standard_deviation"]
+    spread = record["standard_deviation"]
+    if record["best_lr"] is not None or spread is not None:
         deviation = "" if spread is None else f" ({spread:.4f})"
-        table.add_row("mean (standard deviation)", f"{record['mean']:.4f}{deviation}")
+        name = "mean" if spread is None else "mean (standard deviation)"
+        if record["best_lr"] is not None:
+            name = f"the best rate, {record['best_lr']:g}" + ("" if spread is None else f": {name}")
+        table.add_row(name, f"{record['mean']:.4f}{deviation}")
     return table
 
 

@@ -44,10 +44,12 @@ class Progress:
 class RunState:
     """A model in training, its optimiser, its data, and how far it is."""
 
-    def __init__(self, run: RunFolder, at: int | None = None) -> None:
+    def __init__(self, run: RunFolder, at: int | None = None, *, stacked: bool = False) -> None:
         """Begins the run, or takes it up where its last checkpoint left it.
 
-        at: take up the checkpoint of this step (0: begin), whatever came after it; it will be written anew
+        at:      take up the checkpoint of this step (0: begin); those that come after it have to be out of the way
+                 before the next one is saved
+        stacked: it is trained side by side with others, which its checkpoints then say
         """
         self.run, self.config = run, run.config.train
         self.device = choose_device(self.config.device)
@@ -56,7 +58,7 @@ class RunState:
         self.total_steps = self._total_steps()
         self.progress = Progress()
         self.checkpoint = run.latest() if at is None else run.checkpoint_path(at) if at else None
-        self.writes_anew = at is not None
+        self.stacked = stacked
         seed_generators(self.config.seed)
         self.model = run.config.model.build()
         if self.checkpoint is not None:
@@ -99,12 +101,11 @@ class RunState:
             "higher_is_better": self.task.higher_is_better,
             "generators": generators,
             "data": self.task.fingerprint,
+            **({"stacked": True} if self.stacked else {}),
         }
         try:
             before()
-            checkpoints.save(
-                self.model, path, tokenizer=self.task.tokenizer, trainer=(tensors, data), overwrite=self.writes_anew
-            )
+            checkpoints.save(self.model, path, tokenizer=self.task.tokenizer, trainer=(tensors, data))
             self.checkpoint = path
             if prune:
                 self.prune()

@@ -8,11 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from statewise import __version__
+from statewise.checkpoints import RunCheckpoint, list_checkpoints
 from statewise.checkpoints.atomic import HIDDEN_NAME
+from statewise.checkpoints.files import read_trainer_data
 from statewise.checkpoints.folders import RUN_FILE
+from statewise.checkpoints.manifest import read_manifest
 from statewise.errors import CheckpointError, ConfigError
 from statewise.train.config import RunConfig
 from statewise.train.metrics import write_bytes
+from statewise.train.run_folder import set_aside
 
 STACK_FILE = "stack.json"
 
@@ -76,3 +80,43 @@ def runs_in(folder: Path) -> list[str] | None:
     if not isinstance(names, list) or not names or not all(isinstance(n, str) and Path(n).name == n for n in names):
         raise CheckpointError(f"{path} names no runs; resume each run in {folder} alone")
     return names
+
+
+def common_step(folder: Path, names: Sequence[str]) -> int | None:
+    """The newest step of which all have a checkpoint, 0 if one has none; None if they have none in common."""
+    steps = [{c.step for c in _checkpoints(folder / name)} for name in names]
+    return max(set.intersection(*steps), default=None if all(steps) else 0)
+
+
+def _checkpoints(run: Path) -> list[RunCheckpoint]:
+    """Those of a run; none of one that has not begun."""
+    return list_checkpoints(run) if (run / RUN_FILE).exists() else []
+
+
+def go_back(folder: Path, names: Sequence[str], step: int | None) -> list[str]:
+    """Moves the checkpoints after this step out of the way: else they would count as the latest and the best.
+
+    Returns a line for each. A stack that was killed while it saved has made them, and makes them again.
+
+    Errors: CheckpointError, before anything is moved, if one was not made by the stack, or there is no such step.
+    """
+    if step is None:
+        raise CheckpointError(
+            f"the runs in {folder} have no checkpoint of the same step; go on with each alone, as in "
+            f"statewise train --resume {folder / names[0]}"
+        )
+    newer = [(name, c) for name in names for c in _checkpoints(folder / name) if c.step > step]
+    for name, checkpoint in newer:
+        if not read_trainer_data(checkpoint.path, read_manifest(checkpoint.path)).get("stacked"):
+            raise CheckpointError(
+                f"{name} was gone on with alone, to step {checkpoint.step}, and not all others have come further than "
+                f"step {step}; go on with each alone, as in statewise train --resume {folder / name}, or move "
+                f"{checkpoint.path} elsewhere"
+            )
+    messages = []
+    for name, checkpoint in newer:
+        aside = set_aside(checkpoint.path)
+        messages.append(
+            f"{name} goes back to step {step}, the newest that all runs have; its later checkpoint is now {aside}"
+        )
+    return messages

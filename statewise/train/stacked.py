@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from statewise.checkpoints import list_checkpoints
 from statewise.checkpoints.folders import RUN_FILE
 from statewise.configuration import to_dict
-from statewise.errors import CheckpointError, ConfigError, TrainingError
+from statewise.errors import ConfigError, TrainingError
 from statewise.train.config import RunConfig
 from statewise.train.course import Course, TrainResult, end_record, fraction_done, start_record
 from statewise.train.environment import process_settings
 from statewise.train.loop import train
 from statewise.train.metrics import MetricsFile, read_metrics
 from statewise.train.report import Reporter
-from statewise.train.run_folder import METRICS_FILE, open_run
+from statewise.train.run_folder import METRICS_FILE, open_run, read_run
 from statewise.train.run_state import RunState
 from statewise.train.signals import StopSignals
 from statewise.train.stack import Member, Stack
+from statewise.train.stack_folder import common_step, go_back
 from statewise.train.stacked_dropout import RandomNumbers
 
 DIVERGED = "diverged"  # the kind of the last line of metrics of a run that was dropped from a stack
@@ -76,7 +76,9 @@ def train_stack(
 
     A run in which a loss or a gradient is not finite is dropped from the stack, with a last line of kind "diverged" in
     its metrics; the others go on. With ``resume`` (None: each folder's own configuration) the runs go on from the
-    newest checkpoint that all have, and those that diverged are left as they are. On the CPU, with the same number of
+    newest checkpoint that all have, and those that diverged are left as they are. What only some have, since the stack
+    was killed while it saved, is moved to checkpoints/abandoned; what a run made alone is never gone back behind. On
+    the CPU, with the same number of
     threads, every number is then the same, bit for bit, as if the stack had never been stopped.
 
     Where ``torch.func.vmap`` cannot run the model, the runs are trained one after the other, and the reporter is told.
@@ -84,7 +86,8 @@ def train_stack(
     Cost:   for small models little more than for one: the time of one model, as long as that is spent between
             operations and not in them. Memory of all of them.
     Errors: as :func:`statewise.train.train`; ConfigError if the runs differ in more than seed and learning rate.
-            CheckpointError if those to be resumed have no checkpoint in common. If all diverge, TrainingError.
+            CheckpointError if those to be resumed have no checkpoint in common, or one was gone on with alone.
+            If all diverge, TrainingError.
     """
     reporter = Reporter() if reporter is None else reporter
     folder = Path(folder)
@@ -93,7 +96,7 @@ def train_stack(
     names = [name for name in runs if name not in diverged]
     if not names:
         raise TrainingError(f"every run in {folder} has diverged: {next(iter(diverged.values()))}")
-    step = _common_step(folder, names) if resume else None
+    step = common_step(folder, names) if resume else None
     with ExitStack() as stack:
         stack.callback(reporter.close)
         members: list[Member] = []
@@ -103,18 +106,17 @@ def train_stack(
             run = stack.enter_context(open_run(folder / name, runs[name], resume=begun))
             if not members:
                 stack.enter_context(process_settings(run.config.train))
-            state = RunState(run, at=step)
+            state = RunState(run, at=step or 0, stacked=True)
             members.append(Member(name, state, RandomNumbers(state.device)))
         _require_alike({member.name: member.state.run.config for member in members})
         joined = Stack(members)
         with _quiet():
             refusal = joined.refusal()
         if refusal is None:
-            for member in members:
-                newest = member.state.run.latest()
-                if newest != member.state.checkpoint:
-                    message = f"{member.name} goes back from {newest} to step {step}, the newest that all runs have"
+            if resume:
+                for message in go_back(folder, names, step):
                     reporter.event({"kind": "warning", "step": step, "message": message})
+            for member in members:
                 member.state.run.write_config()
                 metrics = stack.enter_context(
                     MetricsFile(member.state.run.metrics_path, keep_to_step=member.state.progress.step)
@@ -125,7 +127,8 @@ def train_stack(
             result = _loop(joined, courses, diverged, folder, reporter, stop)
     if refusal is not None:
         result = _one_by_one(runs, names, folder, resume, reporter, refusal, diverged)
-    reporter.event(summary(result))
+    if result.signal is None and any(run.validation is not None for run in result.runs.values()):
+        reporter.event(summary(result, {name: read_run(folder / name).train.lr for name in runs}))
     return result
 
 
@@ -215,16 +218,28 @@ def _loop(
     return StackResult(runs=results, diverged=diverged, stacked=True, signal=stopped_by)
 
 
-def summary(result: StackResult) -> dict[str, Any]:
-    """The last validation of each run, their mean and standard deviation: a record of the kind "summary"."""
+def summary(result: StackResult, lrs: Mapping[str, float]) -> dict[str, Any]:
+    """A record of the kind "summary": the last validation of each run, and the mean over the seeds of a learning rate.
+
+    lrs: the learning rate of each run. Of several the best is taken, by the mean over its seeds, and is "best_lr"; one
+    of which a seed diverged only if that is so of all.
+    """
     scores = {name: run.validation for name, run in result.runs.items() if run.validation is not None}
-    values = list(scores.values())
+    first = next(iter(result.runs.values()))
+    by_rate: dict[float, list[float]] = {}
+    for name, score in scores.items():
+        by_rate.setdefault(lrs[name], []).append(score)
+    means = {lr: statistics.fmean(values) for lr, values in by_rate.items()}
+    lost = {lrs[name] for name in result.diverged}
+    candidates = {lr: mean for lr, mean in means.items() if lr not in lost} or means
+    best = (max if first.higher_is_better else min)(candidates, key=candidates.__getitem__)
     return {
         "kind": "summary",
-        "metric": next(iter(result.runs.values())).metric,
+        "metric": first.metric,
         "validation": scores,
-        "mean": statistics.fmean(values) if values else None,
-        "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
+        "best_lr": best if len(set(lrs.values())) > 1 else None,
+        "mean": means[best],
+        "standard_deviation": statistics.stdev(by_rate[best]) if len(by_rate[best]) > 1 else None,
         "diverged": [*result.diverged],
     }
 
@@ -287,26 +302,6 @@ def _diverged(run: Path) -> str | None:
         return None
     last = [{}, *read_metrics(run / METRICS_FILE)][-1]
     return str(last["message"]) if last.get("kind") == DIVERGED else None
-
-
-def _common_step(folder: Path, names: list[str]) -> int:
-    """The newest step of which all have a checkpoint, 0 if none has one.
-
-    Errors: CheckpointError if they have none in common.
-    """
-    steps = [
-        {c.step for c in list_checkpoints(folder / name)} if (folder / name / RUN_FILE).exists() else set[int]()
-        for name in names
-    ]
-    common = set.intersection(*steps)
-    if common:
-        return max(common)
-    if any(steps) and all(steps):
-        raise CheckpointError(
-            f"the runs in {folder} have no checkpoint of the same step; go on with each alone, as in "
-            f"statewise train --resume {folder / names[0]}"
-        )
-    return 0
 
 
 @contextmanager
