@@ -383,7 +383,7 @@ def benchmark(
         str | None, typer.Argument(metavar="[NAME]", help="A workload, or bars; without a name they are listed.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: whether everything runs.")] = False,
-    seconds: Annotated[float, typer.Option(min=0, help="For each case; every side has a few turns anyway.")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="For each case; every side has a few turns anyway.")] = 2.0,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: as many as PyTorch takes.")] = None,
     memory: Annotated[bool, typer.Option(help="Also the peak memory, each side in a fresh process.")] = True,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the cost of a step against length.")] = None,
@@ -398,6 +398,10 @@ def benchmark(
     from statewise.benchmark.show import bars_table, workload_tables, workloads_table
     from statewise.console import show_evaluation
 
+    if plot is not None and name is None:
+        raise typer.BadParameter(
+            "there is nothing to draw without a workload; name one such as scan", param_hint="--plot"
+        )
     if name is None:
         table = workloads_table()
         show_evaluation({row[0]: row[1] for row in table.rows}, [table], as_json=json)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from statewise.benchmark import measured, memory, peers
+from statewise.benchmark import measured, memory, peers, timing
 from statewise.benchmark.bars import Bar, growth, run_bars, speed
 from statewise.benchmark.case import OURS, OURS_WITHOUT_C, Case, Missing, Workload
 from statewise.benchmark.measured import Measured
@@ -121,8 +121,15 @@ def test_every_bar_is_told() -> None:
         assert list(record)[:6] == ["name", "setting", "ratio", "bar", "kind", "holds"]
         told = record["ratio"] is not None
         assert told or "pip install" in record["why"] or "C kernels" in record["why"], record
-        assert (record["holds"] is None) == (not told or record["bar"] is None)
+        assert record["holds"] is None  # small sizes say nothing
+        if told:
+            assert record["why"] == ("reported, no bar" if record["bar"] is None else "quick")
     assert len(json.dumps(records)) > 1000
+
+
+def test_a_name_with_its_setting_is_one_bar() -> None:
+    keys = [(bar.name, bar.setting) for bar in all_bars()]
+    assert len(set(keys)) == len(keys)
 
 
 def test_bars_cover_what_is_asked() -> None:
@@ -214,6 +221,47 @@ def test_bars_hold_or_do_not_or_are_not_known(toy: Workload, monkeypatch: pytest
     assert "pip install" in records["absent"]["why"]
 
 
+def test_an_interrupted_run_gives_what_it_has() -> None:
+    def interrupted(found: Measured) -> float:
+        raise KeyboardInterrupt
+
+    measures: list[Callable[[Measured], float]] = [lambda found: 2.0, interrupted, lambda found: 3.0]
+    bars = [Bar(name=str(i), setting="", bar=1, measure=measure) for i, measure in enumerate(measures)]
+    assert [(record["ratio"], record.get("why")) for record in run_bars(bars)] == [
+        (2.0, None),
+        (None, "interrupted"),
+        (None, "interrupted"),
+    ]
+
+
+def test_slow_and_broken_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = {"slowest": 0, "slow": 0, "fast": 0}
+
+    def counted(name: str, milliseconds: float) -> Callable[[], Callable[[], Any]]:
+        def prepare() -> Callable[[], Any]:
+            action = fixed(milliseconds)()
+
+            def count() -> Any:
+                calls[name] += 1
+                return action()
+
+            return count
+
+        return prepare
+
+    def broken() -> Any:
+        raise ValueError("it broke")
+
+    monkeypatch.setattr(timing, "SLOW", 0.03)
+    monkeypatch.setattr(timing, "SLOWEST", 0.06)
+    sides = {"slowest": counted("slowest", 65), "slow": counted("slow", 31), "fast": counted("fast", 21)}
+    times = time_case(Case(name="c", setting="", sides=sides | {"broken": broken}), seconds=1e-3)
+    assert times.missing == {"broken": "ValueError: it broke"}
+    if calls["fast"] == 6:  # else the machine is so busy that it was slow, too
+        assert calls["slowest"] == 2
+    assert calls["slow"] <= 3
+
+
 def test_a_workload_as_json_and_a_plot(toy: Workload, tmp_path: Path) -> None:
     record = run_workload(toy, quick=True, memory=False)
     assert record["cases"][0]["sides"]["theirs"]["ratio"] > 0
@@ -286,11 +334,23 @@ def test_tables(toy: Workload) -> None:
     [
         (["benchmark", "skan"], "'skan' is unknown; use bars, or one of scan"),
         (["benchmark", "bars", "--plot", "x.png"], "bars have no plot"),
-        (["profile", "no-such-model"], "no-such-model"),
+        (["benchmark", "--plot", "x.png"], "nothing to draw without a workload"),
+        (["benchmark", "decoding", "--plot", "x.png"], "decoding is measured at one length"),
+        (["benchmark", "scan", "--plot", "/nonexistent/x.png"], "there is no folder /nonexistent"),
+        (["benchmark", "scan", "--plot", "x.xyz"], "ends in one of .png"),
+        (["benchmark", "scan", "--seconds", "nan"], "--seconds nan is no length of time"),
+        (["benchmark", "bars", "--seconds", "inf"], "--seconds inf is no length of time"),
+        (["profile", "no-such-model"], "'no-such-model' is no run folder and no preset"),
+        (["profile", "digits"], "name a run folder or one of demo, tiny, mamba-130m"),
         (["profile", "tiny", "--step", "thinking"], "'thinking' is unknown; use training, prefill, decoding"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ".png" in "".join(arguments) or ".xyz" in "".join(arguments):
+        pytest.importorskip("matplotlib")
+    monkeypatch.setattr("statewise.benchmark.command.run_workload", None)  # refused before anything runs
     assert run(arguments) != 0
     err = capsys.readouterr().err
     assert message in err

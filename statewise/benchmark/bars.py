@@ -9,7 +9,7 @@ from typing import Any
 
 from statewise.benchmark.case import Missing
 from statewise.benchmark.measured import Measured, Need
-from statewise.benchmark.timing import Progress
+from statewise.benchmark.timing import Progress, describe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,23 +28,30 @@ class Bar:
     at_most: bool = False
     needs: tuple[Need, ...] = ()
 
+    def unknown(self, why: str, quick: bool = False) -> dict[str, Any]:
+        """The record of a bar of which nothing can be told."""
+        setting = f"{self.setting} (quick: small sizes)" if quick else self.setting
+        kind = "at most" if self.at_most else "at least"
+        head = {"name": self.name, "setting": setting, "ratio": None}
+        return {**head, "bar": self.bar, "kind": kind, "holds": None, "why": why}
+
     def record(self, measured: Measured) -> dict[str, Any]:
         """The bar as JSON data: ``holds`` is None where there is none, or where it cannot be told, and ``why``."""
-        setting = f"{self.setting} (quick: small sizes)" if measured.quick else self.setting
-        head = {"name": self.name, "setting": setting}
-        tail = {"bar": self.bar, "kind": "at most" if self.at_most else "at least"}
         try:
             ratio = self.measure(measured)
         except Missing as reason:
-            return {**head, "ratio": None, **tail, "holds": None, "why": str(reason)}
-        except (MemoryError, RuntimeError, OSError) as error:  # one bar that fails is no reason to lose the others
-            message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            return {**head, "ratio": None, **tail, "holds": None, "why": message}
+            return self.unknown(str(reason), measured.quick)
+        except Exception as error:  # one bar that fails is no reason to lose the others
+            return self.unknown(describe(error), measured.quick)
         if not math.isfinite(ratio):
-            return {**head, "ratio": None, **tail, "holds": False if self.bar is not None else None, "why": f"{ratio}"}
-        holds = None if self.bar is None else ratio <= self.bar if self.at_most else ratio >= self.bar
-        why = {"why": "reported, no bar"} if self.bar is None else {}
-        return {**head, "ratio": float(f"{ratio:.4g}"), **tail, "holds": holds, **why}
+            broken = self.unknown(f"{ratio}", measured.quick)
+            return broken if self.bar is None or measured.quick else broken | {"holds": False}
+        why = "reported, no bar" if self.bar is None else "quick"  # quick: sizes at which no promise was made
+        known = self.unknown(why, measured.quick) | {"ratio": float(f"{ratio:.4g}")}
+        if self.bar is None or measured.quick:
+            return known
+        del known["why"]
+        return known | {"holds": ratio <= self.bar if self.at_most else ratio >= self.bar}
 
 
 def speed(name: str, workload: str, case: str, slow: str, fast: str, bar: float | None, setting: str = "") -> Bar:
@@ -96,10 +103,15 @@ def run_bars(
     """One record for each bar, in order: name, setting, ratio, bar, kind, holds, and why if that is None.
 
     quick: small sizes, one call of each side: whether everything runs, and no figure to trust
+
+    Interrupted from the keyboard it gives what it has, the bars that are left without a ratio.
     """
     measured = Measured([need for bar in bars for need in bar.needs], quick=quick, seconds=seconds, progress=progress)
     records = []
     for bar in bars:
-        records.append(bar.record(measured))
+        try:
+            records.append(bar.record(measured))
+        except KeyboardInterrupt:
+            return records + [rest.unknown("interrupted", quick) for rest in bars[len(records) :]]
         progress(f"{bar.name}: {records[-1]['ratio']}, holds: {records[-1]['holds']}")
     return records

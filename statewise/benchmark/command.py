@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from statewise.benchmark.bars import run_bars
-from statewise.benchmark.plot import plot_cost, require_plot
+from statewise.benchmark.plot import plot_cost, require_cost_plot
 from statewise.benchmark.profile import STEPS, profile_model
 from statewise.benchmark.promises import all_bars
 from statewise.benchmark.run import find_workload, run_workload
@@ -22,6 +23,8 @@ from statewise.models.presets import PRESETS
 
 
 def run_bars_here(*, quick: bool, seconds: float, threads: int | None) -> list[dict[str, Any]]:
+    """Errors: ConfigError for seconds that are no length of time."""
+    _require_seconds(seconds)
     _set_threads(threads)
     return run_bars(all_bars(), quick=quick, seconds=seconds, progress=_progress())
 
@@ -29,10 +32,11 @@ def run_bars_here(*, quick: bool, seconds: float, threads: int | None) -> list[d
 def run_workload_here(
     name: str, *, quick: bool, seconds: float, threads: int | None, memory: bool, plot: Path | None
 ) -> dict[str, Any]:
-    """Errors: ConfigError for a name there is not, DataError for a plot that cannot be drawn, before anything runs."""
+    """Before anything runs, ConfigError for a name, seconds or a plot that cannot be, InputError without matplotlib."""
     workload = find_workload(name)
+    _require_seconds(seconds)
     if plot is not None:
-        require_plot()
+        require_cost_plot(workload, plot, quick=quick)
     _set_threads(threads)
     record = run_workload(workload, quick=quick, seconds=seconds, memory=memory, progress=_progress())
     if plot is not None:
@@ -52,11 +56,24 @@ def profile_here(
 
 
 def preset_model(name: str) -> LanguageModel | None:
-    """A preset of models with random weights, of the vocabulary that it was published with; None for another name."""
+    """A preset of models with random weights, of the vocabulary that it was published with; None for a folder's name.
+
+    Errors: ConfigError for what is neither.
+    """
     if name not in PRESETS:
+        if not Path(name).exists():
+            raise ConfigError(
+                f"{name!r} is no run folder and no preset of a language model; "
+                f"name a run folder or one of {', '.join(PRESETS)}"
+            )
         return None
     torch.manual_seed(0)
     return PRESETS[name](VOCABULARY if name in PRESET_NAMES else 257).build()
+
+
+def _require_seconds(seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ConfigError(f"--seconds {seconds} is no length of time; give 0 or more, such as 2")
 
 
 def _set_threads(threads: int | None) -> None:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from statewise.errors import DataError
+from statewise.benchmark.case import Workload
+from statewise.errors import ConfigError, DataError
+from statewise.train.plotting import require_plot
 
 
-def require_plot() -> None:
-    """Errors: DataError without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise DataError('--plot needs matplotlib; pip install "statewise[plot]"')
+def require_cost_plot(workload: Workload, path: Path, *, quick: bool = False) -> None:
+    """What can be refused before anything is measured.
+
+    Errors:  InputError without matplotlib; ConfigError for a file that cannot be written, or a workload at one length.
+    """
+    lengths: dict[str, set[int]] = defaultdict(set)
+    for case in workload.cases(quick):
+        lengths[_kind(case.name)].add(case.length)
+    if all(len(some) < 2 for some in lengths.values()):
+        raise ConfigError(
+            f"--plot: {workload.name} is measured at one length, so there is no cost against length to draw"
+        )
+    require_plot(path)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"--plot {path} cannot be written; name a file in a folder where you may write")
 
 
 def plot_cost(record: Mapping[str, Any], path: Path) -> None:
@@ -22,12 +36,12 @@ def plot_cost(record: Mapping[str, Any], path: Path) -> None:
 
     record: of :func:`~statewise.benchmark.run.run_workload`
 
-    Errors:  DataError without matplotlib, or for a workload measured at one length.
+    Errors:  DataError for a workload measured at one length; otherwise as :func:`require_cost_plot`.
     """
     lines = _lines(record["cases"])
     if not any(len(points) > 1 for sides in lines.values() for points in sides.values()):
         raise DataError(f"{record['workload']} is measured at one length, so there is no cost against length to draw")
-    require_plot()
+    require_plot(path)
     from matplotlib.figure import Figure
 
     drawn = {kind: sides for kind, sides in lines.items() if any(len(points) > 1 for points in sides.values())}
@@ -47,11 +61,21 @@ def plot_cost(record: Mapping[str, Any], path: Path) -> None:
 
 
 def _lines(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[int, float]]]:
-    """kind of case (its name without the length) -> side -> length -> microseconds a step."""
+    """kind of case -> side -> length -> microseconds a step."""
     lines: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for case in cases:
-        kind = case["name"].rpartition(", ")[2]
+        kind = _kind(case["name"])
         for side, found in case["sides"].items():
             if "milliseconds" in found:
                 lines[kind][side][case["length"]] = 1e3 * found["milliseconds"] / case["length"]
     return lines
+
+
+def _kind(name: str) -> str:
+    """The name of a case without its length: "256 x 4,096, forward" is "256 channels, forward"."""
+    number = r"\d[\d,]*\b"
+    return (
+        re.sub(rf"L={number}|^{number} steps", "", re.sub(rf" x {number}", " channels", name))
+        .replace(", ,", ",")
+        .strip(", ")
+    )

@@ -48,7 +48,7 @@ def _peaks(workload: Workload, times: Times, quick: bool, progress: Progress) ->
         progress(f"memory of {times.name}: {side}")
         try:
             peaks[side] = peak_memory(workload.name, times.name, side, quick=quick).peak / 2**20
-        except Missing:  # it ran here, but not alone: its time stays
+        except (Missing, RuntimeError, OSError):  # it ran here, but not alone: its time stays
             continue
     return peaks
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statewise.benchmark.case import Action, Case, Missing
 
 TURN = 0.02  # seconds that a side is called again and again before the next has its turn
+SLOW, SLOWEST = 1.0, 4.0  # seconds of a call from which a side has two turns, and one: so that all bars take minutes
 Progress = Callable[[str], None]
 
 
@@ -38,6 +39,8 @@ def time_case(
 ) -> Times:
     """The sides take turns until the time is used up, each at least ``case.rounds`` times, after one call uncounted.
 
+    A side whose call takes more than 1 s has only two turns then, from 4 s on one.
+
     With ``seconds`` of 0 each has one turn of one call: to see that it runs.
 
     A turn of a fast side is many calls, so that it is measured warm, as it runs in a model. What slows the machine
@@ -46,6 +49,7 @@ def time_case(
     result = Times(case.name, case.setting, case.length)
     actions: dict[str, Action] = {}
     calls: dict[str, int] = {}
+    least: dict[str, int] = {}
     for name, prepare in case.sides.items():
         if only is not None and name not in only:
             continue
@@ -57,18 +61,34 @@ def time_case(
         except Missing as reason:
             result.missing[name] = str(reason)
             continue
+        except Exception as error:  # a side that fails is no reason to lose the others
+            result.missing[name] = describe(error)
+            continue
         actions[name] = action
+        least[name] = _least(case.rounds, first) if seconds else 1
         calls[name] = 1 if first > TURN or not seconds else min(20, math.ceil(TURN / max(time_once(action), 1e-6)))
     found: dict[str, list[float]] = {name: [] for name in actions}
     begun, rounds = time.perf_counter(), 0
-    least = case.rounds if seconds else 1
-    while actions and (rounds < least or time.perf_counter() - begun < seconds):
+    while actions:
+        over = time.perf_counter() - begun >= seconds
+        turn = [name for name in actions if rounds < least[name] or not over]
+        if not turn:
+            break
         gc.collect()  # not in the middle of a call
-        for name in actions if rounds % 2 == 0 else reversed(actions):
+        for name in turn if rounds % 2 == 0 else reversed(turn):
             found[name] += [time_once(actions[name]) for _ in range(calls[name])]
         rounds += 1
     result.milliseconds.update({name: 1e3 * statistics.median(some) for name, some in found.items()})
     return result
+
+
+def _least(rounds: int, first: float) -> int:
+    return rounds if first < SLOW else min(rounds, 2 if first < SLOWEST else 1)
+
+
+def describe(error: Exception) -> str:
+    """Its kind and the first line of what it says."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def time_once(action: Action) -> float:
