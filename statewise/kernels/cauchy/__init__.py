@@ -13,16 +13,27 @@ from statewise.kernels.cauchy import blocked, native
 from statewise.kernels.cauchy.batching import vmap_rule
 from statewise.kernels.cauchy.reference import cauchy_reference
 from statewise.kernels.registration import register
+from statewise.kernels.stored import refuse_misfit
 
 __all__ = ["cauchy", "cauchy_reference"]
 
 
+def _check(v: Tensor, z: Tensor, Lambda: Tensor, grad: Tensor | None = None) -> None:
+    w, k, n = v.shape
+    rows = z.shape[0] if z.shape[0] == 1 else w  # nodes of all channels, or of each
+    refuse_misfit(
+        "cauchy", v.dtype, z=(z, (rows, z.shape[1])), Lambda=(Lambda, (w, n)), grad=(grad, (w, k, z.shape[1]))
+    )
+
+
 def _forward(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
+    _check(v, z, Lambda)
     path = native if c_runs("cauchy", refusal_of(v=v, z=z, Lambda=Lambda)) else blocked
     return path.forward(v, z, Lambda)
 
 
 def _adjoint(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor, with_z: bool) -> tuple[Tensor, Tensor, Tensor]:
+    _check(v, z, Lambda, grad)
     path = native if c_runs("cauchy", refusal_of(grad=grad, v=v, z=z, Lambda=Lambda)) else blocked
     return path.backward(grad, v, z, Lambda, with_z)
 

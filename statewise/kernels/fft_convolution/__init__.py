@@ -13,11 +13,24 @@ from statewise.kernels.fft_convolution import blocked, native
 from statewise.kernels.fft_convolution.batching import vmap_rule
 from statewise.kernels.fft_convolution.reference import fft_convolution_differentiable, fft_convolution_reference
 from statewise.kernels.registration import register
+from statewise.kernels.stored import refuse_misfit
 
 __all__ = ["fft_convolution", "fft_convolution_reference"]
 
 
+def _check(u: Tensor, K: Tensor, history: Tensor | None, grad: Tensor | None = None) -> None:
+    b, length, w, t = u.shape
+    refuse_misfit(
+        "fft_convolution",
+        None,
+        impulse_response=(K, (w, *K.shape[1:3])),
+        history=(history, (b, K.shape[2] - 1, w, t)),
+        grad=(grad, (b, length, w, K.shape[1], t)),
+    )
+
+
 def _forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
+    _check(u, K, history)
     path = native if c_runs("fft_convolution", native.refusal(u, K=K, history=history)) else blocked
     return path.forward(u, K, history)
 
@@ -28,6 +41,7 @@ def _fake_forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
 
 
 def _adjoint(grad: Tensor, u: Tensor, K: Tensor, history: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    _check(u, K, history, grad)
     path = native if c_runs("fft_convolution", native.refusal(u, grad=grad, K=K, history=history)) else blocked
     du, dK, dhistory = path.backward(grad, u, K, history)
     return du, dK, u.new_empty(0) if dhistory is None else dhistory
