@@ -158,9 +158,9 @@ if TYPE_CHECKING:
     from statewise.systems import DiscreteSystem as DiscreteSystem
     from statewise.systems import discretize as discretize
     from statewise.systems import mass_spring_damper as mass_spring_damper
-    from statewise.train.stacked import train_stack as train_stack
     from statewise.train.config import RunConfig as RunConfig
     from statewise.train.config import TrainConfig as TrainConfig
+    from statewise.train.stacked import train_stack as train_stack
 
 __all__ = sorted((*_EXPORTS, *_MODULES, "__version__"))
 
