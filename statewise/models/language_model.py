@@ -45,6 +45,11 @@ class LanguageModelConfig(ModelConfig):
             )
         if self.norm not in NORMS:
             raise ConfigError(f"LanguageModelConfig.norm={self.norm!r} is unknown; use one of {list(NORMS)}")
+        if not 0.0 <= self.embedding_dropout < 1.0:
+            raise ConfigError(
+                f"LanguageModelConfig.embedding_dropout={self.embedding_dropout} is out of range; "
+                "use 0 <= embedding_dropout < 1"
+            )
         if not isinstance(self.layers, Sequence) or not self.layers:
             raise ConfigError("LanguageModelConfig.layers must be a tuple with at least one layer")
         for i, layer in enumerate(self.layers):
