@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.native.memory import in_huge_pages
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")  # in the order of decode.h
 BLOCK = 16  # rows that lie together
@@ -131,7 +132,7 @@ def _in_blocks(x: Tensor) -> Tensor:
     """(rows, n) -> (blocks, n, 16), zeros for the rows that the last block lacks."""
     n_rows, n = x.shape
     n_blocks = -(-n_rows // BLOCK)
-    out = x.new_zeros(n_blocks, n, BLOCK)
+    out = in_huge_pages(x.new_zeros(n_blocks, n, BLOCK))
     whole = n_rows // BLOCK
     out[:whole] = x[: whole * BLOCK].reshape(whole, BLOCK, n).transpose(1, 2)
     if whole < n_blocks:

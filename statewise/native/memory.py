@@ -21,12 +21,19 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     Fresh memory costs a page fault for every 4 KiB that is first written. For what a fast kernel writes that is most
     of its time: 15 ms for 32 MiB where the values take 2.
     """
-    out = torch.empty(shape, dtype=dtype)
-    advise = _advise() if out.nbytes >= _LARGE else None
+    return in_huge_pages(torch.empty(shape, dtype=dtype))
+
+
+def in_huge_pages(fresh: Tensor) -> Tensor:
+    """The same tensor, whose memory nobody has written yet, having asked for huge pages if it is large and on the CPU.
+
+    They also spare what reads gigabytes, such as the weights of a model, most of the lookups of addresses.
+    """
+    advise = _advise() if fresh.device.type == "cpu" and fresh.nbytes >= _LARGE else None
     if advise is not None:
-        first = -(-out.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        advise(first, (out.data_ptr() + out.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
-    return out
+        first = -(-fresh.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        advise(first, (fresh.data_ptr() + fresh.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
+    return fresh
 
 
 @functools.cache

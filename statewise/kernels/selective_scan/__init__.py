@@ -15,6 +15,7 @@ from statewise.kernels.selective_scan.blocked import Arguments, Gradients, backw
 from statewise.kernels.selective_scan.native import backward_native, forward_native, refusal
 from statewise.kernels.selective_scan.reference import as_complex, selective_scan_reference
 from statewise.kernels.stored import refuse_misfit, refuse_unreal
+from statewise.native.memory import empty, in_huge_pages
 
 __all__ = ["METHODS", "selective_scan", "selective_scan_reference"]
 
@@ -68,7 +69,7 @@ def _definition(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     given = Arguments(*arguments[:-1])
     _check(given)
-    y, state, checkpoints = _fake_forward(*arguments)
+    y, state, checkpoints = map(in_huge_pages, _fake_forward(*arguments))
     run = forward_native if c_runs("selective_scan", refusal(given)) else forward_blocks
     run(given, y, state, checkpoints, CHUNK_LENGTH)
     return y, state, checkpoints
@@ -100,7 +101,7 @@ def _adjoint(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, *arguments
     kept = (-(-grad_y.shape[1] // CHUNK_LENGTH), *given.h0.shape[3:], given.h0.shape[2], given.h0.shape[1])
     refuse_misfit("selective_scan", given.h0.dtype, checkpoints=(checkpoints, (given.u.shape[0], *kept)))
     if c_runs("selective_scan", refusal(given)):
-        room: list[Any] = [None if m is None else torch.empty(m.shape, dtype=m.dtype) for m in arguments[:9]]
+        room: list[Any] = [None if m is None else empty(*m.shape, dtype=m.dtype) for m in arguments[:9]]
         found = backward_native(grad_y, grad_state, checkpoints, given, Gradients(*room), CHUNK_LENGTH)
     else:
         found = backward_blocks(grad_y, grad_state, checkpoints, given, CHUNK_LENGTH)

@@ -18,6 +18,7 @@
 
 #define TILE 256
 #define PHASES (PARTS > 2 ? 2 : 4) /* accumulators in flight: enough to hide latency, few enough for the registers */
+#define AHEAD 4096 /* bytes of weights that are asked for before they are needed */
 #define AT_ONCE (PARTS > 2 ? 2 : PARTS > 1 ? 4 : 8) /* sequences multiplied with a tile in one pass */
 
 typedef int8_t vi8 __attribute__((vector_size(LANES)));
@@ -74,6 +75,7 @@ INLINE void add_columns(int kind, const void *block, const float *x, int64_t fir
     if (kind == INT4) {
         for (; k < end; k += 8) {
             const int32_t *words = (const int32_t *)block + k / 8 * BLOCK;
+            __builtin_prefetch((const char *)words + AHEAD / 2, 0, 0);
             int64_t n = end - k < 8 ? end - k : 8;
             for (int part = 0; part < PARTS; part++) {
                 vi32 word = load_words(words + part * LANES);
@@ -87,7 +89,12 @@ INLINE void add_columns(int kind, const void *block, const float *x, int64_t fir
             }
         }
     } else {
+        const int64_t bytes = kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1;
         for (; k + PHASES <= end; k += PHASES) {
+            /* the next rows follow in memory, so that a prefetch beyond the end is of use to them */
+            const char *ahead = (const char *)block + k * BLOCK * bytes + AHEAD;
+#pragma GCC unroll 4
+            for (int64_t line = 0; line < PHASES * BLOCK * bytes; line += 64) __builtin_prefetch(ahead + line, 0, 0);
 #pragma GCC unroll 4
             for (int j = 0; j < PHASES; j++)
 #pragma GCC unroll 4
