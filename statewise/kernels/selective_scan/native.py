@@ -15,6 +15,7 @@ from torch import Tensor
 from statewise import native
 from statewise.kernels.backend import refusal_of
 from statewise.kernels.selective_scan.blocked import Arguments, Gradients
+from statewise.native.memory import empty
 
 _BLOCK_CHANNELS = 128  # in C likewise
 _WIDTH = 8  # states that go together
@@ -35,7 +36,7 @@ def refusal(arguments: Arguments) -> str | None:
 
 def _rows(m: Tensor) -> Tensor:
     """With channels side by side."""
-    return m if m.stride(-1) == 1 else m.contiguous()
+    return m if m.stride(-1) == 1 else empty(*m.shape, dtype=m.dtype).copy_(m)
 
 
 def _strides(m: Tensor | None) -> tuple[int, int]:
@@ -102,7 +103,7 @@ def backward_native(
     shares, splits = min(u.shape[0], _ROW_SHARES), _splits(u.shape[2] // B.shape[2])
     d_A = A.new_empty((shares, *A.shape))
     d_D, d_bias = (None if m is None else m.new_empty((shares, *m.shape)) for m in (D, dt_bias))
-    d_B, d_C = B.new_empty((splits, *B.shape)), C.new_empty((splits, *C.shape))
+    d_B, d_C = empty(splits, *B.shape, dtype=B.dtype), empty(splits, *C.shape, dtype=C.dtype)
     call = native.function("selective_scan_backward", h0.dtype, _BACKWARD)
     call(
         rows_y, grad_state.contiguous(), u, dt, A, B, C, D, gate, dt_bias, segments, checkpoints,

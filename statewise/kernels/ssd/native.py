@@ -63,7 +63,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of x, log_a, B, C, h0, dt and D; None where there was none."""
     sizes, strides, x, log_a, B, C, h0, dt, D, segments = _prepare(x, log_a, B, C, h0, dt, D, segments)
-    grad_y, grad_state = grad_y.contiguous(), grad_state.contiguous()
+    if not grad_y.is_contiguous():  # such as that of a sum, one number for all
+        grad_y = empty(*grad_y.shape, dtype=grad_y.dtype).copy_(grad_y)
+    grad_state = grad_state.contiguous()
     b, length, h, p, g, n = sizes
     if not b * h:
         gradients = (x, log_a, B, C, h0, dt, D)
