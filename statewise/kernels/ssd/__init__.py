@@ -12,7 +12,7 @@ from statewise.kernels.backend import c_runs, refusal_of
 from statewise.kernels.registration import register
 from statewise.kernels.ssd import blocks, native
 from statewise.kernels.ssd.batching import vmap_rule
-from statewise.kernels.ssd.reference import ssd_differentiable, ssd_reference
+from statewise.kernels.ssd.reference import Arguments, ssd_differentiable, ssd_reference
 from statewise.kernels.stored import refuse_misfit, refuse_unreal
 
 __all__ = ["ssd", "ssd_reference"]
@@ -22,22 +22,15 @@ _SCHEMA = (
 )
 
 
-def _fake_forward(x: Tensor, log_a: Tensor, B: Tensor, C: Tensor, h0: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _fake_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Room for the outputs."""
+    x, h0 = arguments[0], arguments[4]
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty(h0.shape, dtype=x.dtype, device=x.device)
 
 
-def _check(
-    x: Tensor,
-    log_a: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    dt: Tensor | None,
-    D: Tensor | None,
-    segments: Tensor | None,
-) -> None:
+def _check(given: Arguments) -> None:
     """What the operators take: one dtype, and D for each row."""
+    x, log_a, B, C, h0, dt, D, segments = given
     b, length, h, p = (*x.shape, 0, 0, 0, 0)[:4]
     g, n = (*B.shape[2:], 0, 0)[:2]
     refuse_misfit("ssd", (torch.float32, torch.float64), x=(x, (b, length, h, p)))
@@ -49,59 +42,31 @@ def _check(
     refuse_misfit("ssd", None, segments=(segments, (b, length)))
 
 
-def _forward(
-    x: Tensor,
-    log_a: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    dt: Tensor | None,
-    D: Tensor | None,
-    segments: Tensor | None,
-    chunk_length: int,
-) -> tuple[Tensor, Tensor]:
-    _check(x, log_a, B, C, h0, dt, D, segments)
-    if c_runs("ssd", refusal_of(x=x, log_a=log_a, B=B, C=C, h0=h0, dt=dt, D=D, segments=segments)):
-        return native.forward(x, log_a, B, C, h0, dt, D, segments)
-    return blocks.forward(x, log_a, B, C, h0, dt, D, segments, chunk_length)
+def _runs_in_c(given: Arguments) -> bool:
+    return c_runs("ssd", refusal_of(**given._asdict()))
 
 
-def _adjoint(
-    grad_y: Tensor,
-    grad_state: Tensor,
-    x: Tensor,
-    log_a: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    dt: Tensor | None,
-    D: Tensor | None,
-    segments: Tensor | None,
-    chunk_length: int,
-) -> tuple[Tensor, ...]:
-    tensors = (grad_y, grad_state, x, log_a, B, C, h0, dt, D, segments)
-    _check(x, log_a, B, C, h0, dt, D, segments)
-    refuse_misfit("ssd", x.dtype, grad_y=(grad_y, x.shape), grad_state=(grad_state, h0.shape))
-    in_c = c_runs("ssd", refusal_of(x=x, log_a=log_a, B=B, C=C, h0=h0, dt=dt, D=D, segments=segments))
-    gradients = native.backward(*tensors) if in_c else blocks.backward(*tensors, chunk_length)
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    given, chunk_length = Arguments(*arguments[:-1]), arguments[-1]
+    _check(given)
+    return native.forward(given) if _runs_in_c(given) else blocks.forward(given, chunk_length)
+
+
+def _adjoint(grad_y: Tensor, grad_state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    given, chunk_length = Arguments(*arguments[:-1]), arguments[-1]
+    _check(given)
+    x = given.x
+    refuse_misfit("ssd", x.dtype, grad_y=(grad_y, x.shape), grad_state=(grad_state, given.h0.shape))
+    if _runs_in_c(given):
+        gradients = native.backward(grad_y, grad_state, given)
+    else:
+        gradients = blocks.backward(grad_y, grad_state, given, chunk_length)
     return tuple(x.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
 
-def _fake_adjoint(
-    grad_y: Tensor,
-    grad_state: Tensor,
-    x: Tensor,
-    log_a: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    dt: Tensor | None,
-    D: Tensor | None,
-    segments: Tensor | None,
-    chunk_length: int,
-) -> tuple[Tensor, ...]:
-    like = (x, log_a, B, C, h0, dt, D)
-    return tuple(torch.empty(0 if m is None else m.shape, dtype=x.dtype, device=x.device) for m in like)
+def _fake_adjoint(grad_y: Tensor, grad_state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    x = arguments[0]
+    return tuple(torch.empty(0 if m is None else m.shape, dtype=x.dtype, device=x.device) for m in arguments[:7])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from statewise.kernels.ssd.chunked import Inputs, backward_chunks, forward_chunks
+from statewise.kernels.ssd.reference import Arguments
 
 CACHED_NUMBERS = 2**18  # of x in a block: a float32 megabyte, and the temporaries are a few times that
 
@@ -35,18 +36,9 @@ def _scaled(x: Tensor, dt: Tensor | None, rows: slice) -> Tensor:
     return x[rows] if dt is None else x[rows] * dt[rows].unsqueeze(-1)
 
 
-def forward(
-    x: Tensor,
-    log_a: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    dt: Tensor | None,
-    D: Tensor | None,
-    segments: Tensor | None,
-    chunk_length: int,
-) -> tuple[Tensor, Tensor]:
-    """y and the state after the last step; shapes as the public function's, but D (batch, n_heads)."""
+def forward(given: Arguments, chunk_length: int) -> tuple[Tensor, Tensor]:
+    """y and the state after the last step."""
+    x, log_a, B, C, h0, dt, D, segments = given
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     state = torch.empty(h0.shape, dtype=x.dtype, device=x.device)
     for rows in _blocks_of_rows(x):
@@ -61,20 +53,9 @@ def forward(
     return y, state
 
 
-def backward(
-    grad_y: Tensor,
-    grad_state: Tensor,
-    x: Tensor,
-    log_a: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    dt: Tensor | None,
-    D: Tensor | None,
-    segments: Tensor | None,
-    chunk_length: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments, chunk_length: int) -> tuple[Tensor | None, ...]:
     """Gradients of x, log_a, B, C, h0, dt and D; None where there was none."""
+    x, log_a, B, C, h0, dt, D, segments = given
     dx, da, dB, dC, dh = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (x, log_a, B, C, h0))
     d_dt, dD = (None if m is None else torch.empty(m.shape, dtype=x.dtype, device=x.device) for m in (dt, D))
     pieces = _pieces(x.shape[1], chunk_length)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from statewise import native
+from statewise.kernels.ssd.reference import Arguments
 from statewise.native.memory import empty
 
 _FORWARD_ITEMS = 2**17  # numbers of state that the heads of an item carry: half a float32 megabyte
@@ -17,18 +18,9 @@ _WORTH_A_THREAD = 2**16  # multiply-adds of the recurrence, about 10 microsecond
 _BACKWARD_ITEMS = 8  # at least, where there are so many heads: each but the first of a row keeps a dB and a dC
 
 
-def forward(
-    x: Tensor,
-    log_a: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    dt: Tensor | None,
-    D: Tensor | None,
-    segments: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def forward(given: Arguments) -> tuple[Tensor, Tensor]:
     """y and the state after the last step. x, log_a, B, C, h0, dt, D have one dtype, float32 or float64."""
-    sizes, strides, x, log_a, B, C, h0, dt, D, segments = _prepare(x, log_a, B, C, h0, dt, D, segments)
+    sizes, strides, x, log_a, B, C, h0, dt, D, segments = _prepare(given)
     y, state = empty(*x.shape, dtype=x.dtype), empty(*h0.shape, dtype=x.dtype)
     if not x.numel():  # no steps, rows or heads
         return y, state.copy_(h0)
@@ -49,27 +41,16 @@ def forward(
     return y, state
 
 
-def backward(
-    grad_y: Tensor,
-    grad_state: Tensor,
-    x: Tensor,
-    log_a: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    dt: Tensor | None,
-    D: Tensor | None,
-    segments: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tensor | None, ...]:
     """Gradients of x, log_a, B, C, h0, dt and D; None where there was none."""
-    sizes, strides, x, log_a, B, C, h0, dt, D, segments = _prepare(x, log_a, B, C, h0, dt, D, segments)
+    sizes, strides, x, log_a, B, C, h0, dt, D, segments = _prepare(given)
     if not grad_y.is_contiguous():  # such as that of a sum, one number for all
         grad_y = empty(*grad_y.shape, dtype=grad_y.dtype).copy_(grad_y)
     grad_state = grad_state.contiguous()
     b, length, h, p, g, n = sizes
     if not b * h:
         gradients = (x, log_a, B, C, h0, dt, D)
-        return tuple(None if m is None else torch.zeros(m.shape, dtype=x.dtype) for m in gradients)  # type: ignore[return-value]
+        return tuple(None if m is None else torch.zeros(m.shape, dtype=x.dtype) for m in gradients)
     # cut by the shapes alone, for the sums over heads to be the same whatever the number of threads
     n_blocks = min(h // g, -(-_BACKWARD_ITEMS // max(1, b * g)))
     dx, d_log_a, dh0 = (empty(*m.shape, dtype=x.dtype) for m in (x, log_a, h0))
@@ -85,17 +66,9 @@ def backward(
     return dx, d_log_a, dB[0], dC[0], dh0, d_dt, dD
 
 
-def _prepare(
-    x: Tensor,
-    log_a: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    dt: Tensor | None,
-    D: Tensor | None,
-    segments: Tensor | None,
-) -> tuple[Any, ...]:
+def _prepare(given: Arguments) -> tuple[Any, ...]:
     """The sizes, the strides of x, B and C along batch and time, and the tensors as C reads them."""
+    x, log_a, B, C, h0, dt, D, segments = given
     x, B, C = (_by_steps(m) for m in (x, B, C))
     log_a, h0 = log_a.contiguous(), h0.contiguous()
     dt, D = (None if m is None else m.contiguous() for m in (dt, D))

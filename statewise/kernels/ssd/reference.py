@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+
+class Arguments(NamedTuple):
+    """What the operators are given: shapes as the public function's, but D (batch, n_heads); all of one dtype."""
+
+    x: Tensor
+    log_a: Tensor
+    B: Tensor
+    C: Tensor
+    h0: Tensor
+    dt: Tensor | None
+    D: Tensor | None
+    segments: Tensor | None
 
 
 def ssd_reference(
