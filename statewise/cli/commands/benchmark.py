@@ -1,0 +1,70 @@
+"""`statewise benchmark` and `statewise profile`: where the time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from statewise.cli.options import Json, Which
+
+
+def benchmark(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A workload, or bars; without a name they are listed.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: whether everything runs.")] = False,
+    seconds: Annotated[float, typer.Option(help="For each case; every side has a few turns anyway.")] = 2.0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: as many as PyTorch takes.")] = None,
+    memory: Annotated[bool, typer.Option(help="Also the peak memory, each side in a fresh process.")] = True,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the cost of a step against length.")] = None,
+    json: Json = None,
+) -> None:
+    """Measure our kernels and models beside those of others, in turns in one run: medians and ratios.
+
+    "bars" holds every bar of speed and memory against this machine. Others that are not installed are left out and
+    named, with the command that installs them.
+    """
+    from statewise.benchmark.command import run_bars_here, run_workload_here
+    from statewise.benchmark.show import bars_table, workload_tables, workloads_table
+    from statewise.console import show_evaluation
+
+    if plot is not None and name is None:
+        raise typer.BadParameter(
+            "there is nothing to draw without a workload; name one such as scan", param_hint="--plot"
+        )
+    if name is None:
+        table = workloads_table()
+        show_evaluation({row[0]: row[1] for row in table.rows}, [table], as_json=json)
+    elif name == "bars":
+        if plot is not None:
+            raise typer.BadParameter("bars have no plot; name a workload such as scan", param_hint="--plot")
+        records = run_bars_here(quick=quick, seconds=seconds, threads=threads)
+        show_evaluation(records, [bars_table(records)], as_json=json)
+    else:
+        record = run_workload_here(name, quick=quick, seconds=seconds, threads=threads, memory=memory, plot=plot)
+        show_evaluation(record, workload_tables(record), as_json=json)
+
+
+def profile(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model by name, such as mamba-130m, or a folder.")],
+    steps: Annotated[
+        list[str] | None, typer.Option("--step", help="training, prefill or decoding. Repeatable. Default: all.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences.")] = 1,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of each in training and prefill.")] = 512,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: as many as PyTorch takes.")] = None,
+    which: Which = "best",
+    json: Json = None,
+) -> None:
+    """Tell where the time of a step goes: matrix products, scans, norms, loss, optimiser, Python and so on."""
+    from statewise.benchmark.command import preset_model, profile_here
+    from statewise.benchmark.show import profile_table
+    from statewise.console import show_evaluation
+    from statewise.model_folder import open_model
+
+    opened = preset_model(model) or open_model(Path(model), which=which, device="cpu").language_model
+    found = profile_here(opened, steps=steps or (), batch_size=batch_size, length=length, threads=threads)
+    record = {"model": model, **found}
+    show_evaluation(record, [profile_table(record, f"a step of {model}: milliseconds and shares")], as_json=json)

@@ -1,0 +1,93 @@
+"""`statewise generate`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from statewise.cli.options import Device, Folder, TokenizerOption, Weights, Which
+from statewise.errors import DataError
+
+
+def generate(
+    folder: Folder,
+    prompts: Annotated[list[str] | None, typer.Option("--prompt", help="A text to go on from. Repeatable.")] = None,
+    prompt_files: Annotated[
+        list[str] | None, typer.Option("--prompt-file", help="The same, from a file; - is standard input. Repeatable.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="At most so many for each prompt.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw among the k likeliest.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw among the likeliest that reach this probability.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Draw among those with this share of the likeliest's probability.")
+    ] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: what was read or written is unlikelier.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Default: a new one, told at the end.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before what follows.")] = False,
+    log_probabilities: Annotated[
+        bool, typer.Option("--log-probabilities", help="One JSON object for each token instead of text.")
+    ] = False,
+    state_in: Annotated[
+        Path | None, typer.Option(help="Go on from a saved state; a prompt then follows what was read.")
+    ] = None,
+    state_out: Annotated[Path | None, typer.Option(help="Save the state after the prompt.")] = None,
+    weights: Weights = None,
+    tokenizer: TokenizerOption = None,
+    which: Which = "best",
+    device: Device = "auto",
+) -> None:
+    """Write: print the continuation of each prompt as it comes."""
+    from statewise.console import read_prompt, write_generated
+
+    if log_probabilities and echo:
+        raise typer.BadParameter(
+            "--log-probabilities prints what is generated, one object for each token, and no prompt; leave out --echo",
+            param_hint="--echo",
+        )
+    texts: list[str | bytes] = [*(prompts or []), *(read_prompt(path) for path in prompt_files or [])]
+    if state_out is not None and state_out.exists():
+        raise DataError(f"{state_out} exists already; give --state-out a new name")
+    from statewise.generate import Sampling, read
+    from statewise.generate import generate as generate_tokens
+    from statewise.generate.reading_file import load_reading, save_reading
+    from statewise.model_folder import open_model
+
+    sampling: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    Sampling(**sampling)  # an option out of range is told before a long prompt is read
+    opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
+    model, tokens = opened.language_model, opened.tokenizer
+    state = None if state_in is None else load_reading(state_in, model=model)
+    prompt = texts or None
+    if state_out is not None:
+        state, prompt = read(model, prompt, tokenizer=tokens, state=state), None
+        save_reading(state, state_out, model=model)
+    seed = int.from_bytes(os.urandom(4), "big") if seed is None else seed
+    stream = generate_tokens(
+        model,
+        prompt,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        stop=stop or (),
+        tokenizer=tokens,
+        state=state,
+        weights=weights,
+        **sampling,
+    )
+    write_generated(
+        stream,
+        n_rows=len(texts) or (1 if state is None else len(state.logits)),
+        echo=texts if echo else [],
+        seed=seed,
+        log_probabilities=log_probabilities,
+    )

@@ -1,0 +1,34 @@
+"""`statewise info`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from statewise.cli.options import Json, Which
+
+
+def info(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FOLDER]", help="A run folder or checkpoint to describe as well.", show_default=False),
+    ] = None,
+    which: Which = "best",
+    json: Json = None,
+) -> None:
+    """Tell versions, devices and kernels; of a run or checkpoint its configuration, parameters and states."""
+    from statewise.console import show_info
+    from statewise.info import environment, parts
+
+    record = environment()
+    if folder is not None:
+        from statewise.model_folder import open_model
+        from statewise.models.registry import model_to_dict
+
+        opened = open_model(folder, which=which, device="cpu")
+        record["checkpoint"] = str(opened.checkpoint)
+        record["configuration"] = model_to_dict(opened.manifest.model)
+        record["parts"] = parts(opened.model)
+    show_info(record, as_json=json)

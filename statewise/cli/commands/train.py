@@ -1,0 +1,176 @@
+"""`statewise train`: options to a run, and the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from statewise.errors import ConfigError
+
+
+def train(
+    preset: Annotated[str | None, typer.Option(help="A run by name, such as demo (the default) or tiny.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A run as JSON, such as the run.json of another run.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Set any field, as in train.lr=3e-4. May be repeated."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Of text: stdlib, shakespeare, or a file, folder or glob; else a data set (data.source)."),
+    ] = None,
+    data_folder: Annotated[
+        str | None, typer.Option("--data-dir", help="Where the files of a data set are (data.folder).")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help='"bytes" or a tokenizer.json (data.tokenizer).')] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder for the run; it must not hold another one.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Go on with the run in this folder instead.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Train so long (train.minutes).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train so many steps (train.steps).")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Train so many passes over the data (train.epochs).")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences in a batch (train.batch_size).")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens in a sequence of text (train.length).")] = None,
+    lr: Annotated[float | None, typer.Option(help="The highest learning rate (train.lr).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of parameters, dropout and data order (train.seed).")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train so many seeds side by side, from train.seed on: runs in --out."),
+    ] = None,
+    lrs: Annotated[
+        str | None, typer.Option(help="Learning rates to train side by side, as 1e-3,3e-3; with --seeds each of both.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (train.device).")] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the run as JSON, for --config, and stop.")
+    ] = False,
+) -> None:
+    """Train a model: a preset, a file, or either with some fields set.
+
+    --steps, --epochs and --minutes together replace the budget of the preset or file: the run then ends by whichever is
+    given. With --resume the run's own run.json is the file; another given by --config must agree with it, but for the
+    budget, the place of the data, what is left on the way, and the machine.
+
+    With --seeds or --lrs the folder holds several runs, each as if it had been trained alone, and --resume takes them
+    all up, or one of them.
+    """
+    if preset is not None and config is not None:
+        raise typer.BadParameter("a run comes from one of --preset and --config, not from both", param_hint="--config")
+    if preset is not None and resume is not None:
+        raise typer.BadParameter(
+            "a resumed run has its own configuration, in its folder; leave out --preset",
+            param_hint="--preset",
+        )
+    if (out is None) == (resume is None) and not print_config:
+        raise typer.BadParameter(
+            "give the folder for a new run, or with --resume that of the run to go on with", param_hint="--out"
+        )
+    flags = {
+        "data.source": data,
+        "data.folder": data_folder,
+        "data.tokenizer": tokenizer,
+        "train.minutes": minutes,
+        "train.epochs": epochs,
+        "train.steps": steps,
+        "train.batch_size": batch_size,
+        "train.length": length,
+        "train.lr": lr,
+        "train.seed": seed,
+        "train.device": device,
+    }
+    several = seeds is not None or lrs is not None
+    if several and resume is not None:
+        raise typer.BadParameter(
+            "which runs a folder holds is settled when they begin; leave out --seeds and --lrs",
+            param_hint="--seeds" if lrs is None else "--lrs",
+        )
+    if lrs is not None and lr is not None:
+        raise typer.BadParameter("give the learning rates by --lrs, or one by --lr", param_hint="--lrs")
+    if resume is not None and not print_config:
+        from statewise.train.stack_folder import runs_in
+
+        names = runs_in(resume)
+        if names is not None:
+            runs = {name: _run_config(None, config, resume / name, flags, assignments or []) for name in names}
+            _train_stack(runs, resume, resume=True)
+    run = _run_config(preset, config, resume, flags, assignments or [])
+    if several and not print_config:
+        from statewise.train.stack_folder import seeds_and_rates
+
+        assert out is not None  # since this is no resume
+        _train_stack(seeds_and_rates(run, 1 if seeds is None else seeds, _rates(lrs)), out, resume=False)
+    if print_config:
+        _print_run(run)
+        return
+    from statewise.train.loop import train as train_run
+    from statewise.train.report import make_reporter
+
+    folder = resume if resume is not None else out
+    assert folder is not None  # one of the two was given
+    result = train_run(run, folder, resume=resume is not None, reporter=make_reporter())
+    raise typer.Exit(result.exit_code)
+
+
+def _run_config(
+    preset: str | None, file: Path | None, resume: Path | None, flags: dict[str, Any], assignments: Sequence[str]
+) -> Any:
+    """The RunConfig that the options of `train` describe."""
+    from json import dumps
+
+    from statewise.configuration import assign, parse_json
+    from statewise.model_folder import require_data_fields
+    from statewise.train.presets import PRESETS, fit_model
+    from statewise.train.run_folder import read_run, run_from_dict
+    from statewise.train.tasks import run_types
+
+    if preset is not None and preset not in PRESETS:
+        raise ConfigError(f"--preset {preset!r} is unknown; use one of {', '.join(PRESETS)}")
+    if file is not None:
+        try:
+            config = run_from_dict(parse_json(file.read_bytes(), str(file)), where=str(file))
+        except OSError as error:
+            raise ConfigError(f"--config {file} cannot be read: {error.strerror}") from error
+    elif resume is not None:
+        config = read_run(resume)
+    else:
+        config = PRESETS[preset or "demo"]()
+    require_data_fields(config.data, {name[5:]: value for name, value in flags.items() if name.startswith("data.")})
+    budgets = ("train.steps", "train.epochs", "train.minutes")
+    if any(flags[name] is not None for name in budgets):  # those not given are no limit any more
+        assignments = [*(f"{name}=null" for name in budgets if flags[name] is None), *assignments]
+    given = [f"{name}={dumps(value)}" for name, value in flags.items() if value is not None]
+    config = assign(config, [*given, *assignments], types=run_types())
+    from_preset = file is None and resume is None
+    return fit_model(config, {text.split("=")[0].strip() for text in assignments}) if from_preset else config
+
+
+def _rates(text: str | None) -> list[float] | None:
+    """Learning rates from "1e-3,3e-3"."""
+    try:
+        return None if text is None else [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1e-3,3e-3", param_hint="--lrs") from None
+
+
+def _train_stack(runs: dict[str, Any], folder: Path, *, resume: bool) -> NoReturn:
+    from statewise.train.report import make_reporter
+    from statewise.train.stack_folder import begin_folder
+    from statewise.train.stacked import train_stack
+
+    if not resume:
+        begin_folder(folder, list(runs))
+    result = train_stack(runs, folder, resume=resume, reporter=make_reporter())
+    result.require_all()
+    raise typer.Exit(result.exit_code)
+
+
+def _print_run(run: Any) -> None:
+    from json import dumps
+
+    from statewise.configuration import to_dict
+
+    print(dumps(to_dict(run), indent=2))

@@ -1,0 +1,23 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder, or one checkpoint.", show_default=False)]
+Which = Annotated[str, typer.Option("--checkpoint", help="Of a run folder: best or latest.")]
+Device = Annotated[str, typer.Option(help="auto (CUDA where there is one), cpu or cuda.")]
+TokenizerOption = Annotated[
+    str | None, typer.Option("--tokenizer", help='"bytes" or a tokenizer.json. Default: that of the checkpoint.')
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="Of a language model: float32, bfloat16, int8 or int4. Default: as saved.", show_default=False),
+]
+Json = Annotated[
+    bool | None,
+    typer.Option("--json/--no-json", help="Default: tables on a terminal, JSON elsewhere.", show_default=False),
+]
