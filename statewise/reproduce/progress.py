@@ -17,13 +17,17 @@ class Watcher:
     """Hears of everything and says nothing; the others derive from it.
 
     ``event`` takes records of these kinds: "start"; "part", when a part is done or was found done; "warning"; "stop",
-    for Ctrl-C; "end". ``progress`` is how much of the present part is done.
+    for Ctrl-C; "end". ``progress`` is how much of a part is done, with something to
+    show beside it; several parts may be under way, in processes of their own.
     """
 
     def event(self, record: Mapping[str, Any]) -> None:
         pass
 
-    def progress(self, part: str, fraction: float) -> None:
+    def event_within(self, part: str, record: Mapping[str, Any], line: str | None) -> None:
+        """Of a training run within a part that another process does; ``line``: the record in words, if it has some."""
+
+    def progress(self, part: str, fraction: float, shown: str = "") -> None:
         pass
 
     def close(self) -> None:
@@ -43,28 +47,39 @@ class JsonWatcher(Watcher):
     def event(self, record: Mapping[str, Any]) -> None:
         print(json.dumps(record), file=self.stream, flush=True)
 
+    def event_within(self, part: str, record: Mapping[str, Any], line: str | None) -> None:
+        self.event({"kind": record["kind"], "part": part, **record})
+
     def training(self) -> Reporter:
         return make_reporter(self.stream)
 
 
 class TerminalWatcher(Watcher):
-    """A line for every part, and a bar for the present one where its progress is told."""
+    """A line for every part, and a bar for each present one whose progress is told."""
 
     def __init__(self, console: Console, stream: TextIO) -> None:
         self.console, self.stream = console, stream
         self.bar: Any = None
-        self.row: Any = None
+        self.rows: dict[str, Any] = {}  # of the bar, by part
 
     def event(self, record: Mapping[str, Any]) -> None:
-        self.close()
         if record["kind"] == "part":
+            if record["part"] in self.rows:
+                self.bar.remove_task(self.rows.pop(record["part"]))
             how = "found done" if record["found"] else f"{record['seconds']:,.1f} s"
             line = f"{record['done']} of {record['of']}  {record['part']}: {how}"
         else:
             line = record["message"]
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        if not self.rows:
+            self.close()
+        self._print(line)
 
-    def progress(self, part: str, fraction: float) -> None:
+    def event_within(self, part: str, record: Mapping[str, Any], line: str | None) -> None:
+        """Only what somebody has to know: the bar shows how it goes."""
+        if line is not None and record["kind"] in ("warning", "diverged"):
+            self._print(f"{part}: {line}")
+
+    def progress(self, part: str, fraction: float, shown: str = "") -> None:
         if self.bar is None:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -72,18 +87,23 @@ class TerminalWatcher(Watcher):
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=None),
                 TextColumn("{task.percentage:.0f}%"),
+                TextColumn("{task.fields[shown]}"),
                 TimeRemainingColumn(),
                 console=self.console,
                 transient=True,
             )
-            self.row = self.bar.add_task(part, total=1.0)
             self.bar.start()
-        self.bar.update(self.row, completed=fraction)
+        if part not in self.rows:
+            self.rows[part] = self.bar.add_task(part, total=1.0, shown=shown)
+        self.bar.update(self.rows[part], completed=fraction, shown=shown)
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
-            self.bar = None
+            self.bar, self.rows = None, {}
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def training(self) -> Reporter:
         self.close()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from statewise.configuration import assign
 from statewise.errors import ConfigError, DataError
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import Report, write_report
-from statewise.reproduce.work import Stopped, Work, open_work
+from statewise.reproduce.stopping import Stopped, stopping_at_signals
+from statewise.reproduce.work import Work, open_work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +114,7 @@ def reproduce(
     watcher = Watcher() if watcher is None else watcher
     work = open_work(folder, name, config, watcher)
     try:
-        with _signals():
+        with stopping_at_signals():
             report = found.run(config, work)
     except Stopped as stopped:
         message = f"stopped by {signal.Signals(stopped.signal).name}; the same command goes on from here"
@@ -125,23 +124,3 @@ def reproduce(
         watcher.close()
     record = write_report(report, work, plots=plots)
     return Outcome(folder=work.folder, report=report, record=record)
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM as :class:`Stopped`, at once: a part that is not finished is not kept anyway."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
-
-    before = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            before[number] = signal.signal(number, stop)
-        except ValueError:  # not the main thread, which alone may: Ctrl-C then reaches that one
-            break
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

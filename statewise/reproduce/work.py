@@ -24,18 +24,14 @@ from statewise.configuration import to_dict
 from statewise.errors import CheckpointError, ConfigError
 from statewise.reproduce.hardware import environment
 from statewise.reproduce.progress import Watcher
+from statewise.reproduce.stopping import Stopped
+from statewise.reproduce.workers import Job, run_jobs
 from statewise.train.report import Reporter
+
+__all__ = ["Job", "Stopped", "Work", "file_name", "finite", "open_work", "write_json", "write_text"]
 
 SETTINGS_FILE = "reproduction.json"
 PARTS = "parts"
-
-
-class Stopped(BaseException):
-    """A signal asked for the end; what was finished is kept. Nothing that catches errors on the way stops it."""
-
-    def __init__(self, signal: int) -> None:
-        super().__init__(f"stopped by signal {signal}")
-        self.signal = signal
 
 
 class Work:
@@ -84,15 +80,44 @@ class Work:
             finally:
                 self.watcher.close()
             spent = {"seconds": time.monotonic() - begun, "cpu_seconds": time.process_time() - cpu}
-            record = {"environment": environment(device), **spent, "result": finite(result)}
-            write_json(path, record)
+            record = {"environment": environment(device), **spent, "result": result}
+        return self._done(name, record, found)
+
+    def parts(self, jobs: Mapping[str, Job], n_workers: int = 1) -> dict[str, dict[str, Any]]:
+        """The results of several parts by name; those that no earlier run has are done by up to so many processes,
+        each with its share of the cores, or with ``n_workers=1`` here, one after the other. Each is kept when it is
+        done.
+
+        Errors: as :func:`run_jobs`; ConfigError for fewer than one process.
+        """
+        if n_workers < 1:
+            raise ConfigError(f"n_workers={n_workers} is too few; use at least 1")
+        missing = {name: job for name, job in jobs.items() if n_workers > 1 and not self.is_done(name)}
+        results = {name: self._here(name, job) for name, job in jobs.items() if name not in missing}
+
+        def finished(name: str, record: dict[str, Any]) -> None:
+            results[name] = self._done(name, record, found=False)
+
+        if missing:
+            run_jobs(missing, n_workers, self.watcher, finished)
+        return {name: results[name] for name in jobs}
+
+    def _here(self, name: str, job: Job) -> dict[str, Any]:
+        return self.part(name, lambda: job.function(*job.arguments, self.training()))
+
+    def _done(self, name: str, record: dict[str, Any], found: bool) -> dict[str, Any]:
+        """Keeps a part that was not found done, counts it, and gives its result."""
+        if not found:
+            record = {**record, "result": finite(record["result"])}
+            write_json(self.folder / PARTS / f"{name}.json", record)
         if record["environment"] not in self.environments:
             self.environments.append(record["environment"])
         self.seconds += record["seconds"]
         self._n_done += 1
         told = {"done": self._n_done, "of": self._n_parts, "seconds": record["seconds"], "found": found}
         self.watcher.event({"kind": "part", "part": name, **told})
-        return record["result"]
+        result: dict[str, Any] = record["result"]
+        return result
 
     def is_done(self, name: str) -> bool:
         """Whether an earlier run has done this part."""

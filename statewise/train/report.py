@@ -79,32 +79,20 @@ class TerminalReporter(Reporter):
         )
 
     def event(self, record: Mapping[str, Any]) -> None:
-        kind = record["kind"]
-        if kind == "start":
+        if record["kind"] == "start":
             self._print(record["data"])
             self.console.print(groups_table(record["groups"]))
-            begun = f"goes on from step {record['step']:,}" if record["step"] else "begins"
-            self._print(f"{record['folder']} {begun}: {record['parameters']:,} parameters on {record['device']}")
-        elif kind == "evaluation":
-            best = ", the best so far" if record["best"] else ""
-            name = f"{record['run']}, " if "run" in record else ""
-            self._print(f"{name}step {record['step']:,}: validation {self.task.evaluation_line.format(**record)}{best}")
-        elif kind == "checkpoint":
-            self._print(f"step {record['step']:,}: saved {record['path']}")
-        elif kind in ("warning", "stop", "end"):
-            self._print(record["message"])
-        elif kind == "summary":
+        if record["kind"] == "summary":
             self.console.print(summary_table(record))
-        elif kind == "diverged":
-            self._print(f"{record['run']}: {record['message']}; the others go on")
+        line = event_line(record, self.task)
+        if line is not None:
+            self._print(line)
 
     def progress(self, fraction: float, record: Mapping[str, Any]) -> None:
-        unit = self.task.unit
-        speed = f"{record[f'{unit}_per_second']:,.0f} {SHORT.get(unit, unit)}/s"
         shown = {
             "step": record["step"],
             "gradient_norm": record["gradient_norm"],
-            "shown": f"{self.task.progress_line.format(**record)} {speed}",
+            "shown": progress_line(record, self.task),
         }
         if self.row is None:
             self.row = self.bar.add_task("", total=1.0, **shown)
@@ -117,6 +105,29 @@ class TerminalReporter(Reporter):
 
     def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def event_line(record: Mapping[str, Any], task: Task[Any, Any] | None) -> str | None:
+    """An event of a training run in a line; None of what has none, as "train". task: what is trained for, once told."""
+    kind = record["kind"]
+    if kind == "start":
+        begun = f"goes on from step {record['step']:,}" if record["step"] else "begins"
+        return f"{record['folder']} {begun}: {record['parameters']:,} parameters on {record['device']}"
+    if kind == "evaluation" and task is not None:
+        best = ", the best so far" if record["best"] else ""
+        name = f"{record['run']}, " if "run" in record else ""
+        return f"{name}step {record['step']:,}: validation {task.evaluation_line.format(**record)}{best}"
+    if kind == "checkpoint":
+        return f"step {record['step']:,}: saved {record['path']}"
+    if kind == "diverged":
+        return f"{record['run']}: {record['message']}; the others go on"
+    return str(record["message"]) if kind in ("warning", "stop", "end") else None
+
+
+def progress_line(record: Mapping[str, Any], task: Task[Any, Any]) -> str:
+    """What a "train" record says beside a bar: the loss, what else the task shows, and the speed."""
+    speed = f"{record[f'{task.unit}_per_second']:,.0f} {SHORT.get(task.unit, task.unit)}/s"
+    return f"{task.progress_line.format(**record)} {speed}"
 
 
 def summary_table(record: Mapping[str, Any]) -> Table:

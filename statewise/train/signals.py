@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -13,10 +14,13 @@ class StopSignals:
     """Within a ``with``, notes the first SIGINT or SIGTERM in ``received``; the second one kills the process.
 
     Python only lets the main thread handle signals. In another thread this does nothing.
+
+    before_the_end: is called before the second one kills
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before_the_end: Callable[[], None] | None = None) -> None:
         self.received: int | None = None
+        self._before_the_end = before_the_end
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -27,6 +31,8 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            if self._before_the_end is not None:
+                self._before_the_end()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.received = number

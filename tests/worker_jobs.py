@@ -1,0 +1,52 @@
+"""Jobs for the tests of the worker processes, which import them from here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statewise.errors import DataError
+from statewise.reproduce.work import Stopped
+from statewise.train import RunConfig, train
+from statewise.train.report import Reporter
+
+
+def where(x: float, reporter: Reporter) -> dict[str, Any]:
+    """Which process this is, and its threads."""
+    print("what a library prints")
+    reporter.progress(0.5, {})
+    return {"x": x, "pid": os.getpid(), "threads": torch.get_num_threads(), "omp": os.environ["OMP_NUM_THREADS"]}
+
+
+def wait(folder: str, reporter: Reporter) -> dict[str, Any]:
+    """Says that it is there, and does not end by itself."""
+    Path(folder, f"waits-{os.getpid()}").write_text("")
+    time.sleep(600)
+    return {}
+
+
+def when_it_waits(folder: str, what: str, reporter: Reporter) -> dict[str, Any]:
+    """Once the other one waits: fails, or dies."""
+    while not list(Path(folder).glob("waits-*")):
+        time.sleep(0.01)
+    if what == "refuse":
+        raise DataError("the file is empty; give another")
+    if what == "fail":
+        raise ZeroDivisionError("nothing to divide by")
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(600)
+    return {}
+
+
+def trained(config: RunConfig, folder: str, reporter: Reporter) -> dict[str, Any]:
+    result = train(config, folder, resume=Path(folder, "run.json").exists(), reporter=reporter)
+    if result.signal is not None:
+        raise Stopped(result.signal)
+    return {"step": result.step, "folder": str(result.folder)}
