@@ -1,0 +1,30 @@
+"""Labelled sequences for tests: opened, as stored, and where the real files are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from statewise.data.labelled import LabelledData, LabelledDataConfig, open_labelled
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+SPOKEN = SHARED / "free_spoken_digits.tar.gz"
+JPEG = SHARED / "cifar10_jpeg.tar.gz"
+
+
+def opened(source: str = "digits", **options: Any) -> LabelledData:
+    return open_labelled(LabelledDataConfig(source=source, **options))
+
+
+def as_stored(data: LabelledData, name: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """The rows of a split and their targets in the order of the file."""
+    split = data.split(name)
+    order = np.argsort(split.begins)
+    return [split.sequence(int(i)) for i in order], split.targets[order]
+
+
+def needs(path: Path | str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not Path(path).exists(), reason=f"{Path(path).name} is not here")
