@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Self
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise.mixers.base import Mixer, shared_copy
-from statewise.operators.time_invariant import TimeInvariant
+from statewise.operators.base import Operator
 
 
 class PreparableMixer(Mixer):
@@ -23,11 +23,11 @@ class PreparableMixer(Mixer):
         self.prepared: PreparedOperators | None = None
 
     @abc.abstractmethod
-    def build_operators(self) -> list[TimeInvariant]:
+    def build_operators(self) -> Sequence[Operator]:
         """The operators, discrete where the family is, with gradients to the parameters."""
 
     @property
-    def operators(self) -> list[TimeInvariant]:
+    def operators(self) -> Sequence[Operator]:
         """As built for this call, or as prepared."""
         return self.build_operators() if self.prepared is None else self.prepared.operators
 
@@ -45,7 +45,7 @@ class PreparableMixer(Mixer):
 class PreparedOperators(nn.Module):
     """Operators whose matrices were computed once. They move with the module, and stay float32 or wider."""
 
-    def __init__(self, operators: list[TimeInvariant]) -> None:
+    def __init__(self, operators: Sequence[Operator]) -> None:
         super().__init__()
         self.operators = [operator.prepare() for operator in operators]
 
@@ -65,7 +65,7 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _mapped(operator: TimeInvariant, fn: Callable[[Tensor], Tensor]) -> TimeInvariant:
+def _mapped(operator: Operator, fn: Callable[[Tensor], Tensor]) -> Operator:
     tensors = {field.name: getattr(operator, field.name) for field in fields(operator)}  # type: ignore[arg-type]
     changed = {name: fn(x) for name, x in tensors.items() if isinstance(x, Tensor)}
     return replace(operator, **changed)  # type: ignore[type-var]

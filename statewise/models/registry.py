@@ -7,6 +7,7 @@ from typing import Any
 
 from statewise.configuration import TYPE_KEY, from_dict, to_dict
 from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.h3 import H3Config
 from statewise.mixers.lmu import LMUConfig
 from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.mamba import MambaConfig
@@ -28,6 +29,7 @@ CONFIG_TYPES: dict[str, type] = {
     "AttentionConfig": AttentionConfig,
     "BlockConfig": BlockConfig,
     "ForecasterConfig": ForecasterConfig,
+    "H3Config": H3Config,
     "LMUConfig": LMUConfig,
     "LSSLConfig": LSSLConfig,
     "LanguageModelConfig": LanguageModelConfig,

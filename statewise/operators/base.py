@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -100,6 +100,11 @@ class Operator(abc.ABC):
         if not isinstance(times, slice) or times.step not in (None, 1):
             raise InputError(f"an operator is sliced in time by op[t0:t1], got {times!r}")
         return replace(self, **{name: getattr(self, name)[:, times] for name in self.time_varying})  # type: ignore[type-var]
+
+    def prepare(self) -> Self:
+        """The same operator, detached, for decoding. Families that compute more from their coefficients keep that."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **{k: v.detach() for k, v in tensors.items() if isinstance(v, Tensor)})  # type: ignore[type-var]
 
     def recurrent(self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS) -> tuple[Tensor, Any]:
         """``step`` folded over time. It unbinds, because indexing h[:, t] makes the backward pass quadratic."""

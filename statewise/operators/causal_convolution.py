@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import InputError
@@ -38,19 +39,24 @@ class CausalConvolution(Operator):
     forms: ClassVar[tuple[str, ...]] = ("recurrent", "direct", "fft")
 
     @classmethod
-    def from_shift(cls, B: Tensor, C: Tensor) -> CausalConvolution:
-        """H3's shift SSM: A moves the state down by one place, so its filter is taps_i = sum_n C[n + i] B[n].
+    def from_shift(cls, B: Tensor, C: Tensor, D: Tensor | None = None) -> CausalConvolution:
+        """H3's shift SSM: A moves the state down by one place, so its filter is taps_i = sum_n C[n + i] B[n], and D
+        more in the first of them.
 
-        Shapes:  B, C: (width, n)   ->   n taps
-        Cost:    O(width n^2).
+        Shapes:  B, C: (width, n)   D: (width,), the skip   ->   n taps
+        Cost:    O(width n log n): the filter is itself a causal convolution, of B with C from its end.
         Source:  Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.1.
         """
         if B.ndim != 2 or B.shape != C.shape:
             raise InputError(
                 f"a shift SSM needs B and C of one shape (width, n); got {tuple(B.shape)}, {tuple(C.shape)}"
             )
-        n = B.shape[1]
-        return cls(torch.stack([(C[:, i:] * B[:, : n - i]).sum(1) for i in range(n)], 1))
+        if D is not None and D.shape != B.shape[:1]:
+            raise InputError(
+                f"a shift SSM of width {B.shape[0]} needs its skip D ({B.shape[0]},); got {tuple(D.shape)}"
+            )
+        taps = fft_convolution(C.flip(1).mT.unsqueeze(0), B).squeeze(0).flip(0).mT
+        return cls(taps if D is None else taps + F.pad(D.unsqueeze(1), (0, B.shape[1] - 1)))
 
     @property
     def channels(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import InputError
@@ -24,11 +25,12 @@ class DiagonalState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DiagonalLTI(TimeInvariant):
-    """h_t = A h_{t-1} + B u_t, y_t = C h_t with diagonal A, discrete, the same at every step.
+    """h_t = A h_{t-1} + B u_t, y_t = C h_t + D u_t with diagonal A, discrete, the same at every step.
 
-    Complex coefficients stand for conjugate pairs, of which one of each is kept: then y_t = 2 Re(C h_t).
+    Complex coefficients stand for conjugate pairs, of which one of each is kept: then y_t = 2 Re(C h_t) + D u_t.
 
     Shapes:  A, B: (width, n), C: (width, n) or (width, p, n), all real or all complex
+             D: the skip, real, (width,) or (width, p), or None; a part of the first tap, so that it costs no pass
              u: (batch, length, width, *trailing)
     Forms:   ``recurrent``; ``scan``, O(length width n) work in O(sqrt(length)) vectorised steps, with all states
              in memory: (batch, length, width, *trailing, n), packed documents laid out one a row (while compiling
@@ -41,6 +43,7 @@ class DiagonalLTI(TimeInvariant):
     A: Tensor
     B: Tensor
     C: Tensor
+    D: Tensor | None = None
     forms: ClassVar[tuple[str, ...]] = ("recurrent", "scan", "convolve")
 
     @property
@@ -56,6 +59,11 @@ class DiagonalLTI(TimeInvariant):
         if not fits:
             shapes = ", ".join(str(tuple(m.shape)) for m in (A, B, C))
             raise InputError(f"DiagonalLTI needs A, B (width, n), C (width, n) or (width, p, n); got {shapes}")
+        if self.D is not None and (self.D.shape != C.shape[:-1] or self.D.dtype != A.real.dtype):
+            raise InputError(
+                f"DiagonalLTI needs its skip D {tuple(C.shape[:-1])} of dtype {A.real.dtype}; "
+                f"got {tuple(self.D.shape)} of {self.D.dtype}"
+            )
         self._check_input(u, A.shape[0], A=A, B=B, C=C)
 
     def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> DiagonalState:
@@ -66,7 +74,8 @@ class DiagonalLTI(TimeInvariant):
     def step(self, u: Tensor, state: DiagonalState) -> tuple[Tensor, DiagonalState]:
         A, B, C = self._coefficients(u.ndim - 2, wide(u.dtype, self.A.dtype))
         h = A * self._complex(state.h) + B * u.unsqueeze(-1)
-        return self._output(C, self._seen(h, 1)).to(u.dtype), DiagonalState(self._real(h).to(state.h.dtype))
+        y = self._skip(self._output(C, self._seen(h, 1)), u, 1)
+        return y.to(u.dtype), DiagonalState(self._real(h).to(state.h.dtype))
 
     def scan(self, u: Tensor, state: DiagonalState | None, masks: Masks = NO_MASKS) -> tuple[Tensor, DiagonalState]:
         """All states by :func:`statewise.kernels.linear_scan`: a is 1 on padding.
@@ -90,14 +99,16 @@ class DiagonalLTI(TimeInvariant):
                 a = a.masked_fill(mask.reshape(*mask.shape, *[1] * (b.ndim - 2)), value)
         h = linear_scan(a, b, h0)
         last = h[:, -1] if u.shape[1] else h0
-        return self._output(C, self._seen(h, 2)).to(u.dtype), DiagonalState(self._real(last).to(state.h.dtype))
+        y = self._skip(self._output(C, self._seen(h, 2)), u, 2)
+        return y.to(u.dtype), DiagonalState(self._real(last).to(state.h.dtype))
 
     def impulse_response(self, length: int) -> Tensor:
-        """C A^k B, doubled in its real part for complex coefficients, by :func:`statewise.kernels.vandermonde`."""
+        """C A^k B, doubled in its real part for complex coefficients, by :func:`statewise.kernels.vandermonde`; D is
+        in its first tap."""
         if length < 1:
             return self._no_taps(length)
         A, B, C = self._coefficients(0, wide(self.A.dtype))
-        return vandermonde(C * (B if C.ndim == 2 else B.unsqueeze(1)), A, length)
+        return self._with_skip(vandermonde(C * (B if C.ndim == 2 else B.unsqueeze(1)), A, length))
 
     def _block(self, length: int, dtype: torch.dtype) -> Block:
         A, B, C = self._coefficients(0, dtype)
@@ -107,7 +118,8 @@ class DiagonalLTI(TimeInvariant):
             powers.append(powers[-1] * powers[-1])
         table = double(torch.ones_like(A).unsqueeze(1), tuple(powers[:-1]), lambda t, a: t * a.unsqueeze(1), 1)
         krylov = table * B.unsqueeze(1)  # (w, T, n): A^k B
-        response = toeplitz(self._output(C.unsqueeze(2), krylov.unsqueeze(1)))
+        taps = self._output(C.unsqueeze(2), krylov.unsqueeze(1))  # (w, p, T)
+        response = toeplitz(self._with_skip(taps.reshape(*self.C.shape[:-1], length)).reshape(taps.shape))
         observe = (C * A.unsqueeze(1)).unsqueeze(2) * table.unsqueeze(1)  # (w, p, T, n): C A^(k + 1)
         if observe.is_complex():  # 2 Re(c h) = 2 Re c Re h - 2 Im c Im h
             observe = 2 * torch.view_as_real(observe.conj().resolve_conj()).flatten(-2)
@@ -142,6 +154,19 @@ class DiagonalLTI(TimeInvariant):
         """C (width, [p,] *1, n) against h (..., width, *trailing, n) -> (..., width, [p,] *trailing)."""
         y = (C * h).sum(-1)
         return 2 * y.real if y.is_complex() else y
+
+    def _skip(self, y: Tensor, u: Tensor, width_axis: int) -> Tensor:
+        """y (..., width, [p,] *trailing) + D u."""
+        if self.D is None:
+            return y
+        D = self.D.to(y.dtype).reshape(*self.D.shape, *[1] * (u.ndim - width_axis - 1))
+        return torch.addcmul(y, D, (u if self.D.ndim == 1 else u.unsqueeze(width_axis + 1)).to(y.dtype))
+
+    def _with_skip(self, taps: Tensor) -> Tensor:
+        """taps (width, [p,] length), with D added to the first of them."""
+        if self.D is None:
+            return taps
+        return taps + F.pad(self.D.to(taps.dtype).unsqueeze(-1), (0, taps.shape[-1] - 1))
 
     def _seen(self, h: Tensor, width_axis: int) -> Tensor:
         """States with an axis for the outputs, if there are several."""

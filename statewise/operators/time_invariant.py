@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import fields, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -82,7 +81,7 @@ class TimeInvariant(Operator):
 
         For decoding: without it every call works its matrices out anew, which is right while they are being learned.
         """
-        prepared = detached(self)
+        prepared = super().prepare()
         object.__setattr__(prepared, "_kept", {})
         return prepared
 
@@ -210,12 +209,6 @@ class TimeInvariant(Operator):
         check_dtypes(name, u, **coefficients)
         if u.ndim < 3 or u.shape[2] != width:
             raise InputError(f"{name} of width {width} needs u (batch, length, {width}, ...); got {tuple(u.shape)}")
-
-
-def detached(operator: Any) -> Any:
-    """A copy of an operator whose tensors record no gradients."""
-    tensors = {f.name: getattr(operator, f.name) for f in fields(operator)}
-    return replace(operator, **{k: v.detach() for k, v in tensors.items() if isinstance(v, Tensor)})
 
 
 def output_shape(C: Tensor, u: Tensor) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics
+from statewise.mixers.h3 import H3Readout
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.mixers.time_invariant import Readout
 from statewise.train.config import TrainConfig
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # Modules whose parameters of two or more axes are maps between features, pulled towards zero by weight decay.
-MAPS = (nn.Linear, nn.Conv1d, ShortConvolution, Readout)
+MAPS = (nn.Linear, nn.Conv1d, ShortConvolution, Readout, H3Readout)
 NORMS = (nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
 
 

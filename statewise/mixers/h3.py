@@ -1,0 +1,219 @@
+"""H3: a shift SSM stores keys, a diagonal SSM stores what they were paired with, queries read it back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_width
+from statewise.mixers.prepared import PreparableMixer, full_precision, wide
+from statewise.mixers.projection import Linear
+from statewise.mixers.s4d import METHODS, S4DConfig, S4DDynamics
+from statewise.mixers.time_invariant import as_complex
+from statewise.operators.base import Operator
+from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
+from statewise.operators.diagonal import DiagonalLTI, DiagonalState
+from statewise.operators.masks import build_masks, mask_time
+
+
+class H3State(NamedTuple):
+    """shift: the last d_shift - 1 keys; ssm: (batch, n_heads, d_state / 2, 2), or with d_head > 1
+    (batch, n_heads, d_head, d_head, d_state / 2, 2), the key's axis before the value's."""
+
+    shift: ConvolutionState
+    ssm: DiagonalState
+
+
+@dataclass(frozen=True, kw_only=True)
+class H3Config(MixerConfig):
+    """H3 with its published defaults.
+
+    d_state:  N, the order of each head's diagonal SSM: d_state / 2 complex pairs
+    d_head:   the width of a head; d_model must be a multiple of it
+    d_shift:  the order of the shift SSM, which is how many keys it sees; None: d_state
+    dt_range: dt of the diagonal SSM is drawn log-uniformly from it
+    method:   its discretisation, "bilinear" (as published) or "zoh"
+    bias:     of the four projections
+
+    Source: Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.2, and the ``H3`` module of its code.
+    """
+
+    d_state: int = 64
+    d_head: int = 1
+    d_shift: int | None = None
+    dt_range: tuple[float, float] = (1e-3, 1e-1)
+    method: str = "bilinear"
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("d_state", "d_head", "d_shift"):
+            value = getattr(self, name)
+            if name == "d_shift" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"H3Config.{name}={value!r}; expected an integer of at least 1")
+        if self.d_state % 2:
+            raise ConfigError(
+                f"H3Config.d_state={self.d_state}; A comes in conjugate pairs, of which one of each is kept: "
+                "use an even number"
+            )
+        if self.method not in METHODS:
+            raise ConfigError(f"H3Config.method={self.method!r}; use one of {list(METHODS)}")
+        ends = self.dt_range
+        if not (isinstance(ends, (tuple, list)) and len(ends) == 2 and 0 < ends[0] <= ends[1] < math.inf):
+            raise ConfigError(f"H3Config.dt_range={ends!r}; expected two numbers, 0 < low <= high")
+        if not isinstance(self.bias, bool):
+            raise ConfigError(f"H3Config.bias={self.bias!r}; expected True or False")
+
+    def build(self, d_model: int) -> H3:
+        return H3(d_model, self)
+
+
+class H3Dynamics(Dynamics):
+    """B of the shift SSM (d_model, d_shift), and log_decay, frequency, B, log_dt of the diagonal one, as in S4D."""
+
+    def __init__(self, d_model: int, n_heads: int, d_shift: int, config: H3Config) -> None:
+        super().__init__()
+        self.shift_B = nn.Parameter(torch.empty(d_model, d_shift))
+        self.diagonal = S4DDynamics(
+            n_heads,
+            S4DConfig(d_state=config.d_state, initialization="lin", method=config.method, dt_range=config.dt_range),
+        )
+
+    def reset_parameters(self) -> None:
+        """The shift SSM's input enters at the first place of its state; the diagonal SSM is S4D-Lin."""
+        with torch.no_grad():
+            self.shift_B.zero_()[:, 0] = 1.0
+        self.diagonal.reset_parameters()
+
+
+class H3Readout(nn.Module):
+    """What is read from the states: shift_C (d_model, d_shift) and C (n_heads, d_state / 2, 2), with the skips shift_D
+    (d_model,) and D (n_heads,)."""
+
+    def __init__(self, d_model: int, n_heads: int, d_shift: int, config: H3Config) -> None:
+        super().__init__()
+        self.shift_C = nn.Parameter(torch.empty(d_model, d_shift))
+        self.shift_D = nn.Parameter(torch.empty(d_model))
+        self.C = nn.Parameter(torch.empty(n_heads, config.d_state // 2, 2))
+        self.D = nn.Parameter(torch.empty(n_heads))
+
+    def reset_parameters(self) -> None:
+        """shift_C uniform in +-1/sqrt(d_model d_shift): the code's ``kaiming_uniform_(a=sqrt(5))`` of a tensor
+        (1, d_model, d_shift). All else normal of variance 1, half of it in each part of C."""
+        bound = self.shift_C.numel() ** -0.5
+        nn.init.uniform_(self.shift_C, -bound, bound)
+        nn.init.normal_(self.C, std=math.sqrt(0.5))
+        for skip in (self.shift_D, self.D):
+            nn.init.normal_(skip)
+
+
+class H3(PreparableMixer):
+    """Q, K, V = W u + b; K' = SSM_shift(K); S^h = SSM_diag^h(K'_h V_h^T) for each head; y = W_O [Q_h^T S^h] + b_O.
+
+    Each head has one diagonal SSM, shared by the d_head x d_head entries of the outer product. Everywhere the first of
+    their two axes is the key's (and the query's, which is summed over), the second the value's. With d_head = 1 this is
+    Q * SSM_diag(SSM_shift(K) * V). Both systems have a skip. The shift SSM is a convolution with d_shift taps.
+
+    Shapes:  x: (batch, length, d_model) -> y the same; state: :class:`H3State`. ``in_proj.weight`` is one
+             (3 d_model, d_model): the rows of q, of k, of v, and in each of them head by head.
+    Cost:    for each token 4 d_model^2 multiply-adds of the projections, and the two systems as convolutions over
+             d_model and d_model d_head channels. The state holds d_model (d_shift - 1 + d_head d_state) numbers.
+             ``freeze()`` before decoding.
+    Errors:  ConfigError if d_head does not divide d_model; InputError for shapes or states that do not fit.
+    Source:  Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.2, algorithm 1.
+
+    >>> mixer = H3Config(d_state=8, d_head=2).build(d_model=4)
+    >>> y, state = mixer(torch.randn(1, 20, 4), mixer.initial_state(batch=1))
+    >>> y.shape, state.shift.inputs.shape, state.ssm.h.shape
+    (torch.Size([1, 20, 4]), torch.Size([1, 7, 4]), torch.Size([1, 2, 2, 2, 4, 2]))
+    """
+
+    def __init__(self, d_model: int, config: H3Config) -> None:
+        check_width(d_model, config)
+        if d_model % config.d_head:
+            raise ConfigError(
+                f"d_model={d_model} is not a multiple of H3Config.d_head={config.d_head}; "
+                "choose a head width that divides it"
+            )
+        super().__init__()
+        self.rate = None  # the shift SSM counts steps, so that a dt alone cannot stand for another sampling rate
+        self.d_model, self.config = d_model, config
+        self.n_heads = d_model // config.d_head
+        self.d_shift = config.d_state if config.d_shift is None else config.d_shift
+        self.in_proj = Linear(d_model, 3 * d_model, bias=config.bias)
+        self.dynamics = H3Dynamics(d_model, self.n_heads, self.d_shift, config)
+        self.readout = H3Readout(d_model, self.n_heads, self.d_shift, config)
+        self.out_proj = Linear(d_model, d_model, bias=config.bias)
+        self.reset_parameters()
+
+    def reset_parameters(self, residual_scale: float = 1.0) -> None:
+        """As published: the projections normal of standard deviation 0.02, biases zero.
+
+        ``residual_scale`` is not used. The published code scales the residual projections that it knows by name, and
+        H3's own is not among them.
+        """
+        self._refuse_if_frozen("cannot draw its parameters anew")
+        for projection in (self.in_proj, self.out_proj):
+            nn.init.normal_(projection.weight, std=0.02)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+        self.dynamics.reset_parameters()
+        self.readout.reset_parameters()
+
+    def build_operators(self) -> list[Operator]:
+        """The shift SSM as a convolution, and the discrete diagonal SSM, each with its skip."""
+        dynamics, readout = self.dynamics, self.readout
+        shift = CausalConvolution.from_shift(wide(dynamics.shift_B), wide(readout.shift_C), wide(readout.shift_D))
+        A, B = dynamics.diagonal(1.0)
+        return [shift, DiagonalLTI(A, B, as_complex(readout.C), wide(readout.D))]
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> H3State:
+        weight, config = self.in_proj.weight, self.config
+        options: dict[str, Any] = {
+            "device": weight.device if device is None else device,
+            "dtype": torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32),
+        }
+        entries = () if config.d_head == 1 else (config.d_head, config.d_head)
+        return H3State(
+            ConvolutionState(torch.zeros(batch, self.d_shift - 1, self.d_model, **options)),
+            DiagonalState(torch.zeros(batch, self.n_heads, *entries, config.d_state // 2, 2, **options)),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        state: H3State | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, H3State | None]:
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise InputError(f"H3 needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        if state is not None and not isinstance(state, H3State):
+            raise InputError(f"H3 needs an H3State as its state, got {type(state).__name__}")
+        check_dtype(x, self.in_proj.weight, "H3")
+        if lengths is not None:
+            x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)
+        q, k, v = wide(self.in_proj(x)).chunk(3, -1)
+        before = H3State(cast(Any, None), cast(Any, None)) if state is None else state
+        with full_precision(x):
+            shift, diagonal = self.operators
+            k, keys = shift(k, before.shift, lengths=lengths, starts=starts)
+            if self.config.d_head == 1:
+                stored, ssm = diagonal(k * v, before.ssm, lengths=lengths, starts=starts)
+                y = q * stored
+            else:
+                q, k, v = (m.unflatten(-1, (self.n_heads, self.config.d_head)) for m in (q, k, v))
+                pairs = k.unsqueeze(-1) * v.unsqueeze(-2)
+                stored, ssm = diagonal(pairs, before.ssm, lengths=lengths, starts=starts)
+                y = (q.unsqueeze(-1) * stored).sum(-2).flatten(-2)
+        y = self.out_proj(y.to(x.dtype))
+        return y, None if state is None else H3State(keys, ssm)
