@@ -1,5 +1,8 @@
 """Several models at once: their channels are channels of one convolution."""
 
-from statewise.kernels.batching import merged
+from statewise.kernels.batching import Rule, merged
 
-vmap_rule = merged("fft_convolution", {"u": 2, "impulse_response": 0, "history": 2}, 2)
+
+def vmap_rule(name: str) -> Rule:
+    """Of the operator of that name."""
+    return merged(name, {"u": 2, "impulse_response": 0, "history": 2}, 2)

@@ -28,16 +28,16 @@ def forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
     y = torch.empty(b, l, w, p, t, dtype=u.dtype, device=u.device)
     if y.numel() == 0:
         return y
-    outputs, inputs = [(0, y.view(b, l, w, p * t))], _parts(u, history)
+    outputs, inputs = [(0, y.view(b, l, w, p * t))], known_parts(u, history)
     size = sizes(b, l, taps, w, p * t, u.device)
-    for group in _ranges(0, w, size.group):
+    for group in ranges(0, w, size.group):
         filters = _spectra(K[group], size.n, size.block, dtype)
-        for rows in _ranges(0, b, size.rows):
-            for times in _ranges(0, l, size.chunk):
+        for rows in ranges(0, b, size.rows):
+            for times in ranges(0, l, size.chunk):
                 m, first = times.stop - times.start, max(times.start - taps + 1, inputs[0][0])
                 past = _read(inputs, rows, first, times.stop, group, dtype)
                 found = past.new_empty(*past.shape[:2], p * t, m)
-                for block in _ranges(0, past.shape[1], size.block):
+                for block in ranges(0, past.shape[1], size.block):
                     spectrum = _rfft(past[:, block], size.n).unsqueeze(2)  # (b, w, 1, t, f)
                     weight = filters[block].unsqueeze(2)
                     spectrum = spectrum.mul_(weight) if p == 1 else spectrum * weight
@@ -55,19 +55,19 @@ def backward(grad: Tensor, u: Tensor, K: Tensor, history: Tensor | None) -> tupl
         return torch.zeros_like(u), torch.zeros_like(K), None if history is None else torch.zeros_like(history)
     du, dK = torch.empty(u.shape, dtype=u.dtype, device=u.device), torch.empty(K.shape, dtype=K.dtype, device=K.device)
     dhistory = None if history is None else torch.empty(history.shape, dtype=history.dtype, device=u.device)
-    inputs, found_in = _parts(u, history), _parts(du, dhistory)
+    inputs, found_in = known_parts(u, history), known_parts(du, dhistory)
     size = sizes(b, l, taps, w, p * t, u.device)
-    for group in _ranges(0, w, size.group):
+    for group in ranges(0, w, size.group):
         filters = _spectra(K[group], size.n, size.block, dtype).conj_physical_()
         d_filters = torch.zeros_like(filters)
-        for rows in _ranges(0, b, size.rows):
-            for times in _ranges(0 if history is None else 1 - taps, l, size.chunk):
+        for rows in ranges(0, b, size.rows):
+            for times in ranges(0 if history is None else 1 - taps, l, size.chunk):
                 m = times.stop - times.start
                 reach = min(times.stop + taps - 1, l)
                 after = _read([(0, grad.flatten(3))], rows, times.start, reach, group, dtype)
                 here = _read(inputs, rows, times.start, times.stop, group, dtype)
                 found = torch.empty_like(here)
-                for block in _ranges(0, here.shape[1], size.block):
+                for block in ranges(0, here.shape[1], size.block):
                     d_spectrum = _rfft(after[:, block], size.n).unflatten(2, (p, t))  # (b, w, p, t, f)
                     spectrum = _rfft(here[:, block], size.n).conj_physical_().unsqueeze(2)
                     product = spectrum.mul_(d_spectrum) if p == 1 else spectrum * d_spectrum
@@ -77,17 +77,17 @@ def backward(grad: Tensor, u: Tensor, K: Tensor, history: Tensor | None) -> tupl
                     d_spectrum = d_spectrum.squeeze(2) if p == 1 else d_spectrum.sum(2)
                     found[:, block] = torch.fft.irfft(d_spectrum, n=size.n)[..., :m]
                 _write(found, found_in, rows, times.start, group)
-        for block in _ranges(0, d_filters.shape[0], size.block):
+        for block in ranges(0, d_filters.shape[0], size.block):
             place = slice(group.start + block.start, group.start + block.stop)
             dK[place] = torch.fft.irfft(d_filters[block], n=size.n)[..., :taps]
     return du, dK, dhistory
 
 
-def _ranges(start: int, stop: int, step: int) -> Iterator[slice]:
+def ranges(start: int, stop: int, step: int) -> Iterator[slice]:
     return (slice(i, min(i + step, stop)) for i in range(start, stop, step))
 
 
-def _parts(x: Tensor, history: Tensor | None) -> Parts:
+def known_parts(x: Tensor, history: Tensor | None) -> Parts:
     """What is known of the input, in time: the history ends where x begins."""
     return [(0, x)] if history is None else [(-history.shape[1], history), (0, x)]
 
@@ -106,7 +106,7 @@ def _spectra(K: Tensor, n: int, block: int, dtype: torch.dtype) -> Tensor:
     """(w, p, taps) -> (w, p, f)"""
     complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
     spectra = torch.empty(*K.shape[:2], n // 2 + 1, dtype=complex_dtype, device=K.device)
-    for channels in _ranges(0, K.shape[0], block):
+    for channels in ranges(0, K.shape[0], block):
         spectra[channels] = _rfft(K[channels].to(dtype), n)
     return spectra
 
