@@ -1,4 +1,5 @@
-"""Data: text (sources, tokenizers, the token store on disk), labelled sequences, memory tasks, time series; batches.
+"""Data: text (sources, tokenizers, the token store on disk), labelled sequences, memory tasks, time series, synthetic
+languages; batches.
 
 Only the batches need torch, and only a tokenizer.json the ``tokenizers`` library: each is imported when first used.
 """
@@ -11,6 +12,7 @@ from statewise.data.labelled import LabelledData, LabelledDataConfig, open_label
 from statewise.data.memory_tasks import MemoryData, MemoryDataConfig, open_memory_task
 from statewise.data.sequences import LabelledSplit
 from statewise.data.series import SeriesData, SeriesDataConfig, SeriesSplit, open_series
+from statewise.data.synthetic_languages import SyntheticLanguage, SyntheticLanguageConfig, open_synthetic_language
 from statewise.data.text import Corpus, TextDataConfig, TokenSplit, open_corpus
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer, require_same_tokenizer
 
@@ -37,6 +39,8 @@ __all__ = [
     "SeriesData",
     "SeriesDataConfig",
     "SeriesSplit",
+    "SyntheticLanguage",
+    "SyntheticLanguageConfig",
     "TextDataConfig",
     "TokenSplit",
     "Tokenizer",
@@ -45,6 +49,7 @@ __all__ = [
     "open_labelled",
     "open_memory_task",
     "open_series",
+    "open_synthetic_language",
     "require_same_tokenizer",
 ]
 

@@ -12,6 +12,7 @@ from statewise.data.base import DataConfig
 from statewise.data.labelled import LabelledDataConfig
 from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
+from statewise.data.synthetic_languages import SyntheticLanguageConfig
 from statewise.data.text import TextDataConfig
 from statewise.errors import ConfigError
 from statewise.models.registry import CONFIG_TYPES
@@ -20,6 +21,7 @@ from statewise.train.tasks.base import BatchSource, Table, Task
 from statewise.train.tasks.classification import ClassificationTask
 from statewise.train.tasks.forecasting import ForecastingTask
 from statewise.train.tasks.language import LanguageTask
+from statewise.train.tasks.recall import RecallTask
 from statewise.train.tasks.regression import RegressionTask
 
 __all__ = ["TASKS", "BatchSource", "Table", "Task", "open_task", "run_types", "task_type"]
@@ -29,6 +31,7 @@ TASKS: dict[type[DataConfig], tuple[type[Task[Any, Any]], ...]] = {
     LabelledDataConfig: (ClassificationTask, RegressionTask),
     MemoryDataConfig: (ClassificationTask, RegressionTask),
     SeriesDataConfig: (ForecastingTask,),
+    SyntheticLanguageConfig: (RecallTask,),
     TextDataConfig: (LanguageTask,),
 }
 

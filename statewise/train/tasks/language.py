@@ -92,11 +92,7 @@ class LanguageTask(Task[LanguageModel, Batch]):
     def loss(self, model: LanguageModel, batch: Batch, state: Any) -> tuple[Tensor, Any]:
         """The mean cross-entropy in nats a token, and the state after the batch."""
         features, state = model.features(batch.inputs, state, starts=batch.starts)
-        if batch.targets.numel() * model.config.vocab_size > MANY_LOGITS:
-            return linear_cross_entropy(features.flatten(0, 1), model.head.weight, batch.targets.flatten()), state
-        logits = model.head(features)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), state
+        return token_loss(model, features, batch.targets), state
 
     def from_loss(self, loss: float) -> dict[str, float]:
         return {"bits_per_byte": loss * self._bits_per_nat}
@@ -112,7 +108,8 @@ class LanguageTask(Task[LanguageModel, Batch]):
             self.tokenizer,
             max_tokens=n_tokens,
             chunk_length=self._length,
-            window=None if _can_read_on(model) else self._length,
+            window=train.evaluate_window or (None if _can_read_on(model) else self._length),
+            stride=train.evaluate_window,
             # Each piece begins at rest: pieces long enough for that not to matter
             n_streams=max(1, min(train.batch_size, n_tokens // (8 * self._length))),
         )
@@ -156,6 +153,18 @@ class LanguageTask(Task[LanguageModel, Batch]):
     def _length(self) -> int:
         assert self.run.train.length is not None  # RunConfig sets it for text
         return self.run.train.length
+
+
+def token_loss(model: LanguageModel, features: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross-entropy in nats of the tokens that the head makes of these features; -100 does not count.
+
+    Shapes:  features: (..., d_model)   targets: (...) int64   ->   (), in float32 or wider
+    """
+    if targets.numel() * model.config.vocab_size > MANY_LOGITS:
+        return linear_cross_entropy(features.flatten(0, -2), model.head.weight, targets.flatten())
+    logits = model.head(features)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 def evaluate_file(

@@ -1,0 +1,60 @@
+"""Selective copying: symbols scattered in noise, to be given back in order at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from statewise.data.synthetic_languages.language import Language, Rows
+from statewise.data.synthetic_languages.words import Words
+
+
+class SelectiveCopying(Language):
+    """``n_copied`` symbols at random places among noise, then as many markers, at which the symbols are asked for in
+    the order in which they stood. A model reads ``length`` tokens: length - n_copied of symbols and noise, and the
+    markers.
+
+    Token 0 is the noise, 1 to vocab_size - 2 are the symbols, drawn with repetition, and the last token is the marker.
+
+    Chance: 1 / (vocab_size - 2), 7.1 % at the published 16.
+    Source: Gu and Dao 2023 (Mamba), arXiv:2312.00752, sec. 4.1.1 and appendix E.1: length 4096, vocabulary 16 with the
+        noise, 16 data tokens, 400,000 steps of 64 rows: so many are the rows for training, each read once. The paper
+        names no marker; ours is that of the authors' copying task (state-spaces/s4), whose vocabulary counts noise and
+        marker in. The sizes of the validation and test splits are ours too.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 16,
+        "length": 4096,
+        "n_copied": 16,
+        "test_length": None,
+        "answer_only": True,
+        "n_train": 25_600_000,
+        "n_validation": 256,
+        "n_test": 512,
+    }
+
+    def check(self, length: int, field: str) -> None:
+        n_copied = self.config.resolved("n_copied")
+        self.require("vocab_size", self.vocab_size >= 4, "at least 4: the noise, the marker and two symbols")
+        self.require("n_copied", 1 <= n_copied <= length // 2, f"1 to {length // 2}, half of {field} {length}")
+
+    def draw(self, words: Words, length: int) -> Rows:
+        n_copied: int = self.config.resolved("n_copied")
+        places = np.sort(words.distinct(length - n_copied, n_copied), 1)
+        symbols = 1 + words.integers(self.n_candidates, n_copied)
+        inputs = np.zeros((len(symbols), length), np.int64)
+        np.put_along_axis(inputs, places, symbols, 1)
+        inputs[:, -n_copied:] = self.vocab_size - 1
+        positions = np.broadcast_to(np.arange(length - n_copied, length), symbols.shape)
+        return Rows(inputs, symbols, positions, places)
+
+    @property
+    def n_candidates(self) -> int:
+        return self.vocab_size - 2
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return (".", *map(str, range(1, self.vocab_size - 1)), "?")
