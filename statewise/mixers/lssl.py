@@ -92,7 +92,13 @@ class LSSL(TimeInvariantMixer):
     def __init__(self, d_model: int, config: LSSLConfig) -> None:
         super().__init__(d_model, config)
         self.dynamics = LSSLDynamics(d_model, config)
-        self.readout = Readout(d_model, config.d_state, config, is_complex=False)
+        self.readout = Readout(
+            d_model,
+            config.d_state,
+            n_heads=config.n_heads,
+            bidirectional=config.bidirectional,
+            is_complex=False,
+        )
         self.reset_parameters()
 
     def build_operators(self) -> list[TimeInvariant]:

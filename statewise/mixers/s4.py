@@ -130,7 +130,13 @@ class S4(TimeInvariantMixer):
     def __init__(self, d_model: int, config: S4Config) -> None:
         super().__init__(d_model, config)
         self.dynamics = S4Dynamics(d_model, config)
-        self.readout = Readout(d_model, config.d_state // 2, config, is_complex=True)
+        self.readout = Readout(
+            d_model,
+            config.d_state // 2,
+            n_heads=config.n_heads,
+            bidirectional=config.bidirectional,
+            is_complex=True,
+        )
         self.reset_parameters()
 
     def build_operators(self) -> list[TimeInvariant]:

@@ -126,7 +126,13 @@ class S4D(TimeInvariantMixer):
     def __init__(self, d_model: int, config: S4DConfig) -> None:
         super().__init__(d_model, config)
         self.dynamics = S4DDynamics(d_model, config)
-        self.readout = Readout(d_model, config.n_stored, config, is_complex=config.is_complex)
+        self.readout = Readout(
+            d_model,
+            config.n_stored,
+            n_heads=config.n_heads,
+            bidirectional=config.bidirectional,
+            is_complex=config.is_complex,
+        )
         self.reset_parameters()
 
     def build_operators(self) -> list[TimeInvariant]:

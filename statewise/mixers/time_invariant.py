@@ -91,13 +91,15 @@ class Readout(nn.Module):
     """C and the skip D: what is read from the states, (d_model, n_heads, n) numbers a direction, complex if the
     systems are (then stored with a last axis of 2)."""
 
-    def __init__(self, d_model: int, n: int, config: TimeInvariantConfig, *, is_complex: bool) -> None:
+    def __init__(
+        self, d_model: int, n: int, *, n_heads: int = 1, bidirectional: bool = False, is_complex: bool
+    ) -> None:
         super().__init__()
-        shape = (d_model, config.n_heads, n, 2) if is_complex else (d_model, config.n_heads, n)
+        shape = (d_model, n_heads, n, 2) if is_complex else (d_model, n_heads, n)
         self.is_complex = is_complex
         self.C = nn.Parameter(torch.empty(shape))
-        self.C_backward = nn.Parameter(torch.empty(shape)) if config.bidirectional else None
-        self.D = nn.Parameter(torch.empty(d_model, config.n_heads))
+        self.C_backward = nn.Parameter(torch.empty(shape)) if bidirectional else None
+        self.D = nn.Parameter(torch.empty(d_model, n_heads))
 
     def reset_parameters(self) -> None:
         """All normal of variance 1; for complex C half of it in each part."""

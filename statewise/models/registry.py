@@ -7,7 +7,9 @@ from typing import Any
 
 from statewise.configuration import TYPE_KEY, from_dict, to_dict
 from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.gss import GSSConfig
 from statewise.mixers.h3 import H3Config
+from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.lmu import LMUConfig
 from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.mamba import MambaConfig
@@ -29,10 +31,12 @@ CONFIG_TYPES: dict[str, type] = {
     "AttentionConfig": AttentionConfig,
     "BlockConfig": BlockConfig,
     "ForecasterConfig": ForecasterConfig,
+    "GSSConfig": GSSConfig,
     "H3Config": H3Config,
     "LMUConfig": LMUConfig,
     "LSSLConfig": LSSLConfig,
     "LanguageModelConfig": LanguageModelConfig,
+    "LinearAttentionConfig": LinearAttentionConfig,
     "MLPConfig": MLPConfig,
     "Mamba2Config": Mamba2Config,
     "Mamba3Config": Mamba3Config,

@@ -1,0 +1,159 @@
+"""GSS: a diagonal state-space model of few channels, expanded and gated by a wide feedforward branch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from statewise import hippo
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_width
+from statewise.mixers.prepared import PreparableMixer, full_precision, wide
+from statewise.mixers.projection import Linear
+from statewise.mixers.time_invariant import Readout, least_decay
+from statewise.operators.diagonal import DiagonalLTI, DiagonalState
+from statewise.operators.masks import build_masks, mask_time
+from statewise.systems import discretize_diagonal
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSSConfig(MixerConfig):
+    """Gated state spaces.
+
+    d_state:    N, the order of each channel's system: d_state / 2 complex pairs
+    expand:     the gate, and what it multiplies, are expand * d_model wide
+    bottleneck: the system has d_model / bottleneck channels
+    bias:       of the projections
+    """
+
+    d_state: int = 64
+    expand: int = 4
+    bottleneck: int = 4
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("d_state", "expand", "bottleneck"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"GSSConfig.{name}={value!r}; expected an integer of at least 1")
+        if self.d_state % 2:
+            raise ConfigError(
+                f"GSSConfig.d_state={self.d_state}; a complex A comes in conjugate pairs, of which one of each is "
+                "kept: use an even number"
+            )
+        if not isinstance(self.bias, bool):
+            raise ConfigError(f"GSSConfig.bias={self.bias!r}; expected True or False")
+
+    def build(self, d_model: int) -> GSS:
+        return GSS(d_model, self)
+
+
+class GSSDynamics(Dynamics):
+    """A = -exp(log_decay) + i exp(log_frequency), both (d_ssm, d_state / 2); B and dt are 1 and not learned."""
+
+    def __init__(self, d_ssm: int, d_state: int) -> None:
+        super().__init__()
+        self.d_state = d_state
+        self.log_decay = nn.Parameter(torch.empty(d_ssm, d_state // 2))
+        self.log_frequency = nn.Parameter(torch.empty(d_ssm, d_state // 2))
+
+    def reset_parameters(self) -> None:
+        """A = -1/2 + i e^g, g from the normal distribution: S4D's "random", drawn for each channel."""
+        with torch.no_grad():
+            for decay, frequency in zip(self.log_decay, self.log_frequency):
+                A, _ = hippo.diagonal("random", self.d_state)
+                decay.copy_(least_decay(A).log())
+                frequency.copy_(A.imag.log())
+
+    def forward(self, rate: float) -> tuple[Tensor, Tensor]:
+        """The discrete A and B, (d_ssm, d_state / 2): e^A and (e^A - 1) / A at a rate of 1."""
+        A = torch.complex(-wide(self.log_decay).exp(), wide(self.log_frequency).exp())
+        return discretize_diagonal(A, torch.ones_like(A), rate, "zoh", check_dt=False)
+
+
+class GSS(PreparableMixer):
+    """u = GELU(W_1 x), v = GELU(W_2 x); y = W_4 (u * W_3 DSS(v)), the residual being the block's.
+
+    DSS is, for each of the d_ssm = d_model / bottleneck channels of v, x_t = e^A x_{t-1} + (e^A - 1) / A v_t, read as
+    2 Re(C x_t) + D v_t with a diagonal A = -exp(log_decay) + i exp(log_frequency).
+
+    Published: the equations, the widths 4 d_model and d_model / 4, exp for both parts of A, B = 1 and a step of 1 that
+    are not learned. The paper has one A for all channels, a d_state of 512, random real parts of A too, and a norm in
+    front of the system. Here, as in the options by which the code of S4 says it has GSS: an A for each channel, real
+    parts of -1/2 and random imaginary ones, no norm. Our choice: a d_state of 64, the exact GELU, projections that begin
+    as ``nn.Linear`` does, with biases. The settings of H3's GSS baseline are not published.
+
+    Shapes:  x: (batch, length, d_model) -> y the same. State: :class:`~statewise.operators.diagonal.DiagonalState`,
+             (batch, d_ssm, d_state / 2, 2). ``in_proj.weight``: the rows of W_1, then those of W_2
+    Cost:    for each token, multiply-adds of the projections, 2 expand d_model^2 + d_model d_ssm (1 + expand), and a
+             convolution over d_ssm channels. ``freeze()`` before decoding.
+    Errors:  ConfigError if bottleneck does not divide d_model; InputError for shapes or states that do not fit.
+    Source:  Mehta et al. 2022, arXiv:2206.13947, sec. 3.1 and 3.2; DSS: Gupta et al. 2022, arXiv:2203.14343.
+
+    >>> mixer = GSSConfig(d_state=8).build(d_model=16)
+    >>> y, state = mixer(torch.randn(1, 20, 16), mixer.initial_state(batch=1))
+    >>> y.shape, state.h.shape
+    (torch.Size([1, 20, 16]), torch.Size([1, 4, 4, 2]))
+    """
+
+    def __init__(self, d_model: int, config: GSSConfig) -> None:
+        check_width(d_model, config)
+        if d_model % config.bottleneck:
+            raise ConfigError(
+                f"d_model={d_model} is not a multiple of GSSConfig.bottleneck={config.bottleneck}; use a divisor"
+            )
+        super().__init__()
+        self.d_model, self.config = d_model, config
+        self.d_inner, self.d_ssm = config.expand * d_model, d_model // config.bottleneck
+        self.in_proj = Linear(d_model, self.d_inner + self.d_ssm, bias=config.bias)
+        self.dynamics = GSSDynamics(self.d_ssm, config.d_state)
+        self.readout = Readout(self.d_ssm, config.d_state // 2, is_complex=True)
+        self.up_proj = Linear(self.d_ssm, self.d_inner, bias=config.bias)
+        self.out_proj = Linear(self.d_inner, d_model, bias=config.bias)
+        self.reset_parameters()
+
+    def reset_parameters(self, residual_scale: float = 1.0) -> None:
+        """The projections as ``nn.Linear``, the output's scaled."""
+        self._refuse_if_frozen("cannot draw its parameters anew")
+        for projection in (self.in_proj, self.up_proj, self.out_proj):
+            projection.reset_parameters()
+        with torch.no_grad():
+            for parameter in self.out_proj.parameters():
+                parameter.mul_(residual_scale)
+        self.dynamics.reset_parameters()
+        self.readout.reset_parameters()
+
+    def build_operators(self) -> list[DiagonalLTI]:
+        """The discrete system with its skip."""
+        A, B = self.dynamics(self.rate)
+        (C,) = self.readout.directions()
+        return [DiagonalLTI(A, B, C.squeeze(1), wide(self.readout.D).squeeze(1))]
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> DiagonalState:
+        weight = self.in_proj.weight
+        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
+        device = weight.device if device is None else device
+        return DiagonalState(torch.zeros(batch, self.d_ssm, self.config.d_state // 2, 2, device=device, dtype=dtype))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: DiagonalState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, DiagonalState | None]:
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise InputError(f"GSS needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_dtype(x, self.in_proj.weight, "GSS")
+        if lengths is not None:
+            x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)
+        u, v = F.gelu(self.in_proj(x)).split((self.d_inner, self.d_ssm), -1)
+        with full_precision(x):
+            y, state = self.operators[0](wide(v), state, lengths=lengths, starts=starts)
+        return self.out_proj(u * self.up_proj(y.to(u.dtype))), state

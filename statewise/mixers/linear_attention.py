@@ -1,0 +1,158 @@
+"""Causal linear attention: attention whose history is a sum, so that its state has one size for ever."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from statewise.errors import ConfigError, InputError
+from statewise.mixers.base import Mixer, MixerConfig, check_dtype, check_width
+from statewise.mixers.feature_maps import FEATURE_MAPS
+from statewise.mixers.projection import Linear
+from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.ssd import SSD, SSDState
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttentionConfig(MixerConfig):
+    """Linear attention with ``n_heads`` heads, values of width d_model / n_heads.
+
+    feature_map:  "elu" (elu + 1), "relu", "identity" or "taylor", see :mod:`~statewise.mixers.feature_maps`
+    normalize:    divide by phi(q) . z, the sum of the weights; False leaves the sum of weighted values
+    d_feature:    width of a head's queries and keys before the feature map; None: as wide as its values. The Taylor
+                  map makes 1 + d + d^2 features of d, and is used with 16 (Based)
+    eps:          the least denominator, see :class:`LinearAttention`
+    bias:         of both projections
+    chunk_length: steps that are computed as attention, between which the state is carried
+    """
+
+    n_heads: int
+    feature_map: str = "elu"
+    normalize: bool = True
+    d_feature: int | None = None
+    eps: float = 1e-6
+    bias: bool = False
+    chunk_length: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("n_heads", "d_feature", "chunk_length"):
+            value = getattr(self, name)
+            if value is None and name == "d_feature":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"LinearAttentionConfig.{name}={value!r}; expected an integer of at least 1")
+        if self.feature_map not in FEATURE_MAPS:
+            raise ConfigError(
+                f"LinearAttentionConfig.feature_map={self.feature_map!r} is unknown; use one of {list(FEATURE_MAPS)}"
+            )
+        for name in ("normalize", "bias"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"LinearAttentionConfig.{name}={getattr(self, name)!r}; expected True or False")
+        number = isinstance(self.eps, (int, float)) and not isinstance(self.eps, bool)
+        if not (number and 0.0 < self.eps < math.inf):
+            raise ConfigError(f"LinearAttentionConfig.eps={self.eps!r}; expected a number above 0")
+
+    def build(self, d_model: int) -> LinearAttention:
+        return LinearAttention(d_model, self)
+
+
+class LinearAttention(Mixer):
+    """S_t = S_{t-1} + v_t phi(k_t)^T, z_t = z_{t-1} + phi(k_t), o_t = S_t phi(q_t) / (z_t . phi(q_t)) for each head;
+    y = W_o o, with q, k, v = W_i x. Without ``normalize`` there is neither z nor the division.
+
+    This is :class:`~statewise.operators.ssd.SSD` with log_a = 0, keys, queries and values for B, C and its input; a
+    column of ones beside the values gives z.
+
+    Shapes:   x: (batch, length, d_model) -> y the same. State: :class:`~statewise.operators.ssd.SSDState`, h (batch,
+              n_heads, d_head + 1, n_features): the rows of S and, last, z; without ``normalize`` d_head rows.
+              ``in_proj.weight``: the rows of q, then of k (n_heads d_feature each), then of v, head by head
+    Cost:     for each token, multiply-adds of the projections, 2 d_model (d_model + n_heads d_feature), and of the
+              system, about n_heads (n_features + d_head) chunk_length + 2 d_model n_features
+    Numerics: from the feature map to the division in float32 or wider. A denominator smaller than ``eps`` in size
+              becomes eps, with its sign. With "elu", "relu" and "taylor", which have no negative weights, a query that
+              finds nothing (all weights 0, as "relu" has it, or "elu" far below 0) so gives 0. With "identity"
+              weights of both signs may cancel, and outputs are then as large as 1 / eps: it is meant for
+              ``normalize=False``, where y = W_o (mask * (Q K^T)) V. No weight is scaled by 1/sqrt(d_feature), but
+              in "taylor".
+    Errors:   ConfigError if n_heads does not divide d_model; InputError for shapes or states that do not fit.
+    Source:   Katharopoulos et al. 2020, arXiv:2006.16236, sec. 3.2 and 3.3 (eq. 9 to 12).
+
+    >>> mixer = LinearAttentionConfig(n_heads=2).build(d_model=16)
+    >>> y, state = mixer(torch.randn(1, 5, 16), mixer.initial_state(batch=1))
+    >>> y.shape, state.h.shape
+    (torch.Size([1, 5, 16]), torch.Size([1, 2, 9, 8]))
+    """
+
+    def __init__(self, d_model: int, config: LinearAttentionConfig) -> None:
+        check_width(d_model, config)
+        if d_model % config.n_heads:
+            raise ConfigError(
+                f"d_model={d_model} is not a multiple of LinearAttentionConfig.n_heads={config.n_heads}; "
+                "choose a number of heads that divides it"
+            )
+        super().__init__()
+        self.d_model, self.config = d_model, config
+        self.n_heads, self.d_head = config.n_heads, d_model // config.n_heads
+        self.d_feature = self.d_head if config.d_feature is None else config.d_feature
+        self.feature_map = FEATURE_MAPS[config.feature_map]
+        self.n_features = self.feature_map.width(self.d_feature)
+        self.in_proj = Linear(d_model, 2 * self.n_heads * self.d_feature + d_model, bias=config.bias)  # q, k, v
+        self.out_proj = Linear(d_model, d_model, bias=config.bias)
+        self.reset_parameters()
+
+    def reset_parameters(self, residual_scale: float = 1.0) -> None:
+        """As attention: normal of standard deviation 0.02, biases zero, the output's scaled."""
+        for layer in (self.in_proj, self.out_proj):
+            nn.init.normal_(layer.weight, std=0.02)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        with torch.no_grad():
+            self.out_proj.weight.mul_(residual_scale)
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> SSDState:
+        weight = self.in_proj.weight
+        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
+        rows = self.d_head + self.config.normalize
+        device = weight.device if device is None else device
+        return SSDState(torch.zeros(batch, self.n_heads, rows, self.n_features, device=device, dtype=dtype))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Any = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, SSDState | None]:
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise InputError(f"LinearAttention needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_dtype(x, self.in_proj.weight, "LinearAttention")
+        if lengths is not None:
+            x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)
+        projected = self.in_proj(x)
+        projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
+        qk, v = projected.split((2 * self.n_heads * self.d_feature, self.d_model), -1)
+        qk = self.feature_map.apply(qk.unflatten(-1, (2 * self.n_heads, self.d_feature)))
+        q, k = qk.chunk(2, 2)
+        v = v.unflatten(-1, (self.n_heads, self.d_head))
+        if self.config.normalize:
+            v = F.pad(v, (0, 1), value=1.0)
+        operator = SSD(v.new_zeros(v.shape[:3]), k, q, self.config.chunk_length)
+        y, state = operator(v, state, lengths=lengths, starts=starts)
+        if self.config.normalize:
+            y = y[..., :-1] / self._denominator(y[..., -1:])
+        return self.out_proj(y.to(x.dtype).flatten(2)), state
+
+    def _denominator(self, weight: Tensor) -> Tensor:
+        """The sum of the weights, at least eps in size."""
+        eps = self.config.eps
+        if self.feature_map.nonnegative:
+            return weight.clamp(min=eps)
+        return torch.where(weight.abs() < eps, torch.full_like(weight, eps).copysign(weight), weight)
