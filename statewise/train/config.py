@@ -89,6 +89,8 @@ class TrainConfig:
     evaluate_every: int | None = None
     evaluate_minutes: float | None = 5.0
     evaluate_items: int | None = None  # of the validation split, from its beginning; None: all (text: 65,536 tokens)
+    evaluate_window: int | None = None  # text: read the validation split from rest in windows of so many tokens, as
+    # training does; None: with the state carried through it, where that is possible
     save_every: int | None = None
     save_minutes: float | None = 10.0
     keep_last: int = 2  # checkpoints
@@ -101,7 +103,7 @@ class TrainConfig:
         for name in ("batch_size", "accumulation", "keep_last", "log_every"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._require("evaluate_items", self.evaluate_items is None or self.evaluate_items >= 2, "at least 2, or None")
-        for name in ("steps", "length", "evaluate_every", "save_every", "threads"):
+        for name in ("steps", "length", "evaluate_every", "evaluate_window", "save_every", "threads"):
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1, or None")
         for name in ("minutes", "evaluate_minutes", "save_minutes", "clip_norm", "dynamics_lr_max"):
             self._require(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0, or None")
@@ -148,6 +150,11 @@ class RunConfig:
             raise ConfigError(
                 f"train.length={self.train.length}, but the sequences of {type(self.data).__name__} have their own "
                 "length; leave it out (train.length=null)"
+            )
+        if length is None and self.train.evaluate_window is not None:
+            raise ConfigError(
+                f"train.evaluate_window={self.train.evaluate_window} is for text, not for {type(self.data).__name__}; "
+                "leave it out (train.evaluate_window=null)"
             )
         if self.train.length is None and length is not None:
             object.__setattr__(self, "train", replace(self.train, length=length))
