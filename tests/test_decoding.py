@@ -20,6 +20,7 @@ from statewise.decoding import PRECISIONS, Decoder, dequantised, why_not
 from statewise.decoding.packing import pack, quantise
 from statewise.errors import InputError
 from statewise.generate import generate, read
+from statewise.mixers.h3 import H3Config
 from statewise.mixers.mamba import MambaConfig
 from statewise.model_folder import open_model
 from statewise.train import train
@@ -45,6 +46,11 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         sw.AttentionConfig(n_heads=3, d_head=9, d_rotary=4, rotary_base=100.0),
         sw.AttentionConfig(n_heads=1, n_kv_heads=1, positions=None, window=1),
     ),
+    "h3": (
+        H3Config(d_state=6, d_shift=5),
+        H3Config(d_state=22, d_head=2, d_shift=1, bias=False),
+        H3Config(d_state=4, d_head=11, method="zoh"),
+    ),
     "hybrid": (
         MambaConfig(d_state=8),
         Block(mixer=sw.Mamba2Config(d_state=16, d_head=11), mlp=MLP(activation="gelu_tanh"), norm="layer"),
@@ -53,6 +59,7 @@ LAYERS: dict[str, tuple[Any, ...]] = {
             mlp=MLP(activation="silu", gated=True),
             placement="post",
         ),
+        H3Config(d_state=34),
     ),
     "blocks": (
         Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1.5, activation="gelu", bias=False), norm="batch"),
@@ -181,7 +188,8 @@ def test_every_instruction_set_batch_and_number_of_threads(precision: str, instr
 def test_matrices_wider_than_a_tile(precision: str) -> None:
     """Columns that fill no group and no tile, with one sequence and with several."""
     torch.manual_seed(0)
-    config = sw.LanguageModelConfig(vocab_size=19, d_model=301, layers=(MambaConfig(d_state=4),), embedding_std=0.3)
+    layers = (MambaConfig(d_state=4), H3Config(d_state=4, d_shift=7))
+    config = sw.LanguageModelConfig(vocab_size=19, d_model=301, layers=layers, embedding_std=0.3)
     model = config.build().eval()
     decoder, reference = Decoder(model, precision), dequantised(model, precision)
     for batch in (1, 5):
@@ -195,7 +203,7 @@ def test_matrices_wider_than_a_tile(precision: str) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("layers", ["mamba", "mamba2", "attention"])
+@pytest.mark.parametrize("layers", ["mamba", "mamba2", "attention", "h3"])
 def test_goes_on_from_a_prefill_and_back_and_changes_no_state(layers: str) -> None:
     model = build(layers)
     decoder = Decoder(model)
@@ -233,7 +241,7 @@ def test_logits_can_be_left_out_and_rest_is_none() -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("layers", ["mamba", "mamba2", "attention"])
+@pytest.mark.parametrize("layers", ["mamba", "mamba2", "attention", "h3"])
 def test_nan_spoils_its_own_row_until_a_document_begins(layers: str) -> None:
     model = build(layers)
     with torch.no_grad():
@@ -328,7 +336,7 @@ def test_bad_calls_are_refused() -> None:
         with pytest.raises(InputError, match="a tensor of the state"):
             decoder(ids, damaged)
     attention = state.layers[2]
-    beyond = state._replace(layers=(*state.layers[:2], attention._replace(end=attention.end + 9)))
+    beyond = state._replace(layers=(*state.layers[:2], attention._replace(end=attention.end + 9), state.layers[3]))
     with pytest.raises(InputError, match="damaged"):
         decoder(ids, beyond)
 

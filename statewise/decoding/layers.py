@@ -13,6 +13,7 @@ from statewise.decoding.program import LOGITS, Place, Program
 from statewise.decoding.states import AttentionHistory, RecurrentState, StateTable
 from statewise.mixers.attention import Attention
 from statewise.mixers.base import Mixer
+from statewise.mixers.h3 import H3
 from statewise.mixers.mamba import Mamba
 from statewise.mixers.mamba2 import Mamba2
 from statewise.mixers.short_convolution import ShortConvolution
@@ -99,7 +100,7 @@ def _emit_convolution(program: Program, convolution: ShortConvolution, x: Place,
     """In place, SiLU included."""
     width, n_taps = convolution.weight.shape
     taps = convolution.weight.detach().float().T
-    program.emit("convolution", width, n_taps, taps, convolution.bias, x, slot, wait=True)
+    program.emit("convolution", width, n_taps, taps, convolution.bias, x, slot, True, wait=True)
 
 
 def _emit_mamba(program: Program, mixer: Mixer, x: Place, residual: Place) -> StateTable:
@@ -176,6 +177,25 @@ def _emit_mamba2(program: Program, mixer: Mixer, x: Place, residual: Place) -> S
     return state
 
 
+def _emit_h3(program: Program, mixer: Mixer, x: Place, residual: Place) -> StateTable:
+    assert isinstance(mixer, H3)
+    width, d_head = mixer.d_model, mixer.config.d_head
+    shift, diagonal = mixer.operators
+    state = RecurrentState(program.state(4))
+    query, recalled = program.buffer("projected", 3 * width), program.buffer("mixed", width)
+    key, value = query.after(width), query.after(2 * width)
+    program.linear(mixer.in_proj.weight, mixer.in_proj.bias, x, query, wait=True)
+    program.emit("convolution", width, shift.taps.shape[1], shift.taps.T, None, key, state.slot, False, wait=True)
+    A, B, C = diagonal.A, torch.view_as_real(diagonal.B), torch.view_as_real(2 * diagonal.C.conj())
+    same, crossed = torch.stack([A.real, A.real], -1), torch.stack([-A.imag, A.imag], -1)
+    tables = [table.flatten(-2) for table in (same, crossed, B, C)]
+    n_state = tables[0].shape[1]
+    places = (query, key, value, recalled, state.slot + 2)
+    program.emit("diagonal", mixer.n_heads, d_head, n_state, *tables, diagonal.D, *places, wait=True)
+    program.linear(mixer.out_proj.weight, mixer.out_proj.bias, recalled, residual, add=True, wait=True)
+    return state
+
+
 def _emit_attention(program: Program, mixer: Mixer, x: Place, residual: Place) -> StateTable:
     assert isinstance(mixer, Attention)
     n_heads, n_kv_heads, d_head = mixer.n_heads, mixer.n_kv_heads, mixer.d_head
@@ -226,7 +246,7 @@ def _named(classes: Mapping[type, Any]) -> str:
 
 
 Emit = Callable[[Program, Mixer, Place, Place], StateTable]
-MIXERS: Mapping[type, Emit] = {Mamba: _emit_mamba, Mamba2: _emit_mamba2, Attention: _emit_attention}
+MIXERS: Mapping[type, Emit] = {Mamba: _emit_mamba, Mamba2: _emit_mamba2, Attention: _emit_attention, H3: _emit_h3}
 
 
 def matrices(model: LanguageModel) -> list[Tensor]:

@@ -21,6 +21,7 @@ INSTRUCTIONS = (
     "convolution",
     "selective",
     "ssd",
+    "diagonal",
     "angles",
     "attention",
     "activation",

@@ -19,6 +19,7 @@ static void run_instruction(const worker *me, const instruction *i) {
         case CONVOLUTION: run_convolution(me, operands); break;
         case SELECTIVE: run_selective(me, operands); break;
         case SSD: run_ssd(me, operands); break;
+        case DIAGONAL: run_diagonal(me, operands); break;
         case ANGLES: run_angles(me, operands); break;
         case ATTENTION: run_attention(me, operands); break;
         case ACTIVATION: run_activation(me, operands); break;

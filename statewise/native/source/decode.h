@@ -21,7 +21,7 @@
 #define PARTS (BLOCK / LANES) /* vectors of a block */
 #define LOGITS (-1)           /* in the place of a buffer */
 
-enum { EMBED, LINEAR, NORM, ADD_ROW, CONVOLUTION, SELECTIVE, SSD, ANGLES, ATTENTION, ACTIVATION, ADVANCE };
+enum { EMBED, LINEAR, NORM, ADD_ROW, CONVOLUTION, SELECTIVE, SSD, DIAGONAL, ANGLES, ATTENTION, ACTIVATION, ADVANCE };
 enum { FLOAT32, BFLOAT16, INT8, INT4 };
 
 typedef struct {

@@ -1,4 +1,4 @@
-/* One step of the short convolution, of Mamba's selective system and of Mamba-2's (SSD).
+/* One step of a convolution, of Mamba's selective system, of Mamba-2's (SSD) and of H3's diagonal one.
  *
  * States come as two addresses in the table of states, from which and to which; they may be the same. A number of the
  * state is read once, then written once, by the thread whose share its channel is in.
@@ -7,18 +7,48 @@
 #define STATEWISE_DECODE_RECURRENT_H
 
 #include "decode.h"
+#define REAL_BITS 32
+#include "real.h"
+
+#include "complex_lanes.inc.h"
 
 INLINE const float *old_state(const decoding *step, int64_t slot) { return (const float *)(uintptr_t)step->state[slot]; }
 INLINE float *new_state(const decoding *step, int64_t slot) { return (float *)(uintptr_t)step->state[slot + 1]; }
 
-/* CONVOLUTION, in place: x_c = SiLU(bias_c + sum_i taps[i, c] u_{t - i, c}).
+/* CONVOLUTION, in place: x_c = f(bias_c + sum_i taps[i, c] u_{t - i, c}), f SiLU or nothing.
  * State: (batch, n_taps - 1, width), oldest first. */
 typedef struct {
     int64_t width, n_taps;
     const float *taps, *bias; /* (n_taps, width), newest first */
     place x;
-    int64_t slot;
+    int64_t slot, silu;
 } convolution;
+
+#define STRIP 8 /* vectors of channels done together, so that a long past is read in runs of whole cache lines */
+
+/* n vectors of channels from c on, of one sequence; `left` channels, if that is less than they hold (then n is 1) */
+INLINE void convolve_strip(const convolution *a, const int n, int64_t left, int64_t c, const float *past, float *next,
+                           float *x) {
+    int64_t width = a->width, n_past = a->n_taps - 1;
+    vf32 u[STRIP], sums[STRIP];
+    for (int j = 0; j < n; j++) {
+        u[j] = load_upto(x + c + j * LANES, left);
+        sums[j] = load_upto(a->taps + c + j * LANES, left) * u[j];
+        if (a->bias) sums[j] += load_upto(a->bias + c + j * LANES, left);
+    }
+    for (int64_t i = 0; i < n_past; i++)
+        for (int j = 0; j < n; j++) {
+            int64_t k = c + j * LANES;
+            vf32 value = past ? load_upto(past + i * width + k, left) : broadcast_f32(0);
+            sums[j] += load_upto(a->taps + (n_past - i) * width + k, left) * value;
+            if (i > 0) store_upto(next + (i - 1) * width + k, value, left);
+        }
+    for (int j = 0; j < n; j++) {
+        int64_t k = c + j * LANES;
+        if (n_past > 0) store_upto(next + (n_past - 1) * width + k, u[j], left);
+        store_upto(x + k, a->silu ? silu_f32(sums[j]) : sums[j], left);
+    }
+}
 
 static void run_convolution(const worker *me, const convolution *a) {
     const decoding *step = me->step;
@@ -26,23 +56,12 @@ static void run_convolution(const worker *me, const convolution *a) {
     int64_t n_past = a->n_taps - 1, width = a->width;
     for (int64_t b = 0; b < step->n_rows; b++) {
         int64_t row = step->rows[b];
-        int fresh = step->restarts[row];
         float *x = at(me, a->x, b);
-        const float *past = old_state(step, a->slot) + row * n_past * width;
+        const float *past = step->restarts[row] ? NULL : old_state(step, a->slot) + row * n_past * width;
         float *next = new_state(step, a->slot) + row * n_past * width;
-        for (int64_t c = mine.first; c < mine.end; c += LANES) {
-            int64_t left = mine.end - c;
-            vf32 u = load_upto(x + c, left);
-            vf32 sum = load_upto(a->taps + c, left) * u;
-            if (a->bias) sum += load_upto(a->bias + c, left);
-            for (int64_t i = 0; i < n_past; i++) {
-                vf32 value = fresh ? broadcast_f32(0) : load_upto(past + i * width + c, left);
-                sum += load_upto(a->taps + (n_past - i) * width + c, left) * value;
-                if (i > 0) store_upto(next + (i - 1) * width + c, value, left);
-            }
-            if (n_past > 0) store_upto(next + (n_past - 1) * width + c, u, left);
-            store_upto(x + c, silu_f32(sum), left);
-        }
+        int64_t c = mine.first;
+        for (; c + STRIP * LANES <= mine.end; c += STRIP * LANES) convolve_strip(a, STRIP, LANES, c, past, next, x);
+        for (; c < mine.end; c += LANES) convolve_strip(a, 1, mine.end - c, c, past, next, x);
     }
 }
 
@@ -172,6 +191,55 @@ static void run_ssd(const worker *me, const ssd *a) {
             store_upto(y + c, load_upto(y + c, left) * silu_f32(load_upto(z + c, left)), left);
         }
     }
+}
+
+/* DIAGONAL, with complex numbers as pairs of lanes: for each entry (i, j) of a head h_n = A_n h_n + B_n key_i value_j,
+ * out_j = sum_i query_i (sum_n Re(C_n h_n) + D key_i value_j). Sequences are the inner loop: a head's numbers are read
+ * from memory once for all of them.
+ * State: (batch, n_heads, d_head, d_head, n), the key's axis first. */
+typedef struct {
+    int64_t n_heads, d_head, n_state; /* n_state: floats, two for each complex number */
+    const float *same, *crossed;      /* (n_heads, n): Re A, Re A, ... and -Im A, Im A, ... */
+    const float *B, *C, *D;           /* (n_heads, n): Re B, Im B, ... and Re C, -Im C, ...; (n_heads,) */
+    place query, key, value, output;  /* output is none of the others */
+    int64_t slot;
+} diagonal;
+
+INLINE float diagonal_entry(const diagonal *a, int64_t head, float input, const float *from, float *to) {
+    vf32 sum = {0};
+    int64_t n = a->n_state, first = head * n;
+    for (int64_t k = 0; k < n; k += LANES) {
+        int64_t left = n - k, place = first + k;
+        vf32 h = load_upto(a->B + place, left) * input;
+        if (from) {
+            vf32 past = load_upto(from + k, left);
+            h += load_upto(a->same + place, left) * past + load_upto(a->crossed + place, left) * SHUFFLED(past, 1, 0);
+        }
+        store_upto(to + k, h, left);
+        sum += load_upto(a->C + place, left) * h;
+    }
+    return sum_f32(sum) + a->D[head] * input;
+}
+
+static void run_diagonal(const worker *me, const diagonal *a) {
+    const decoding *step = me->step;
+    int64_t d = a->d_head, n_entries = a->n_heads * d * d;
+    int64_t end = a->n_heads * (me->thread + 1) / me->n_threads;
+    for (int64_t head = a->n_heads * me->thread / me->n_threads; head < end; head++)
+        for (int64_t b = 0; b < step->n_rows; b++) {
+            int64_t row = step->rows[b], begin = (row * n_entries + head * d * d) * a->n_state;
+            const float *from = step->restarts[row] ? NULL : old_state(step, a->slot) + begin;
+            float *to = new_state(step, a->slot) + begin;
+            const float *query = at(me, a->query, b) + head * d, *key = at(me, a->key, b) + head * d;
+            const float *value = at(me, a->value, b) + head * d;
+            float *out = at(me, a->output, b) + head * d;
+            for (int64_t i = 0; i < d; i++)
+                for (int64_t j = 0; j < d; j++) {
+                    int64_t k = (i * d + j) * a->n_state;
+                    float y = diagonal_entry(a, head, key[i] * value[j], from ? from + k : NULL, to + k);
+                    out[j] = (i ? out[j] : 0.0f) + query[i] * y;
+                }
+        }
 }
 
 #endif
