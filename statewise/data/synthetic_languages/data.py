@@ -98,7 +98,7 @@ class LanguageSplit:
         """For each row its first candidate that belongs to the split, its number, and its hash."""
         attempts = np.zeros(len(rows), np.int64)
         drawn = self._candidates(rows, attempts)
-        hashes = self._hashes(drawn.inputs)
+        hashes = self._hashes(drawn)
         pending = np.flatnonzero(~self._inside(hashes))
         if len(pending):
             drawn = Rows(*(np.array(array) for array in drawn))  # some may be views that cannot be written to
@@ -107,7 +107,7 @@ class LanguageSplit:
             if attempts[pending[0]] == MAX_DRAWS:
                 raise self._too_small(int(rows[pending[0]]))
             again = self._candidates(rows[pending], attempts[pending])
-            found = self._hashes(again.inputs)
+            found = self._hashes(again)
             for array, new in zip(drawn, again):
                 array[pending] = new
             hashes[pending] = found
@@ -133,26 +133,24 @@ class LanguageSplit:
         step = 64
         for low in range(attempt, MAX_DRAWS, step):
             attempts = np.arange(low, min(low + step, MAX_DRAWS))
-            hashes = self._hashes(self._candidates(np.full(len(attempts), row), attempts).inputs)
+            hashes = self._hashes(self._candidates(np.full(len(attempts), row), attempts))
             for number, found, inside in zip(attempts.tolist(), hashes.tolist(), self._inside(hashes)):
                 if inside and found not in seen:
                     return number, found
         raise self._too_small(row)
 
-    def _hashes(self, inputs: np.ndarray) -> np.ndarray:
+    def _hashes(self, rows: Rows) -> np.ndarray:
         """(n,) uint64: equal for equal inputs, and else as good as never (one pair in 2^63)."""
-        if len(self._weights) < inputs.shape[1]:
-            self._weights = mixed(np.arange(1, inputs.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
-        return mixed((inputs.astype(np.uint64) + np.uint64(1)) @ self._weights[: inputs.shape[1]])
-
-    _weights = np.empty(0, np.uint64)
+        content = self.language.content(rows).astype(np.uint64)
+        weights = mixed(np.arange(1, content.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
+        return mixed((content + np.uint64(1)) @ weights)
 
     def _too_small(self, row: int) -> ConfigError:
         config = self.language.config
         size = f"vocab_size {self.language.vocab_size} and length {self._length}"
         return ConfigError(
-            f"SyntheticLanguageConfig.n_{self.name}={len(self)}, but after {row} rows {MAX_DRAWS} draws gave no other that "
-            f"is new and not for another split: {config.task!r} has too few at {size}; use fewer rows, a larger "
+            f"SyntheticLanguageConfig.n_{self.name}={len(self)}, but no row {row} that is new and for no other split "
+            f"was found in {MAX_DRAWS} draws: {config.task!r} has too few at {size}; use fewer rows, a larger "
             "vocabulary or longer rows"
         )
 

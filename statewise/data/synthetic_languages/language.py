@@ -55,6 +55,10 @@ class Language(abc.ABC):
     def draw(self, words: Words, length: int) -> Rows:
         """A row for each of the generators."""
 
+    def content(self, rows: Rows) -> np.ndarray:
+        """(n, any): numbers that are equal for two rows if and only if their inputs are."""
+        return rows.inputs
+
     @property
     @abc.abstractmethod
     def n_candidates(self) -> int:

@@ -51,6 +51,9 @@ class SelectiveCopying(Language):
         positions = np.broadcast_to(np.arange(length - n_copied, length), symbols.shape)
         return Rows(inputs, symbols, positions, places)
 
+    def content(self, rows: Rows) -> np.ndarray:
+        return np.concatenate([rows.answers, rows.sources], 1)
+
     @property
     def n_candidates(self) -> int:
         return self.vocab_size - 2
