@@ -15,8 +15,8 @@ from torch import Tensor
 
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import InputError
-from statewise.mixers.attention import Attention
 from statewise.mixers.base import Mixer
+from statewise.mixers.positions import LearnedPositions
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
 
@@ -215,9 +215,7 @@ def has_bounded_state(model: LanguageModel) -> bool:
 
 def _default_window(model: LanguageModel, *, forced: bool) -> int | None:
     """None where the state can be carried through a text of any length."""
-    limits = [
-        m.positions.num_embeddings for m in model.modules() if isinstance(m, Attention) and m.positions is not None
-    ]
+    limits = [module.num_embeddings for module in model.modules() if isinstance(module, LearnedPositions)]
     if has_bounded_state(model) and not limits and not forced:
         return None
     return min([DEFAULT_WINDOW, *limits])

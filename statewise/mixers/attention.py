@@ -13,6 +13,7 @@ from statewise.kernels.batching import whole
 from statewise.mixers.attention_state import AttentionState, append, concatenate, empty_state
 from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.causal_attention import attend
+from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import Linear
 from statewise.mixers.rotary import rotate
 from statewise.operators.masks import build_masks, mask_time
@@ -129,7 +130,7 @@ class Attention(Mixer):
         d_inner = self.n_heads * self.d_head
         self.in_proj = Linear(d_model, d_inner + 2 * self.n_kv_heads * self.d_head, bias=config.bias)  # q, k, v
         self.out_proj = Linear(d_inner, d_model, bias=config.bias)
-        self.positions = None if config.max_positions is None else nn.Embedding(config.max_positions, d_model)
+        self.positions = None if config.max_positions is None else LearnedPositions(config.max_positions, d_model)
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
@@ -164,17 +165,12 @@ class Attention(Mixer):
             return self._nothing(x), state
         starts = masks.starts
         x = mask_time(x, masks.valid)
-        time = torch.arange(length, device=x.device)
         if state is not None:
             state, lengths, starts = _plain(state, length, lengths, starts)
-        began: Tensor | None = None  # (batch, length), when the token's document began, -1 if before the call
-        position = time[None] if state is None else state.position[:, None] + time
-        if starts is not None:
-            began = torch.where(starts, time, -1).cummax(1).values
-            position = torch.where(began >= 0, time - began, position)
+        before = None if state is None else state.position
+        position, began = document_positions(length, before, starts, device=x.device)
         if self.positions is not None:
-            self._check_positions(position, lengths, at_most=length if state is None else None)
-            x = x + self.positions(position.clamp(max=self.positions.num_embeddings - 1))
+            x = x + self.positions(position, lengths=lengths, at_most=length if state is None else None)
 
         qkv = self.in_proj(x).unflatten(-1, (-1, self.d_head))
         if self.d_rotary:
@@ -193,7 +189,7 @@ class Attention(Mixer):
     def _nothing(self, x: Tensor) -> Tensor:
         """The output for an x without elements: no attention, but a graph from x and the parameters to it."""
         if self.positions is not None:
-            x = x + self.positions(torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device))
+            x = x + self.positions(torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device), at_most=0)
         return self.out_proj(self.in_proj(x)[..., : self.n_heads * self.d_head])
 
     def _attend_with_history(
@@ -233,22 +229,6 @@ class Attention(Mixer):
             if leaf.shape[:1] != (batch,) or leaf.ndim != (4 if buffer else 1) or (buffer and leaf.shape[2:] != heads):
                 expected = f"({batch}, capacity, {self.n_kv_heads}, {self.d_head})" if buffer else f"({batch},)"
                 raise InputError(f"state.{name} must have shape {expected}, got {tuple(leaf.shape)}")
-
-    def _check_positions(self, position: Tensor, lengths: Tensor | None, at_most: int | None) -> None:
-        """Learned positions end somewhere; padding may lie beyond. ``at_most`` saves a wait for the device."""
-        assert self.positions is not None
-        limit = self.positions.num_embeddings
-        if at_most is not None and at_most <= limit:
-            return
-        if lengths is not None:
-            real = torch.arange(position.shape[1], device=position.device) < lengths[:, None]
-            position = torch.where(real, position, 0)
-        highest, row = position.amax(1).max(0)
-        if highest >= limit:
-            raise InputError(
-                f"row {int(row)} reaches position {int(highest)}, but max_positions={limit} "
-                f"gives positions 0 to {limit - 1}; use shorter documents or a larger max_positions"
-            )
 
 
 def _plain(

@@ -83,8 +83,8 @@ class GSS(PreparableMixer):
     Published: the equations, the widths 4 d_model and d_model / 4, exp for both parts of A, B = 1 and a step of 1 that
     are not learned. The paper has one A for all channels, a d_state of 512, random real parts of A too, and a norm in
     front of the system. Here, as in the options by which the code of S4 says it has GSS: an A for each channel, real
-    parts of -1/2 and random imaginary ones, no norm. Our choice: a d_state of 64, the exact GELU, projections that begin
-    as ``nn.Linear`` does, with biases. The settings of H3's GSS baseline are not published.
+    parts of -1/2 and random imaginary ones, no norm. Our choice: a d_state of 64, the exact GELU, projections that
+    begin as ``nn.Linear`` does, with biases. The settings of H3's GSS baseline are not published.
 
     Shapes:  x: (batch, length, d_model) -> y the same. State: :class:`~statewise.operators.diagonal.DiagonalState`,
              (batch, d_ssm, d_state / 2, 2). ``in_proj.weight``: the rows of W_1, then those of W_2

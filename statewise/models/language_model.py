@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
 from statewise.mixers.base import MixerConfig
+from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance
 from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
@@ -27,7 +28,12 @@ class LanguageModelState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig(ModelConfig):
-    """A causal language model. ``layers`` holds blocks or bare mixer configs, so a hybrid is tuple arithmetic."""
+    """A causal language model. ``layers`` holds blocks or bare mixer configs, so a hybrid is tuple arithmetic.
+
+    max_positions: a table of so many learned vectors, which are added to the embedding by the token's position in its
+                   document; documents may not be longer. None: no table, and positions are left to the layers
+    embedding_std: standard deviation of the embedding, and of the positions, at initialisation
+    """
 
     vocab_size: int
     d_model: int
@@ -37,6 +43,7 @@ class LanguageModelConfig(ModelConfig):
     tie_embeddings: bool = True
     embedding_dropout: float = 0.0
     embedding_std: float = 0.02
+    max_positions: int | None = None
 
     def __post_init__(self) -> None:
         if self.vocab_size < 1 or self.d_model < 1:
@@ -49,6 +56,11 @@ class LanguageModelConfig(ModelConfig):
             raise ConfigError(
                 f"LanguageModelConfig.embedding_dropout={self.embedding_dropout} is out of range; "
                 "use 0 <= embedding_dropout < 1"
+            )
+        n = self.max_positions
+        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
+            raise ConfigError(
+                f"LanguageModelConfig.max_positions={n!r}; expected an integer of at least 1, or None for no table"
             )
         if not isinstance(self.layers, Sequence) or not self.layers:
             raise ConfigError("LanguageModelConfig.layers must be a tuple with at least one layer")
@@ -77,6 +89,8 @@ class LanguageModel(Model):
     """tokens (batch, length) -> logits (batch, length, vocab_size), and the state if one was given.
 
     Padded positions (beyond ``lengths``) give logits that mean nothing; their tokens may hold any id.
+
+    Errors:  InputError for arguments that do not fit, ids outside the vocabulary, documents beyond ``max_positions``.
     """
 
     config: LanguageModelConfig
@@ -85,6 +99,9 @@ class LanguageModel(Model):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = (
+            None if config.max_positions is None else LearnedPositions(config.max_positions, config.d_model)
+        )
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(block.build(config.d_model) for block in config.blocks)
         for i, block in enumerate(self.blocks):
@@ -103,6 +120,8 @@ class LanguageModel(Model):
         """Draw all parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
         self._refuse_if_frozen("cannot draw its parameters anew")
         nn.init.normal_(self.embedding.weight, std=self.config.embedding_std)
+        if self.positions is not None:
+            nn.init.normal_(self.positions.weight, std=self.config.embedding_std)
         if not self.config.tie_embeddings:
             nn.init.normal_(self.head.weight, std=self.config.embedding_std)
         self._reset_blocks()
@@ -133,7 +152,7 @@ class LanguageModel(Model):
             valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
             tokens = tokens.masked_fill(~valid, 0)
         self._check_ids(tokens)
-        x = self.embedding_dropout(self.embedding(tokens))
+        x = self.embedding_dropout(self._embed(tokens, state, lengths, starts))
         states: list[Any] = []
         for i, layer in enumerate(self.blocks):
             layer_state = None if state is None else state.layers[i]
@@ -146,6 +165,18 @@ class LanguageModel(Model):
         if state is None:
             return x, None
         return x, LanguageModelState(advance(state.position, tokens, lengths, starts), tuple(states))
+
+    def _embed(
+        self, tokens: Tensor, state: LanguageModelState | None, lengths: Tensor | None, starts: Tensor | None
+    ) -> Tensor:
+        """The embedding of the tokens, with that of their positions."""
+        x: Tensor = self.embedding(tokens)
+        if self.positions is None or tokens.numel() == 0:
+            return x
+        length = tokens.shape[1]
+        before = None if state is None else state.position
+        position, _ = document_positions(length, before, starts, device=tokens.device)
+        return x + self.positions(position, lengths=lengths, at_most=length if state is None else None)
 
     def forward(
         self,

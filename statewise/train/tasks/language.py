@@ -20,7 +20,7 @@ from statewise.errors import ConfigError
 from statewise.evaluate.compression import compress
 from statewise.evaluate.perplexity import Evaluation, evaluate_split, evaluate_text, has_bounded_state
 from statewise.kernels.linear_cross_entropy import linear_cross_entropy
-from statewise.mixers.attention import Attention
+from statewise.mixers.positions import LearnedPositions
 from statewise.models.language_model import LanguageModel, LanguageModelConfig, LanguageModelState
 from statewise.train.config import RunConfig
 from statewise.train.tasks.base import Table, Task
@@ -211,5 +211,5 @@ def _validation_split(corpus: Corpus) -> TokenSplit | None:
 
 def _can_read_on(model: LanguageModel) -> bool:
     """Whether a text of any length can be read as one sequence: not so with full attention or learned positions."""
-    learned = any(isinstance(module, Attention) and module.positions is not None for module in model.modules())
+    learned = any(isinstance(module, LearnedPositions) for module in model.modules())
     return has_bounded_state(model) and not learned

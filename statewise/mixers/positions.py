@@ -1,0 +1,53 @@
+"""Where a token stands in its document, and learned vectors for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from statewise.errors import InputError
+from statewise.kernels.batching import whole
+
+
+def document_positions(
+    length: int, before: Tensor | None, starts: Tensor | None, *, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """The position of each token within its document, and the step at which that began.
+
+    Shapes:  before: (batch,) tokens of the document that were read before this call; None for none
+             starts: (batch, length) bool, where documents begin; None for nowhere
+             -> position (batch or 1, length), and (batch, length) the step of the start, -1 if before the call; None
+             without ``starts``
+    """
+    time = torch.arange(length, device=device)
+    position = time[None] if before is None else before[:, None] + time
+    if starts is None:
+        return position, None
+    began = torch.where(starts, time, -1).cummax(1).values
+    return torch.where(began >= 0, time - began, position), began
+
+
+class LearnedPositions(nn.Embedding):
+    """A table of vectors, one for each position: positions (batch or 1, length) -> (batch or 1, length, d_model)."""
+
+    def forward(self, position: Tensor, *, lengths: Tensor | None = None, at_most: int | None = None) -> Tensor:
+        """The vectors of these positions; steps beyond ``lengths`` (batch,) may have any.
+
+        at_most: how long a document can be at most, if that is known without looking: it saves a wait for the device.
+                 While compiling nothing is looked at, and a position that is not there fails in the lookup.
+        Errors:  InputError that names the first row that goes furthest, if that is beyond the table.
+        """
+        limit = self.num_embeddings
+        if at_most is not None and at_most <= limit:
+            return super().forward(position)
+        if lengths is not None:
+            real = torch.arange(position.shape[1], device=position.device) < lengths[:, None]
+            position = torch.where(real, position, 0)
+        if not torch.compiler.is_compiling() and not position.is_meta:
+            highest, row = whole(position).amax(-1).flatten().max(0)
+            if highest >= limit:
+                raise InputError(
+                    f"row {int(row)} reaches position {int(highest)}, but max_positions={limit} "
+                    f"gives positions 0 to {limit - 1}; use shorter documents or a larger max_positions"
+                )
+        return super().forward(position)
