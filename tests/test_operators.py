@@ -10,7 +10,7 @@ import torch
 from families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_laws import check_agreement, check_operator_laws, with_gradients
+from operator_laws import BY_FFT, check_agreement, check_operator_laws, with_gradients
 
 import statewise as sw
 from statewise.errors import InputError
@@ -178,7 +178,7 @@ def test_compiled_without_graph_breaks(family: str) -> None:
     torch._dynamo.reset()
     for form in op.forms:
         # documents are laid out as rows of their own there, and how many there are depends on the data
-        masks = {"lengths": lengths} if form in ("convolve", "fft") else {"lengths": lengths, "starts": starts}
+        masks = {"lengths": lengths} if form in BY_FFT else {"lengths": lengths, "starts": starts}
 
         def run(x: torch.Tensor, form: str = form, masks: dict[str, torch.Tensor] = masks) -> torch.Tensor:
             y, final = op(x, state, form=form, **masks)

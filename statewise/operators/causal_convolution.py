@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -10,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.kernels.fft_convolution import fft_convolution
+from statewise.kernels.fft_convolution import block_fft_convolution, fft_convolution
 from statewise.kernels.short_convolution import short_convolution
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
+
+Convolution = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of u, taps and history
 
 
 class ConvolutionState(NamedTuple):
@@ -31,12 +34,12 @@ class CausalConvolution(Operator):
     Forms:   ``recurrent``; ``direct``, O(length width n_taps), one pass for each tap; ``fft``,
              O(length width log n_taps), whose rounding is relative to the largest value of the row, and where a NaN
              spoils the steps around it (:func:`statewise.kernels.fft_convolution.fft_convolution`). It lays packed
-             documents out one a row.
+             documents out one a row. ``block_fft``: the same with the FFT as matrix products, O(sqrt(n_taps)) a step.
     Errors:  InputError for shapes that disagree, and for taps or u that are not real and floating.
     """
 
     taps: Tensor
-    forms: ClassVar[tuple[str, ...]] = ("recurrent", "direct", "fft")
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "direct", "fft", "block_fft")
 
     @classmethod
     def from_shift(cls, B: Tensor, C: Tensor, D: Tensor | None = None) -> CausalConvolution:
@@ -121,10 +124,24 @@ class CausalConvolution(Operator):
         self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
     ) -> tuple[Tensor, ConvolutionState | None]:
         """By FFT, with the state as the history before the first step."""
+        return self._convolved(fft_convolution, u, state, masks)
+
+    def block_fft(
+        self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
+    ) -> tuple[Tensor, ConvolutionState | None]:
+        """``fft`` with the FFT as matrix products."""
+        return self._convolved(block_fft_convolution, u, state, masks)
+
+    def _convolved(
+        self, convolve: Convolution, u: Tensor, state: ConvolutionState | None, masks: Masks
+    ) -> tuple[Tensor, ConvolutionState | None]:
         dtype = wide(u.dtype, self.taps.dtype)
         x, taps = u.to(dtype), self.taps.to(dtype)
         history = None if state is None else state.inputs.to(dtype)
-        y = fft_convolution(x, taps, history) if masks.starts is None else _each_document(x, taps, history, masks)
+        if masks.starts is None:
+            y = convolve(x, taps, history)
+        else:
+            y = _each_document(convolve, x, taps, history, masks)
         if state is None or history is None:
             return y.to(u.dtype), None
         return y.to(u.dtype), ConvolutionState(self._final(x, history, masks).to(state.inputs.dtype))
@@ -151,7 +168,7 @@ class CausalConvolution(Operator):
         return kept * (ids == last).reshape(*ids.shape, *[1] * (x.ndim - 2))
 
 
-def _each_document(x: Tensor, taps: Tensor, history: Tensor | None, masks: Masks) -> Tensor:
+def _each_document(convolve: Convolution, x: Tensor, taps: Tensor, history: Tensor | None, masks: Masks) -> Tensor:
     """The FFT convolution of each document as a row of its own; the history belongs to those that go on."""
     batch, length = x.shape[:2]
     steps = x.flatten(0, 1)
@@ -163,5 +180,5 @@ def _each_document(x: Tensor, taps: Tensor, history: Tensor | None, masks: Masks
         before = None
         if history is not None:
             before = history[rows.row].masked_fill(~rows.continues.reshape(-1, *[1] * (x.ndim - 1)), 0)
-        y = y.index_put((rows.places[rows.valid],), fft_convolution(document, taps, before)[rows.valid])
+        y = y.index_put((rows.places[rows.valid],), convolve(document, taps, before)[rows.valid])
     return y.unflatten(0, (batch, length))

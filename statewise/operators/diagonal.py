@@ -44,7 +44,7 @@ class DiagonalLTI(TimeInvariant):
     B: Tensor
     C: Tensor
     D: Tensor | None = None
-    forms: ClassVar[tuple[str, ...]] = ("recurrent", "scan", "convolve")
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "scan", "convolve", "block_fft", "state_passing")
 
     @property
     def channels(self) -> tuple[int, ...]:
