@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
+from families import FAMILIES
+from operator_laws import check_agreement, check_none_is_rest, close, random_state, with_gradients
 from torch import Tensor
 
-from statewise.kernels.fft_convolution import block_fft as definition
+from statewise.errors import InputError
+from statewise.kernels.fft_convolution import (
+    block_fft as definition,
+)
+from statewise.kernels.fft_convolution import (
+    block_fft_convolution,
+    block_sizes,
+    fft_convolution,
+    fft_convolution_reference,
+)
+from statewise.operators import DiagonalLTI, state_passing, time_invariant
+from statewise.operators.diagonal import DiagonalState
 
 D = torch.float64
 SPLITS = [*product((1, 2, 3, 4, 5, 8, 16), (1, 2, 3, 4, 7, 8, 32)), (64, 512), (33, 100)]
@@ -45,3 +59,160 @@ def test_the_factors_written_out() -> None:
     back = torch.eye(n1 * n2, dtype=torch.complex128)[torch.arange(n1 * n2).reshape(n2, n1).T.flatten()]
     F = back @ outer @ swap @ D_ @ inner @ P
     torch.testing.assert_close(F, definition.dft_matrix(n1 * n2), atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("columns", [((), ()), ((2,), ()), ((), (2,)), ((2,), (3,))])
+def test_the_convolution_and_its_gradients(columns: tuple[tuple[int, ...], tuple[int, ...]], history: bool) -> None:
+    """Against the sum itself: shorter and longer filters than the input, and overlap-save."""
+    p, trailing = columns
+    for length, taps in ((0, 3), (1, 1), (2, 5), (37, 37), (37, 5), (20, 50), (150, 3)):
+        u, K = draw(2, length, 3, *trailing), draw(3, *p, taps)
+        inputs = (u, K, draw(2, taps - 1, 3, *trailing)) if history else (u, K)
+        results = []
+        for run in (block_fft_convolution, fft_convolution_reference):
+            leaves = [m.clone().requires_grad_() for m in inputs]
+            y = run(*leaves)
+            weight = torch.sin(torch.arange(y.numel(), dtype=D) + 1).reshape(y.shape)
+            unused = 0 * sum(m.sum() for m in leaves)
+            results.append((y, *torch.autograd.grad((y * weight).sum() + unused, leaves)))
+        for got, want in zip(*results):
+            torch.testing.assert_close(got, want, atol=1e-12, rtol=1e-12)
+
+
+def test_blocks_of_channels_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    u, K, history = draw(3, 40, 5), draw(5, 40), draw(3, 39, 5)
+    want, grad = block_fft_convolution(u, K, history), draw(3, 40, 5)
+    gradients = torch.ops.statewise.block_fft_convolution_backward(
+        grad[:, :, :, None, None], u[..., None], K[:, None], history[..., None]
+    )
+    for columns in (1, 2, 7):
+        monkeypatch.setattr(block_sizes, "_BLOCK", 1)
+        monkeypatch.setattr(block_sizes, "_COLUMNS", columns)
+        torch.testing.assert_close(block_fft_convolution(u, K, history), want)
+        again = torch.ops.statewise.block_fft_convolution_backward(
+            grad[:, :, :, None, None], u[..., None], K[:, None], history[..., None]
+        )
+        torch.testing.assert_close(again, gradients)
+
+
+def test_splits() -> None:
+    for n in [*range(1, 200), 4097, 65_536]:
+        n1, n2 = block_sizes.split(n)
+        assert n <= n1 * n2 <= max(1.5 * n, n + 16)
+        assert n2 % 2 == 0
+    n1, n2 = block_sizes.best_split(10**5, 64)
+    assert n1 * n2 < 4096  # overlap-save
+
+
+def test_second_derivatives() -> None:
+    inputs = [m.requires_grad_() for m in (draw(2, 6, 2), draw(2, 4), draw(2, 3, 2))]
+    assert torch.autograd.gradcheck(block_fft_convolution, inputs)
+    assert torch.autograd.gradgradcheck(block_fft_convolution, inputs)
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_opcheck(adjoint: bool) -> None:
+    arguments = (draw(2, 7, 3, 2), draw(3, 2, 4), draw(2, 3, 3, 2))
+    operator = torch.ops.statewise.block_fft_convolution.default
+    checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+    if adjoint:
+        operator, arguments = (
+            torch.ops.statewise.block_fft_convolution_backward.default,
+            (draw(2, 7, 3, 2, 2), *arguments),
+        )
+        checks.pop()
+    else:
+        arguments = tuple(m.requires_grad_() for m in arguments)
+    assert set(torch.library.opcheck(operator, arguments, test_utils=checks).values()) == {"SUCCESS"}
+
+
+def test_several_models_at_once() -> None:
+    u, K = draw(4, 2, 20, 3), draw(4, 3, 20)
+    got = torch.func.vmap(block_fft_convolution)(u, K)
+    torch.testing.assert_close(got, torch.stack([block_fft_convolution(a, b) for a, b in zip(u, K)]))
+
+
+def test_as_accurate_as_it_says() -> None:
+    """Also beside large values, and for every dtype."""
+    for length in (100, 1024, 8192):
+        u, K = draw(1, length, 2), draw(2, length)
+        u[:, length // 2] *= 1e3
+        scale = K.abs().sum(1) * u.abs().amax((0, 1))
+        want = fft_convolution(u, K)
+        for dtype, limit in ((torch.float32, 2e-6), (D, 4e-15)):
+            error = (block_fft_convolution(u.to(dtype), K.to(dtype)).to(D) - want).abs().amax((0, 1))
+            assert (error <= limit * scale).all(), (length, dtype, error / scale)
+    narrow = block_fft_convolution(u.bfloat16(), K.bfloat16())
+    assert narrow.dtype == torch.bfloat16
+
+
+def test_errors_name_the_function() -> None:
+    with pytest.raises(InputError, match="block_fft_convolution needs u"):
+        block_fft_convolution(draw(2, 5, 3), draw(2, 5))
+    with pytest.raises(InputError, match=r"block_fft_convolution needs a history of shape \(2, 4, 3\)"):
+        block_fft_convolution(draw(2, 5, 3), draw(3, 5), draw(2, 5, 3))
+
+
+FAMILY = ("DiagonalLTI complex", "DiagonalLTI real, trailing axes", "DenseLTI two outputs, trailing axis",
+          "DiagonalPlusLowRank rank 2, two outputs")  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize(("chunk", "stretch", "length"), [(8, 2, 29), (4, 4, 16), (16, 4, 13)])
+def test_state_passing_over_many_chunks(
+    family: str, chunk: int, stretch: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs, final state and gradients, ragged ends, padded rows, cuts within and between chunks."""
+    monkeypatch.setattr(time_invariant, "CHUNK", chunk)
+    monkeypatch.setattr(state_passing, "STRETCH", stretch)
+    op, u = FAMILIES[family](3, length, D, length)
+    op, u = with_gradients(replace(op)), u.clone().requires_grad_()
+    check_agreement(op, u, 1e-11)
+    check_agreement(op, u, 1e-11, lengths=torch.tensor([length, 0, min(chunk + 1, length)]))
+    check_none_is_rest(op, u, 1e-11)
+    state = random_state(op, u)
+    want = op(u, state, form="recurrent")
+    for t in (1, chunk - 1, chunk, length - 1):
+        first, between = op(u[:, :t], state, form="state_passing")
+        second, final = op(u[:, t:], between, form="state_passing")
+        close((torch.cat([first, second], 1), final), want, 1e-11, f"cut at {t}")
+
+
+def test_the_offsets_of_state_passing() -> None:
+    """Row k of M_xy is C A^(k+1), column k of M_ux A^(T-1-k) B, with both matrices made as they are written."""
+    A, B, C = torch.linspace(0.3, 0.9, 4, dtype=D)[None], draw(1, 4), draw(1, 4).flip(1)
+    op, T = DiagonalLTI(A, B, C), 10
+    u, h = draw(1, T, 1), draw(1, 1, 4) + 1
+    M_xy = torch.stack([(C * A ** (k + 1))[0] for k in range(T)])
+    M_ux = torch.stack([(A ** (T - 1 - k) * B)[0] for k in range(T)], 1)
+    within = fft_convolution(u, op.impulse_response(T))[0, :, 0]
+    for form in ("state_passing", "block_fft"):
+        y, final = op(u, DiagonalState(h), form=form)
+        torch.testing.assert_close(y[0, :, 0], M_xy @ h[0, 0] + within)
+        torch.testing.assert_close(final.h[0, 0], A[0] ** T * h[0, 0] + M_ux @ u[0, :, 0])
+
+
+def test_long_chunks_in_float32() -> None:
+    """Three chunks of 4096 steps with poles next to the unit circle, as near to float64 as the other forms are."""
+    log_A = torch.complex(torch.full((2, 3), -1e-4, dtype=D), torch.tensor([[0.01, 0.3, 2.0]] * 2, dtype=D))
+    B, C = (torch.complex(draw(2, 3), draw(3, 2).T) for _ in range(2))
+    u = draw(1, 10_000, 2)
+    exact = DiagonalLTI(log_A.exp(), B, C)
+    narrow = DiagonalLTI(*(m.to(torch.complex64) for m in (exact.A, B, C)))
+    exact = DiagonalLTI(*(m.to(torch.complex128) for m in (narrow.A, narrow.B, narrow.C)))
+    want, end = exact(u, exact.initial_state(1), form="convolve")
+    for form in ("state_passing", "block_fft"):
+        close(exact(u, exact.initial_state(1), form=form), (want, end), 1e-10, form)
+        y, final = narrow(u.float(), narrow.initial_state(1), form=form)
+        close((y.double(), final.h.double()), (want, end.h), 1e-4, form)
+
+
+def test_systems_that_grow_are_right_in_every_form() -> None:
+    A = torch.full((1, 2), 1.02, dtype=D)
+    op, u = DiagonalLTI(A, torch.ones(1, 2, dtype=D), torch.ones(1, 2, dtype=D)), draw(1, 1500, 1)
+    want, _ = op(u, form="recurrent")
+    for form in op.forms:
+        got, _ = op(u, form=form)
+        assert (got - want).abs().max() < 1e-9 * want.abs().max(), form
+        assert (got - want)[:, :10].abs().max() < 1e-9, form  # where an FFT of everything would have lost all digits

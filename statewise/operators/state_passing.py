@@ -4,8 +4,8 @@
     x^(c) = A^T x^(c-1) + M_ux u^(c)        column k of M_ux: A^(T-1-k) B
 
 T steps in a chunk, x^(c) the state behind chunk c, f the impulse response, with a skip D in f_0 where there is one.
-M_xy and M_ux are not made: with T of thousands they have T numbers for each number of the state. A stretch of S = 64 steps
-has its own two matrices, the same for all, and between stretches the state moves by A^S, A^2S, A^4S ...: to each
+M_xy and M_ux are not made: with T of thousands they have T numbers for each number of the state. A stretch of S = 64
+steps has its own two matrices, the same for all, and between stretches the state moves by A^S, A^2S, A^4S ...: to each
 beginning by doubling, and to the end by adding neighbours in pairs.
 
 Source: Fu et al. 2023 (H3), arXiv:2212.14052, sec. 4.2 and algorithm 2; k counts from 0 here.
