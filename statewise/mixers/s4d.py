@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise import hippo
+from statewise.errors import ConfigError
 from statewise.mixers.prepared import wide
 from statewise.mixers.time_invariant import (
     Readout,
@@ -23,6 +24,7 @@ from statewise.systems import discretize_diagonal
 
 INITIALIZATIONS = ("legs", "legt", "fourier", "lin", "inv", "inv2", "quad", "real", "random")
 METHODS = ("zoh", "bilinear")
+INITIAL_B = ("ones", "normal")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +34,29 @@ class S4DConfig(TimeInvariantConfig):
     initialization: of A, see :func:`statewise.hippo.initialize.diagonal`. With "real" A is d_state real numbers, with
                     all others d_state / 2 complex pairs
     method:         the discretisation, "zoh" or "bilinear"
-    learn_B:        B is learned, from 1; if False, it stays 1
+    B:              where B begins: "ones", or "normal", complex normal (real if A is) and normalised as in
+                    :func:`normalised_B`
+    learn_B:        B is learned; if False, it stays what it was at the beginning
+    n_systems:      how many A, B there are; channel h uses number h modulo n_systems. A divisor of d_model, or None for
+                    as many as channels. C, D and dt are each channel's own in any case
+
+    The S4D baseline of H3's synthetic languages is ``initialization="inv"``, ``n_systems=1``, ``B="normal"``; its code
+    multiplies B into C once, so that C alone is learned: ``learn_B=False`` has the same functions of C B.
     """
 
     initialization: str = "legs"
     method: str = "zoh"
     learn_B: bool = True
+    B: str = "ones"
+    n_systems: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_one_of("initialization", INITIALIZATIONS)
         self._require_one_of("method", METHODS)
+        self._require_one_of("B", INITIAL_B)
+        if self.n_systems is not None:
+            self._require_count("n_systems", self.n_systems)
         if self.is_complex:
             self._require_pairs()
 
@@ -59,37 +73,58 @@ class S4DConfig(TimeInvariantConfig):
         return S4D(d_model, self)
 
 
-class S4DDynamics(StepSizes):
-    """A = -exp(log_decay) + i frequency, without the second if A is real; and B, if it is learned.
+def normalised_B(A: Tensor) -> Tensor:
+    """B from the normal distribution, scaled so that to a constant input of 1 the system's output settles at a number
+    of variance 1, for a C of variance 1: sum |B/A|^2 = 1 over all poles, those of the conjugate pairs too.
 
-    Shapes:  log_decay, frequency: (d_model, n), n being d_state, or d_state / 2 complex pairs
-             B: (d_model, n), (d_model, n, 2) if complex   log_dt: (d_model,) or (1,)
+    Shapes:  A: (n,) -> B (n,), complex if A is
+    Source:  ``dplr`` with B_init="random" and normalize=True in the code of S4D, and ``random_dplr`` in that of H3.
+    """
+    B = torch.randn_like(A)
+    copies = 2 if A.is_complex() else 1
+    return B / (copies * (B / A).abs().square().sum()).sqrt()
+
+
+class S4DDynamics(StepSizes):
+    """A = -exp(log_decay) + i frequency, without the second if A is real; and B. ``d_model`` channels use the n_systems
+    of them in turn.
+
+    Shapes:  log_decay, frequency: (n_systems, n), n being d_state, or d_state / 2 complex pairs
+             B: (n_systems, n), (n_systems, n, 2) if complex: a buffer if it is drawn and not learned, None if it is
+             1 and not learned   log_dt: (d_model,) or (1,)
     """
 
     def __init__(self, d_model: int, config: S4DConfig) -> None:
         super().__init__(d_model, config)
         self.config = config
-        n = config.n_stored
-        self.log_decay = nn.Parameter(torch.empty(d_model, n))
-        self.frequency = nn.Parameter(torch.empty(d_model, n)) if config.is_complex else None
-        self.B = None
+        n, n_systems = config.n_stored, config.n_systems or d_model
+        if d_model % n_systems:
+            raise ConfigError(
+                f"S4DConfig.n_systems={n_systems} does not divide d_model={d_model}; use a divisor, or None for one "
+                "for each channel"
+            )
+        self.log_decay = nn.Parameter(torch.empty(n_systems, n))
+        self.frequency = nn.Parameter(torch.empty(n_systems, n)) if config.is_complex else None
+        B = torch.empty((n_systems, n, 2) if config.is_complex else (n_systems, n))
+        self.B: Tensor | None
         if config.learn_B:
-            self.B = nn.Parameter(torch.empty((d_model, n, 2) if config.is_complex else (d_model, n)))
+            self.B = nn.Parameter(B)
+        else:
+            self.register_buffer("B", None if config.B == "ones" else B)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         config = self.config
         with torch.no_grad():
-            for channel in range(self.d_model):
-                if channel == 0 or config.initialization == "random":
+            for system in range(len(self.log_decay)):
+                if system == 0 or config.initialization == "random":
                     A, _ = hippo.diagonal(config.initialization, config.d_state)
-                self.log_decay[channel] = least_decay(A).log()
+                self.log_decay[system] = least_decay(A).log()
                 if self.frequency is not None:
-                    self.frequency[channel] = A.imag
-            if self.B is not None:
-                self.B.fill_(1.0)
-                if config.is_complex:
-                    self.B[..., 1] = 0.0
+                    self.frequency[system] = A.imag
+                if self.B is not None:
+                    B = torch.ones_like(A) if config.B == "ones" else normalised_B(A)
+                    self.B[system] = torch.view_as_real(B) if config.is_complex else B
 
     def forward(self, rate: float) -> tuple[Tensor, Tensor]:
         """The discrete A and B, (d_model, n)."""
@@ -100,6 +135,8 @@ class S4DDynamics(StepSizes):
             B = torch.ones_like(A)
         else:
             B = wide(self.B) if self.frequency is None else as_complex(self.B)
+        if len(A) < self.d_model:
+            A, B = (m.repeat(self.d_model // len(m), 1) for m in (A, B))
         return discretize_diagonal(A, B, self.dt(rate), self.config.method, check_dt=False)
 
 
@@ -111,7 +148,7 @@ class S4D(TimeInvariantMixer):
              (batch, d_model, d_state / 2, 2), or (batch, d_model, d_state) if A is real
     Cost:    see :class:`~statewise.operators.diagonal.DiagonalLTI`; the output multiplies n_heads d_model by d_model
              (2 d_model if gated) numbers a step. ``freeze()`` before decoding.
-    Errors:  InputError for shapes or states that do not fit.
+    Errors:  ConfigError if n_systems does not divide d_model; InputError for shapes or states that do not fit.
     Source:  Gu et al. 2022 (S4D), arXiv:2206.11893, sec. 3 and 4.
 
     >>> mixer = S4DConfig(d_state=8, initialization="lin").build(d_model=4)
