@@ -45,6 +45,8 @@ PLACES = {
     "spoken-digits": "trained_task",
     "fashion-mnist": "trained_task",
     "co2": "trained_task",
+    "mqar": "mqar",
+    "h3-at-work": "h3_at_work",
 }
 
 

@@ -1,0 +1,413 @@
+"""H3 at work: how it stores a key and its value and recalls the one by the other, by hand and in a trained layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from statewise.checkpoints import load, resolve
+from statewise.data.base import absolute
+from statewise.data.synthetic_languages import SyntheticLanguageConfig, open_synthetic_language
+from statewise.errors import ConfigError
+from statewise.mixers.h3 import H3, H3Config
+from statewise.models.block import BlockConfig
+from statewise.models.language_model import LanguageModel, LanguageModelConfig
+from statewise.models.mlp import MLPConfig
+from statewise.reproduce.h3_by_hand import KEYS, VALUES, lookup, trace
+from statewise.reproduce.h3_inside import (
+    h3_layers,
+    half_reach,
+    score,
+    signals,
+    systems,
+    with_shift_taps,
+    without_heads,
+)
+from statewise.reproduce.h3_pictures import draw_by_hand, draw_filters, draw_lookup, draw_trained
+from statewise.reproduce.registry import Reproduction
+from statewise.reproduce.report import Report, drawn
+from statewise.reproduce.work import Stopped, Work
+from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.loop import train
+from statewise.train.run_folder import RUN_FILE, read_run
+from statewise.train.tasks.base import Table
+
+RUN = "run"  # the folder of the training run within the reproduction's
+SHOWN = 8  # heads in the table and in the pictures
+SIGNALS = ("Q", "K", "shifted", "V", "entering", "state", "output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class H3AtWorkSettings:
+    """text:     for the layer that is set by hand: keys a-d, values 1-5, anything else a dot; it ends with a key
+    model:    a training run of a model with H3 on associative recall to look into; None: one is trained
+    d_model, n_layers, d_state, d_shift, d_head:   of the model that is trained
+    epochs, lr, n_train:   how
+    max_rows: of the test split, to measure on
+    example:  the row of the test split that is shown
+    seed:     of the run
+    """
+
+    text: str = "a3b5.c1.a?"
+    model: str | None = None
+    d_model: int = 32
+    n_layers: int = 1
+    d_state: int = 16
+    d_shift: int | None = 4
+    d_head: int = 1
+    epochs: int = 24
+    lr: float = 1e-2
+    n_train: int = 5000
+    max_rows: int = 500
+    example: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        trace(self.text)
+        if min(self.n_layers, self.epochs, self.n_train, self.max_rows) < 1 or not 0 <= self.example < self.max_rows:
+            raise ConfigError(
+                "H3AtWorkSettings: n_layers, epochs, n_train and max_rows are at least 1, example is below max_rows"
+            )
+        if self.model is not None:
+            object.__setattr__(self, "model", absolute(self.model))
+
+
+def quick() -> H3AtWorkSettings:
+    return H3AtWorkSettings(d_model=16, d_state=8, epochs=1, n_train=320, max_rows=64)
+
+
+def run_config(config: H3AtWorkSettings) -> RunConfig:
+    """The published width 32 and MLP for the task; one layer and short systems, which learn it much sooner."""
+    data = SyntheticLanguageConfig(task="associative-recall", n_train=config.n_train)
+    layer = BlockConfig(
+        mixer=H3Config(d_state=config.d_state, d_shift=config.d_shift, d_head=config.d_head),
+        mlp=MLPConfig(expand=4, activation="gelu_tanh"),
+        norm="layer",
+    )
+    model = LanguageModelConfig(
+        vocab_size=data.resolved("vocab_size"),
+        d_model=config.d_model,
+        layers=(layer,) * config.n_layers,
+        norm="layer",
+    )
+    training = TrainConfig(
+        epochs=config.epochs,
+        batch_size=32,
+        lr=config.lr,
+        dynamics_lr_max=1e-3,
+        warmup=0.1,
+        seed=config.seed,
+        evaluate_minutes=0.25,
+        save_minutes=0.5,
+        log_every=100,
+    )
+    return RunConfig(model=model, data=data, train=training)
+
+
+def run(config: H3AtWorkSettings, work: Work) -> Report:
+    given = None if config.model is None else _given(Path(config.model))
+    work.begin(2)
+    trained = work.part("train", partial(_train, config, work)) if given is None else work.part("train", lambda: {})
+    run = run_config(config) if given is None else given
+    folder = work.folder / RUN if config.model is None else Path(config.model)
+    found = work.part("inside", partial(_inside, config, run, folder))
+    return _report(config, run, trained, found)
+
+
+def _given(folder: Path) -> RunConfig:
+    """Errors: CheckpointError where there is no run; ConfigError for another task, or a model without H3."""
+    run = read_run(folder)
+    if not isinstance(run.data, SyntheticLanguageConfig) or run.data.task != "associative-recall":
+        raise ConfigError(
+            f"{folder} was not trained on associative recall; give a run of the preset associative-recall"
+        )
+    if not any(isinstance(block.mixer, H3Config) for block in cast(LanguageModelConfig, run.model).blocks):
+        raise ConfigError(f"the model in {folder} has no H3 layer to look into; give one that has")
+    return run
+
+
+def _train(config: H3AtWorkSettings, work: Work) -> dict[str, Any]:
+    folder = work.folder / RUN
+    result = train(run_config(config), folder, resume=(folder / RUN_FILE).exists(), reporter=work.training())
+    if result.signal is not None:
+        raise Stopped(result.signal)
+    return {"step": result.step, "seconds": result.seconds, "validation": result.validation}
+
+
+def _inside(config: H3AtWorkSettings, run: RunConfig, folder: Path) -> dict[str, Any]:
+    model = cast(LanguageModel, load(resolve(folder, "best")))
+    data = cast(SyntheticLanguageConfig, run.data)
+    split = open_synthetic_language(data).split("test")
+    rows = np.arange(min(len(split), config.max_rows))
+    tokens, targets, answers = (torch.from_numpy(array) for array in split.read(rows))
+    answers = answers & (torch.arange(tokens.shape[1]) == tokens.shape[1] - 1)  # the last token's, as published
+    whole = score(model, tokens, targets, answers)
+    heads = _heads(model, tokens, targets, answers, whole)
+    layer = max(h3_layers(model), key=lambda i: _nats_without_layer(model, i, tokens, targets, answers))
+    names = split.language.symbols
+    shown = [head["head"] for head in heads if head["layer"] == layer][:SHOWN]
+    described = _described(model, layer, shown, tokens, names)
+    taps = {
+        "all": whole,
+        "only a step back": score(with_shift_taps(model, layer, [1]), tokens, targets, answers),
+        "only the present step and a step back": score(with_shift_taps(model, layer, [0, 1]), tokens, targets, answers),
+        "all but a step back": score(with_shift_taps(model, layer, [1], others=True), tokens, targets, answers),
+    }
+    example = {
+        "tokens": [names[int(token)] for token in tokens[config.example]],
+        "answer": names[int(targets[config.example][answers[config.example]])],
+        "heads": shown,
+        **_example(signals(model, layer, tokens[config.example : config.example + 1]), shown),
+    }
+    return {
+        "test": whole,
+        "layer": layer,
+        "heads": heads,
+        "described": described,
+        "shift_taps": taps,
+        "filters": _filters(h3_layers(model)[layer], shown, tokens.shape[1]),
+        "example": example,
+    }
+
+
+def _heads(
+    model: LanguageModel, tokens: Tensor, targets: Tensor, answers: Tensor, whole: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """What removing each head costs, the dearest first."""
+    found = []
+    for layer, mixer in h3_layers(model).items():
+        for head in range(mixer.n_heads):
+            with without_heads(mixer, [head]):
+                left = score(model, tokens, targets, answers)
+            lost, nats = whole["accuracy"] - left["accuracy"], left["nats"] - whole["nats"]
+            found.append({"layer": layer, "head": head, "lost": lost, "nats": nats})
+    return sorted(found, key=lambda head: (-head["lost"], -head["nats"]))
+
+
+def _nats_without_layer(model: LanguageModel, layer: int, tokens: Tensor, targets: Tensor, answers: Tensor) -> float:
+    mixer = h3_layers(model)[layer]
+    with without_heads(mixer, range(mixer.n_heads)):
+        return score(model, tokens, targets, answers)["nats"]
+
+
+def _described(
+    model: LanguageModel, layer: int, heads: Sequence[int], tokens: Tensor, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """For each head what enters its state where a value follows a key: the mean for every pair of the two.
+
+    The pair that differs most from the head's mean over all pairs is what it stores before all others. The figure is
+    the norm of the d_head x d_head entries, which are one number for d_head = 1, then with its sign.
+    """
+    found = signals(model, layer, tokens)
+    n_keys = (len(names) - 2) // 2
+    keys, values = range(1, n_keys + 1), range(n_keys + 1, len(names) - 1)
+    before, now = tokens[:, :-2], tokens[:, 1:-1]  # without the "=>" and the key behind it
+    is_pair = (before >= 1) & (before <= n_keys) & (now > n_keys) & (now < len(names) - 1)
+    described = []
+    for head in heads:
+        entering = found.entering[:, 1:-1, head].flatten(-2)[is_pair]  # (pairs, entries)
+        reading = found.Q[:, -1].unflatten(-1, (found.entering.shape[2], -1))[:, head]  # (rows, d_head)
+        means = [
+            _mean(entering, (before == key)[is_pair] & (now == value)[is_pair]) for key in keys for value in values
+        ]
+        table = torch.stack(means).unflatten(0, (len(keys), len(values)))  # (keys, values, entries)
+        sizes = (table - table.mean((0, 1))).norm(dim=-1)
+        key, value = divmod(int(sizes.argmax()), sizes.shape[1])
+        asked = torch.stack([_mean(reading, tokens[:, -1] == k) for k in keys])
+        signed = table[..., 0] if table.shape[-1] == 1 else table.norm(dim=-1)
+        described.append(
+            {
+                "head": head,
+                "stores": {"key": names[1 + key], "value": names[1 + n_keys + value]},
+                "pairs": signed.tolist(),
+                "query": (asked[:, 0] if asked.shape[1] == 1 else asked.norm(dim=-1)).tolist(),
+                "read_by": names[1 + int(asked.norm(dim=-1).argmax())],
+            }
+        )
+    return described
+
+
+def _mean(values: Tensor, where: Tensor) -> Tensor:
+    """Over the rows that are chosen; zero where there is none."""
+    return values[where].sum(0) / where.sum().clamp(min=1)
+
+
+def _example(found: Any, heads: Sequence[int]) -> dict[str, Any]:
+    """The signals of one row for these heads: (heads d_head, length) each; a head's K'V and state as norms."""
+    shown: dict[str, Any] = {}
+    for name in SIGNALS:
+        signal = getattr(found, name)[0]
+        if name in ("entering", "state"):
+            kept = signal[:, list(heads)]
+            kept = kept[..., 0, 0] if kept.shape[-1] == 1 else kept.flatten(-2).norm(dim=-1)
+        else:
+            kept = signal.unflatten(-1, (found.entering.shape[2], -1))[:, list(heads)].flatten(1)
+        shown[name] = kept.T.tolist()
+    return shown
+
+
+def _filters(mixer: H3, heads: Sequence[int], length: int) -> dict[str, Any]:
+    with torch.no_grad():
+        shift, diagonal = systems(mixer)
+        d_head = mixer.config.d_head
+        channels = [head * d_head for head in heads]  # the first of each head
+        long = diagonal.impulse_response(8 * length)
+        decay = diagonal.A.abs()
+        dt = mixer.dynamics.diagonal.dt(1.0)
+    return {
+        "shift": shift.taps[channels, :length].tolist(),
+        "diagonal": long[list(heads)].tolist(),
+        "shift_largest": shift.taps[channels].abs().argmax(1).tolist(),
+        "half_reach": half_reach(long)[list(heads)].tolist(),
+        "half_life": (torch.log(torch.tensor(0.5)) / decay.amax(1).log())[list(heads)].tolist(),
+        "dt": dt[list(heads)].tolist(),
+    }
+
+
+def _report(config: H3AtWorkSettings, run: RunConfig, trained: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
+    by_hand = trace(config.text)
+    key, value = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.7, 0.2, 0.1])
+    queries = {"Q = K'": key, "Q orthogonal to K'": torch.tensor([0.0, 1.0, 0.0])}
+    read = {name: lookup(key, value, query).tolist() for name, query in queries.items()}
+    test, layer, example = found["test"], found["layer"], found["example"]
+    n_layers = len(cast(LanguageModelConfig, run.model).layers)
+    begun = f"{trained['step']:,} steps in {trained['seconds']:,.0f} s" if trained else f"the run in {config.model}"
+    figures = {
+        "by_hand": {"text": by_hand.text, "answer": by_hand.answer, "output": by_hand.output[-1].tolist()},
+        "lookup": read,
+        "trained": {**found, "training": dict(trained)},
+    }
+    text = [
+        (name, *(_row(tensor) for tensor in steps))
+        for name, steps in (
+            ("K", by_hand.K),
+            ("store the key: K' = shift(K)", by_hand.shifted),
+            ("V", by_hand.V),
+            ("store the value: K'V enters", by_hand.entering),
+            ("state", by_hand.state),
+            ("Q", by_hand.Q),
+            ("recall: Q reads", by_hand.output),
+        )
+    ]
+    tables = [
+        Table(
+            f"By hand: {by_hand.text}, answer {by_hand.answer or 'none'}",
+            ("", *by_hand.text),
+            text,
+            ("A letter or digit: its direction. a3: the product of both, in the state.",),
+        ),
+        Table(
+            "The lookup of K' = (0, 0, 1), V = (0.7, 0.2, 0.1)",
+            ("", "reads"),
+            [(name, ", ".join(f"{x:.1f}" for x in values)) for name, values in read.items()],
+        ),
+        Table(
+            "Trained: associative recall, test split",
+            ("", "accuracy", "nats"),
+            [
+                ("the model", f"{test['accuracy']:.1%}", f"{test['nats']:.3f}"),
+                *(
+                    (f"layer {layer + 1}, taps of the shift SSM: {name}", f"{s['accuracy']:.1%}", f"{s['nats']:.3f}")
+                    for name, s in found["shift_taps"].items()
+                    if name != "all"
+                ),
+            ],
+            (f"{begun}; published: 99.8 % for H3 after 200 epochs. Chance is 25 %.",),
+        ),
+        _head_table(found),
+    ]
+    return Report(
+        title="H3 at work: store the key, store the value, recall",
+        setting=(
+            "First a layer whose weights are zeros and ones, step by step; then a model of "
+            f"{n_layers} {'layer' if n_layers == 1 else 'layers'}, trained on associative recall, of which the layer "
+            "is shown that costs most when it is left out. A head is left out by making what it gives to W_O zero."
+        ),
+        tables=tables,
+        differences=(
+            "The published model has two layers with a register of 64 keys and N = 64, is trained for 200 epochs at a "
+            "rate of 5e-4 with embedding dropout 0.1, and scores 99.8 %. "
+            f"Here: {run.train.epochs or 0:g} epochs at {run.train.lr:g} with a cosine, without dropout; by default "
+            "one layer, so that all is to be seen in it, with a register of 4 and N = 16, which learns sooner.",
+            "The articles show the mechanism by hand. A trained layer spreads it over channels that share the work, "
+            "with signs and scales of their own; the MLPs and, with several layers, the layer before take a part.",
+            "The skips (D) of both systems are part of their first tap here.",
+        ),
+        figures=figures,
+        plots=[
+            drawn("by-hand", "a3...a? by hand", partial(draw_by_hand, found=by_hand), width=10, height=6),
+            drawn(
+                "lookup",
+                "K'V, and what two queries read",
+                partial(draw_lookup, key=key, value=value),
+                width=9,
+                height=3,
+            ),
+            drawn(
+                "trained",
+                f"Layer {layer + 1}, trained, reads {' '.join(example['tokens'])}, answer {example['answer']}",
+                partial(draw_trained, example=example),
+                width=11,
+                height=13,
+            ),
+            drawn("filters", "Filters of these heads", partial(draw_filters, found=found), width=10, height=4),
+        ],
+    )
+
+
+def _row(tensor: Tensor) -> str:
+    """A vector or a matrix of one-hot directions in letters: "a", "3", "a3 b5"; "." for nothing."""
+    places = tensor.nonzero().tolist()
+    if tensor.ndim == 2:
+        words = [KEYS[k] + VALUES[v] for k, v in places]
+    else:
+        words = [(KEYS if len(tensor) == len(KEYS) else VALUES)[i] for (i,) in places]
+    return " ".join(words) or "."
+
+
+def _head_table(found: Mapping[str, Any]) -> Table:
+    lost = {(head["layer"], head["head"]): head for head in found["heads"]}
+    filters = found["filters"]
+    rows = []
+    for i, head in enumerate(found["described"]):
+        cost = lost[found["layer"], head["head"]]
+        rows.append(
+            (
+                f"head {head['head']}",
+                f"{100 * cost['lost']:.1f}",
+                f"{cost['nats']:.3f}",
+                f"{head['stores']['key']} with {head['stores']['value']}",
+                head["read_by"],
+                str(filters["shift_largest"][i]),
+                f"{filters['half_reach'][i]:,}",
+                f"{filters['half_life'][i]:,.0f}",
+            )
+        )
+    agree = sum(head["stores"]["key"] == head["read_by"] for head in found["described"])
+    return Table(
+        f"Layer {found['layer'] + 1}: the heads that cost most when they are left out",
+        ("", "points lost", "nats lost", "stores most", "read by", "shift's largest tap", "half reach", "half-life"),
+        rows,
+        (
+            "stores most: the key and value whose product, entering the state, stands out; read by: the key at the end "
+            "that gives the largest Q. Half reach: the last step at which the diagonal SSM's filter is at least half "
+            "of its largest tap; half-life: of its slowest pole, in steps.",
+            f"{agree} of these {len(rows)} heads are read by the key that they store.",
+        ),
+    )
+
+
+REPRODUCTION = Reproduction(
+    summary="H3 stores a key, its value, and recalls it: by hand, and inside a trained layer, as heat maps",
+    duration="2 minutes",
+    full=H3AtWorkSettings,
+    quick=quick,
+    run=run,
+)
