@@ -156,7 +156,8 @@ def assert_equal(found: tuple[Tensor, list[Tensor]], wanted: tuple[Tensor, list[
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("layers", LAYERS)
 def test_equals_the_dequantised_model_token_by_token(layers: str, precision: str, poisoned: None) -> None:
-    model = build(layers, tie_embeddings=layers != "hybrid", norm="layer" if layers == "mamba" else "rms")
+    options = {"norm": "layer", "max_positions": 12} if layers == "mamba" else {"tie_embeddings": layers != "hybrid"}
+    model = build(layers, **options)
     group = 8 if precision == "int8" and layers == "hybrid" else None
     decoder = Decoder(model, precision, group=group)
     tokens = tokens_of(3, 12)
@@ -508,8 +509,9 @@ def test_copies_of_a_running_decoder_go_on_alone() -> None:
 
 
 @needs_library
-def test_learned_positions_end() -> None:
-    decoder = Decoder(build("attention"))
+@pytest.mark.parametrize("options", [{}, {"max_positions": 40}])
+def test_learned_positions_end(options: dict[str, Any]) -> None:
+    decoder = Decoder(build("mamba" if options else "attention", **options))
     running = decoder.run(decoder.initial_state(1))
     for _ in range(40):
         running.step(torch.tensor([1]))

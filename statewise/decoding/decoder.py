@@ -13,7 +13,7 @@ from statewise import native
 from statewise.decoding.layers import emit_model, matrices, refusal
 from statewise.decoding.packing import LARGEST, Packed, check_precision, quantise
 from statewise.decoding.program import Program, Weights
-from statewise.decoding.states import addresses, check_plain, check_state, copied, separate
+from statewise.decoding.states import addresses, check_plain, check_positions, check_state, copied, plain, separate
 from statewise.errors import InputError
 from statewise.models.language_model import LanguageModel, LanguageModelState
 
@@ -47,7 +47,7 @@ class Decoder:
         self.config = model.config
         with torch.inference_mode(False), torch.no_grad():
             self._program = Program(Weights(weights, group, {}))
-            self._tables, self._n_body = emit_model(self._program, model)
+            self._tables, self._n_body, self._positions = emit_model(self._program, model)
             self._packed: list[Packed] = list(self._program.weights.packed.values())
             self._program.weights.packed.clear()  # its keys say which tensor only while the model lives
             self._instructions, self._buffers = self._program.tables()
@@ -154,7 +154,11 @@ class Running:
             return out
         for table, layer in zip(decoder._tables, self._state.layers):
             table.check(layer, rows, restarts)
+        check_positions(self._state.position, rows, restarts, decoder.config.max_positions)
         before, after, places = self._places(every_row=active is None)
+        positions = plain(before.position)  # held while C reads it
+        if decoder._positions is not None:
+            places[decoder._positions] = positions.data_ptr()
         program, n_threads = decoder._program, native.n_threads()
         shared, local = program.widths
         n_scratch = len(rows) * (shared + n_threads * local)

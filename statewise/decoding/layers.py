@@ -45,16 +45,20 @@ def refusal(model: nn.Module) -> str | None:
     return None
 
 
-def emit_model(program: Program, model: LanguageModel) -> tuple[list[StateTable], int]:
-    """The whole step. Returns each layer's state, and how many instructions there are before the head's."""
+def emit_model(program: Program, model: LanguageModel) -> tuple[list[StateTable], int, int | None]:
+    """The whole step. Returns each layer's state, how many instructions there are before the head's, and which entry of
+    the table of states has the address of the model's positions, if it has a table of them."""
     d_model = model.config.d_model
     x = program.buffer("residual", d_model)
-    program.emit("embed", program.weights.pack(model.embedding.weight), x, wait=True)
+    positions = None if model.positions is None else program.state(1)
+    program.emit("embed", program.weights.pack(model.embedding.weight), x, wait=positions is None)
+    if model.positions is not None:  # a thread's share of the columns is what it has embedded
+        program.emit("add_row", d_model, model.positions.weight, positions, x, wait=True)
     states = [_emit_block(program, block, x) for block in model.blocks]
     n_body = len(program)
     normed = _emit_norm(program, model.norm, x, program.buffer("normed", d_model, local=True))
     program.linear(model.head.weight, model.head.bias, normed, Place(LOGITS), wait=False)
-    return states, n_body
+    return states, n_body, positions
 
 
 def _emit_block(program: Program, block: Block, x: Place) -> StateTable:

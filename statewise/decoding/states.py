@@ -41,7 +41,7 @@ class RecurrentState:
         self.slot = slot
 
     def prepare(self, state: Any) -> Any:
-        return tree_map(_plain, state)
+        return tree_map(plain, state)
 
     def successor(self, state: Any, *, every_row: bool) -> Any:
         return tree_map(torch.empty_like if every_row else torch.clone, state)
@@ -72,7 +72,7 @@ class AttentionHistory:
         marked_apart = any(state.filled.data_ptr() == count.data_ptr() for count in counts) and len(state.filled) > 0
         if marked_apart or not _is_plain(state.filled) or state.keys.is_neg() or state.values.is_neg():
             state = copied(state)
-        start, end, position = (_plain(count) for count in counts)
+        start, end, position = (plain(count) for count in counts)
         return with_room(state._replace(start=start, end=end, position=position), 1, self.window)
 
     def successor(self, state: AttentionState, *, every_row: bool) -> AttentionState:
@@ -92,14 +92,7 @@ class AttentionHistory:
         return state.keys.shape[1] - int(state.end.max())
 
     def check(self, state: AttentionState, rows: Tensor, restarts: Tensor) -> None:
-        if self.n_positions is None:
-            return
-        position = state.position.masked_fill(restarts, 0)[rows]
-        if int(position.min()) < 0 or int(position.max()) >= self.n_positions:
-            raise InputError(
-                f"a row reaches position {int(position.max())}, but max_positions={self.n_positions} gives positions "
-                f"0 to {self.n_positions - 1}; use shorter documents or a larger max_positions"
-            )
+        check_positions(state.position, rows, restarts, self.n_positions)
 
 
 def check_state(state: Any, expected: Any, batch: int) -> None:
@@ -138,6 +131,18 @@ def check_plain(leaf: Tensor, dtype: torch.dtype) -> None:
         )
 
 
+def check_positions(position: Tensor, rows: Tensor, restarts: Tensor, n_positions: int | None) -> None:
+    """Errors: InputError if the next token of one of these rows has no position in a table of ``n_positions``."""
+    if n_positions is None:
+        return
+    position = position.masked_fill(restarts, 0)[rows]
+    if int(position.min()) < 0 or int(position.max()) >= n_positions:
+        raise InputError(
+            f"a row reaches position {int(position.max())}, but max_positions={n_positions} gives positions "
+            f"0 to {n_positions - 1}; use shorter documents or a larger max_positions"
+        )
+
+
 def separate(layers: Sequence[Any]) -> tuple[Any, ...]:
     """The same states, a history that two layers share copied for the second: each writes into its own."""
     marks: set[int] = set()
@@ -171,6 +176,6 @@ def _is_plain(leaf: Tensor) -> bool:
     return leaf.is_contiguous() and not leaf.is_neg() and not leaf.requires_grad
 
 
-def _plain(leaf: Tensor) -> Tensor:
+def plain(leaf: Tensor) -> Tensor:
     """The tensor, or a copy if its numbers do not lie in memory one after the other as they are."""
     return leaf if _is_plain(leaf) else leaf.detach().resolve_neg().contiguous()

@@ -61,7 +61,8 @@ static void run_norm(const worker *me, const norm *a) {
         norm_row(a, at(me, a->input, b), a->has_gate ? at(me, a->gate, b) : NULL, at(me, a->output, b));
 }
 
-/* ADD_ROW: x += the row of a table (n, width) for the position of the sequence; every thread for itself, x is local. */
+/* ADD_ROW: x += the row of a table (n, width) for the position of the sequence. If x is local every thread does all of it
+ * for itself, otherwise its share of the columns. */
 typedef struct {
     int64_t width;
     const float *table;
@@ -72,12 +73,15 @@ typedef struct {
 static void run_add_row(const worker *me, const add_row *a) {
     const decoding *step = me->step;
     const int64_t *position = (const int64_t *)(uintptr_t)step->state[a->slot];
+    range mine = step->buffers[a->x.buffer].local ? (range){0, a->width} : share_of(me, a->width);
     for (int64_t b = 0; b < step->n_rows; b++) {
         int64_t row = step->rows[b];
         const float *added = a->table + (step->restarts[row] ? 0 : position[row]) * a->width;
         float *x = at(me, a->x, b);
-        for (int64_t i = 0; i < a->width; i += LANES)
-            store_upto(x + i, load_upto(x + i, a->width - i) + load_upto(added + i, a->width - i), a->width - i);
+        for (int64_t i = mine.first; i < mine.end; i += LANES) {
+            int64_t left = mine.end - i;
+            store_upto(x + i, load_upto(x + i, left) + load_upto(added + i, left), left);
+        }
     }
 }
 
