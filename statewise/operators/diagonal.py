@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.batching import whole
 from statewise.kernels.linear_scan import linear_scan
 from statewise.kernels.vandermonde import vandermonde
 from statewise.operators.base import wide
@@ -109,6 +110,10 @@ class DiagonalLTI(TimeInvariant):
             return self._no_taps(length)
         A, B, C = self._coefficients(0, wide(self.A.dtype))
         return self._with_skip(vandermonde(C * (B if C.ndim == 2 else B.unsqueeze(1)), A, length))
+
+    def _grows(self, response: Tensor) -> bool:
+        """Not with |A| <= 1, which is less to look at than the response."""
+        return not bool(whole(self.A.detach()).abs().amax() <= 1) and super()._grows(response)
 
     def _block(self, length: int, dtype: torch.dtype) -> Block:
         A, B, C = self._coefficients(0, dtype)

@@ -48,7 +48,8 @@ class TimeInvariant(Operator):
              length streams in bounded memory. Rows that hold several documents are laid out one document a row.
              A system that grows (the last quarter of its impulse response is 1000 times larger than the first, or not
              finite) goes in chunks from rest too, since an FFT rounds relative to the largest value; that is looked at
-             on a CPU only, and not while compiling, and right as long as A^64 is finite.
+             on a CPU only, and not while compiling, and right as long as A^64 is finite. A diagonal system with |A| <= 1
+             does not grow.
              A NaN or an infinity in u reaches earlier outputs too: by FFT all of its channel in the row (in the
              document, if they are packed), in chunks those of its 64 steps. ``recurrent`` keeps it in its place.
              ``block_fft``: the whole sequence at once through the FFT as matrix products
@@ -121,7 +122,7 @@ class TimeInvariant(Operator):
         dtype = self._state_dtype(u)
         taps = u.shape[1] if chunk is None else min(u.shape[1], chunk)
         response = self._keep(("impulse_response", taps), lambda: self.impulse_response(taps))
-        if response.device.type == "cpu" and not torch.compiler.is_compiling() and _grows(response):
+        if response.device.type == "cpu" and not torch.compiler.is_compiling() and self._grows(response):
             rest = self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=dtype)
             y, final = self._chunks(u, rest if state is None else state, masks)
             return y, None if state is None else final
@@ -184,6 +185,12 @@ class TimeInvariant(Operator):
             aligned = chunk.gather(-1, index).masked_fill((place < 0)[:, None, :], 0)
         w, batch, r, n = h.shape
         return h + torch.matmul(aligned.reshape(w, -1, T), block.reach).reshape(w, batch, r, n)
+
+    def _grows(self, response: Tensor) -> bool:
+        size = response.detach().abs()
+        quarter = max(1, size.shape[-1] // 4)
+        first, last = size[..., :quarter].amax(-1), size[..., -quarter:].amax(-1)
+        return not bool(whole(last.isfinite() & (last <= GROWTH * first)).all())
 
     def _each_document(self, form: str, u: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
         """Each document as a row of its own, from rest, or from the state if it goes on with one."""
@@ -258,13 +265,6 @@ def toeplitz(response: Tensor) -> Tensor:
     lag = time[None, :] - time[:, None]  # (input, output)
     matrix = response[..., lag.clamp(min=0)].masked_fill(lag < 0, 0)
     return matrix.transpose(1, 2).reshape(w, T, p * T)
-
-
-def _grows(response: Tensor) -> bool:
-    size = response.detach().abs()
-    quarter = max(1, size.shape[-1] // 4)
-    first, last = size[..., :quarter].amax(-1), size[..., -quarter:].amax(-1)
-    return not bool(whole(last.isfinite() & (last <= GROWTH * first)).all())
 
 
 def _spread(mask: Tensor, ndim: int) -> Tensor:
