@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from families import FAMILIES
 from operator_laws import check_agreement, check_none_is_rest, close, random_state, with_gradients
 from torch import Tensor
 
-from statewise.errors import InputError
+from statewise.errors import ConfigError, InputError
 from statewise.kernels.fft_convolution import (
     block_fft as definition,
 )
@@ -24,6 +25,8 @@ from statewise.kernels.fft_convolution import (
 )
 from statewise.operators import DiagonalLTI, state_passing, time_invariant
 from statewise.operators.diagonal import DiagonalState
+from statewise.reproduce import flashconv as reproduction
+from statewise.reproduce import reproduce, settings
 
 D = torch.float64
 SPLITS = [*product((1, 2, 3, 4, 5, 8, 16), (1, 2, 3, 4, 7, 8, 32)), (64, 512), (33, 100)]
@@ -216,3 +219,26 @@ def test_systems_that_grow_are_right_in_every_form() -> None:
         got, _ = op(u, form=form)
         assert (got - want).abs().max() < 1e-9 * want.abs().max(), form
         assert (got - want)[:, :10].abs().max() < 1e-9, form  # where an FFT of everything would have lost all digits
+
+
+def test_reproduce_quick(tmp_path: Path) -> None:
+    config = settings("flashconv", quick=True, assignments=["lengths=[8,32]", "d_model=8", "d_state=4", "rounds=1"])
+    outcome = reproduce("flashconv", tmp_path / "run", config, plots=False)
+    assert outcome.record is not None
+    for found in outcome.record["figures"].values():
+        assert set(found["ms"]) == set(found["mb"]) == set(reproduction.NAMES)
+        assert max(found["apart"].values()) < 1e-5  # the same convolution, however it is computed
+        for name, ratio in found["over_plain_fft"].items():
+            assert ratio == pytest.approx(found["ms"]["plain FFT"] / found["ms"][name])
+    again = reproduce("flashconv", tmp_path / "run", config, plots=False)  # goes on: nothing is measured anew
+    assert again.record is not None
+    assert again.record["figures"] == outcome.record["figures"]
+    assert "5.8" in (tmp_path / "run" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("batches", (1,)), ("lengths", ()), ("rounds", 0), ("n_heads", 3), ("d_state", 5)]
+)
+def test_reproduce_settings(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=field):
+        reproduction.FlashConvSettings(**{field: value})
