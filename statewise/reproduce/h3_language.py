@@ -1,0 +1,280 @@
+"""Language models as in H3's table on OpenWebText, small: six models of the paper, Mamba and Mamba-2."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statewise.checkpoints import load
+from statewise.data.sources import CORPORA
+from statewise.data.text import TokenSplit
+from statewise.errors import ConfigError, TrainingError
+from statewise.evaluate.perplexity import evaluate_split
+from statewise.models.evaluation_mode import evaluation_mode
+from statewise.models.language_model import LanguageModel
+from statewise.reproduce.h3_language_models import LABELS, Sizes, build_config, describe, n_parameters
+from statewise.reproduce.h3_language_report import make_report
+from statewise.reproduce.h3_language_text import make_tokenizer, open_text, text_config
+from statewise.reproduce.registry import Reproduction
+from statewise.reproduce.report import Report
+from statewise.reproduce.work import Job, Stopped, Work
+from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.loop import train
+from statewise.train.metrics import read_metrics
+from statewise.train.report import Reporter
+from statewise.train.run_folder import METRICS_FILE, RUN_FILE
+
+
+@dataclass(frozen=True, kw_only=True)
+class H3LanguageSettings:
+    """source:   of the text, as ``statewise train`` takes it
+    vocab_size:  of the BPE that is made from its training split
+    models:      which of the eight
+    d_model, n_layers: of all with an MLP; Mamba and Mamba-2 have about twice the layers
+    n_heads:     of attention        d_state: of all but Mamba, whose 16 are part of its design
+    expand:      the width of the Transformer's MLP, as a multiple of d_model; the others' follow from its parameters
+    tolerance:   by how much the numbers of parameters may differ
+    tokens:      that a run is trained on        length, batch_size: of the windows that a step reads
+    learning_rates: of which each model gets the one that is best on the validation split, with the first seed
+    tuning_share:   of ``tokens`` that this takes; at 1 the best of these runs is the first seed's run
+    seeds:       of the runs that are compared
+    warmup, weight_decay, dynamics_lr_max: of the training, see ``TrainConfig``; the same for all
+    evaluations: looks at the validation split on the way, for the curves, of ``evaluate_tokens`` each
+    test_tokens: of the validation and test splits that are read at the end; None: all
+    workers:     processes that train, each with its share of the cores
+    """
+
+    source: str = "shakespeare"
+    vocab_size: int = 2048
+    models: tuple[str, ...] = tuple(LABELS)
+    d_model: int = 96
+    n_layers: int = 8
+    n_heads: int = 3
+    d_state: int = 64
+    expand: float = 4.0
+    tolerance: float = 0.03
+    tokens: int = 2_000_000
+    length: int = 256
+    batch_size: int = 16
+    learning_rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
+    tuning_share: float = 1.0
+    seeds: tuple[int, ...] = (0, 1, 2)
+    warmup: float = 0.05
+    weight_decay: float = 0.1
+    dynamics_lr_max: float | None = None
+    evaluations: int = 8
+    evaluate_tokens: int = 16_384
+    test_tokens: int | None = None
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("models", "learning_rates", "seeds"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ConfigError(f"H3LanguageSettings.{name}={values}; give at least one, each once")
+        unknown = [name for name in self.models if name not in LABELS]
+        if unknown:
+            raise ConfigError(f"H3LanguageSettings.models: {unknown[0]!r} is unknown; use {', '.join(LABELS)}")
+        if min(self.tokens, self.length, self.batch_size, self.evaluations, self.workers, self.d_model) < 1:
+            raise ConfigError(
+                "H3LanguageSettings: tokens, length, batch_size, evaluations, workers and d_model are at least 1"
+            )
+        if self.n_layers < 3:
+            raise ConfigError(f"H3LanguageSettings.n_layers={self.n_layers}; a hybrid needs at least 3")
+        if not 0 < self.tuning_share <= 1:
+            raise ConfigError(f"H3LanguageSettings.tuning_share={self.tuning_share}; use a share above 0, at most 1")
+        if min(self.learning_rates) <= 0:
+            raise ConfigError(f"H3LanguageSettings.learning_rates={self.learning_rates}; each is above 0")
+        if self.source not in CORPORA:
+            object.__setattr__(self, "source", text_config(self.source, Path()).source)
+
+    @property
+    def sizes(self) -> Sizes:
+        shared = {name: getattr(self, name) for name in Sizes.__dataclass_fields__}
+        return Sizes(**shared)
+
+    def steps(self, share: float = 1.0) -> int:
+        return max(2, math.ceil(share * self.tokens / (self.batch_size * self.length)))
+
+
+def quick() -> H3LanguageSettings:
+    """All eight, tiny: of the text all is read, but hardly anything learned."""
+    return H3LanguageSettings(
+        vocab_size=512,
+        d_model=32,
+        n_layers=4,
+        n_heads=2,
+        d_state=8,
+        tolerance=0.1,
+        tokens=16_384,
+        length=64,
+        batch_size=8,
+        learning_rates=(2e-3, 8e-3),
+        tuning_share=0.25,
+        seeds=(0, 1),
+        evaluations=2,
+        evaluate_tokens=2048,
+        test_tokens=4096,
+    )
+
+
+def run_config(config: H3LanguageSettings, folder: Path, name: str, lr: float, seed: int, share: float) -> RunConfig:
+    """The training run of one model, rate and seed, on this share of the tokens; ``folder`` holds the tokenizer."""
+    steps = config.steps(share)
+    training = TrainConfig(
+        steps=steps,
+        batch_size=config.batch_size,
+        length=config.length,
+        seed=seed,
+        lr=lr,
+        warmup=config.warmup,
+        weight_decay=config.weight_decay,
+        dynamics_lr_max=config.dynamics_lr_max,
+        evaluate_every=max(1, steps // config.evaluations),
+        evaluate_minutes=None,
+        evaluate_items=config.evaluate_tokens,
+        evaluate_window=config.length,  # all models alike, whether their state could be carried on or not
+        save_minutes=5.0,
+        keep_last=1,
+        keep_best=False,
+        device="cpu",
+    )
+    return RunConfig(model=build_config(name, config.sizes), data=text_config(config.source, folder), train=training)
+
+
+def run(config: H3LanguageSettings, work: Work) -> Report:
+    for name in config.models:
+        build_config(name, config.sizes)  # sizes that do not match are told before anything is done
+    full = config.tuning_share == 1
+    n_runs = len(config.learning_rates) + len(config.seeds) - full
+    work.begin(1 + len(config.models) * n_runs)
+    text = work.part("text", lambda: make_tokenizer(config.source, config.vocab_size, work.folder))
+    first, share = config.seeds[0], config.tuning_share
+    tuning = {
+        tuning_part(name, lr): job(config, work.folder, name, lr, first, share)
+        for name in config.models
+        for lr in config.learning_rates
+    }
+    tuned = work.parts(tuning, config.workers)
+    rates = {
+        name: choose_rate({lr: tuned[tuning_part(name, lr)] for lr in config.learning_rates}, LABELS[name])
+        for name in config.models
+    }
+    seeds = {
+        f"{name}-seed-{seed}": job(config, work.folder, name, rates[name], seed, 1.0)
+        for seed in (config.seeds[1:] if full else config.seeds)
+        for name in config.models
+    }
+    seeded = work.parts(seeds, config.workers)
+    models = {}
+    for name in config.models:
+        at_each = {lr: tuned[tuning_part(name, lr)] for lr in config.learning_rates}
+        runs = {seed: seeded.get(f"{name}-seed-{seed}", at_each[rates[name]]) for seed in config.seeds}
+        model = build_config(name, config.sizes)
+        models[name] = {
+            "learning_rate": rates[name],
+            "parameters": n_parameters(model),
+            "sizes": describe(name, model),
+            "tuning": {f"{lr:g}": result for lr, result in at_each.items()},
+            "seeds": {str(seed): result for seed, result in runs.items()},
+        }
+    return make_report(config, text, models)
+
+
+def tuning_part(name: str, lr: float) -> str:
+    return f"{name}-rate-{lr:g}"
+
+
+def choose_rate(tuned: Mapping[float, Mapping[str, Any]], label: str) -> float:
+    """The learning rate with the least loss on the validation split.
+
+    Errors: TrainingError if the run diverged at every one.
+    """
+    losses = {lr: result["validation_loss"] for lr, result in tuned.items() if result["diverged"] is None}
+    if not losses:
+        raise TrainingError(f"{label} diverged at every learning rate: {next(iter(tuned.values()))['diverged']}")
+    return min(losses, key=losses.__getitem__)
+
+
+def job(config: H3LanguageSettings, folder: Path, name: str, lr: float, seed: int, share: float) -> Job:
+    return Job(train_and_test, (config, str(folder.absolute()), name, lr, seed, share))
+
+
+def train_and_test(
+    config: H3LanguageSettings, folder: str, name: str, lr: float, seed: int, share: float, reporter: Reporter
+) -> dict[str, Any]:
+    """Trains one model, or goes on where it was stopped, and reads the validation and the test split with it.
+
+    A run whose loss is not finite any more is a result: "diverged" says where, and there is nothing else.
+    """
+    run = run_config(config, Path(folder), name, lr, seed, share)
+    place = Path(folder, "runs", f"{name}-rate-{lr:g}-seed-{seed}" + ("" if share == 1 else "-tuning"))
+    begun, cpu = time.monotonic(), time.process_time()
+    try:
+        result = train(run, place, resume=(place / RUN_FILE).exists(), reporter=reporter)
+    except TrainingError as error:
+        return {"diverged": str(error)}
+    if result.signal is not None:
+        raise Stopped(result.signal)
+    assert result.checkpoint is not None  # the last step leaves one
+    spent = time.process_time() - cpu
+    model = load(result.checkpoint, device="cpu")
+    assert isinstance(model, LanguageModel)
+    corpus = open_text(config.source, Path(folder))
+    scores = {split: _score(config, model, corpus.split(split), corpus.tokenizer) for split in ("validation", "test")}
+    metrics = read_metrics(place / METRICS_FILE)
+    return {
+        "diverged": None,
+        "validation_loss": scores["validation"]["nats"] / scores["validation"]["n_tokens"],
+        "perplexity": scores["test"]["perplexity_per_token"],
+        "bits_per_byte": scores["test"]["bits_per_byte"],
+        "tokens": result.step * config.batch_size * config.length,
+        "seconds": result.seconds,  # of training, over all sessions, with the looks at the validation split
+        "cpu_seconds": spent,  # of training, of the last session
+        "session_seconds": time.monotonic() - begun,
+        "tokens_per_second": _speed(metrics),
+        "curve": [[line["step"], line["loss"]] for line in metrics if line["kind"] == "evaluation"],
+        "training_curve": [[line["step"], line["loss"]] for line in metrics if line["kind"] == "train"],
+        "evaluations": scores,
+    }
+
+
+def _speed(metrics: list[dict[str, Any]]) -> float:
+    """Of training alone: the median over the lines of metrics."""
+    return statistics.median(line["tokens_per_second"] for line in metrics if line["kind"] == "train")
+
+
+@torch.no_grad()
+def _score(config: H3LanguageSettings, model: LanguageModel, split: TokenSplit, tokenizer: Any) -> dict[str, Any]:
+    """In windows as long as those of training, each half over the one before: a token is given at least half of one.
+
+    The text is read as several pieces side by side, each of at least eight windows: the first of each begins at rest.
+    """
+    n_tokens = min(config.test_tokens or split.n_tokens, split.n_tokens)
+    with evaluation_mode(model):
+        found = evaluate_split(
+            model,
+            split,
+            tokenizer,
+            max_tokens=n_tokens,
+            window=config.length,
+            stride=max(1, config.length // 2),
+            n_streams=max(1, min(config.batch_size, n_tokens // (8 * config.length))),
+        )
+    return asdict(found)
+
+
+REPRODUCTION = Reproduction(
+    summary="H3, GSS, their hybrids, S4D, a Transformer, Mamba and Mamba-2 as language models of a million parameters",
+    duration="90 minutes",
+    full=H3LanguageSettings,
+    quick=quick,
+    run=run,
+)
