@@ -46,8 +46,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "CausalConvolution",
         "direct",
-        "n_taps <= 16",
-        lambda length, n_taps: n_taps <= 16,
+        "n_taps <= 16 or length <= 8",
+        lambda length, n_taps: n_taps <= 16 or length <= 8,
         "one multiply-add over the sequence for each tap",
     ),
     Rule("CausalConvolution", "fft", "otherwise", _always, "O(log n_taps) for each step instead of O(n_taps)"),

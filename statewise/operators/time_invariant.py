@@ -48,8 +48,8 @@ class TimeInvariant(Operator):
              length streams in bounded memory. Rows that hold several documents are laid out one document a row.
              A system that grows (the last quarter of its impulse response is 1000 times larger than the first, or not
              finite) goes in chunks from rest too, since an FFT rounds relative to the largest value; that is looked at
-             on a CPU only, and not while compiling, and right as long as A^64 is finite. A diagonal system with |A| <= 1
-             does not grow.
+             on a CPU only, and not while compiling, and right as long as A^64 is finite. A diagonal system with |A|
+             at most 1 does not grow.
              A NaN or an infinity in u reaches earlier outputs too: by FFT all of its channel in the row (in the
              document, if they are packed), in chunks those of its 64 steps. ``recurrent`` keeps it in its place.
              ``block_fft``: the whole sequence at once through the FFT as matrix products
