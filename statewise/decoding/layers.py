@@ -21,6 +21,8 @@ from statewise.models.batch_norm import BatchNorm
 from statewise.models.block import Block
 from statewise.models.language_model import LanguageModel
 from statewise.models.mlp import MLP
+from statewise.operators.causal_convolution import CausalConvolution
+from statewise.operators.diagonal import DiagonalLTI
 
 LOG2_E = math.log2(math.e)
 NORMS = ("rms", "layer", "affine")  # as decode_pointwise.h counts them
@@ -185,6 +187,8 @@ def _emit_h3(program: Program, mixer: Mixer, x: Place, residual: Place) -> State
     assert isinstance(mixer, H3)
     width, d_head = mixer.d_model, mixer.config.d_head
     shift, diagonal = mixer.operators
+    assert isinstance(shift, CausalConvolution)
+    assert isinstance(diagonal, DiagonalLTI)
     state = RecurrentState(program.state(4))
     query, recalled = program.buffer("projected", 3 * width), program.buffer("mixed", width)
     key, value = query.after(width), query.after(2 * width)

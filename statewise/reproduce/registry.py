@@ -40,14 +40,16 @@ PLACES = {
     "delay": "long_delay",
     "lssl-vs-s4": "lssl_vs_s4",
     "s4-vs-transformer": "s4_vs_transformer",
+    "flashconv": "flashconv",
     "digits": "trained_task",
     "acsf1": "trained_task",
     "spoken-digits": "trained_task",
     "fashion-mnist": "trained_task",
     "co2": "trained_task",
-    "h3-language": "h3_language",
     "mqar": "mqar",
     "h3-at-work": "h3_at_work",
+    "h3-language": "h3_language",
+    "h3-throughput": "h3_throughput",
 }
 
 
