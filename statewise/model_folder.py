@@ -116,7 +116,7 @@ class ModelFolder:
             )
             raise ConfigError(f"{self.folder} is a checkpoint alone and does not say on {choice} the run folder")
         changes = {"source": source, "folder": folder, "tokenizer": self.given_tokenizer}
-        if self.reads_text:
+        if isinstance(run.data, TextDataConfig):  # a language model may have learned tokens that are no text
             self.tokenizer  # noqa: B018 (one that does not match is refused before anything is tokenised)
             changes["tokenizer"] = self._tokenizer_spec
         require_data_fields(run.data, changes)
