@@ -170,7 +170,8 @@ def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]]) -
             f"{config.d_model} channels, in each a diagonal system of order {config.d_state}, float32, "
             f"{config.device}: the impulse response, the convolution, and the gradients of "
             f"the input and of A, B and C. "
-            f"Attention has {config.n_heads} heads and no projections. All in one process, in turns, medians of {config.rounds}. "
+            f"Attention has {config.n_heads} heads and no projections. "
+            f"All in one process, in turns, medians of {config.rounds}. "
             f"The forms are at most {apart:.1e} of the largest output apart."
         ),
         tables=[
