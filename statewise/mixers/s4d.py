@@ -116,15 +116,16 @@ class S4DDynamics(StepSizes):
         super().reset_parameters()
         config = self.config
         with torch.no_grad():
-            for system in range(len(self.log_decay)):
-                if system == 0 or config.initialization == "random":
-                    A, _ = hippo.diagonal(config.initialization, config.d_state)
-                self.log_decay[system] = least_decay(A).log()
-                if self.frequency is not None:
-                    self.frequency[system] = A.imag
-                if self.B is not None:
-                    B = torch.ones_like(A) if config.B == "ones" else normalised_B(A)
-                    self.B[system] = torch.view_as_real(B) if config.is_complex else B
+            n_systems = len(self.log_decay)
+            n_drawn = n_systems if config.initialization == "random" else 1
+            drawn = [hippo.diagonal(config.initialization, config.d_state)[0] for _ in range(n_drawn)]
+            A = torch.stack(drawn).expand(n_systems, -1)  # one copy for all, and not a copy for each
+            self.log_decay.copy_(least_decay(A).log())
+            if self.frequency is not None:
+                self.frequency.copy_(A.imag)
+            if self.B is not None:
+                B = torch.ones_like(A) if config.B == "ones" else torch.stack([normalised_B(row) for row in A])
+                self.B.copy_(torch.view_as_real(B) if config.is_complex else B)
 
     def forward(self, rate: float) -> tuple[Tensor, Tensor]:
         """The discrete A and B, (d_model, n)."""
