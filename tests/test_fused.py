@@ -14,6 +14,7 @@ from statewise import kernels, native
 from statewise.data.batches import Batch
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.gated_rms_norm import gated_rms_norm, gated_rms_norm_reference
+from statewise.kernels.gelu import _gelu, gelu_tanh, gelu_tanh_reference
 from statewise.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from statewise.kernels.linear_cross_entropy.rows import NO_TARGET
 from statewise.kernels.rms_norm import rms_norm, rms_norm_reference
@@ -80,6 +81,10 @@ def norm(*shape: int) -> Callable[[torch.dtype], Case]:
     return lambda dtype: (rms_norm, rms_norm_reference, [leaf(*shape, dtype=dtype), leaf(shape[-1], dtype=dtype)])
 
 
+def gelu(*shape: int) -> Callable[[torch.dtype], Case]:
+    return lambda dtype: (_gelu, gelu_tanh_reference, [leaf(*shape, dtype=dtype)])
+
+
 def gated(*shape: int, n_groups: int, norm_before_gate: bool) -> Callable[[torch.dtype], Case]:
     options: dict[str, Any] = {"n_groups": n_groups, "norm_before_gate": norm_before_gate}
 
@@ -125,6 +130,9 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "norm, one feature": norm(3, 1),
     "norm, odd": norm(70, 37),
     "norm, no row": norm(0, 2, 5),
+    "gelu": gelu(2, 70, 37),
+    "gelu, several blocks": gelu(3, 6001),
+    "gelu, nothing": gelu(0, 3),
     "gated norm": gated(2, 20, 40, n_groups=1, norm_before_gate=False),
     "gated norm, groups": gated(3, 100, n_groups=4, norm_before_gate=False),
     "gated norm, norm first": gated(35, 19, n_groups=1, norm_before_gate=True),
@@ -162,6 +170,7 @@ def test_equal_to_the_definition(name: str, dtype: torch.dtype, path: str) -> No
     [
         "convolution, trailing axis, packed",
         "norm",
+        "gelu",
         "gated norm, groups",
         "gated norm, norm first, groups",
         "loss, mean",
@@ -177,7 +186,9 @@ def test_first_and_second_derivatives(name: str, path: str) -> None:
 
 
 @pytest.mark.skipif(not native.available(), reason="no C kernels")
-@pytest.mark.parametrize("name", ["convolution, several chunks", "norm, odd", "gated norm, groups", "loss, each"])
+@pytest.mark.parametrize(
+    "name", ["convolution, several chunks", "norm, odd", "gelu, several blocks", "gated norm, groups", "loss, each"]
+)
 def test_the_same_bits_for_any_number_of_threads(name: str) -> None:
     found = []
     try:
@@ -197,7 +208,7 @@ def test_the_same_bits_for_any_number_of_threads(name: str) -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_what_is_not_finite_goes_where_the_definition_has_it(bad: float, path: str) -> None:
     torch.manual_seed(0)
-    for name in ("convolution, odd width", "norm, odd", "gated norm", "gated norm, norm first", "loss, each"):
+    for name in ("convolution, odd width", "norm, odd", "gelu", "gated norm", "gated norm, norm first", "loss, each"):
         fast, definition, inputs = CASES[name](torch.float32)
         with torch.no_grad():
             inputs[0][0, 2] = bad
@@ -257,6 +268,7 @@ def operators() -> dict[str, list[Any]]:
     targets, share = torch.tensor([1, NO_TARGET, 2]), torch.rand(3, dtype=D)
     return {
         "rms_norm": [x, weight, 1e-5],
+        "gelu_tanh": [x],
         "gated_rms_norm": [x, z, weight, 1e-5, 1, True],
         "linear_cross_entropy": [leaf(3, 4), leaf(6, 4), targets],
         "linear_cross_entropy_sum": [leaf(3, 4), leaf(6, 4), targets, share, True],
@@ -272,7 +284,9 @@ def test_opcheck(name: str) -> None:
     assert set(results.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("name", ["norm", "gated norm, groups", "convolution, odd width", "loss, mean", "loss, each"])
+@pytest.mark.parametrize(
+    "name", ["norm", "gelu", "gated norm, groups", "convolution, odd width", "loss, mean", "loss, each"]
+)
 def test_several_models_at_once(name: str, path: str) -> None:
     torch.manual_seed(0)
     fast, _, _ = CASES[name](D)
@@ -285,6 +299,15 @@ def test_several_models_at_once(name: str, path: str) -> None:
         torch.testing.assert_close(y[i], own, atol=1e-12, rtol=1e-12)
         for all_models, alone in zip(gradients, torch.autograd.grad(own.sum(), inputs)):
             torch.testing.assert_close(all_models[i], alone, atol=1e-12, rtol=1e-12)
+
+
+def test_gelu_is_pytorchs_whatever_runs_it(path: str) -> None:
+    for size in (10, 40_000):
+        x, slope = torch.linspace(-40.0, 40.0, size, requires_grad=True), torch.randn(size)
+        for run in (gelu_tanh, _gelu):
+            got = results(run, [x], slope)
+            want = results(lambda x: F.gelu(x, approximate="tanh"), [x], slope)
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
 def test_the_norm_module_is_pytorchs() -> None:

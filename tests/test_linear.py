@@ -135,3 +135,25 @@ def test_c_by_name_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("statewise.native.why_not", lambda: "no C compiler was found")
     with use("c"), pytest.raises(InputError, match="linear: the C kernel was asked for by name, but there are no C"):
         linear(torch.randn(20, 20), torch.randn(20, 20))
+
+
+@pytest.mark.parametrize("library", ["torch", "auto"])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_several_models_at_once(library: str, with_bias: bool) -> None:
+    """One operator for all, whichever of its arguments differ from model to model, small or not."""
+    torch.manual_seed(0)
+    for m, n, k in [(3, 4, 5), (300, 128, 64)]:
+        x, weight = torch.randn(3, 2, m, k, requires_grad=True), torch.randn(3, n, k, requires_grad=True)
+        bias = torch.randn(3, n, requires_grad=True) if with_bias else None
+        given = [each for each in (x, weight, bias) if each is not None]
+        slope = torch.randn(3, 2, m, n)
+        with use(library):
+            y = torch.func.vmap(linear)(*given)
+            found = [y, *torch.autograd.grad(y, given, slope)]
+            shared = torch.func.vmap(linear, in_dims=(None, 0))(x[0], weight)
+        exact = torch.einsum("s...k,sjk->s...j", x, weight) + (0 if bias is None else bias[:, None, None])
+        expected = [exact, *torch.autograd.grad(exact, given, slope)]
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(shared, torch.einsum("...k,sjk->s...j", x[0], weight), atol=2e-4, rtol=1e-4)
+        with pytest.raises(InputError, match="models"):
+            torch.ops.statewise.stacked_linear(x[:, 0], weight[:2], None)

@@ -24,6 +24,9 @@ from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
+from statewise.mixers.gss import GSSConfig
+from statewise.mixers.h3 import H3Config
+from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.lmu import LMUConfig
 from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.mamba import MambaConfig
@@ -147,6 +150,10 @@ MIXERS: dict[str, MixerConfig] = {
     "attention": AttentionConfig(n_heads=2),
     "attention, window": AttentionConfig(n_heads=2, window=4),
     "lmu": LMUConfig(theta=8.0, d_state=4),
+    "gss": GSSConfig(d_state=4, expand=2, bottleneck=2),
+    "h3": H3Config(d_state=4),
+    "h3, wide heads": H3Config(d_state=4, d_head=2, d_shift=3),
+    "linear attention": LinearAttentionConfig(n_heads=2),
     "lmu, parallel": LMUConfig(theta=8.0, d_state=4, parallel=True),
     "lssl": LSSLConfig(d_state=4),
     "lssl, fixed A": LSSLConfig(d_state=4, learn_A=False),

@@ -36,6 +36,7 @@ _PATHS = {
         "FFTs by overlap-save in blocks of channels, and a written-out adjoint",
     ),
     "gated_rms_norm": _Paths("one pass over each row", "several passes of PyTorch's operations"),
+    "gelu_tanh": _Paths("one pass, with the exponential of the vector units", "PyTorch's own"),
     "linear": _Paths("blocked products at the speed of the vector units", "oneDNN for float32, else PyTorch's choice"),
     "linear_cross_entropy": _Paths(
         "products and the softmax's exponentials over blocks of tokens, no logits kept",

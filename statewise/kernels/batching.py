@@ -70,6 +70,11 @@ def whole(x: Tensor) -> Tensor:
     return x
 
 
+def stacked(x: Tensor) -> bool:
+    """Whether vmap is running and x is of several models."""
+    return bool(torch._C._functorch.is_batchedtensor(x))
+
+
 def merge(x: Tensor, n: int, dim: int | None, axis: int) -> Tensor:
     """The models, at ``dim`` (None: the same for all n), as the outer part of ``axis`` of what one model has."""
     x = x.unsqueeze(axis).expand(*x.shape[:axis], n, *x.shape[axis:]) if dim is None else x.movedim(dim, axis)

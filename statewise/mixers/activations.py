@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise.kernels.gelu import gelu_tanh
+
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "gelu": F.gelu,
-        "gelu_tanh": partial(F.gelu, approximate="tanh"),  # no lambda: modules hold it, and must pickle
+        "gelu_tanh": gelu_tanh,  # functions of a module: what holds them must pickle
         "relu": F.relu,
         "silu": F.silu,
         "tanh": torch.tanh,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels import backend
-from statewise.kernels.linear.batching import vmap_rule
+from statewise.kernels.batching import one_by_one, stacked
 from statewise.kernels.linear.native import FEW, product_native, refusal
 from statewise.kernels.linear.onednn import has_onednn, product_onednn
 from statewise.kernels.registration import register
@@ -27,8 +27,8 @@ def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     return y if bias is None else y + bias
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (m, k), weight (n, k), of any strides -> x W^T + b (m, n)"""
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """x (m, k), weight (n, k), of any strides -> x W^T + b (m, n), in ``out`` if it is given"""
     fits = x.ndim == weight.ndim == 2 and x.shape[1] == weight.shape[1]
     if not fits or (bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype)):
         raise InputError(
@@ -36,10 +36,12 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             + ", ".join(f"{m.dtype} {tuple(m.shape)}" for m in (x, weight, bias) if m is not None)
         )
     if backend.c_runs("linear", refusal(x, weight)):
-        return product_native(x, weight, bias)
+        return product_native(x, weight, bias, out)
     if has_onednn() and x.device.type == "cpu" and x.dtype == torch.float32:
-        return product_onednn(x, weight, bias)
-    return F.linear(x, weight, bias)
+        y = product_onednn(x, weight, bias)
+    else:
+        y = F.linear(x, weight, bias)
+    return y if out is None else out.copy_(y)
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -61,6 +63,52 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Ten
     )
 
 
+def _products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (models, m, k), weight (models, n, k), bias (models, n) -> (models, m, n)"""
+    if not (x.ndim == weight.ndim == 3 and x.shape[0] == weight.shape[0]):
+        raise InputError(
+            f"stacked_linear needs x (models, m, k) and weight (models, n, k); got {tuple(x.shape)}, "
+            f"{tuple(weight.shape)}"
+        )
+    y = x.new_empty(x.shape[0], x.shape[1], weight.shape[1])
+    for i, (one, own) in enumerate(zip(x, weight)):
+        _product(one, own, None if bias is None else bias[i], out=y[i])
+    return y
+
+
+def _fakes(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.empty(x.shape[0], x.shape[1], weight.shape[1], dtype=x.dtype, device=x.device)
+
+
+def _backward_of_each(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    x, weight = ctx.saved_tensors
+    for_x, for_weight, for_bias = ctx.needs_input_grad
+    return (
+        _stacked(grad, weight.mT, None) if for_x else None,
+        _stacked(grad.mT, x.mT, None) if for_weight else None,
+        grad.sum(1) if for_bias else None,
+    )
+
+
+def _all_at_once(info: Any, in_dims: tuple[int | None, ...], *given: Tensor | None) -> tuple[Tensor, int]:
+    """Several models: one operator, and in its backward one, whatever their number."""
+    n = info.batch_size
+    x, weight, bias = (
+        None if m is None else m.expand(n, *m.shape) if dim is None else m.movedim(dim, 0)
+        for m, dim in zip(given, in_dims)
+    )
+    return _stacked(x, weight, bias), 0
+
+
+_stacked = register(
+    "stacked_linear",
+    "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    _products,
+    fake=_fakes,
+    setup_context=_setup_context,
+    backward=_backward_of_each,
+    vmap=one_by_one("stacked_linear"),
+)
 _operator = register(
     "linear",
     "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
@@ -68,7 +116,7 @@ _operator = register(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=vmap_rule,
+    vmap=_all_at_once,
 )
 
 
@@ -88,7 +136,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x.dtype != torch.float32
         or weight.dtype != torch.float32
         or x.device.type != "cpu"
-        or n_rows * weight.numel() < _WORTH_IT
+        or (n_rows * weight.numel() < _WORTH_IT and not stacked(weight))
         or (n_rows <= FEW and torch.is_grad_enabled())  # its gradients would read the weight twice
         or torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()

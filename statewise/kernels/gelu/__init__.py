@@ -1,0 +1,101 @@
+"""GELU with the tanh approximation as one differentiable operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from statewise.kernels.backend import c_runs
+from statewise.kernels.gelu.native import gelu_native
+from statewise.kernels.gelu.reference import gelu_tanh_reference
+from statewise.kernels.registration import register
+from statewise.kernels.stored import refuse_misfit, refuse_unreal, stored_refusal
+
+__all__ = ["gelu_tanh", "gelu_tanh_reference"]
+
+# Elements below which PyTorch's own call costs less than what an operator of ours costs in Python.
+_WORTH_IT = 2**15
+
+
+def _forward(x: Tensor) -> Tensor:
+    refuse_unreal("gelu_tanh", x=x)
+    if c_runs("gelu_tanh", stored_refusal(x=x)):
+        return gelu_native(x)
+    return F.gelu(x, approximate="tanh").contiguous()
+
+
+def _adjoint(grad: Tensor, x: Tensor) -> Tensor:
+    refuse_misfit("gelu_tanh_backward", x.dtype, grad=(grad, x.shape))
+    if c_runs("gelu_tanh", stored_refusal(x=x)):
+        return gelu_native(x, grad)
+    return torch.ops.aten.gelu_backward(grad, x, approximate="tanh").contiguous()
+
+
+def _fake(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _fake_adjoint(grad: Tensor, x: Tensor) -> Tensor:
+    return _fake(x)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Tensor:
+    return _gelu_backward(grad.to(ctx.saved_tensors[0].dtype), *ctx.saved_tensors)
+
+
+def _second_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The derivative of the adjoint, taken through the definition: rare, so it need not be fast."""
+    with torch.enable_grad():
+        first, x = leaves = [m.detach().requires_grad_() for m in ctx.saved_tensors]
+        (slope,) = torch.autograd.grad(gelu_tanh_reference(x), x, first, create_graph=True)
+        of_grad, of_x = torch.autograd.grad(slope, leaves, grad, materialize_grads=True)
+    return of_grad, of_x
+
+
+def _same_for_all(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int | None]:
+    """Several models at once: it is done element by element, whatever the axes mean."""
+    return _gelu(x), in_dims[0]
+
+
+_gelu = register(
+    "gelu_tanh",
+    "(Tensor x) -> Tensor",
+    _forward,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+    vmap=_same_for_all,
+)
+_gelu_backward = register(
+    "gelu_tanh_backward",
+    "(Tensor grad, Tensor x) -> Tensor",
+    _adjoint,
+    fake=_fake_adjoint,
+    setup_context=_setup_context,
+    backward=_second_backward,
+)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2, as ``torch.nn.functional.gelu(x, approximate="tanh")``.
+
+    Shapes:   any
+    Cost:     one pass over x, and one over x and dy for the gradient: about a fifth of PyTorch's time. Small tensors,
+              other dtypes and compiled code take PyTorch's own.
+    Numerics: computed in float32, float64 for float64; returned in the dtype of x.
+    Source:   Hendrycks & Gimpel 2016, arXiv:1606.08415, sec. 2.
+
+    >>> gelu_tanh(torch.tensor([-1.0, 0.0, 1.0]))
+    tensor([-0.1588,  0.0000,  0.8412])
+    """
+    if x.numel() < _WORTH_IT or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.gelu(x, approximate="tanh")
+    y: Tensor = _gelu(x)
+    return y
