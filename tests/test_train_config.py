@@ -54,7 +54,7 @@ from statewise.train.schedule import Cadence, learning_rate_factor
         ("eps", 0.0),
         ("weight_decay", -0.1),
         ("clip_norm", 0.0),
-        ("schedule", "linear"),
+        ("schedule", "exponential"),
         ("warmup", -0.1),
         ("decay", 2.0),
         ("precision", "float16"),

@@ -9,7 +9,7 @@ from statewise.data.base import DataConfig
 from statewise.errors import ConfigError
 from statewise.models.base import ModelConfig
 
-SCHEDULES = ("cosine", "wsd")
+SCHEDULES = ("cosine", "linear", "wsd")
 PRECISIONS = ("float32", "bfloat16")
 MATMULS = ("default", "fast")
 DEVICES = ("auto", "cpu", "cuda")
@@ -62,18 +62,21 @@ class TrainConfig:
     length: int | None = None  # tokens in a sequence of text, by default 512; other sequences have their own: None
     accumulation: int = 1  # micro-batches whose gradients are averaged before each step
     carry_state: bool = False  # read contiguous streams, the state passed on (detached) from batch to batch
+    stop_at: float | None = None  # end early, once the validation metric has been this good in stop_after looks running
+    stop_after: int = 1
     seed: int = 0  # of the parameters, the dropout and the order of the data
 
     # AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) and its schedule
     lr: float = 1e-3  # the highest rate, reached at the end of the warm-up
     lr_min_ratio: float = 0.1  # the last rate, as a fraction of lr
+    lr_start_ratio: float = 0.0  # the rate that the warm-up rises from, as a fraction of lr
     dynamics_lr_ratio: float = 1.0  # rate of the parameters in a Dynamics module, as a multiple of the others'
     dynamics_lr_max: float | None = None  # and at most this at its highest; S4's rule is 1e-3 with a ratio of 1
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1  # per unit of learning rate; of matrices only (see train/optimizer.py)
     clip_norm: float | None = 1.0  # the gradient's norm over all parameters is clipped to this; None: never
-    schedule: str = "cosine"  # or "wsd": warm-up, stable, decay
+    schedule: str = "cosine"  # or "linear"; or "wsd": warm-up, stable, decay
     warmup: float = 0.02  # fraction of the run in which the rate rises
     decay: float = 0.2  # fraction of the run in which the rate falls, at its end ("wsd" only)
 
@@ -100,7 +103,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None and self.epochs is None:
             raise ConfigError("TrainConfig needs steps or minutes or epochs; set train.steps=1000 or train.minutes=10")
-        for name in ("batch_size", "accumulation", "keep_last", "log_every"):
+        for name in ("batch_size", "accumulation", "stop_after", "keep_last", "log_every"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._require("evaluate_items", self.evaluate_items is None or self.evaluate_items >= 2, "at least 2, or None")
         for name in ("steps", "length", "evaluate_every", "evaluate_window", "save_every", "threads"):
@@ -110,8 +113,9 @@ class TrainConfig:
         self._require("epochs", self.epochs is None or 0 < self.epochs < math.inf, "above 0 and finite, or None")
         for name in ("lr", "dynamics_lr_ratio", "eps"):
             self._require(name, 0 < getattr(self, name) < math.inf, "above 0")
-        for name in ("lr_min_ratio", "warmup", "decay"):
+        for name in ("lr_min_ratio", "lr_start_ratio", "warmup", "decay"):
             self._require(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
+        self._require("stop_at", self.stop_at is None or math.isfinite(self.stop_at), "finite, or None")
         self._require("weight_decay", 0 <= self.weight_decay < math.inf, "at least 0")
         self._require("seed", 0 <= self.seed < 2**32, "from 0 to 2**32 - 1")
         self._require("betas", len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two, each from 0 to 1")

@@ -147,10 +147,19 @@ def _evaluate(state: RunState) -> dict[str, Any]:
             raise TrainingError(f"step {progress.step}: the validation {name} is {value}; {state.what_remains()}")
     score, best = float(record[task.metric]), progress.best
     is_best = best is None or (score > best if task.higher_is_better else score < best)
+    wanted = state.config.stop_at
+    if wanted is not None:
+        progress.held = progress.held + 1 if (score >= wanted if task.higher_is_better else score <= wanted) else 0
     progress.validation = score
     progress.best = score if is_best else best
     own = {"kind": "evaluation", "step": progress.step, "seconds": progress.seconds}
     return {**own, **{name: value for name, value in record.items() if name not in own}, "best": is_best}
+
+
+def is_done(state: RunState) -> bool:
+    """Whether the budget is spent, or the run is as good as it was asked to become."""
+    config = state.config
+    return fraction_done(state) >= 1 or (config.stop_at is not None and state.progress.held >= config.stop_after)
 
 
 def units_per_step(state: RunState) -> int:
@@ -170,7 +179,12 @@ def learning_rate(state: RunState) -> float:
     config = state.config
     at = fraction_done(state) if state.total_steps is None else (state.progress.step + 1) / state.total_steps
     return config.lr * learning_rate_factor(
-        at, kind=config.schedule, warmup=config.warmup, decay=config.decay, minimum=config.lr_min_ratio
+        at,
+        kind=config.schedule,
+        warmup=config.warmup,
+        decay=config.decay,
+        minimum=config.lr_min_ratio,
+        start=config.lr_start_ratio,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from statewise.train.config import RunConfig
-from statewise.train.course import Course, TrainResult, end_record, fraction_done, learning_rate, start_record
+from statewise.train.course import Course, TrainResult, end_record, fraction_done, is_done, learning_rate, start_record
 from statewise.train.environment import process_settings
 from statewise.train.metrics import MetricsFile
 from statewise.train.report import Reporter
@@ -63,7 +63,7 @@ def _loop(state: RunState, metrics: MetricsFile, reporter: Reporter, stop: StopS
     reporter.begin(state.task)
     reporter.event(start_record(state))
     begun = time.monotonic() - progress.seconds
-    done = fraction_done(state) >= 1
+    done = is_done(state)
     while not done and stop.received is None:
         step_begun = time.monotonic()
         lr = learning_rate(state)
@@ -71,12 +71,13 @@ def _loop(state: RunState, metrics: MetricsFile, reporter: Reporter, stop: StopS
         now = time.monotonic()
         progress.seconds = now - begun
         record = course.count(loss, norm, lr, now - step_begun)
-        done = fraction_done(state) >= 1
+        done = is_done(state)
         reporter.progress(fraction_done(state), record)
         course.log(record, done)
         is_best = False
         if course.should_evaluate(done):
             is_best = course.evaluate()
+            done = is_done(state)
             progress.seconds = time.monotonic() - begun
         if course.should_save(is_best, done):
             course.save()

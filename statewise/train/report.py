@@ -119,7 +119,7 @@ def event_line(record: Mapping[str, Any], task: Task[Any, Any] | None) -> str | 
         return f"{name}step {record['step']:,}: validation {task.evaluation_line.format(**record)}{best}"
     if kind == "checkpoint":
         return f"step {record['step']:,}: saved {record['path']}"
-    if kind == "diverged":
+    if kind in ("diverged", "reached"):
         return f"{record['run']}: {record['message']}; the others go on"
     return str(record["message"]) if kind in ("warning", "stop", "end") else None
 

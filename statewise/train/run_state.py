@@ -35,6 +35,7 @@ class Progress:
     seconds: float = 0.0  # since the run began, pauses not counted
     validation: float | None = None  # the task's metric of the parameters as they are; None: not looked at
     best: float | None = None
+    held: int = 0  # looks at the validation split running that were as good as stop_at
     # Sums over the steps since the last line of metrics
     n_steps: int = 0
     losses: float = 0.0
@@ -150,4 +151,4 @@ class RunState:
 def _as_written_now(data: Mapping[str, Any]) -> dict[str, Any]:
     """A trainer's data with today's names, also of a language model's run that began before there were other tasks."""
     former = {"validation_bits_per_byte": "validation", "best_bits_per_byte": "best", "corpus": "data"}
-    return {former.get(name, name): value for name, value in data.items()}
+    return {"held": 0, **{former.get(name, name): value for name, value in data.items()}}

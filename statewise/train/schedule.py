@@ -1,4 +1,4 @@
-"""The learning rate over a run: warm-up with cosine, or warm-up, stable, decay."""
+"""The learning rate over a run: a warm-up, then a cosine, a straight line, or a plateau with a decay at its end."""
 
 from __future__ import annotations
 
@@ -6,26 +6,34 @@ import math
 
 
 def learning_rate_factor(
-    progress: float, *, kind: str = "cosine", warmup: float = 0.0, decay: float = 0.2, minimum: float = 0.0
+    progress: float,
+    *,
+    kind: str = "cosine",
+    warmup: float = 0.0,
+    decay: float = 0.2,
+    minimum: float = 0.0,
+    start: float = 0.0,
 ) -> float:
     """What the highest learning rate is multiplied by when a fraction ``progress`` of the run is done.
 
-    Rises in a straight line over the first ``warmup`` of the run. Then "cosine" falls to ``minimum`` along half
-    a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5); "wsd" stays at 1 and falls as 1 - sqrt over
-    the last ``decay`` of the run (Hägele et al. 2024, arXiv:2405.18392, sec. 4.1), so that a run can be made
-    longer without having known it. Beyond the end it stays at ``minimum``.
+    Rises in a straight line from ``start`` over the first ``warmup`` of the run. Then "cosine" falls to ``minimum``
+    along half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5); "linear" falls to it in a straight line;
+    "wsd" stays at 1 and falls as 1 - sqrt over the last ``decay`` of the run (Hägele et al. 2024, arXiv:2405.18392,
+    sec. 4.1), so that a run can be made longer without having known it. Beyond the end it stays at ``minimum``.
 
     >>> [round(learning_rate_factor(p, warmup=0.25, minimum=0.1), 3) for p in (0.0, 0.125, 0.25, 0.625, 1.0)]
     [0.0, 0.5, 1.0, 0.55, 0.1]
     >>> [learning_rate_factor(p, kind="wsd", decay=0.5) for p in (0.0, 0.5, 0.625, 1.0)]
     [1.0, 1.0, 0.5, 0.0]
+    >>> [round(learning_rate_factor(p, kind="linear", warmup=0.5, start=0.2), 3) for p in (0.0, 0.25, 0.75, 1.0)]
+    [0.2, 0.6, 0.5, 0.0]
     """
     progress = min(max(progress, 0.0), 1.0)
     if progress < warmup:
-        return progress / warmup
-    if kind == "cosine":
+        return start + (1.0 - start) * progress / warmup
+    if kind in ("cosine", "linear"):
         done = (progress - warmup) / (1.0 - warmup) if warmup < 1.0 else 1.0
-        shape = 0.5 * (1.0 + math.cos(math.pi * done))
+        shape = 0.5 * (1.0 + math.cos(math.pi * done)) if kind == "cosine" else 1.0 - done
     else:
         done = (progress - (1.0 - decay)) / decay if decay > 0.0 else 0.0
         shape = 1.0 - math.sqrt(max(done, 0.0))

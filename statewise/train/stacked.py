@@ -6,9 +6,9 @@ import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from statewise.checkpoints.folders import RUN_FILE
 from statewise.configuration import to_dict
 from statewise.errors import ConfigError, TrainingError
 from statewise.train.config import RunConfig
-from statewise.train.course import Course, TrainResult, end_record, fraction_done, start_record
+from statewise.train.course import Course, TrainResult, end_record, fraction_done, is_done, start_record
 from statewise.train.environment import process_settings
 from statewise.train.loop import train
 from statewise.train.metrics import MetricsFile, read_metrics
@@ -29,6 +29,7 @@ from statewise.train.stack_folder import common_step, go_back
 from statewise.train.stacked_dropout import RandomNumbers
 
 DIVERGED = "diverged"  # the kind of the last line of metrics of a run that was dropped from a stack
+REACHED = "reached"  # of one that was as good as it was asked to become, while others were not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,9 @@ def train_stack(
     the CPU, with the same number of
     threads, every number is then the same, bit for bit, as if the stack had never been stopped.
 
+    A run that reaches ``train.stop_at`` before the others leaves the stack with a checkpoint, and a last line of kind
+    "reached" in its metrics; the others go on.
+
     Where ``torch.func.vmap`` cannot run the model, the runs are trained one after the other, and the reporter is told.
 
     Cost:   for small models little more than for one: the time of one model, as long as that is spent between
@@ -92,8 +96,11 @@ def train_stack(
     reporter = Reporter() if reporter is None else reporter
     folder = Path(folder)
     _require_alike({name: run for name, run in runs.items() if run is not None})
-    diverged = {name: why for name in runs if (why := _diverged(folder / name)) is not None} if resume else {}
-    names = [name for name in runs if name not in diverged]
+    diverged, reached = _left(runs, folder) if resume else ({}, [])
+    names = [name for name in runs if name not in diverged and name not in reached]
+    ended = {name: _ended(folder / name, runs[name]) for name in reached}
+    if not names and ended:
+        return StackResult(runs=ended, diverged=diverged, stacked=True, signal=None)
     if not names:
         raise TrainingError(f"every run in {folder} has diverged: {next(iter(diverged.values()))}")
     step = common_step(folder, names) if resume else None
@@ -124,9 +131,10 @@ def train_stack(
                 courses[member.name] = Course(member.state, metrics, reporter, member.name)
             stop = stack.enter_context(StopSignals())
             stack.enter_context(_quiet())
-            result = _loop(joined, courses, diverged, folder, reporter, stop)
+            result = _loop(joined, courses, ended, diverged, folder, reporter, stop)
     if refusal is not None:
         result = _one_by_one(runs, names, folder, resume, reporter, refusal, diverged)
+    result = replace(result, runs={name: result.runs[name] for name in runs if name in result.runs})
     if result.signal is None and any(run.validation is not None for run in result.runs.values()):
         reporter.event(summary(result, {name: read_run(folder / name).train.lr for name in runs}))
     return result
@@ -135,6 +143,7 @@ def train_stack(
 def _loop(
     joined: Stack,
     courses: dict[str, Course],
+    ended: dict[str, TrainResult],
     diverged: dict[str, str],
     folder: Path,
     reporter: Reporter,
@@ -174,11 +183,22 @@ def _loop(
         state = joined.members[0].state
         reporter.event({"kind": "checkpoint", "step": state.progress.step, "path": str(folder), "runs": [*courses]})
 
+    def leave(members: list[Member]) -> None:
+        # What they have reached is saved before it is said, and by all: the others then have a step in common with it
+        if not all(course.is_saved for course in courses.values()):
+            save_all()
+        for member in members:
+            course, step = courses.pop(member.name), member.state.progress.step
+            message = f"{member.state.config.stop_at:g} on the validation split was reached and has held; it ends here"
+            course.write({"kind": REACHED, "step": step, "message": message})
+            ended[member.name] = course.result(None)
+        joined.drop(members)
+
     first = joined.members[0].state
     reporter.begin(first.task)
     reporter.event(start_record(first) | {"folder": str(folder), "runs": [*courses]})
     begun = time.monotonic() - first.progress.seconds
-    done = fraction_done(first) >= 1
+    done = is_done(first)
 
     def tick() -> None:
         for course in courses.values():
@@ -192,7 +212,7 @@ def _loop(
             lose(member, error)
         tick()
         first = joined.members[0].state
-        done = fraction_done(first) >= 1
+        done = is_done(first)
         records = []
         for step in went:
             course = courses[step.member.name]
@@ -201,20 +221,25 @@ def _loop(
         for step, record in zip(went, records):
             courses[step.member.name].log(record, done)
         # Asked of every course, here and below: each has a clock of its own that has to be set
+        reached: list[Member] = []
         is_best, due = False, [course.should_evaluate(done) for course in courses.values()]
         if any(due):
             is_best = any(each(Course.evaluate))
             tick()
+            reached = [member for member in joined.members if is_done(member.state)]
+            done = len(reached) == len(joined.members)
         due = [course.should_save(is_best, done) for course in courses.values()]
         if any(due):
             save_all()
             tick()
+        if reached and not done:
+            leave(reached)
     if not done and not all(course.is_saved for course in courses.values()):
         save_all()
     stopped_by = None if done else stop.received
     last = joined.members[0].state
     reporter.event(end_record(last, stopped_by, folder) | {"runs": [*courses], "diverged": [*diverged]})
-    results = {name: course.result(stopped_by) for name, course in courses.items()}
+    results = ended | {name: course.result(stopped_by) for name, course in courses.items()}
     return StackResult(runs=results, diverged=diverged, stacked=True, signal=stopped_by)
 
 
@@ -296,12 +321,33 @@ def _require_alike(runs: Mapping[str, RunConfig]) -> None:
             )
 
 
-def _diverged(run: Path) -> str | None:
-    """Why a run was dropped from its stack; None if it was not."""
-    if not (run / METRICS_FILE).exists():
-        return None
-    last = [{}, *read_metrics(run / METRICS_FILE)][-1]
-    return str(last["message"]) if last.get("kind") == DIVERGED else None
+def _left(names: Iterable[str], folder: Path) -> tuple[dict[str, str], list[str]]:
+    """The runs that left their stack: those that diverged, with the reason, and those that reached what was asked."""
+    diverged, reached = {}, []
+    for name in names:
+        path = folder / name / METRICS_FILE
+        last = [{}, *read_metrics(path)][-1] if path.exists() else {}
+        if last.get("kind") == DIVERGED:
+            diverged[name] = str(last["message"])
+        elif last.get("kind") == REACHED:
+            reached.append(name)
+    return diverged, reached
+
+
+def _ended(folder: Path, config: RunConfig | None) -> TrainResult:
+    """The result of a run that left its stack because it was done."""
+    with open_run(folder, config, resume=True) as run:
+        state = RunState(run)
+    return TrainResult(
+        folder=folder,
+        checkpoint=state.checkpoint,
+        step=state.progress.step,
+        seconds=state.progress.seconds,
+        metric=state.task.metric,
+        higher_is_better=state.task.higher_is_better,
+        validation=state.progress.validation,
+        signal=None,
+    )
 
 
 @contextmanager
