@@ -28,11 +28,11 @@ class TestStateSize:
             "attention": [2 * 2 * 64 * d for d in (16, 32, 64)],  # keys and values at the full length
         }
         for model, sizes in expected.items():
-            found = [state_size(run_config(config, model, size, 64)) for size in range(3)]
+            found = [state_size(run_config(config, model, size, 64, 1e-3)) for size in range(3)]
             assert found == sizes == sorted(sizes)
 
     def test_attention_holds_as_much_after_the_whole_row(self) -> None:
-        run = run_config(MqarSettings(), "attention", 0, 128)
+        run = run_config(MqarSettings(), "attention", 0, 128, 1e-3)
         model = run.model.build()
         _, state = model(torch.zeros(1, 128, dtype=torch.int64), model.initial_state(1))
         kept = sum(s.keys[:, int(s.start) : int(s.end)].numel() * 2 for s in state.layers)
@@ -40,7 +40,7 @@ class TestStateSize:
 
     def test_others_do_not_grow(self) -> None:
         for model in ("h3", "linear", "mamba2"):
-            run = run_config(MqarSettings(), model, 0, 64)
+            run = run_config(MqarSettings(), model, 0, 64, 1e-3)
             built = run.model.build()
             _, state = built(torch.zeros(1, 9, dtype=torch.int64), built.initial_state(1))
             assert sum(leaf.numel() for leaf in pytree.tree_leaves(state.layers)) == state_size(run)
@@ -48,11 +48,11 @@ class TestStateSize:
 
 class TestSettings:
     def test_runs(self) -> None:
-        config = MqarSettings(rates=(1e-3, 2e-3, 3e-3, 4e-3))
-        run = run_config(config, "mamba2", 1, 128)
+        config = MqarSettings()
+        run = run_config(config, "mamba2", 1, 128, 3e-3)
         assert (run.train.lr, run.train.epochs, run.data.n_pairs) == (3e-3, 12, 8)  # type: ignore[attr-defined]
         assert run.model.max_positions is None  # type: ignore[attr-defined]
-        assert run_config(config, "linear", 1, 128).model.max_positions == 128  # type: ignore[attr-defined]
+        assert run_config(config, "linear", 1, 128, 3e-3).model.max_positions == 128  # type: ignore[attr-defined]
         assert all(len(sizes) == 3 for sizes in SIZES.values())
 
     @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ class TestSettings:
         [
             ({"models": ("h4",)}, "use some of h3, linear, mamba2, attention"),
             ({"lengths": (64,)}, "give one of each for every length"),
-            ({"rates": (1e-3,)}, "give one for each of models"),
+            ({"rates": ()}, "give at least one rate"),
             ({"n_sizes": 4}, "use 1 to 3"),
             ({"pairs": (4, 80)}, "n_pairs"),
             ({"workers": 0}, "workers is at least 1"),
@@ -76,7 +76,7 @@ class TestRuns:
         config = MqarSettings(
             lengths=(8,), pairs=(1,), epochs=(40,), vocab_size=6, n_train=256, n_test=64, batch_size=32
         )
-        run = run_config(config, "attention", 2, 8)
+        run = run_config(config, "attention", 2, 8, 3e-3)
         found = train_and_test(run, str(tmp_path / "run"), 0.6, Reporter())
         assert found["stopped_early"]
         assert found["course"][-1][1] > 0.6
@@ -90,13 +90,15 @@ class TestRuns:
         assert longer["course"][: len(found["course"])] == found["course"]
 
     def test_quick(self, tmp_path: Path) -> None:
-        few = ["n_train=128", "n_test=64", 'models=["h3","attention"]']
+        few = ["n_train=128", "n_test=64", 'models=["h3","attention"]', "rates=[1e-9,1e-2]", "tuning=1"]
         config = settings("mqar", quick=True, assignments=few)
         outcome = reproduce("mqar", tmp_path / "run", config, plots=PLOTS)
         assert outcome.record is not None
         figures = outcome.record["figures"]
-        assert set(figures) == {"h3-32-0", "attention-32-0"}
+        tuned = {f"rate-{model}-{rate}" for model in ("h3", "attention") for rate in ("1e-09", "0.01")}
+        assert set(figures) == {"h3-32-0", "attention-32-0", *tuned}
         assert figures["h3-32-0"]["state"] == 2 * 32 * 23
+        assert figures["h3-32-0"]["lr"] == figures["attention-32-0"]["lr"] == 1e-2  # the other one learns nothing
         page = (tmp_path / "run" / "report.md").read_text()
         assert "| H3, width 32 | 1,472 |" in page
         assert not PLOTS or (tmp_path / "run" / "mqar.png").exists()

@@ -271,7 +271,7 @@ def _head_table(found: Mapping[str, Any]) -> Table:
 
 REPRODUCTION = Reproduction(
     summary="H3 stores a key, its value, and recalls it: by hand, and inside a trained layer, as heat maps",
-    duration="2 minutes",
+    duration="half a minute",
     full=H3AtWorkSettings,
     quick=quick,
     run=run,
