@@ -11,9 +11,11 @@ from laws import check_mixer_laws, prepared
 from torch import Tensor
 
 from statewise import hippo
+from statewise.configuration import from_dict
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import set_rate
 from statewise.mixers.s4d import INITIALIZATIONS, S4D, S4DConfig
+from statewise.models.registry import CONFIG_TYPES
 
 SMALL = {"d_state": 4}
 
@@ -24,8 +26,9 @@ def published(mixer: S4D, x: Tensor) -> Tensor:
     y = torch.zeros(*x.shape, c.n_heads, dtype=torch.float64)
     for channel in range(mixer.d_model):
         dt = dynamics.log_dt[0 if c.tied_dt else channel].exp()
-        A = -dynamics.log_decay[channel].exp() + (0 if dynamics.frequency is None else 1j * dynamics.frequency[channel])
-        B, C = (None if m is None else m[channel] for m in (dynamics.B, readout.C))
+        system = channel % len(dynamics.log_decay)
+        A = -dynamics.log_decay[system].exp() + (0 if dynamics.frequency is None else 1j * dynamics.frequency[system])
+        B, C = None if dynamics.B is None else dynamics.B[system], readout.C[channel]
         if c.is_complex:
             B = None if B is None else B[..., 0] + 1j * B[..., 1]
             C = C[..., 0] + 1j * C[..., 1]
@@ -53,19 +56,23 @@ OPTIONS = [
     {"method": "bilinear", "tied_dt": True, "n_heads": 3},
     {"initialization": "real", "method": "bilinear", "learn_B": False, "tied_dt": True},
     {"learn_B": False, "gated_output": False, "activation": "relu"},
+    {"n_systems": 1, "initialization": "inv", "B": "normal"},
+    {"n_systems": 2, "initialization": "real", "B": "normal", "learn_B": False},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_equal_to_the_published_equations(options: dict) -> None:
     torch.manual_seed(0)
-    mixer = prepared(S4DConfig(**{**SMALL, **options}).build(3))
-    x = torch.randn(2, 25, 3, dtype=torch.float64)
+    mixer = prepared(S4DConfig(**{**SMALL, **options}).build(4))
+    x = torch.randn(2, 25, 4, dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(mixer(x)[0], published(mixer, x), atol=1e-11, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("options", "length"), [(OPTIONS[0], 17), (OPTIONS[1], 5), (OPTIONS[2], 5)], ids=str)
+@pytest.mark.parametrize(
+    ("options", "length"), [(OPTIONS[0], 17), (OPTIONS[1], 5), (OPTIONS[2], 5), (OPTIONS[5], 17)], ids=str
+)
 def test_laws(options: dict, length: int) -> None:
     """Beyond 16 steps the system is convolved, up to there it is scanned."""
     torch.manual_seed(0)
@@ -91,6 +98,84 @@ def test_initial_values(name: str) -> None:
     assert dynamics.B is not None
     B = dynamics.B if name == "real" else torch.view_as_complex(dynamics.B)
     assert (B == 1).all()
+
+
+@pytest.mark.parametrize("n_systems", [1, 2, 6])
+@pytest.mark.parametrize("initialization", ["inv", "real", "random"])
+def test_shared_systems_are_repeated_ones(n_systems: int, initialization: str) -> None:
+    """Channel h has system h mod n_systems; the gradient of a shared number is the sum over its channels."""
+    torch.manual_seed(0)
+    options = {"d_state": 8, "initialization": initialization, "B": "normal"}
+    shared = S4DConfig(n_systems=n_systems, **options).build(6).double()
+    every = S4DConfig(**options).build(6).double()
+    names = [name for name in ("log_decay", "frequency", "B") if getattr(shared.dynamics, name) is not None]
+    values = shared.state_dict()
+    for name in names:
+        assert len(values[f"dynamics.{name}"]) == n_systems
+        values[f"dynamics.{name}"] = torch.cat([values[f"dynamics.{name}"]] * (6 // n_systems))
+    every.load_state_dict(values)
+    x = torch.randn(2, 30, 6, dtype=torch.float64)
+    state = shared.initial_state(2)
+    for start in (None, state):
+        (y, _), (z, _) = shared(x, start), every(x, start)
+        torch.testing.assert_close(y, z, atol=1e-12, rtol=1e-12)
+        for mixer, output in ((shared, y), (every, z)):
+            mixer.zero_grad()
+            output.square().sum().backward()
+        for (name, p), (_, q) in zip(shared.named_parameters(), every.named_parameters()):
+            own = q.grad.unflatten(0, (-1, n_systems)).sum(0) if name.rpartition(".")[2] in names else q.grad
+            torch.testing.assert_close(p.grad, own, atol=1e-10, rtol=1e-10)
+
+
+def test_a_normal_B_is_normalised() -> None:
+    """A constant input of 1 settles at C (-B/A): for C of variance 1, a number of variance 1, for every system."""
+    torch.manual_seed(0)
+    for initialization in ("inv", "lin", "real", "random"):
+        mixer = S4DConfig(d_state=16, initialization=initialization, B="normal").build(5).double()
+        mixer.reset_parameters()
+        A, _ = hippo.diagonal(initialization, 16)
+        dynamics = mixer.dynamics
+        assert dynamics.B is not None
+        if initialization == "random":
+            A = torch.complex(-dynamics.log_decay.exp(), dynamics.frequency)
+        B = torch.view_as_complex(dynamics.B.detach()) if A.is_complex() else dynamics.B
+        total = (B / A).abs().square().sum(-1) * (2 if A.is_complex() else 1)
+        torch.testing.assert_close(total, torch.ones_like(total))
+        assert not torch.equal(B[0], B[1])
+    settled = S4DConfig(d_state=16, initialization="lin", B="normal", dt_range=(0.5, 0.5)).build(4000).double()
+    (operator,) = settled.operators
+    y, _ = operator(torch.ones(1, 60, 4000, dtype=torch.float64))
+    assert 0.9 < y[0, -1].var() < 1.1
+
+
+def test_a_B_that_is_drawn_and_not_learned_is_saved() -> None:
+    torch.manual_seed(0)
+    mixer = S4DConfig(d_state=4, B="normal", learn_B=False, n_systems=1).build(3)
+    assert "dynamics.B" in mixer.state_dict()
+    assert "dynamics.B" not in dict(mixer.named_parameters())
+    other = S4DConfig(d_state=4, B="normal", learn_B=False, n_systems=1).build(3)
+    other.load_state_dict(mixer.state_dict())
+    x = torch.randn(1, 9, 3)
+    torch.testing.assert_close(other(x)[0], mixer(x)[0])
+    frozen = mixer.freeze()
+    torch.testing.assert_close(frozen(x)[0], mixer(x)[0])
+
+
+def test_what_the_first_version_wrote_is_read() -> None:
+    """No field and no tensor that it had not: the two new fields have defaults, and tensors their shapes."""
+    names = {"dynamics.log_dt", "dynamics.log_decay", "dynamics.frequency", "readout.C", "readout.D"}
+    names |= {"output.linear.weight", "output.linear.bias"}
+    for options, more in (({}, {"dynamics.B"}), ({"learn_B": False}, set())):
+        config = from_dict(S4DConfig, {"type": "S4DConfig", "d_state": 4, **options}, types=CONFIG_TYPES)
+        assert config == S4DConfig(d_state=4, **options)
+        tensors = config.build(3).state_dict()
+        assert set(tensors) == names | more
+        assert tensors["dynamics.log_decay"].shape == (3, 2)
+
+
+def test_n_systems_divides_the_width() -> None:
+    with pytest.raises(ConfigError, match="n_systems=4 does not divide d_model=6"):
+        S4DConfig(n_systems=4).build(6)
 
 
 def test_dt_is_log_uniform_in_its_range() -> None:
@@ -155,6 +240,9 @@ def test_rate_two_on_every_second_sample() -> None:
         ({"dt_range": (0.0, 0.01)}, ["dt_range"]),
         ({"activation": "swish"}, ["swish", "gelu"]),
         ({"dropout": 1.0}, ["dropout=1.0"]),
+        ({"B": "random"}, ["B='random'", "normal"]),
+        ({"n_systems": 0}, ["n_systems=0"]),
+        ({"n_systems": 1.0}, ["n_systems=1.0"]),
     ],
 )
 def test_bad_options_are_refused(options: dict, words: list[str]) -> None:
