@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,49 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         errors = capsys.readouterr().err
         assert message in errors
         assert errors.count("\n") == 1
+
+
+class TestGoodEnough:
+    """stop_at: a run that is as good as it was asked to become ends, alone or by leaving its stack."""
+
+    def run(self, folder: Path, **train: Any) -> RunConfig:
+        return small_run(folder, steps=30, evaluate_every=2, lr=3e-2, seed=1, keep_best=False, **train)
+
+    def test_alone(self, tmp_path: Path) -> None:
+        run = self.run(tmp_path, stop_at=7.9, stop_after=2)
+        result = train(run, tmp_path / "run")
+        looks = curve(tmp_path / "run", "evaluation")
+        good = [look["bits_per_byte"] <= 7.9 for look in looks]
+        assert result.step == looks[-1]["step"] < 30
+        assert good[-2:] == [True, True]
+        assert not any(a and b for a, b in pairwise(good[:-1]))
+        assert train(run, tmp_path / "run", resume=True).step == result.step
+
+    def test_in_a_stack(self, tmp_path: Path) -> None:
+        run = self.run(tmp_path, stop_at=7.9, stop_after=2)
+        runs = seeds_and_rates(run, 1, [3e-2, 1e-5])
+        fast, slow = runs
+        result = train_stack(runs, tmp_path / "stack")
+        assert list(result.runs) == [fast, slow]
+        alone = train(runs[fast], tmp_path / "alone")
+        assert result.runs[fast].step == alone.step < 30
+        assert result.runs[slow].step == 30
+        assert result.runs[fast].validation == pytest.approx(alone.validation, rel=1e-4)
+        assert curve(tmp_path / "stack" / fast)[-1]["kind"] == "reached"
+        again = train_stack(runs, tmp_path / "stack", resume=True)
+        for name in runs:
+            assert replace(again.runs[name], seconds=0.0) == replace(result.runs[name], seconds=0.0)
+
+    def test_the_rest_goes_on_after_a_stop(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Stopped after the first has left: the others go on, to the bits that they would have come to."""
+        run = self.run(tmp_path, stop_at=7.9, stop_after=2)
+        runs = seeds_and_rates(run, 1, [3e-2, 1e-5, 2e-5])
+        whole = train_stack(runs, tmp_path / "whole")
+        left = whole.runs[next(iter(runs))].step
+        with monkeypatch.context() as patch:
+            stop_after(left + 3, patch)
+            train_stack(runs, tmp_path / "cut")
+        result = train_stack(runs, tmp_path / "cut", resume=True)
+        assert {name: one.step for name, one in result.runs.items()} == {n: o.step for n, o in whole.runs.items()}
+        for name in runs:
+            assert curve(tmp_path / "cut" / name) == curve(tmp_path / "whole" / name)

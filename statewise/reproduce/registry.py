@@ -46,6 +46,7 @@ PLACES = {
     "spoken-digits": "trained_task",
     "fashion-mnist": "trained_task",
     "co2": "trained_task",
+    "h3-synthetics": "h3_synthetics",
     "mqar": "mqar",
     "h3-at-work": "h3_at_work",
     "h3-language": "h3_language",

@@ -1,0 +1,124 @@
+"""The synthetic languages of H3: the published settings, seeds side by side, stopped and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statewise.errors import ConfigError
+from statewise.reproduce import find, reproduce, settings
+from statewise.reproduce.h3_synthetics import MIXERS, TASKS, H3SyntheticsSettings, run_config
+from statewise.reproduce.progress import Watcher
+from statewise.train.report import Reporter
+from statewise.train.schedule import learning_rate_factor
+
+SMALL = ["n_train=64", "n_validation=16", "n_test=16"]
+
+
+def test_the_published_settings() -> None:
+    config = find("h3-synthetics").full()
+    for task, epochs, last in zip(TASKS, (400, 200), (5e-5, 0.0)):
+        for model in MIXERS:
+            run = run_config(config, task, model, 1)
+            train: Any = run.train
+            assert (train.epochs, train.batch_size, train.seed) == (epochs, 32, 1)
+            assert (train.lr, train.weight_decay, train.dynamics_lr_max) == (5e-4, 0.1, 1e-3)
+            at = {
+                p: train.lr
+                * learning_rate_factor(
+                    p,
+                    kind=train.schedule,
+                    warmup=train.warmup,
+                    minimum=train.lr_min_ratio,
+                    start=train.lr_start_ratio,
+                )
+                for p in (0.0, 0.1, 0.55, 1.0)
+            }
+            first = 1e-6 if task == TASKS[0] else 0.0
+            assert [at[p] for p in (0.0, 0.1, 0.55, 1.0)] == pytest.approx([first, 5e-4, (5e-4 + last) / 2, last])
+            language: Any = run.model
+            assert (language.d_model, len(language.layers), language.embedding_dropout) == (32, 2, 0.1)
+            assert language.max_positions == ({TASKS[0]: 32, TASKS[1]: 23}[task] if model == "attention" else None)
+    names = [type(block.mixer).__name__ for block in run_config(config, TASKS[0], "hybrid", 0).model.layers]  # type: ignore[attr-defined]
+    assert names == ["H3Config", "AttentionConfig"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"models": ("s4",)}, "models"),
+        ({"models": ("h3", "h3")}, "models"),
+        ({"tasks": ("mqar",)}, "tasks"),
+        ({"seeds": ()}, "seeds"),
+        ({"epochs": (3,)}, "epochs"),
+        ({"n_train": 31}, "n_train"),
+        ({"workers": 0}, "workers"),
+    ],
+)
+def test_refusals(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        H3SyntheticsSettings(**change)
+
+
+def test_every_model_in_a_quick_look(tmp_path: Path) -> None:
+    config = settings("h3-synthetics", quick=True, assignments=[*SMALL, 'tasks=["associative-recall"]', "epochs=[1]"])
+    outcome = reproduce("h3-synthetics", tmp_path / "run", config, plots=False)
+    record: Any = outcome.record
+    (table,) = record["tables"]
+    assert [row[0] for row in table["rows"]] == [
+        "S4D",
+        "GSS",
+        "H3",
+        "H3, then attention",
+        "attention",
+        "Mamba",
+        "Mamba-2",
+    ]
+    assert [row[1] for row in table["rows"]] == ["86.0", "78.0", "99.8", "-", "100.0", "-", "-"]
+    assert record["bars"] == []
+    assert all(part["seeds"]["seed-0"]["steps"] == 2 for part in record["figures"]["runs"].values())
+    assert record["figures"]["cpu_seconds"] > 0
+
+
+class Stopping(Watcher):
+    """Ctrl-C after so many steps."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def training(self) -> Reporter:
+        watcher = self
+
+        class Here(Reporter):
+            def progress(self, fraction: float, record: Any) -> None:
+                if fraction >= watcher.at:
+                    watcher.at = 2.0
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        return Here()
+
+
+def test_stopped_and_gone_on_with_to_the_same_numbers(tmp_path: Path) -> None:
+    """Two seeds in one stack; the bars are there when they are asked for."""
+    changes = [*SMALL, 'models=["attention"]', "seeds=[3,5]", "epochs=[2,1]", "bars=true"]
+    config = settings("h3-synthetics", quick=True, assignments=changes)
+    whole: Any = reproduce("h3-synthetics", tmp_path / "whole", config, plots=False).record
+    stopped = reproduce("h3-synthetics", tmp_path / "run", config, plots=False, watcher=Stopping(0.5))
+    assert stopped.exit_code == 128 + signal.SIGINT
+    cpu = json.loads((tmp_path / "run" / "run-induction-head-attention" / "cpu-seconds.json").read_text())
+    record: Any = reproduce("h3-synthetics", tmp_path / "run", config, plots=False).record
+    for name, part in record["figures"]["runs"].items():
+        there = whole["figures"]["runs"][name]["seeds"]
+        assert list(part["seeds"]) == ["seed-3", "seed-5"]
+        for seed, found in part["seeds"].items():
+            assert {k: v for k, v in found.items() if k != "seconds"} == {
+                k: v for k, v in there[seed].items() if k != "seconds"
+            }
+    assert record["figures"]["runs"]["induction-head-attention"]["cpu_seconds"] > cpu > 0
+    assert len(record["bars"]) == 3
+    assert [bar["holds"] for bar in record["bars"]] == [False, False, True]
