@@ -40,6 +40,12 @@ def diagonal_two_outputs(batch: int, length: int, dtype: torch.dtype, seed: int)
     return DiagonalLTI(op.A, op.B, torch.stack([op.C, op.B * op.C], 1)), u  # type: ignore[attr-defined]
 
 
+def diagonal_with_skip(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    op, u = diagonal_two_outputs(batch, length, dtype, seed)
+    D = torch.linspace(-1, 2, 6, dtype=dtype).reshape(3, 2)
+    return replace(op, D=D), u.unsqueeze(-1) * torch.tensor([1.0, -0.5], dtype=dtype)  # type: ignore[type-var]
+
+
 def dense(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
     g = torch.Generator().manual_seed(seed)
     A = torch.randn(3, 4, 4, generator=g, dtype=dtype)
@@ -190,6 +196,7 @@ FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tenso
     "DiagonalLTI complex": diagonal_complex,
     "DiagonalLTI real, trailing axes": diagonal_real_trailing,
     "DiagonalLTI two outputs": diagonal_two_outputs,
+    "DiagonalLTI with a skip, two outputs, trailing axis": diagonal_with_skip,
     "DenseLTI": dense,
     "DenseLTI two outputs, trailing axis": dense_outputs_trailing,
     "DenseLTV": dense_time_varying,

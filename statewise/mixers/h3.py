@@ -65,7 +65,8 @@ class H3Config(MixerConfig):
         if self.method not in METHODS:
             raise ConfigError(f"H3Config.method={self.method!r}; use one of {list(METHODS)}")
         ends = self.dt_range
-        if not (isinstance(ends, (tuple, list)) and len(ends) == 2 and 0 < ends[0] <= ends[1] < math.inf):
+        pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(isinstance(end, (int, float)) for end in ends)
+        if not (pair and 0 < ends[0] <= ends[1] < math.inf):
             raise ConfigError(f"H3Config.dt_range={ends!r}; expected two numbers, 0 < low <= high")
         if not isinstance(self.bias, bool):
             raise ConfigError(f"H3Config.bias={self.bias!r}; expected True or False")
