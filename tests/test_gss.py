@@ -14,6 +14,7 @@ from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import set_rate
 from statewise.mixers.gss import GSS, GSSConfig
 from statewise.models.language_model import LanguageModelConfig
+from statewise.systems import discretize_diagonal
 from statewise.train.config import TrainConfig
 from statewise.train.optimizer import parameter_groups
 
@@ -147,6 +148,28 @@ def test_the_step_of_one_has_a_rate() -> None:
     operator = mixer.operators[0]
     torch.testing.assert_close(operator.A, (2 * A).exp())
     torch.testing.assert_close(operator.B, ((2 * A).exp() - 1) / A)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_its_hold_is_the_exact_one(dtype: torch.dtype) -> None:
+    """Beside the careful rule, from poles that hardly move to ones that go round many times; gradients too."""
+    mixer = build(d_state=2 * 49, bottleneck=4).to(dtype)
+    dynamics = mixer.dynamics
+    with torch.no_grad():
+        grid = torch.tensor([-200.0, -60.0, -12.0, -5.0, -0.7, 1.0, 4.0], dtype=dtype)
+        dynamics.log_decay.copy_(grid.repeat_interleave(7)[None])
+        dynamics.log_frequency.copy_(grid.repeat(7)[None])
+    ours = dynamics(1.0)
+    A = torch.complex(-dynamics.log_decay.double().exp(), dynamics.log_frequency.double().exp())
+    theirs = discretize_diagonal(A, torch.ones_like(A), 1.0)
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-13
+    gradients = [
+        torch.autograd.grad(sum(m.real.sum() + m.imag.sum() for m in pair), list(dynamics.parameters()))
+        for pair in (ours, theirs)
+    ]
+    for a, b in zip((*ours, *gradients[0]), (*theirs, *gradients[1])):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a.to(b.dtype), b, atol=tolerance, rtol=tolerance)
 
 
 def test_narrow_modules_keep_their_system_wide() -> None:

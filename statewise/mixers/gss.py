@@ -16,7 +16,8 @@ from statewise.mixers.projection import Linear
 from statewise.mixers.time_invariant import Readout, least_decay
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.masks import build_masks, mask_time
-from statewise.systems import discretize_diagonal
+
+LEAST = 1e-15  # of the decay: beside 1 it is nothing, and its square is no zero to divide by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +70,14 @@ class GSSDynamics(Dynamics):
                 frequency.copy_(A.imag.log())
 
     def forward(self, rate: float) -> tuple[Tensor, Tensor]:
-        """The discrete A and B, (d_ssm, d_state / 2): e^A and (e^A - 1) / A at a rate of 1."""
-        A = torch.complex(-wide(self.log_decay).exp(), wide(self.log_frequency).exp())
-        return discretize_diagonal(A, torch.ones_like(A), rate, "zoh", check_dt=False)
+        """The discrete A and B, (d_ssm, d_state / 2): e^(rate A) and (e^(rate A) - 1) / A.
+
+        The zero-order hold written out: with a step of 1 there is no product of dt and A whose rounding would count.
+        """
+        decay = wide(self.log_decay).exp().clamp(min=LEAST)
+        A = torch.complex(-decay, wide(self.log_frequency).exp())
+        gain = torch.expm1(A if rate == 1.0 else A * rate)
+        return gain + 1, gain / A
 
 
 class GSS(PreparableMixer):
