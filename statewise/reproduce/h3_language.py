@@ -62,7 +62,7 @@ class H3LanguageSettings:
     tolerance: float = 0.03
     tokens: int = 2_000_000
     length: int = 256
-    batch_size: int = 16
+    batch_size: int = 4  # small, for more steps with the same tokens
     learning_rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
     tuning_share: float = 1.0
     seeds: tuple[int, ...] = (0, 1, 2)
