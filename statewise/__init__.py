@@ -32,6 +32,8 @@ _EXPORTS = {
     "DiscreteSystem": "statewise.systems",
     "FileTokenizer": "statewise.data.tokenizers",
     "ForecasterConfig": "statewise.models.forecaster",
+    "GSSConfig": "statewise.mixers.gss",
+    "H3Config": "statewise.mixers.h3",
     "InputError": "statewise.errors",
     "LMUConfig": "statewise.mixers.lmu",
     "LSSLConfig": "statewise.mixers.lssl",
@@ -39,6 +41,7 @@ _EXPORTS = {
     "LanguageModel": "statewise.models.language_model",
     "LanguageModelConfig": "statewise.models.language_model",
     "LanguageModelState": "statewise.models.language_model",
+    "LinearAttentionConfig": "statewise.mixers.linear_attention",
     "MLPConfig": "statewise.models.mlp",
     "Mamba2Config": "statewise.mixers.mamba2",
     "Mamba3Config": "statewise.mixers.mamba3",
@@ -56,12 +59,14 @@ _EXPORTS = {
     "SequenceRegressorConfig": "statewise.models.regressor",
     "SeriesDataConfig": "statewise.data.series",
     "StatewiseError": "statewise.errors",
+    "SyntheticLanguageConfig": "statewise.data.synthetic_languages.config",
     "TextDataConfig": "statewise.data.text",
     "TrainConfig": "statewise.train.config",
     "TrainingError": "statewise.errors",
     "bidirectional": "statewise.operators.bidirectional",
     "discretize": "statewise.systems",
     "explain": "statewise.operators.plan",
+    "hybrid_layers": "statewise.models.hybrid",
     "load": "statewise.checkpoints",
     "mass_spring_damper": "statewise.systems",
     "open_labelled": "statewise.data.labelled",
@@ -115,6 +120,7 @@ if TYPE_CHECKING:
     from statewise.data.memory_tasks import MemoryDataConfig as MemoryDataConfig
     from statewise.data.series import SeriesDataConfig as SeriesDataConfig
     from statewise.data.series import open_series as open_series
+    from statewise.data.synthetic_languages.config import SyntheticLanguageConfig as SyntheticLanguageConfig
     from statewise.data.text import TextDataConfig as TextDataConfig
     from statewise.data.tokenizers import ByteTokenizer as ByteTokenizer
     from statewise.data.tokenizers import FileTokenizer as FileTokenizer
@@ -129,6 +135,9 @@ if TYPE_CHECKING:
     from statewise.mixers.base import Mixer as Mixer
     from statewise.mixers.base import MixerConfig as MixerConfig
     from statewise.mixers.base import set_rate as set_rate
+    from statewise.mixers.gss import GSSConfig as GSSConfig
+    from statewise.mixers.h3 import H3Config as H3Config
+    from statewise.mixers.linear_attention import LinearAttentionConfig as LinearAttentionConfig
     from statewise.mixers.lmu import LMUConfig as LMUConfig
     from statewise.mixers.lssl import LSSLConfig as LSSLConfig
     from statewise.mixers.mamba import MambaConfig as MambaConfig
@@ -139,6 +148,7 @@ if TYPE_CHECKING:
     from statewise.models.block import BlockConfig as BlockConfig
     from statewise.models.classifier import SequenceClassifierConfig as SequenceClassifierConfig
     from statewise.models.forecaster import ForecasterConfig as ForecasterConfig
+    from statewise.models.hybrid import hybrid_layers as hybrid_layers
     from statewise.models.language_model import LanguageModel as LanguageModel
     from statewise.models.language_model import LanguageModelConfig as LanguageModelConfig
     from statewise.models.language_model import LanguageModelState as LanguageModelState
