@@ -102,7 +102,7 @@ def test_equal_to_the_recurrence(d_head: int, batch: int, length: int, from_rest
         total = sum((part * torch.randn(part.shape, generator=g, dtype=torch.float64)).sum() for part in parts)
         found.append((parts, torch.autograd.grad(total, leaves)))  # type: ignore[arg-type]
     torch.testing.assert_close(found[0][0], found[1][0], atol=1e-11, rtol=0)
-    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-9, rtol=1e-11)
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-11, rtol=0)
     torch.testing.assert_close(mixer(x)[0], recurrence(mixer, x)[0], atol=1e-11, rtol=0)
 
 
