@@ -210,43 +210,62 @@ def _short(*, steps: int, batch_size: int = 32) -> TrainConfig:
 
 
 def induction_head() -> RunConfig:
-    """What followed "=>" follows it again, on the data and the loss of the H3 paper; two layers of Mamba-2.
+    """What followed "=>" follows it again, on the data and with the loss of the H3 paper; two layers of Mamba-2.
 
-    Accuracy 99 % after a minute of one core.
+    Accuracy 100 % on the test after 70 seconds of one core. With data.answer_only=true it takes a few hundred steps.
     """
-    return _recall(SyntheticLanguageConfig(task="induction-head"), MAMBA2, steps=4500)
+    return _recall(SyntheticLanguageConfig(task="induction-head"), MAMBA2, steps=4500, lr=4e-3)
 
 
 def associative_recall() -> RunConfig:
-    """The value of a key, on the data and the loss of the H3 paper; two layers of Mamba-2."""
-    return _recall(SyntheticLanguageConfig(task="associative-recall"), MAMBA2, steps=4500)
+    """The value of a key, on the data and with the loss of the H3 paper; two layers of Mamba-2.
+
+    Accuracy 100 % on the test after 40 seconds of one core.
+    """
+    return _recall(SyntheticLanguageConfig(task="associative-recall"), MAMBA2, steps=3000, lr=4e-3)
 
 
 def mqar() -> RunConfig:
-    """The values of four keys, in a vocabulary of 256 instead of the published 8192; two layers of Mamba-2."""
-    data = SyntheticLanguageConfig(task="mqar", vocab_size=256, n_train=20_000, n_validation=1000, n_test=1000)
-    return _recall(data, MAMBA2, steps=3000)
+    """The values of four keys, in a vocabulary of 64 and 32 tokens; two layers of Mamba-2.
+
+    Accuracy 99.5 % on the test after 37 seconds of one core. The published size (8192, 64) takes far longer.
+    """
+    data = SyntheticLanguageConfig(task="mqar", vocab_size=64, length=32, n_train=20_000, n_validation=500)
+    return _recall(data, MAMBA2, steps=1500, batch_size=64)
 
 
 def selective_copying() -> RunConfig:
-    """Eight symbols among noise in 256 tokens instead of the published 16 in 4096; two layers of Mamba."""
-    data = SyntheticLanguageConfig(task="selective-copying", length=256, n_copied=8, n_train=100_000)
-    return _recall(data, MambaConfig(), steps=1500, batch_size=16)
+    """Four symbols among noise in 64 tokens; two layers of Mamba-2.
+
+    Accuracy 100 % on the test after 63 seconds of one core. The published size, 4,096 tokens, took 400,000 steps.
+    """
+    data = SyntheticLanguageConfig(task="selective-copying", vocab_size=10, length=64, n_copied=4, n_train=100_000)
+    return _recall(data, MAMBA2, steps=1500, batch_size=64)
 
 
 def long_induction_head() -> RunConfig:
-    """What followed "=>" follows it again, 256 tokens with the loss on the answer; two layers of Mamba."""
-    return _recall(SyntheticLanguageConfig(task="long-induction-head"), MambaConfig(), steps=2000, batch_size=8)
+    """What followed "=>" follows it again, in 64 tokens, and in the test in 1,024; two layers of Mamba.
+
+    Accuracy 100 % on the test after 14 seconds of one core. Training at the published 256 takes longer: after a minute
+    with 8 rows a step it was still at chance.
+    """
+    data = SyntheticLanguageConfig(task="long-induction-head", length=64, test_length=1024)
+    return _recall(data, MambaConfig(), steps=400)
 
 
 def _recall(
-    data: SyntheticLanguageConfig, layer: MambaConfig | Mamba2Config, *, steps: int, batch_size: int = 32
+    data: SyntheticLanguageConfig,
+    layer: MambaConfig | Mamba2Config,
+    *,
+    steps: int,
+    batch_size: int = 32,
+    lr: float = 8e-3,
 ) -> RunConfig:
     model = LanguageModelConfig(vocab_size=data.resolved("vocab_size"), d_model=64, layers=(layer,) * 2)
     train = TrainConfig(
         steps=steps,
         batch_size=batch_size,
-        lr=4e-3,
+        lr=lr,
         lr_min_ratio=0.02,
         warmup=0.05,
         matmul="fast",
