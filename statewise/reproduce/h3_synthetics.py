@@ -110,8 +110,9 @@ class H3SyntheticsSettings:
 
 def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -> RunConfig:
     """The training run of a model on a task."""
-    rows = {"n_train": config.n_train, "n_validation": config.n_validation, "n_test": config.n_test}
-    data = SyntheticLanguageConfig(task=task, **rows)
+    data = SyntheticLanguageConfig(
+        task=task, n_train=config.n_train, n_validation=config.n_validation, n_test=config.n_test
+    )
     is_attention = model == "attention"
     mlp = MLPConfig(expand=4, activation="gelu_tanh")
     layer = BlockConfig(mixer=MIXERS[model], mlp=mlp, norm="layer", dropout=0.1 if is_attention else 0.0)
