@@ -500,7 +500,7 @@ class TestBadInput:
             ("train.steps=true", "train.steps"),
             ("model.layers.7.d_state=4", "layers has no item '7'"),
             ("train.lr", "train.lr"),
-            ("train.schedule=linear", "schedule"),
+            ("train.schedule=quadratic", "schedule"),
             ("data.source=no-such-text", "no-such-text"),
             ("data.tokenizer=no-such.json", "no-such.json"),
             ("model.vocab_size=100", "vocab_size"),

@@ -12,7 +12,7 @@ from torch import Tensor
 from statewise import kernels, native
 from statewise.errors import InputError
 from statewise.kernels.gated_rms_norm import gated_rms_norm
-from statewise.kernels.gelu import _gelu
+from statewise.kernels.gelu_tanh import _gelu
 from statewise.kernels.linear_cross_entropy import linear_cross_entropy
 from statewise.kernels.linear_cross_entropy.rows import NO_TARGET
 from statewise.kernels.linear_scan import linear_scan
@@ -52,7 +52,9 @@ def operator_calls() -> dict[str, list[Any]]:
     convolution = [x, torch.rand(2, 4), torch.rand(1, 3, 2), one, None, False]
     response = [torch.rand(2, 1, 4), torch.rand(2, 4)]
     entropy = [x[0], torch.rand(5, 2), torch.tensor([1, 2, 3])]
+    system = [torch.rand(2, 4).to(torch.complex64)] * 3
     return {
+        "diagonal_scan": [x.unsqueeze(3), *system, one, torch.rand(1, 2, 1, 4, 2), torch.tensor([2])],
         "linear_scan": [x, x, torch.rand(1, 2)],
         "linear_scan_backward": [x, x, x, torch.rand(1, 2)],
         "rms_norm": [x, one.unsqueeze(0), 1e-5],
@@ -83,7 +85,8 @@ def test_operators_refuse_other_dtypes_and_shapes(name: str, path: str) -> None:
             if not isinstance(m, Tensor):
                 continue
             argument, shorter = operator._schema.arguments[i].name, m.narrow(-1, 0, m.shape[-1] - 1).contiguous()
-            others = [shorter, shorter.double(), m.double()]
+            wider = torch.complex128 if m.is_complex() else torch.int32 if m.dtype == torch.int64 else torch.float64
+            others = [shorter, shorter.to(wider), m.to(wider)]
             if name == "vandermonde_backward" and argument == "grad":
                 others = [m.double(), m[:1].contiguous()]  # its length is any
             elif argument in ("targets", "coefficients") or (argument == "grad" and "scan" not in name):

@@ -31,6 +31,7 @@ _PATHS = {
         "all numerators of a node at once, nothing stored but the sums",
         "real arithmetic over conjugate pairs, in blocks that stay in the cache",
     ),
+    "diagonal_scan": _Paths("channels in vectors, states in registers, time walked once", "a step at a time"),
     "fft_convolution": _Paths(
         "FFTs with the channels in the lanes of a vector, no transposes",
         "FFTs by overlap-save in blocks of channels, and a written-out adjoint",

@@ -9,8 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise import native
 from statewise.errors import InputError
+from statewise.kernels.backend import backend
 from statewise.kernels.batching import whole
+from statewise.kernels.diagonal_scan import diagonal_scan
+from statewise.kernels.diagonal_scan import refusal as diagonal_scan_refusal
 from statewise.kernels.linear_scan import linear_scan
 from statewise.kernels.vandermonde import vandermonde
 from statewise.operators.base import wide
@@ -114,6 +118,29 @@ class DiagonalLTI(TimeInvariant):
     def _grows(self, response: Tensor) -> bool:
         """Not with |A| <= 1, which is less to look at than the response."""
         return not bool(whole(self.A.detach()).abs().amax() <= 1) and super()._grows(response)
+
+    def _chunks(self, u: Tensor, state: DiagonalState, masks: Masks) -> tuple[Tensor, DiagonalState]:
+        """Matrix products, or where C can and no gradients are recorded the steps themselves, which it walks
+        several times faster."""
+        if not self._walks(u, state, masks):
+            y, final = super()._chunks(u, state, masks)
+            return y, final
+        batch, length, width = u.shape[:3]
+        lengths = None if masks.lengths is None else masks.lengths.to(torch.int64)
+        h = state.h.reshape(batch, width, -1, *state.h.shape[-2:])
+        y, h = diagonal_scan(u.reshape(batch, length, width, -1), self.A, self.B, self.C, self.D, h, lengths)
+        return y.reshape(u.shape), DiagonalState(h.reshape(state.h.shape))
+
+    def _walks(self, u: Tensor, state: DiagonalState, masks: Masks) -> bool:
+        """Whether ``_chunks`` goes by :func:`statewise.kernels.diagonal_scan.diagonal_scan` in C."""
+        given = [m for m in (u, state.h, self.A, self.B, self.C, self.D) if m is not None]
+        if torch.is_grad_enabled() and any(m.requires_grad for m in given):
+            return False
+        if self.C.ndim != 2 or {m.dtype for m in given} != {torch.float32, torch.complex64} or self.A.is_meta:
+            return False
+        if masks.valid is not None and masks.lengths is None:
+            return False
+        return diagonal_scan_refusal(u, self.A) is None and backend() != "torch" and native.available()
 
     def _block(self, length: int, dtype: torch.dtype) -> Block:
         A, B, C = self._coefficients(0, dtype)

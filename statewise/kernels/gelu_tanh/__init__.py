@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.kernels.backend import c_runs
-from statewise.kernels.gelu.native import gelu_native
-from statewise.kernels.gelu.reference import gelu_tanh_reference
+from statewise.kernels.gelu_tanh.native import gelu_native
+from statewise.kernels.gelu_tanh.reference import gelu_tanh_reference
 from statewise.kernels.registration import register
 from statewise.kernels.stored import refuse_misfit, refuse_unreal, stored_refusal
 
