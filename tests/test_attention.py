@@ -570,3 +570,18 @@ def test_cuda_agrees(name: str) -> None:
     _, state = mixer(x[:, :100], mixer.initial_state(2))
     state = pytree.tree_map(lambda leaf: leaf.cuda(), laws.detached(state))
     laws.same(decode(on_device, x[:, 100:].cuda(), state)[0].cpu(), whole[:, 100:], 1e-10, "a state that was moved")
+
+
+@pytest.mark.parametrize("length", [1, 2, 31, 64, 65])
+def test_short_rows_are_attended_to_as_long_ones(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain products up to SHORT, the fused attention beyond: values, gradients, and several models at once."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, 2, length, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    found, slope = [], torch.randn(3, 2, length, 2, 4, dtype=torch.float64)
+    for short in (0, 64):
+        monkeypatch.setattr("statewise.mixers.causal_attention.SHORT", short)
+        y = torch.stack([attend(*parts) for parts in zip(q, k, v)])
+        found.append([y, *torch.autograd.grad(y, (q, k, v), slope)])
+    torch.testing.assert_close(found[0], found[1], atol=1e-12, rtol=1e-12)
+    y = torch.func.vmap(attend)(q, k, v)
+    torch.testing.assert_close([y, *torch.autograd.grad(y, (q, k, v), slope)], found[1], atol=1e-12, rtol=1e-12)

@@ -14,7 +14,7 @@ from statewise import kernels, native
 from statewise.data.batches import Batch
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.gated_rms_norm import gated_rms_norm, gated_rms_norm_reference
-from statewise.kernels.gelu import _gelu, gelu_tanh, gelu_tanh_reference
+from statewise.kernels.gelu_tanh import _gelu, gelu_tanh, gelu_tanh_reference
 from statewise.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from statewise.kernels.linear_cross_entropy.rows import NO_TARGET
 from statewise.kernels.rms_norm import rms_norm, rms_norm_reference

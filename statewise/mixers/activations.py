@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statewise.kernels.gelu import gelu_tanh
+from statewise.kernels.gelu_tanh import gelu_tanh
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
