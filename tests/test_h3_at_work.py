@@ -17,10 +17,10 @@ from statewise.mixers.h3 import H3Config
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce import reproduce, settings
-from statewise.reproduce.h3_at_work import H3AtWorkSettings
-from statewise.reproduce.h3_by_hand import KEYS, VALUES, lookup, trace
-from statewise.reproduce.h3_findings import SHOWN
-from statewise.reproduce.h3_inside import (
+from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, lookup, trace
+from statewise.reproduce.h3_at_work.experiment import H3AtWorkSettings
+from statewise.reproduce.h3_at_work.findings import SHOWN
+from statewise.reproduce.h3_at_work.inside import (
     h3_layers,
     half_reach,
     score,

@@ -12,7 +12,7 @@ import pytest
 
 from statewise.errors import ConfigError
 from statewise.reproduce import find, reproduce, settings
-from statewise.reproduce.h3_synthetics import MIXERS, TASKS, H3SyntheticsSettings, run_config
+from statewise.reproduce.h3_synthetics.settings import MIXERS, TASKS, H3SyntheticsSettings, run_config
 from statewise.reproduce.progress import Watcher
 from statewise.train.report import Reporter
 from statewise.train.schedule import learning_rate_factor

@@ -17,18 +17,15 @@ from statewise.errors import ConfigError, DataError
 from statewise.generate import read
 from statewise.kernels import use
 from statewise.reproduce import find, reproduce, settings
-from statewise.reproduce.h3_throughput import (
-    HYBRID,
-    PUBLISHED,
-    TRANSFORMER,
+from statewise.reproduce.h3_throughput.experiment import (
     Generator,
     H3ThroughputSettings,
     configs,
     quick,
     run,
-    speeds,
     state_bytes,
 )
+from statewise.reproduce.h3_throughput.report import HYBRID, PUBLISHED, TRANSFORMER, speeds
 from statewise.reproduce.work import open_work
 
 PLOTS = find_spec("matplotlib") is not None

@@ -23,6 +23,7 @@ from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel, LanguageModelState
 
 WORTH_PACKING = 16  # tokens: with fewer, packing the weights takes longer than it saves
+SHORTEST_CHUNK = 64  # steps of a row: what the chunked forms take at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ def generate(
     document_token: only needed without a tokenizer, whose own it is by default.
     state: continue from a :class:`Reading` (of :func:`read` or of a yielded token), or from a model's bare state,
         which needs at least one more token in each row. Nothing goes before a text that continues.
-    prefill_chunk: the prompt is read this many tokens at a time, so its length costs no memory.
+    prefill_chunk: the prompt is read about this many tokens at a time, those of all rows counted (but no fewer than 64
+        of each row, if it is that many), so its length costs no memory.
 
     weights: how the matrices are held for the tokens after the first: "float32", "bfloat16", "int8", "int4", or a
         :class:`~statewise.decoding.Decoder` made before, of this model. The prompt is read by the model itself. By
@@ -315,13 +317,18 @@ def _read(
     document_token: int | None,
     prefill_chunk: int,
 ) -> Reading:
-    """Fold :func:`extend` over chunks of the prompt."""
+    """Fold :func:`extend` over chunks of the prompt.
+
+    So many tokens at a time that what a layer makes of them fits the cache better, and is no larger than what malloc
+    keeps for reuse (32 MB): beyond, every layer writes into pages that the system has to clear first.
+    """
     batch, length = tokens.shape
+    each = max(min(prefill_chunk, SHORTEST_CHUNK), prefill_chunk // max(batch, 1))
     device = model.embedding.weight.device
     reading = state if isinstance(state, Reading) else nothing_read(model, batch, state)
     with evaluation_mode(model), torch.inference_mode():
-        for begin in range(0, length, prefill_chunk):
-            chunk = tokens[:, begin : begin + prefill_chunk].to(device)
+        for begin in range(0, length, each):
+            chunk = tokens[:, begin : begin + each].to(device)
             n_real = torch.tensor(row_lengths).sub(begin).clamp(0, chunk.shape[1])
             ragged = bool((n_real < chunk.shape[1]).any())
             starts = None if document_token is None else chunk == document_token

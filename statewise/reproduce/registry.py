@@ -46,11 +46,11 @@ PLACES = {
     "spoken-digits": "trained_task",
     "fashion-mnist": "trained_task",
     "co2": "trained_task",
-    "h3-synthetics": "h3_synthetics",
-    "mqar": "mqar",
-    "h3-at-work": "h3_at_work",
-    "h3-language": "h3_language",
-    "h3-throughput": "h3_throughput",
+    "h3-synthetics": "h3_synthetics.experiment",
+    "mqar": "mqar.experiment",
+    "h3-at-work": "h3_at_work.experiment",
+    "h3-language": "h3_language.experiment",
+    "h3-throughput": "h3_throughput.experiment",
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from statewise.data.synthetic_languages import LanguageSplit
 from statewise.mixers.h3 import H3
 from statewise.models.language_model import LanguageModel
-from statewise.reproduce.h3_inside import (
+from statewise.reproduce.h3_at_work.inside import (
     Signals,
     h3_layers,
     half_reach,

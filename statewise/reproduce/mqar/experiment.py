@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch.utils import _pytree as pytree
 
@@ -20,8 +18,9 @@ from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
+from statewise.reproduce.mqar.report import make_report
 from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Report, drawn
+from statewise.reproduce.report import Report
 from statewise.reproduce.work import Stopped, Work
 from statewise.reproduce.workers import Job
 from statewise.train.config import RunConfig, TrainConfig
@@ -30,12 +29,7 @@ from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
 from statewise.train.run_folder import METRICS_FILE, RUN_FILE
 from statewise.train.tasks import open_task
-from statewise.train.tasks.base import Table
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-NAMES = {"h3": "H3", "linear": "linear attention", "mamba2": "Mamba-2", "attention": "attention"}
 # Width and mixer, from the smallest state to the largest. Attention and linear attention get learned positions
 SIZES: dict[str, tuple[tuple[int, MixerConfig], ...]] = {
     "h3": tuple((d_model, H3Config(d_state=16, d_shift=8)) for d_model in (32, 64, 128)),
@@ -59,7 +53,7 @@ class MqarSettings:
                second size (if there is one) for ``tuning`` of its epochs, and has the one with the least loss on the
                validation rows in all of its runs
     batch_size: rows in a step
-    stop_at:   a run ends when its accuracy on 500 rows of their own is above it
+    stop_at:   a run ends when its accuracy on 500 rows of their own is this at least
     workers:   processes that train side by side
     seed:      of every run
     """
@@ -147,6 +141,7 @@ def run_config(config: MqarSettings, model: str, size: int, length: int, rate: f
             batch_size=config.batch_size,
             lr=rate,
             warmup=0.1,
+            stop_at=config.stop_at,
             seed=config.seed,
             evaluate_every=max(1, config.n_train // config.batch_size),
             evaluate_minutes=None,
@@ -171,67 +166,31 @@ def state_size(config: RunConfig) -> int:
     return total
 
 
-class _Reached(Exception):
-    """The accuracy that ends a run was reached, and is saved."""
-
-
-class _UntilReached(Reporter):
-    """Passes everything on, and ends the run once a checkpoint has the accuracy: the first to have it is the best so
-    far, and so is saved."""
-
-    def __init__(self, reporter: Reporter, stop_at: float) -> None:
-        self.reporter, self.stop_at = reporter, stop_at
-        self.reached = False
-
-    def begin(self, task: Any) -> None:
-        self.reporter.begin(task)
-
-    def event(self, record: Mapping[str, Any]) -> None:
-        self.reporter.event(record)
-        if record["kind"] == "evaluation":
-            self.reached = record["accuracy"] > self.stop_at
-        elif record["kind"] == "checkpoint" and self.reached:
-            raise _Reached
-
-    def progress(self, fraction: float, record: Mapping[str, Any]) -> None:
-        self.reporter.progress(fraction, record)
-
-    def close(self) -> None:
-        self.reporter.close()
-
-
-def train_and_test(run: RunConfig, folder: str, stop_at: float, reporter: Reporter) -> dict[str, Any]:
-    """A part: trains the run, or goes on with it, until it has the accuracy or is at its end; then tests its best."""
+def train_and_test(run: RunConfig, folder: str, reporter: Reporter) -> dict[str, Any]:
+    """A part: trains the run, or goes on with it, and tests its best checkpoint."""
     path = Path(folder)
-    if not _has_reached(path, stop_at):
-        try:
-            result = train(run, path, resume=(path / RUN_FILE).exists(), reporter=_UntilReached(reporter, stop_at))
-        except _Reached:
-            pass
-        else:
-            if result.signal is not None:
-                raise Stopped(result.signal)
+    result = train(run, path, resume=(path / RUN_FILE).exists(), reporter=reporter)
+    if result.signal is not None:
+        raise Stopped(result.signal)
     course = [line for line in read_metrics(path / METRICS_FILE) if line["kind"] == "evaluation"]
-    model = load(resolve(path, "best"))
-    record = open_task(run).evaluate(model, "test")
+    model, task = load(resolve(path, "best")), open_task(run)
+    record = task.evaluate(model, "test")
     return {
         "state": state_size(run),
         "parameters": sum(p.numel() for p in model.parameters()),
         "d_model": cast(LanguageModelConfig, run.model).d_model,
         "lr": run.train.lr,
-        "steps": course[-1]["step"],
-        "stopped_early": _has_reached(path, stop_at),
-        "training_seconds": course[-1]["seconds"],
+        "steps": result.step,
+        "stopped_early": _has_reached(run.train.stop_at, result.validation),
+        "training_seconds": result.seconds,
         "course": [(line["step"], line["accuracy"]) for line in course],
         "validation_loss": course[-1]["loss"],
         **{name: record[name] for name in ("accuracy", "accuracy_of_examples", "loss", "chance")},
     }
 
 
-def _has_reached(folder: Path, stop_at: float) -> bool:
-    file = folder / METRICS_FILE
-    lines = read_metrics(file) if file.exists() else []
-    return any(line["kind"] == "evaluation" and line["accuracy"] > stop_at for line in lines)
+def _has_reached(goal: float | None, accuracy: float | None) -> bool:
+    return goal is not None and accuracy is not None and accuracy >= goal
 
 
 def run(config: MqarSettings, work: Work) -> Report:
@@ -249,7 +208,7 @@ def run(config: MqarSettings, work: Work) -> Report:
             for size in range(config.n_sizes):
                 part = f"{model}-{length}-{size}"
                 jobs[part] = _job(config, work, part, run_config(config, model, size, length, rates[model]))
-    return _report(config, work.parts(jobs, n_workers=config.workers), tuned)
+    return make_report(config, work.parts(jobs, n_workers=config.workers), tuned)
 
 
 def _tuning(config: MqarSettings, work: Work) -> dict[str, Job]:
@@ -264,97 +223,7 @@ def _tuning(config: MqarSettings, work: Work) -> dict[str, Job]:
 
 
 def _job(config: MqarSettings, work: Work, part: str, run: RunConfig) -> Job:
-    return Job(train_and_test, (run, str(work.folder / f"run-{part}"), config.stop_at))
-
-
-def _report(
-    config: MqarSettings, found: Mapping[str, Mapping[str, Any]], tuned: Mapping[str, Mapping[str, Any]]
-) -> Report:
-    """tuned: the short runs that the rates were chosen by, none if there was one rate."""
-    tables, figures = [], {part: dict(run) for part, run in tuned.items()}
-    for length, pairs in zip(config.lengths, config.pairs):
-        rows = []
-        for model in config.models:
-            for size in range(config.n_sizes):
-                part = found[f"{model}-{length}-{size}"]
-                figures[f"{model}-{length}-{size}"] = {"model": model, "length": length, "pairs": pairs, **part}
-                rows.append(
-                    (
-                        f"{NAMES[model]}, width {part['d_model']}",
-                        f"{part['state']:,}",
-                        f"{part['accuracy']:.1%}",
-                        f"{part['accuracy_of_examples']:.1%}",
-                        f"{part['parameters']:,}",
-                        f"{part['lr']:g}",
-                        f"{part['steps']:,}{'' if part['stopped_early'] else ' (all)'}",
-                        f"{part['training_seconds']:,.0f}",
-                    )
-                )
-        chance = next(iter(found.values()))["chance"]
-        tables.append(
-            Table(
-                f"Length {length}, {pairs} pairs: test accuracy by state",
-                ("", "state", "accuracy", "whole rows", "parameters", "rate", "steps", "s"),
-                rows,
-                (
-                    f"Chance is {chance:.2%} of all values and {1 / pairs:.1%} among those of the row. State: numbers "
-                    "of all layers; of attention its keys and values at the full length. Published as a plot, without "
-                    "figures.",
-                ),
-            )
-        )
-    return Report(
-        title="MQAR: what a state of so many numbers recalls",
-        setting=(
-            f"Two layers without MLP, pre-norm; vocabulary {config.vocab_size}, {config.n_train:,} rows for training, "
-            f"{config.n_test:,} for the test, the loss at the queries. Lengths "
-            f"{', '.join(f'{n} with {p} pairs' for n, p in zip(config.lengths, config.pairs))}; at most "
-            f"{', '.join(f'{e:g}' for e in config.epochs)} epochs of batches of {config.batch_size}, ended at "
-            f"{config.stop_at:.0%} on rows of their own; one seed."
-        ),
-        tables=tables,
-        differences=(
-            "Published (Arora et al. 2023, Zoology, arXiv:2312.04927, figure 2): vocabulary 8,192, 100,000 rows, "
-            "64 epochs, batches of 512, widths of 64 to 512, lengths of 64 to 512, the best of four rates from 1e-4 to "
-            "1e-2, weight decay 0.1, a cosine. Here a budget of about three minutes of one core a run.",
-            f"One rate for each model, as the table has it, of {', '.join(f'{rate:g}' for rate in config.rates)}: the "
-            f"one with the least validation loss after {config.tuning:.0%} of the epochs, at length "
-            f"{config.lengths[0]} and one size.",
-            "The steps between pairs and queries hold the token 0. (random_non_queries=true draws them: with a small "
-            "vocabulary they then repeat keys of the row.)",
-            "H3 has a register of 8 keys and N = 16 here (64 and 64 in its paper), so that its state is the smaller; "
-            "attention and linear attention have learned positions, the other two none.",
-            "An accuracy short of the end may be one that more training would raise: a run that was not ended early "
-            "says what this budget gives, not what the state can hold.",
-        ),
-        figures=figures,
-        plots=[drawn("mqar", "Accuracy against the size of the state", partial(_draw, config=config, found=found))],
-    )
-
-
-def _draw(drawing: Figure, config: MqarSettings, found: Mapping[str, Mapping[str, Any]]) -> None:
-    axes = drawing.subplots()
-    styles = ("-", "--", ":", "-.")
-    for i, model in enumerate(config.models):
-        for j, length in enumerate(config.lengths):
-            parts = sorted(
-                (found[f"{model}-{length}-{size}"] for size in range(config.n_sizes)), key=lambda part: part["state"]
-            )
-            is_history = model == "attention"
-            axes.plot(
-                [part["state"] for part in parts],
-                [part["accuracy"] for part in parts],
-                marker="*" if is_history else "o",
-                markersize=11 if is_history else 6,
-                linestyle="none" if is_history else styles[j % len(styles)],
-                fillstyle="full" if j == 0 else "none",
-                color=f"C{i}",
-                label=f"{NAMES[model]}, length {length}" + (" (history)" if is_history else ""),
-            )
-    axes.set_xscale("log")
-    axes.set(xlabel="numbers in the state", ylabel="test accuracy", ylim=(0, 1.03))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+    return Job(train_and_test, (run, str(work.folder / f"run-{part}")))
 
 
 REPRODUCTION = Reproduction(

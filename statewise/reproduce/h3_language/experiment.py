@@ -19,9 +19,9 @@ from statewise.errors import ConfigError, TrainingError
 from statewise.evaluate.perplexity import evaluate_split
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
-from statewise.reproduce.h3_language_models import LABELS, Sizes, build_config, describe, n_parameters
-from statewise.reproduce.h3_language_report import make_report
-from statewise.reproduce.h3_language_text import make_tokenizer, open_text, text_config
+from statewise.reproduce.h3_language.models import LABELS, Sizes, build_config, describe, n_parameters
+from statewise.reproduce.h3_language.report import make_report
+from statewise.reproduce.h3_language.text import make_tokenizer, open_text, text_config
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
 from statewise.reproduce.work import Job, Stopped, Work

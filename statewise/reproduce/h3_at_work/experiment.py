@@ -19,9 +19,9 @@ from statewise.mixers.h3 import H3Config
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.models.mlp import MLPConfig
-from statewise.reproduce.h3_by_hand import KEYS, VALUES, lookup, trace
-from statewise.reproduce.h3_findings import findings
-from statewise.reproduce.h3_pictures import draw_by_hand, draw_filters, draw_lookup, draw_trained
+from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, lookup, trace
+from statewise.reproduce.h3_at_work.findings import findings
+from statewise.reproduce.h3_at_work.pictures import draw_by_hand, draw_filters, draw_lookup, draw_trained
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report, drawn
 from statewise.reproduce.work import Stopped, Work

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from statewise.reproduce.h3_by_hand import KEYS, VALUES, Trace, lookup
+from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, Trace, lookup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,1 @@
+"""Eight language models of the same size, trained on the same text."""

@@ -1,0 +1,1 @@
+"""Seven models on the two languages by which H3 was found."""

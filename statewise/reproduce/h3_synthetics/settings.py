@@ -1,0 +1,121 @@
+"""The settings of ``h3-synthetics``, and the training run of each model on each language."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.errors import ConfigError
+from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.base import MixerConfig
+from statewise.mixers.gss import GSSConfig
+from statewise.mixers.h3 import H3Config
+from statewise.mixers.mamba import MambaConfig
+from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.s4d import S4DConfig
+from statewise.models.block import BlockConfig
+from statewise.models.hybrid import hybrid_layers
+from statewise.models.language_model import LanguageModelConfig
+from statewise.models.mlp import MLPConfig
+from statewise.train.config import RunConfig, TrainConfig
+
+D_MODEL, BATCH_SIZE, LR = 32, 32, 5e-4
+ATTENTION = AttentionConfig(n_heads=1, positions=None, bias=True)
+MIXERS: dict[str, MixerConfig] = {
+    "s4d": S4DConfig(d_state=64, initialization="inv", n_systems=1, B="normal", learn_B=False),
+    "gss": GSSConfig(),
+    "h3": H3Config(d_state=64, d_head=1),
+    "hybrid": H3Config(d_state=64, d_head=1),
+    "attention": ATTENTION,
+    "mamba": MambaConfig(),
+    "mamba2": Mamba2Config(d_state=64, d_head=32),
+}
+TASKS = ("induction-head", "associative-recall")
+# The published schedules: a cosine of 5e-4 down to 5e-5 after a warm-up from 1e-6, and straight lines up and down
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "induction-head": {"schedule": "cosine", "lr_start_ratio": 1e-6 / LR, "lr_min_ratio": 0.1},
+    "associative-recall": {"schedule": "linear", "lr_min_ratio": 0.0},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class H3SyntheticsSettings:
+    """models:  of "s4d", "gss", "h3", "hybrid", "attention", "mamba", "mamba2"
+    tasks:    of "induction-head", "associative-recall"
+    epochs:   one number for each task
+    seeds:    of the parameters, the dropout and the order of the rows; trained side by side, as one stack
+    n_train, n_validation, n_test: rows of each language; no row is in two of them
+    stop_at, stop_after: a run ends once its accuracy on the validation rows was at least this after so many epochs
+              running; stop_at=null: never before its last epoch
+    workers:  processes that train side by side
+    bars:     whether what the project asks of itself is in the report
+    """
+
+    models: tuple[str, ...] = tuple(MIXERS)
+    tasks: tuple[str, ...] = TASKS
+    epochs: tuple[int, ...] = (400, 200)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    n_train: int = 5000
+    n_validation: int = 500
+    n_test: int = 500
+    stop_at: float | None = 0.999
+    stop_after: int = 10
+    workers: int = 2
+    bars: bool = True
+
+    def __post_init__(self) -> None:
+        for name, known in (("models", tuple(MIXERS)), ("tasks", TASKS)):
+            given = getattr(self, name)
+            if not given or len(set(given)) < len(given) or any(one not in known for one in given):
+                raise ConfigError(f"H3SyntheticsSettings.{name}={given}; use some of {', '.join(known)}, each once")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"H3SyntheticsSettings.seeds={self.seeds}; give at least one, each once")
+        if len(self.epochs) != len(self.tasks) or min(self.epochs) < 1:
+            raise ConfigError(f"H3SyntheticsSettings.epochs={self.epochs}; give a number above 0 for each task")
+        if self.n_train < BATCH_SIZE or self.n_validation < 1 or self.n_test < 1 or self.workers < 1:
+            raise ConfigError(
+                f"H3SyntheticsSettings needs n_train of at least {BATCH_SIZE}, and n_validation, n_test and workers of "
+                f"at least 1; got {self.n_train}, {self.n_validation}, {self.n_test}, {self.workers}"
+            )
+
+
+def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -> RunConfig:
+    """The training run of a model on a task."""
+    data = SyntheticLanguageConfig(
+        task=task, n_train=config.n_train, n_validation=config.n_validation, n_test=config.n_test
+    )
+    is_attention = model == "attention"
+    mlp = MLPConfig(expand=4, activation="gelu_tanh")
+    layer = BlockConfig(mixer=MIXERS[model], mlp=mlp, norm="layer", dropout=0.1 if is_attention else 0.0)
+    other = replace(layer, mixer=ATTENTION)
+    return RunConfig(
+        model=LanguageModelConfig(
+            vocab_size=data.resolved("vocab_size"),
+            d_model=D_MODEL,
+            layers=hybrid_layers(layer, other, n_layers=2, at=(1,) if model == "hybrid" else ()),
+            norm="layer",
+            embedding_dropout=0.1,
+            max_positions=data.resolved("length") if is_attention else None,
+        ),
+        data=data,
+        train=TrainConfig(
+            epochs=config.epochs[config.tasks.index(task)],
+            batch_size=BATCH_SIZE,
+            lr=LR,
+            dynamics_lr_max=1e-3,
+            betas=(0.9, 0.999),
+            weight_decay=0.1,
+            warmup=0.1,
+            **SCHEDULES[task],
+            stop_at=config.stop_at,
+            stop_after=config.stop_after,
+            seed=seed,
+            evaluate_every=config.n_train // BATCH_SIZE,  # after each epoch
+            evaluate_minutes=None,
+            save_minutes=2.0,
+            keep_last=1,
+            keep_best=False,
+            log_every=config.n_train // BATCH_SIZE,
+        ),
+    )

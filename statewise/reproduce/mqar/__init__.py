@@ -1,0 +1,1 @@
+"""Multi-query associative recall: what a state of so many numbers recalls."""

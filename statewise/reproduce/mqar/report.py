@@ -1,0 +1,107 @@
+"""What ``mqar`` found: the tables by length, and accuracy against the size of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from statewise.reproduce.report import Report, drawn
+from statewise.train.tasks.base import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from statewise.reproduce.mqar.experiment import MqarSettings
+
+NAMES = {"h3": "H3", "linear": "linear attention", "mamba2": "Mamba-2", "attention": "attention"}
+
+
+def make_report(
+    config: MqarSettings, found: Mapping[str, Mapping[str, Any]], tuned: Mapping[str, Mapping[str, Any]]
+) -> Report:
+    """tuned: the short runs that the rates were chosen by, none if there was one rate."""
+    tables, figures = [], {part: dict(run) for part, run in tuned.items()}
+    for length, pairs in zip(config.lengths, config.pairs):
+        rows = []
+        for model in config.models:
+            for size in range(config.n_sizes):
+                part = found[f"{model}-{length}-{size}"]
+                figures[f"{model}-{length}-{size}"] = {"model": model, "length": length, "pairs": pairs, **part}
+                rows.append(
+                    (
+                        f"{NAMES[model]}, width {part['d_model']}",
+                        f"{part['state']:,}",
+                        f"{part['accuracy']:.1%}",
+                        f"{part['accuracy_of_examples']:.1%}",
+                        f"{part['parameters']:,}",
+                        f"{part['lr']:g}",
+                        f"{part['steps']:,}{'' if part['stopped_early'] else ' (all)'}",
+                        f"{part['training_seconds']:,.0f}",
+                    )
+                )
+        chance = next(iter(found.values()))["chance"]
+        tables.append(
+            Table(
+                f"Length {length}, {pairs} pairs: test accuracy by state",
+                ("", "state", "accuracy", "whole rows", "parameters", "rate", "steps", "s"),
+                rows,
+                (
+                    f"Chance is {chance:.2%} of all values and {1 / pairs:.1%} among those of the row. State: numbers "
+                    "of all layers; of attention its keys and values at the full length. Published as a plot, without "
+                    "figures.",
+                ),
+            )
+        )
+    return Report(
+        title="MQAR: what a state of so many numbers recalls",
+        setting=(
+            f"Two layers without MLP, pre-norm; vocabulary {config.vocab_size}, {config.n_train:,} rows for training, "
+            f"{config.n_test:,} for the test, the loss at the queries. Lengths "
+            f"{', '.join(f'{n} with {p} pairs' for n, p in zip(config.lengths, config.pairs))}; at most "
+            f"{', '.join(f'{e:g}' for e in config.epochs)} epochs of batches of {config.batch_size}, ended at "
+            f"{config.stop_at:.0%} on rows of their own; one seed."
+        ),
+        tables=tables,
+        differences=(
+            "Published (Arora et al. 2023, Zoology, arXiv:2312.04927, figure 2): vocabulary 8,192, 100,000 rows, "
+            "64 epochs, batches of 512, widths of 64 to 512, lengths of 64 to 512, the best of four rates from 1e-4 to "
+            "1e-2, weight decay 0.1, a cosine. Here a budget of about three minutes of one core a run.",
+            f"One rate for each model, as the table has it, of {', '.join(f'{rate:g}' for rate in config.rates)}: the "
+            f"one with the least validation loss after {config.tuning:.0%} of the epochs, at length "
+            f"{config.lengths[0]} and one size.",
+            "The steps between pairs and queries hold the token 0. (random_non_queries=true draws them: with a small "
+            "vocabulary they then repeat keys of the row.)",
+            "H3 has a register of 8 keys and N = 16 here (64 and 64 in its paper), so that its state is the smaller; "
+            "attention and linear attention have learned positions, the other two none.",
+            "An accuracy short of the end may be one that more training would raise: a run that was not ended early "
+            "says what this budget gives, not what the state can hold.",
+        ),
+        figures=figures,
+        plots=[drawn("mqar", "Accuracy against the size of the state", partial(_draw, config=config, found=found))],
+    )
+
+
+def _draw(drawing: Figure, config: MqarSettings, found: Mapping[str, Mapping[str, Any]]) -> None:
+    axes = drawing.subplots()
+    styles = ("-", "--", ":", "-.")
+    for i, model in enumerate(config.models):
+        for j, length in enumerate(config.lengths):
+            parts = sorted(
+                (found[f"{model}-{length}-{size}"] for size in range(config.n_sizes)), key=lambda part: part["state"]
+            )
+            is_history = model == "attention"
+            axes.plot(
+                [part["state"] for part in parts],
+                [part["accuracy"] for part in parts],
+                marker="*" if is_history else "o",
+                markersize=11 if is_history else 6,
+                linestyle="none" if is_history else styles[j % len(styles)],
+                fillstyle="full" if j == 0 else "none",
+                color=f"C{i}",
+                label=f"{NAMES[model]}, length {length}" + (" (history)" if is_history else ""),
+            )
+    axes.set_xscale("log")
+    axes.set(xlabel="numbers in the state", ylabel="test accuracy", ylim=(0, 1.03))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
