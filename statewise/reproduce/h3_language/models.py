@@ -1,4 +1,4 @@
-"""The eight models of ``h3-language``, each with the number of parameters of the Transformer."""
+"""The models of ``h3-language``, each with the number of parameters of the Transformer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ LABELS = {
     "s4d": "S4D",
     "mamba": "Mamba",
     "mamba2": "Mamba-2",
+    "transformer-rotary": "Transformer, rotary",
 }
+USUAL = tuple(LABELS)[:8]  # without the last, which tells what of the Transformer's place its learned positions cost
 WITHOUT_MLP = ("mamba", "mamba2")
 HIDDEN_STEP = 8  # the width of an MLP is a multiple of it
 MOST_LAYERS = 4  # times n_layers, for the models without an MLP
@@ -48,7 +50,7 @@ MOST_LAYERS = 4  # times n_layers, for the models without an MLP
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What all eight follow from; see ``H3LanguageSettings`` for the fields."""
+    """What all of them follow from; see ``H3LanguageSettings`` for the fields."""
 
     vocab_size: int
     d_model: int
@@ -70,7 +72,7 @@ def build_config(name: str, sizes: Sizes) -> LanguageModelConfig:
     Errors: ConfigError if none is within the tolerance.
     """
     target = n_parameters(_with_mlp("transformer", sizes, round(sizes.expand * sizes.d_model)))
-    if name == "transformer":
+    if name.startswith("transformer"):
         found = _with_mlp(name, sizes, round(sizes.expand * sizes.d_model))
     elif name in WITHOUT_MLP:
         found = _without_mlp(name, sizes, target)
@@ -126,16 +128,17 @@ def _with_mlp(name: str, sizes: Sizes, d_hidden: int) -> LanguageModelConfig:
     def block(mixer: MixerConfig) -> BlockConfig:
         return BlockConfig(mixer=mixer, mlp=mlp, norm="layer")
 
-    attention = block(AttentionConfig(n_heads=sizes.n_heads, positions=None, bias=True))
+    positions = "rotary" if name == "transformer-rotary" else None
+    attention = block(AttentionConfig(n_heads=sizes.n_heads, positions=positions, bias=True))
     kind = name.removesuffix("-hybrid")
-    layer = attention if kind == "transformer" else block(MIXERS[kind](sizes))
+    layer = attention if name.startswith("transformer") else block(MIXERS[kind](sizes))
     places: Sequence[int] = attention_places(sizes.n_layers) if name.endswith("-hybrid") else ()
     return LanguageModelConfig(
         vocab_size=sizes.vocab_size,
         d_model=sizes.d_model,
         layers=hybrid_layers(layer, attention, n_layers=sizes.n_layers, at=places),
         norm="layer",
-        max_positions=sizes.length if kind == "transformer" else None,
+        max_positions=sizes.length if name == "transformer" else None,
     )
 
 

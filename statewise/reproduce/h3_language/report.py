@@ -33,9 +33,8 @@ DIFFERENCES = (
     "has the sizes of its paper but {d_state} states.",
     "Mamba and Mamba-2 are not in the published table. They come as their papers have them: RMSNorm, no MLP and about "
     "twice the layers.",
-    "A step here reads {step_tokens:,} tokens; the published ones read 512 sequences. With so few tokens in all the "
-    "number of steps decides: at the default sizes and in a fifth of the tokens, batches of 16 windows instead of 4 "
-    "took H3's perplexity from 68 to 103 and the Transformer's from 96 to 253.",
+    "A step here reads {step_tokens:,} tokens; one of the published recipe for the Pile 524,288 (256 windows of 2,048). "
+    "With so few tokens in all, many small steps learn more than few large ones.",
     "The training text is read {epochs:.1f} times. Of each run the last checkpoint is tested.",
 )
 
@@ -103,7 +102,7 @@ def _setting(config: H3LanguageSettings, text: Mapping[str, Any]) -> str:
         f"split of {', '.join(f'{lr:g}' for lr in config.learning_rates)}, with seed {config.seeds[0]}{tuning}. All "
         f"models are tested in windows of {config.length} tokens, each half over the one before, from rest. Width "
         f"{config.d_model}, {config.n_layers} layers, pre-norm LayerNorm, MLPs with tanh GELU, tied head, positions in "
-        "the Transformer alone (learned)."
+        "the Transformer alone (learned, if nothing else is said)."
     )
 
 
