@@ -33,8 +33,8 @@ DIFFERENCES = (
     "has the sizes of its paper but {d_state} states.",
     "Mamba and Mamba-2 are not in the published table. They come as their papers have them: RMSNorm, no MLP and about "
     "twice the layers.",
-    "A step here reads {step_tokens:,} tokens; one of the published recipe for the Pile 524,288 (256 windows of 2,048). With "
-    "so few tokens in all, many small steps learn more than few large ones.",
+    "A step here reads {step_tokens:,} tokens; one of the published recipe for the Pile 524,288 (256 windows of "
+    "2,048). With so few tokens in all, many small steps learn more than few large ones.",
     "The training text is read {epochs:.1f} times. Of each run the last checkpoint is tested.",
 )
 
