@@ -131,8 +131,10 @@ def test_speeds_and_bars(tmp_path: Path) -> None:
     assert found[TRANSFORMER]["decode_tokens_per_second"] == 6.0
     assert found[HYBRID]["tokens_per_second"] == 10.0
     work = open_work(tmp_path / "run", "h3-throughput", config)
-    for i, length in enumerate(PUBLISHED):
-        work.part(f"prompt-{length}", lambda i=i: {**part, HYBRID: {"seconds": [[1.0, 1.0 - 0.1 * i]], "path": ""}})
+    for i, slow in enumerate(part[TRANSFORMER]["seconds"]):
+        seconds = {str(n): {TRANSFORMER: slow, HYBRID: [1.0, 1.0 - 0.1 * j]} for j, n in enumerate(PUBLISHED)}
+        paths = dict.fromkeys((TRANSFORMER, HYBRID), "PyTorch")
+        work.part(f"round-{i + 1}", lambda seconds=seconds: {"seconds": seconds, "paths": paths})
     report = run(config, open_work(tmp_path / "run", "h3-throughput", config))
     assert len(report.bars) == 5
     assert all(bar.holds for bar in report.bars)

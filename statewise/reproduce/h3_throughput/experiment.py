@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -25,7 +27,6 @@ from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.h3_throughput.report import HYBRID, TRANSFORMER, make_report
 from statewise.reproduce.hardware import require_memory
-from statewise.reproduce.measure import time_side_by_side
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
 from statewise.reproduce.work import Work
@@ -35,7 +36,7 @@ from statewise.reproduce.work import Work
 class H3ThroughputSettings:
     """prompts:      lengths of the prompts, in tokens; n_new: tokens that are generated after each
     batch:        sequences at a time
-    rounds:       how often both models are measured in turn, at each length
+    rounds:       how often both models are measured at all lengths, in turns
     attention_at: the hybrid's layers that are attention, counted from 0: (1, 7) as the paper has it for 12 layers, the
                   2nd and the (2 + 12/2)th; the released weights of this size have (6,)
     weights:      how both hold their matrices for the new tokens, "float32", "bfloat16", "int8" or "int4"; the prompt
@@ -159,8 +160,16 @@ def run(config: H3ThroughputSettings, work: Work) -> Report:
     with torch.device("meta"):
         sizes = {name: model.build() for name, model in configs(config).items()}
     _require_room(config, sizes)
-    work.begin(len(config.prompts))
-    found = {n: work.part(f"prompt-{n}", partial(_measure, config, work, n)) for n in config.prompts}
+    work.begin(config.rounds)
+    generators: dict[str, Generator] = {}  # made when the first round is measured, if one is
+    rounds = [work.part(f"round-{i + 1}", partial(_measure, config, work, i, generators)) for i in range(config.rounds)]
+    found = {
+        n: {
+            name: {"seconds": [one["seconds"][str(n)][name] for one in rounds], "path": rounds[-1]["paths"][name]}
+            for name in sizes
+        }
+        for n in config.prompts
+    }
     parameters = {name: sum(p.numel() for p in model.parameters()) for name, model in sizes.items()}
     n_bytes = {name: {n: state_bytes(model, n + config.n_new) for n in config.prompts} for name, model in sizes.items()}
     return make_report(config, found, parameters, n_bytes)
@@ -179,22 +188,23 @@ def _require_room(config: H3ThroughputSettings, sizes: Mapping[str, LanguageMode
     )
 
 
-def _measure(config: H3ThroughputSettings, work: Work, length: int) -> dict[str, Any]:
-    torch.manual_seed(0)
-    models = {name: Generator(model.build(), config.weights) for name, model in configs(config).items()}
-    generator = torch.Generator().manual_seed(1)
-    prompt = torch.randint(config.vocab_size, (config.batch, length), generator=generator)
-    total = config.rounds + 1
-    for model in models.values():
-        model(prompt, min(3, config.n_new))  # what is done only once
-        model.seconds.clear()
-    work.progress(1, total)
-    time_side_by_side(
-        {name: partial(model, prompt, config.n_new) for name, model in models.items()},
-        config.rounds,
-        progress=lambda done, _: work.progress(done + 1, total),
-    )
-    return {name: {"seconds": model.seconds, "path": model.path} for name, model in models.items()}
+def _measure(config: H3ThroughputSettings, work: Work, i: int, generators: dict[str, Generator]) -> dict[str, Any]:
+    """Both models once after each prompt, shortest first or last, so that what slows the machine slows all alike."""
+    g = torch.Generator().manual_seed(1)
+    prompts = {n: torch.randint(config.vocab_size, (config.batch, n), generator=g) for n in config.prompts}
+    if not generators:
+        torch.manual_seed(0)
+        generators |= {name: Generator(model.build(), config.weights) for name, model in configs(config).items()}
+        for generator, prompt in product(generators.values(), prompts.values()):
+            generator(prompt, min(3, config.n_new))  # what is done only once
+    calls = list(product(prompts, generators))
+    seconds: dict[str, dict[str, tuple[float, float]]] = {str(n): {} for n in prompts}
+    for done, (n, name) in enumerate(calls if i % 2 == 0 else reversed(calls)):
+        gc.collect()  # not in the middle of a call
+        generators[name](prompts[n], config.n_new)
+        seconds[str(n)][name] = generators[name].seconds[-1]
+        work.progress(done + 1, len(calls))
+    return {"seconds": seconds, "paths": {name: generator.path for name, generator in generators.items()}}
 
 
 REPRODUCTION = Reproduction(

@@ -82,8 +82,8 @@ def make_report(
             f"keys and values of all tokens so far kept. Hybrid: {parameters[HYBRID]:,} parameters, attention in the "
             f"layers {config.attention_at} counted from 0, H3 with {config.d_state} numbers for each channel in the "
             f"others. Both through one engine: the prompt by the model's own forward with its state, only the last "
-            f"token's logits made; the new tokens by {' or '.join(paths)}. In one process, in turns; medians of "
-            f"{config.rounds} rounds."
+            f"token's logits made; the new tokens by {' or '.join(paths)}. In one process, all lengths and both "
+            f"models in turns; medians of {config.rounds} rounds."
         ),
         tables=[
             Table("Tokens a second, the prompt's time included", columns, rows),
