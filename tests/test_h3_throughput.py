@@ -133,8 +133,8 @@ def test_speeds_and_bars(tmp_path: Path) -> None:
     work = open_work(tmp_path / "run", "h3-throughput", config)
     for i, slow in enumerate(part[TRANSFORMER]["seconds"]):
         seconds = {str(n): {TRANSFORMER: slow, HYBRID: [1.0, 1.0 - 0.1 * j]} for j, n in enumerate(PUBLISHED)}
-        paths = dict.fromkeys((TRANSFORMER, HYBRID), "PyTorch")
-        work.part(f"round-{i + 1}", lambda seconds=seconds: {"seconds": seconds, "paths": paths})
+        record = {"seconds": seconds, "paths": dict.fromkeys((TRANSFORMER, HYBRID), "PyTorch")}
+        work.part(f"round-{i + 1}", lambda record=record: record)
     report = run(config, open_work(tmp_path / "run", "h3-throughput", config))
     assert len(report.bars) == 5
     assert all(bar.holds for bar in report.bars)
