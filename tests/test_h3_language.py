@@ -20,10 +20,11 @@ from statewise.data.tokenizers import FileTokenizer
 from statewise.errors import ConfigError, TrainingError
 from statewise.mixers.attention import AttentionConfig
 from statewise.reproduce import find, reproduce, settings
-from statewise.reproduce.h3_language.experiment import H3LanguageSettings, choose_rate, quick, run_config
+from statewise.reproduce.h3_language.experiment import choose_rate, run_config
 from statewise.reproduce.h3_language.models import LABELS, PUBLISHED, attention_places, build_config, n_parameters
 from statewise.reproduce.h3_language.order import EQUAL, REVERSED, T_95, chain, compare_order, margin
 from statewise.reproduce.h3_language.report import make_report
+from statewise.reproduce.h3_language.settings import H3LanguageSettings, quick
 from statewise.reproduce.h3_language.text import train_tokenizer
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import markdown

@@ -17,15 +17,9 @@ from statewise.errors import ConfigError, DataError
 from statewise.generate import read
 from statewise.kernels import use
 from statewise.reproduce import find, reproduce, settings
-from statewise.reproduce.h3_throughput.experiment import (
-    Generator,
-    H3ThroughputSettings,
-    configs,
-    quick,
-    run,
-    state_bytes,
-)
-from statewise.reproduce.h3_throughput.report import HYBRID, PUBLISHED, TRANSFORMER, speeds
+from statewise.reproduce.h3_throughput.experiment import Generator, run, state_bytes
+from statewise.reproduce.h3_throughput.report import PUBLISHED, speeds
+from statewise.reproduce.h3_throughput.settings import HYBRID, TRANSFORMER, H3ThroughputSettings, configs, quick
 from statewise.reproduce.work import open_work
 
 PLOTS = find_spec("matplotlib") is not None

@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from statewise.errors import ConfigError
 from statewise.reproduce import reproduce, settings
-from statewise.reproduce.mqar.experiment import SIZES, MqarSettings, run_config, state_size, train_and_test
+from statewise.reproduce.mqar.experiment import run_config, state_size, train_and_test
+from statewise.reproduce.mqar.settings import SIZES, MqarSettings
 from statewise.train.report import Reporter
 
 PLOTS = find_spec("matplotlib") is not None

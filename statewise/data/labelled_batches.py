@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from statewise.errors import ConfigError, DataError
+from statewise.data.whole_batches import require_full_batch
 
 POOL_BATCHES = 32  # how many batches' rows are sorted by length together
 
@@ -54,14 +54,7 @@ class LabelledBatches:
     """
 
     def __init__(self, split: Split, batch_size: int, seed: int) -> None:
-        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
-            if value < least:
-                raise ConfigError(f"{name}={value} must be at least {least}")
-        if len(split) < batch_size:
-            raise DataError(
-                f"the {split.name} split has {len(split):,} sequences, fewer than batch_size {batch_size}; "
-                f"use a batch_size of at most {len(split)}"
-            )
+        require_full_batch(split, batch_size, seed)
         self.split, self.batch_size, self.seed = split, batch_size, seed
         self._epoch: tuple[int, np.ndarray] | None = None  # number, (steps_per_epoch, batch_size) rows
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from statewise.data.synthetic_languages.data import LanguageSplit
 from statewise.data.synthetic_languages.language import Rows
-from statewise.errors import ConfigError, DataError
+from statewise.data.whole_batches import require_full_batch
 
 HELD_BYTES = 1 << 27  # a split of no more than that is drawn once and kept
 
@@ -41,14 +41,7 @@ class RecallBatches:
     """
 
     def __init__(self, split: LanguageSplit, batch_size: int, seed: int) -> None:
-        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
-            if value < least:
-                raise ConfigError(f"{name}={value} must be at least {least}")
-        if len(split) < batch_size:
-            raise DataError(
-                f"the {split.name} split has {len(split):,} sequences, fewer than batch_size {batch_size}; "
-                f"use a batch_size of at most {len(split)}"
-            )
+        require_full_batch(split, batch_size, seed)
         self.split, self.batch_size, self.seed = split, batch_size, seed
         self._only_answers: bool = split.language.config.resolved("answer_only")
         self._epoch: tuple[int, Tensor] | None = None  # number, (steps_per_epoch, batch_size) rows

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from statewise.checkpoints import load
-from statewise.data.sources import CORPORA
 from statewise.data.text import TokenSplit
-from statewise.errors import ConfigError, TrainingError
+from statewise.errors import TrainingError
 from statewise.evaluate.perplexity import evaluate_split
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
-from statewise.reproduce.h3_language.models import LABELS, USUAL, Sizes, build_config, describe, n_parameters
+from statewise.reproduce.h3_language.models import LABELS, build_config, describe, n_parameters
 from statewise.reproduce.h3_language.report import make_report
+from statewise.reproduce.h3_language.settings import H3LanguageSettings, quick
 from statewise.reproduce.h3_language.text import make_tokenizer, open_text, text_config
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
@@ -30,99 +29,6 @@ from statewise.train.loop import train
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
 from statewise.train.run_folder import METRICS_FILE, RUN_FILE
-
-
-@dataclass(frozen=True, kw_only=True)
-class H3LanguageSettings:
-    """source:   of the text, as ``statewise train`` takes it
-    vocab_size:  of the BPE that is made from its training split
-    models:      which of the nine; the usual ones are those of the paper, Mamba and Mamba-2
-    d_model, n_layers: of all with an MLP; Mamba and Mamba-2 have about twice the layers
-    n_heads:     of attention        d_state: of all but Mamba, whose 16 are part of its design
-    expand:      the width of the Transformer's MLP, as a multiple of d_model; the others' follow from its parameters
-    tolerance:   by how much the numbers of parameters may differ
-    tokens:      that a run is trained on        length, batch_size: of the windows that a step reads
-    learning_rates: of which each model gets the one that is best on the validation split, with the first seed
-    tuning_share:   of ``tokens`` that this takes; at 1 the best of these runs is the first seed's run
-    seeds:       of the runs that are compared
-    warmup, weight_decay, dynamics_lr_max: of the training, see ``TrainConfig``; the same for all
-    evaluations: looks at the validation split on the way, for the curves, of ``evaluate_tokens`` each
-    test_tokens: of the validation and test splits that are read at the end; None: all
-    workers:     processes that train, each with its share of the cores
-    """
-
-    source: str = "shakespeare"
-    vocab_size: int = 2048
-    models: tuple[str, ...] = USUAL
-    d_model: int = 96
-    n_layers: int = 8
-    n_heads: int = 3
-    d_state: int = 64
-    expand: float = 4.0
-    tolerance: float = 0.03
-    tokens: int = 2_000_000
-    length: int = 256
-    batch_size: int = 4  # small, for more steps with the same tokens
-    learning_rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
-    tuning_share: float = 1.0
-    seeds: tuple[int, ...] = (0, 1, 2)
-    warmup: float = 0.05
-    weight_decay: float = 0.1
-    dynamics_lr_max: float | None = None
-    evaluations: int = 8
-    evaluate_tokens: int = 16_384
-    test_tokens: int | None = None
-    workers: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("models", "learning_rates", "seeds"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise ConfigError(f"H3LanguageSettings.{name}={values}; give at least one, each once")
-        unknown = [name for name in self.models if name not in LABELS]
-        if unknown:
-            raise ConfigError(f"H3LanguageSettings.models: {unknown[0]!r} is unknown; use {', '.join(LABELS)}")
-        if min(self.tokens, self.length, self.batch_size, self.evaluations, self.workers, self.d_model) < 1:
-            raise ConfigError(
-                "H3LanguageSettings: tokens, length, batch_size, evaluations, workers and d_model are at least 1"
-            )
-        if self.n_layers < 3:
-            raise ConfigError(f"H3LanguageSettings.n_layers={self.n_layers}; a hybrid needs at least 3")
-        if not 0 < self.tuning_share <= 1:
-            raise ConfigError(f"H3LanguageSettings.tuning_share={self.tuning_share}; use a share above 0, at most 1")
-        if min(self.learning_rates) <= 0:
-            raise ConfigError(f"H3LanguageSettings.learning_rates={self.learning_rates}; each is above 0")
-        if self.source not in CORPORA:
-            object.__setattr__(self, "source", text_config(self.source, Path()).source)
-
-    @property
-    def sizes(self) -> Sizes:
-        shared = {name: getattr(self, name) for name in Sizes.__dataclass_fields__}
-        return Sizes(**shared)
-
-    def steps(self, share: float = 1.0) -> int:
-        return max(2, math.ceil(share * self.tokens / (self.batch_size * self.length)))
-
-
-def quick() -> H3LanguageSettings:
-    """All usual ones, tiny: of the text all is read, but hardly anything learned."""
-    return H3LanguageSettings(
-        vocab_size=512,
-        d_model=32,
-        n_layers=4,
-        n_heads=2,
-        d_state=8,
-        tolerance=0.1,
-        tokens=16_384,
-        length=64,
-        batch_size=8,
-        learning_rates=(2e-3, 8e-3),
-        tuning_share=0.25,
-        seeds=(0, 1),
-        evaluations=2,
-        evaluate_tokens=2048,
-        test_tokens=4096,
-    )
 
 
 def run_config(config: H3LanguageSettings, folder: Path, name: str, lr: float, seed: int, share: float) -> RunConfig:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from statewise.reproduce.h3_language.models import LABELS, PUBLISHED
 from statewise.reproduce.h3_language.order import AS_PUBLISHED, EQUAL, REVERSED, chain, compare_order
+from statewise.reproduce.h3_language.settings import H3LanguageSettings
 from statewise.reproduce.report import Plot, Report, drawn
 from statewise.train.tasks.base import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from statewise.reproduce.h3_language.experiment import H3LanguageSettings
 
 DIFFERENCES = (
     "Published (arXiv:2212.14052): models of about 125 million parameters on OpenWebText, GPT-2's vocabulary. Here "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -14,101 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from statewise.decoding import PRECISIONS, Decoder, why_not
-from statewise.errors import ConfigError
+from statewise.decoding import Decoder, why_not
 from statewise.generate import generate
-from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.attention_state import AttentionState
-from statewise.mixers.h3 import H3Config
-from statewise.models.block import BlockConfig
 from statewise.models.freezing import freeze
-from statewise.models.hybrid import hybrid_layers
-from statewise.models.language_model import LanguageModel, LanguageModelConfig
-from statewise.models.mlp import MLPConfig
-from statewise.reproduce.h3_throughput.report import HYBRID, TRANSFORMER, make_report
+from statewise.models.language_model import LanguageModel
+from statewise.reproduce.h3_throughput.report import make_report
+from statewise.reproduce.h3_throughput.settings import H3ThroughputSettings, configs, quick
 from statewise.reproduce.hardware import require_memory
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
 from statewise.reproduce.work import Work
-
-
-@dataclass(frozen=True, kw_only=True)
-class H3ThroughputSettings:
-    """prompts:      lengths of the prompts, in tokens; n_new: tokens that are generated after each
-    batch:        sequences at a time
-    rounds:       how often both models are measured at all lengths, in turns
-    attention_at: the hybrid's layers that are attention, counted from 0: (1, 7) as the paper has it for 12 layers, the
-                  2nd and the (2 + 12/2)th; the released weights of this size have (6,)
-    weights:      how both hold their matrices for the new tokens, "float32", "bfloat16", "int8" or "int4"; the prompt
-                  is read in float32
-    max_positions: rows of the Transformer's table of positions
-    d_model, n_layers, n_heads, vocab_size: of both; d_state: of H3's systems
-    """
-
-    prompts: tuple[int, ...] = (512, 1024, 1536)
-    n_new: int = 128
-    batch: int = 8
-    rounds: int = 5
-    attention_at: tuple[int, ...] = (1, 7)
-    weights: str = "float32"
-    d_model: int = 768
-    n_layers: int = 12
-    n_heads: int = 12
-    d_state: int = 64
-    vocab_size: int = 50_264
-    max_positions: int = 2048
-
-    def __post_init__(self) -> None:
-        counts = ("batch", "rounds", "d_model", "n_layers", "n_heads", "vocab_size", "max_positions")
-        least = {**dict.fromkeys(counts, 1), "n_new": 2}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"H3ThroughputSettings.{name}={getattr(self, name)}; use at least {low}")
-        if not self.prompts or min(self.prompts) < 1 or len(set(self.prompts)) < len(self.prompts):
-            raise ConfigError(f"H3ThroughputSettings.prompts={self.prompts}; give lengths of at least 1, each once")
-        longest = max(self.prompts) + self.n_new
-        if longest > self.max_positions:
-            raise ConfigError(
-                f"a prompt of {max(self.prompts)} and n_new={self.n_new} make {longest} tokens, but max_positions="
-                f"{self.max_positions}; use shorter prompts or a larger max_positions"
-            )
-        if self.weights not in PRECISIONS:
-            raise ConfigError(f"H3ThroughputSettings.weights={self.weights!r}; use one of {', '.join(PRECISIONS)}")
-        configs(self)  # refuses what does not fit together, positions of attention among it
-
-
-def quick() -> H3ThroughputSettings:
-    return H3ThroughputSettings(
-        prompts=(64, 256),
-        n_new=24,
-        batch=4,
-        rounds=3,
-        attention_at=(1,),
-        d_model=128,
-        n_layers=4,
-        n_heads=4,
-        d_state=32,
-        vocab_size=1024,
-        max_positions=512,
-    )
-
-
-def configs(config: H3ThroughputSettings) -> dict[str, LanguageModelConfig]:
-    """Both models, of one width and number of layers: GPT-2's layers, and of these all but a few with H3 in the place
-    of attention. The Transformer has learned positions, and the hybrid none."""
-    mlp = MLPConfig(expand=4, activation="gelu_tanh")
-    mixer = AttentionConfig(n_heads=config.n_heads, positions=None, bias=True)
-    attention = BlockConfig(mixer=mixer, mlp=mlp, norm="layer")
-    h3 = BlockConfig(mixer=H3Config(d_state=config.d_state), mlp=mlp, norm="layer")
-    mixer.head_width(config.d_model)
-    shared: dict[str, Any] = {"vocab_size": config.vocab_size, "d_model": config.d_model, "norm": "layer"}
-    hybrid = hybrid_layers(h3, attention, n_layers=config.n_layers, at=config.attention_at)
-    return {
-        TRANSFORMER: LanguageModelConfig(
-            layers=(attention,) * config.n_layers, max_positions=config.max_positions, **shared
-        ),
-        HYBRID: LanguageModelConfig(layers=hybrid, **shared),
-    }
 
 
 class Generator:

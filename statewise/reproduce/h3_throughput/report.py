@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from statewise.reproduce.h3_throughput.settings import HYBRID, TRANSFORMER, H3ThroughputSettings
 from statewise.reproduce.report import Bar, Report, doubling_axis, drawn
 from statewise.train.tasks.base import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from statewise.reproduce.h3_throughput.experiment import H3ThroughputSettings
-
 # Fu et al. 2023 (H3), arXiv:2212.14052: tokens a second at 1.3 billion parameters, by the length of the prompt.
 PUBLISHED = {512: (1340, 1980), 1024: (770, 1580), 1536: (520, 1240)}
 PUBLISHED_BATCH = 64
-TRANSFORMER, HYBRID = "Transformer", "H3 hybrid"
 
 
 def speeds(config: H3ThroughputSettings, part: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

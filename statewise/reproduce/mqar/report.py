@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from statewise.reproduce.mqar.settings import NAMES, MqarSettings
 from statewise.reproduce.report import Report, drawn
 from statewise.train.tasks.base import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from statewise.reproduce.mqar.experiment import MqarSettings
-
-NAMES = {"h3": "H3", "linear": "linear attention", "mamba2": "Mamba-2", "attention": "attention"}
 
 
 def make_report(

@@ -1,0 +1,105 @@
+"""The settings of ``mqar``: which mixers in which sizes, and the rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.errors import ConfigError
+from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.base import MixerConfig
+from statewise.mixers.h3 import H3Config
+from statewise.mixers.linear_attention import LinearAttentionConfig
+from statewise.mixers.mamba2 import Mamba2Config
+
+NAMES = {"h3": "H3", "linear": "linear attention", "mamba2": "Mamba-2", "attention": "attention"}
+# Width and mixer, from the smallest state to the largest. Attention and linear attention get learned positions
+SIZES: dict[str, tuple[tuple[int, MixerConfig], ...]] = {
+    "h3": tuple((d_model, H3Config(d_state=16, d_shift=8)) for d_model in (32, 64, 128)),
+    "linear": tuple((d_model, LinearAttentionConfig(n_heads=1)) for d_model in (32, 64, 128)),
+    "mamba2": (
+        (32, Mamba2Config(d_state=16, d_head=32)),
+        (64, Mamba2Config(d_state=16, d_head=32)),
+        (64, Mamba2Config(d_state=64, d_head=32)),
+    ),
+    "attention": tuple((d_model, AttentionConfig(n_heads=1, positions=None)) for d_model in (16, 32, 64)),
+}
+POSITIONED = ("linear", "attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MqarSettings:
+    """models:   of "h3", "linear", "mamba2", "attention"; n_sizes: how many states of each, from the smallest
+    lengths, pairs, epochs:   of the rows; how many keys and values are in one; how long is trained at most
+    vocab_size, n_train, n_test, random_non_queries:   of the language, see ``MultiQueryRecall``
+    rates:     learning rates to choose from: each model is trained with each of them at the first length and the
+               second size (if there is one) for ``tuning`` of its epochs, and has the one with the least loss on the
+               validation rows in all of its runs
+    batch_size: rows in a step
+    stop_at:   a run ends when its accuracy on 500 rows of their own is this at least
+    workers:   processes that train side by side
+    seed:      of every run
+    """
+
+    models: tuple[str, ...] = ("h3", "linear", "mamba2", "attention")
+    n_sizes: int = 3
+    lengths: tuple[int, ...] = (64, 128)
+    pairs: tuple[int, ...] = (4, 8)
+    epochs: tuple[float, ...] = (24, 12)
+    vocab_size: int = 256
+    n_train: int = 20_000
+    n_test: int = 3_000
+    random_non_queries: bool = False
+    rates: tuple[float, ...] = (3e-3, 1e-2)
+    tuning: float = 0.25
+    batch_size: int = 64
+    stop_at: float = 0.99
+    workers: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.models if name not in SIZES]
+        if unknown or not self.models or len(set(self.models)) < len(self.models):
+            raise ConfigError(f"MqarSettings.models={self.models}; use some of {', '.join(SIZES)}, each once")
+        if not 1 <= self.n_sizes <= 3:
+            raise ConfigError(f"MqarSettings.n_sizes={self.n_sizes}; use 1 to 3")
+        if not self.lengths or not len(self.lengths) == len(self.pairs) == len(self.epochs):
+            raise ConfigError(
+                f"MqarSettings: lengths={self.lengths}, pairs={self.pairs}, epochs={self.epochs}; give one of each for "
+                "every length"
+            )
+        if not self.rates or len(set(self.rates)) < len(self.rates) or not 0 < self.tuning <= 1:
+            raise ConfigError(
+                f"MqarSettings.rates={self.rates}, tuning={self.tuning}; give at least one rate, each once, and a "
+                "fraction above 0 and at most 1"
+            )
+        if self.workers < 1 or not 0 < self.stop_at <= 1:
+            raise ConfigError("MqarSettings: workers is at least 1, and stop_at is above 0 and at most 1")
+        for length, pairs in zip(self.lengths, self.pairs):
+            self.language(length, pairs)
+
+    def language(self, length: int, pairs: int) -> SyntheticLanguageConfig:
+        return SyntheticLanguageConfig(
+            task="mqar",
+            vocab_size=self.vocab_size,
+            length=length,
+            n_pairs=pairs,
+            random_non_queries=self.random_non_queries,
+            n_train=self.n_train,
+            n_validation=min(500, self.n_test),
+            n_test=self.n_test,
+        )
+
+
+def quick() -> MqarSettings:
+    return MqarSettings(
+        n_sizes=1,
+        lengths=(32,),
+        pairs=(2,),
+        epochs=(1,),
+        rates=(1e-2,),
+        vocab_size=16,
+        n_train=1280,
+        n_test=128,
+        workers=1,
+    )
