@@ -97,7 +97,8 @@ class H3Dynamics(Dynamics):
 
         The bilinear rule in plain arithmetic, a quarter of the operations of
         :func:`statewise.systems.discretize_diagonal`, which of all operations in a training step of a small model would
-        be half. To a few roundings of the largest |A_bar|, which is below 1, instead of each entry's own.
+        be half. Exact to a few roundings of 1, instead of each entry's own: a pole that hardly decays may
+        come out as much beyond 1.
         """
         diagonal = self.diagonal
         if diagonal.config.method != "bilinear" or diagonal.frequency is None or diagonal.B is None:
@@ -120,9 +121,10 @@ class H3Readout(nn.Module):
         self.D = nn.Parameter(torch.empty(n_heads))
 
     def reset_parameters(self) -> None:
-        """shift_C uniform in +-1/sqrt(d_model d_shift): the code's ``kaiming_uniform_(a=sqrt(5))`` of a tensor
-        (1, d_model, d_shift). All else normal of variance 1, half of it in each part of C."""
-        bound = self.shift_C.numel() ** -0.5
+        """shift_C uniform in +-1/sqrt(d_shift), as the taps of a depthwise convolution: the published code's
+        ``kaiming_uniform_(a=sqrt(5))`` of a tensor (d_model, 1, d_shift), whose axes it exchanges only then. All else
+        normal of variance 1, half of it in each part of C."""
+        bound = self.shift_C.shape[1] ** -0.5
         nn.init.uniform_(self.shift_C, -bound, bound)
         nn.init.normal_(self.C, std=math.sqrt(0.5))
         for skip in (self.shift_D, self.D):
