@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from statewise.errors import ConfigError
 from statewise.reproduce import reproduce, settings
-from statewise.reproduce.mqar.experiment import run_config, state_size, train_and_test
-from statewise.reproduce.mqar.settings import SIZES, MqarSettings
+from statewise.reproduce.mqar.experiment import state_size, train_and_test
+from statewise.reproduce.mqar.settings import SIZES, MqarSettings, run_config
 from statewise.train.report import Reporter
 
 PLOTS = find_spec("matplotlib") is not None
@@ -29,11 +29,11 @@ class TestStateSize:
             "attention": [2 * 2 * 64 * d for d in (16, 32, 64)],  # keys and values at the full length
         }
         for model, sizes in expected.items():
-            found = [state_size(run_config(config, model, size, 64, 1e-3)) for size in range(3)]
+            found = [state_size(run_config(config, model, size, 0, 1e-3)) for size in range(3)]
             assert found == sizes == sorted(sizes)
 
     def test_attention_holds_as_much_after_the_whole_row(self) -> None:
-        run = run_config(MqarSettings(), "attention", 0, 128, 1e-3)
+        run = run_config(MqarSettings(), "attention", 0, 1, 1e-3)
         model = run.model.build()
         _, state = model(torch.zeros(1, 128, dtype=torch.int64), model.initial_state(1))
         kept = sum(s.keys[:, int(s.start) : int(s.end)].numel() * 2 for s in state.layers)
@@ -41,7 +41,7 @@ class TestStateSize:
 
     def test_others_do_not_grow(self) -> None:
         for model in ("h3", "linear", "mamba2"):
-            run = run_config(MqarSettings(), model, 0, 64, 1e-3)
+            run = run_config(MqarSettings(), model, 0, 0, 1e-3)
             built = run.model.build()
             _, state = built(torch.zeros(1, 9, dtype=torch.int64), built.initial_state(1))
             assert sum(leaf.numel() for leaf in pytree.tree_leaves(state.layers)) == state_size(run)
@@ -50,10 +50,10 @@ class TestStateSize:
 class TestSettings:
     def test_runs(self) -> None:
         config = MqarSettings()
-        run = run_config(config, "mamba2", 1, 128, 3e-3)
+        run = run_config(config, "mamba2", 1, 1, 3e-3)
         assert (run.train.lr, run.train.epochs, run.data.n_pairs) == (3e-3, 12, 8)  # type: ignore[attr-defined]
         assert run.model.max_positions is None  # type: ignore[attr-defined]
-        assert run_config(config, "linear", 1, 128, 3e-3).model.max_positions == 128  # type: ignore[attr-defined]
+        assert run_config(config, "linear", 1, 1, 3e-3).model.max_positions == 128  # type: ignore[attr-defined]
         assert all(len(sizes) == 3 for sizes in SIZES.values())
 
     @pytest.mark.parametrize(
@@ -65,6 +65,11 @@ class TestSettings:
             ({"n_sizes": 4}, "use 1 to 3"),
             ({"pairs": (4, 80)}, "n_pairs"),
             ({"workers": 0}, "workers is at least 1"),
+            ({"lengths": (64, 64), "pairs": (4, 4)}, "the same rows twice"),
+            ({"epochs": (24, 0)}, "epochs=0"),
+            ({"rates": (1e-3, -1.0)}, r"lr=-1\.0"),
+            ({"n_train": 10}, "n_train=10, batch_size=64"),
+            ({"n_test": 0}, "n_test=0"),
         ],
     )
     def test_refused(self, changes: dict[str, Any], message: str) -> None:
@@ -77,7 +82,7 @@ class TestRuns:
         config = MqarSettings(
             lengths=(8,), pairs=(1,), epochs=(40,), vocab_size=6, n_train=256, n_test=64, batch_size=32, stop_at=0.6
         )
-        run = run_config(config, "attention", 2, 8, 3e-3)
+        run = run_config(config, "attention", 2, 0, 3e-3)
         found = train_and_test(run, str(tmp_path / "run"), Reporter())
         assert found["stopped_early"]
         assert found["course"][-1][1] >= 0.6
@@ -94,9 +99,30 @@ class TestRuns:
         assert outcome.record is not None
         figures = outcome.record["figures"]
         tuned = {f"rate-{model}-{rate}" for model in ("h3", "attention") for rate in ("1e-09", "0.01")}
-        assert set(figures) == {"h3-32-0", "attention-32-0", *tuned}
-        assert figures["h3-32-0"]["state"] == 2 * 32 * 23
-        assert figures["h3-32-0"]["lr"] == figures["attention-32-0"]["lr"] == 1e-2  # the other one learns nothing
+        assert set(figures) == {"h3-32-2-0", "attention-32-2-0", *tuned}
+        assert figures["h3-32-2-0"]["state"] == 2 * 32 * 23
+        assert figures["h3-32-2-0"]["lr"] == figures["attention-32-2-0"]["lr"] == 1e-2  # the other one learns nothing
         page = (tmp_path / "run" / "report.md").read_text()
         assert "| H3, width 32 | 1,472 |" in page
+        assert "the least validation loss after 100% of the epochs" in page
+        assert "hold the token 0" in page
+        assert "minutes" not in page
         assert not PLOTS or (tmp_path / "run" / "mqar.png").exists()
+
+    def test_one_length_with_several_pairs(self, tmp_path: Path) -> None:
+        rows = ["lengths=[16,16]", "pairs=[1,3]", "epochs=[1,2]", "n_train=64", "n_test=32"]
+        config = settings(
+            "mqar", quick=True, assignments=[*rows, 'models=["mamba2"]', "random_non_queries=true", "stop_at=1"]
+        )
+        outcome = reproduce("mqar", tmp_path / "run", config, plots=PLOTS)
+        assert outcome.record is not None
+        figures = outcome.record["figures"]
+        assert {name: (one["pairs"], one["steps"]) for name, one in figures.items()} == {
+            "mamba2-16-1-0": (1, 1),
+            "mamba2-16-3-0": (3, 2),
+        }
+        page = (tmp_path / "run" / "report.md").read_text()
+        for absent in ("H3", "attention", "token 0", "least validation loss"):  # what was not run
+            assert absent not in page
+        assert "One rate for all models, 0.01" in page
+        assert "hold random tokens" in page

@@ -11,50 +11,19 @@ from torch.utils import _pytree as pytree
 from statewise.checkpoints import load, resolve
 from statewise.data.synthetic_languages import SyntheticLanguageConfig
 from statewise.mixers.attention import Attention
-from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce.mqar.report import make_report
-from statewise.reproduce.mqar.settings import POSITIONED, SIZES, MqarSettings, quick
+from statewise.reproduce.mqar.settings import MqarSettings, part_name, quick, run_config
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
 from statewise.reproduce.work import Stopped, Work
 from statewise.reproduce.workers import Job
-from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.config import RunConfig
 from statewise.train.loop import train
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
 from statewise.train.run_folder import METRICS_FILE, RUN_FILE
 from statewise.train.tasks import open_task
-
-
-def run_config(config: MqarSettings, model: str, size: int, length: int, rate: float) -> RunConfig:
-    """The training run of a model in one of its sizes at a length."""
-    d_model, mixer = SIZES[model][size]
-    layer = BlockConfig(mixer=mixer, norm="layer")
-    i = config.lengths.index(length)
-    return RunConfig(
-        model=LanguageModelConfig(
-            vocab_size=config.vocab_size,
-            d_model=d_model,
-            layers=(layer, layer),
-            norm="layer",
-            max_positions=length if model in POSITIONED else None,
-        ),
-        data=config.language(length, config.pairs[i]),
-        train=TrainConfig(
-            epochs=config.epochs[i],
-            batch_size=config.batch_size,
-            lr=rate,
-            warmup=0.1,
-            stop_at=config.stop_at,
-            seed=config.seed,
-            evaluate_every=max(1, config.n_train // config.batch_size),
-            evaluate_minutes=None,
-            save_minutes=2.0,
-            keep_last=1,
-            log_every=100,
-        ),
-    )
 
 
 def state_size(config: RunConfig) -> int:
@@ -108,11 +77,11 @@ def run(config: MqarSettings, work: Work) -> Report:
         for model in config.models:
             rates[model] = min(config.rates, key=lambda rate: tuned[f"rate-{model}-{rate:g}"]["validation_loss"])
     jobs = {}
-    for length in config.lengths:
+    for i in range(len(config.lengths)):
         for model in config.models:
             for size in range(config.n_sizes):
-                part = f"{model}-{length}-{size}"
-                jobs[part] = _job(config, work, part, run_config(config, model, size, length, rates[model]))
+                part = part_name(config, model, size, i)
+                jobs[part] = _job(config, work, part, run_config(config, model, size, i, rates[model]))
     return make_report(config, work.parts(jobs, n_workers=config.workers), tuned)
 
 
@@ -120,7 +89,7 @@ def _tuning(config: MqarSettings, work: Work) -> dict[str, Job]:
     jobs, size = {}, min(1, config.n_sizes - 1)
     for model in config.models:
         for rate in config.rates:
-            run = run_config(config, model, size, config.lengths[0], rate)
+            run = run_config(config, model, size, 0, rate)
             short = replace(run, train=replace(run.train, epochs=config.tuning * config.epochs[0]))
             part = f"rate-{model}-{rate:g}"
             jobs[part] = _job(config, work, part, short)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from statewise.reproduce.mqar.settings import NAMES, MqarSettings
+from statewise.reproduce.mqar.settings import NAMES, POSITIONED, MqarSettings, part_name
 from statewise.reproduce.report import Report, drawn
 from statewise.train.tasks.base import Table
 
@@ -19,12 +19,15 @@ def make_report(
 ) -> Report:
     """tuned: the short runs that the rates were chosen by, none if there was one rate."""
     tables, figures = [], {part: dict(run) for part, run in tuned.items()}
-    for length, pairs in zip(config.lengths, config.pairs):
+    chance = next(iter(found.values()))["chance"]
+    of_attention = "; of attention its keys and values at the full length" if "attention" in config.models else ""
+    for i, (length, pairs) in enumerate(zip(config.lengths, config.pairs)):
         rows = []
         for model in config.models:
             for size in range(config.n_sizes):
-                part = found[f"{model}-{length}-{size}"]
-                figures[f"{model}-{length}-{size}"] = {"model": model, "length": length, "pairs": pairs, **part}
+                name = part_name(config, model, size, i)
+                part = found[name]
+                figures[name] = {"model": model, "length": length, "pairs": pairs, **part}
                 rows.append(
                     (
                         f"{NAMES[model]}, width {part['d_model']}",
@@ -37,7 +40,6 @@ def make_report(
                         f"{part['training_seconds']:,.0f}",
                     )
                 )
-        chance = next(iter(found.values()))["chance"]
         tables.append(
             Table(
                 f"Length {length}, {pairs} pairs: test accuracy by state",
@@ -45,8 +47,7 @@ def make_report(
                 rows,
                 (
                     f"Chance is {chance:.2%} of all values and {1 / pairs:.1%} among those of the row. State: numbers "
-                    "of all layers; of attention its keys and values at the full length. Published as a plot, without "
-                    "figures.",
+                    f"of all layers{of_attention}. Published as a plot, without figures.",
                 ),
             )
         )
@@ -57,25 +58,49 @@ def make_report(
             f"{config.n_test:,} for the test, the loss at the queries. Lengths "
             f"{', '.join(f'{n} with {p} pairs' for n, p in zip(config.lengths, config.pairs))}; at most "
             f"{', '.join(f'{e:g}' for e in config.epochs)} epochs of batches of {config.batch_size}, ended at "
-            f"{config.stop_at:.0%} on rows of their own; one seed."
+            f"{100 * config.stop_at:g}% on rows of their own; one seed."
         ),
         tables=tables,
-        differences=(
-            "Published (Arora et al. 2023, Zoology, arXiv:2312.04927, figure 2): vocabulary 8,192, 100,000 rows, "
-            "64 epochs, batches of 512, widths of 64 to 512, lengths of 64 to 512, the best of four rates from 1e-4 to "
-            "1e-2, weight decay 0.1, a cosine. Here a budget of about three minutes of one core a run.",
-            f"One rate for each model, as the table has it, of {', '.join(f'{rate:g}' for rate in config.rates)}: the "
-            f"one with the least validation loss after {config.tuning:.0%} of the epochs, at length "
-            f"{config.lengths[0]} and one size.",
-            "The steps between pairs and queries hold the token 0. (random_non_queries=true draws them: with a small "
-            "vocabulary they then repeat keys of the row.)",
-            "H3 has a register of 8 keys and N = 16 here (64 and 64 in its paper), so that its state is the smaller; "
-            "attention and linear attention have learned positions, the other two none.",
-            "An accuracy short of the end may be one that more training would raise: a run that was not ended early "
-            "says what this budget gives, not what the state can hold.",
-        ),
+        differences=_differences(config, found),
         figures=figures,
         plots=[drawn("mqar", "Accuracy against the size of the state", partial(_draw, config=config, found=found))],
+    )
+
+
+def _differences(config: MqarSettings, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "Published (Arora et al. 2023, Zoology, arXiv:2312.04927, figure 2): vocabulary 8,192, 100,000 rows, 64 "
+        "epochs, batches of 512, widths of 64 to 512, lengths of 64 to 512, the best of four rates from 1e-4 to 1e-2.",
+        _how_the_rate_was_chosen(config),
+        "The steps between pairs and queries hold random tokens of the vocabulary, keys of the row among them."
+        if config.random_non_queries
+        else "The steps between pairs and queries hold the token 0. (random_non_queries=true draws them: with a small "
+        "vocabulary they then repeat keys of the row.)",
+    ]
+    if "h3" in config.models:
+        lines.append(
+            "H3 has a register of 8 keys and N = 16 here (64 and 64 in its paper), so that its state is the smaller."
+        )
+    positioned = [NAMES[model] for model in config.models if model in POSITIONED]
+    others = [NAMES[model] for model in config.models if model not in POSITIONED]
+    if positioned:
+        rest = f"; {' and '.join(others)}: none" if others else ""
+        lines.append(f"Learned positions: {' and '.join(positioned)}{rest}.")
+    if not all(part["stopped_early"] for part in found.values()):
+        lines.append(
+            "An accuracy short of the end may be one that more training would raise: a run that was not ended early "
+            "says what this budget gives, not what the state can hold."
+        )
+    return lines
+
+
+def _how_the_rate_was_chosen(config: MqarSettings) -> str:
+    if len(config.rates) == 1:
+        return f"One rate for all models, {config.rates[0]:g}, not chosen by any run."
+    return (
+        f"One rate for each model, as the table has it, of {', '.join(f'{rate:g}' for rate in config.rates)}: the one "
+        f"with the least validation loss after {100 * config.tuning:g}% of the epochs, at length {config.lengths[0]} "
+        f"with {config.pairs[0]} pairs and one size."
     )
 
 
@@ -83,9 +108,10 @@ def _draw(drawing: Figure, config: MqarSettings, found: Mapping[str, Mapping[str
     axes = drawing.subplots()
     styles = ("-", "--", ":", "-.")
     for i, model in enumerate(config.models):
-        for j, length in enumerate(config.lengths):
+        for j, (length, pairs) in enumerate(zip(config.lengths, config.pairs)):
             parts = sorted(
-                (found[f"{model}-{length}-{size}"] for size in range(config.n_sizes)), key=lambda part: part["state"]
+                (found[part_name(config, model, size, j)] for size in range(config.n_sizes)),
+                key=lambda part: part["state"],
             )
             is_history = model == "attention"
             axes.plot(
@@ -96,7 +122,7 @@ def _draw(drawing: Figure, config: MqarSettings, found: Mapping[str, Mapping[str
                 linestyle="none" if is_history else styles[j % len(styles)],
                 fillstyle="full" if j == 0 else "none",
                 color=f"C{i}",
-                label=f"{NAMES[model]}, length {length}" + (" (history)" if is_history else ""),
+                label=f"{NAMES[model]}, length {length}, {pairs} pairs" + (" (history)" if is_history else ""),
             )
     axes.set_xscale("log")
     axes.set(xlabel="numbers in the state", ylabel="test accuracy", ylim=(0, 1.03))

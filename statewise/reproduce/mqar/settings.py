@@ -1,4 +1,4 @@
-"""The settings of ``mqar``: which mixers in which sizes, and the rows."""
+"""The settings of ``mqar``: which mixers in which sizes, the rows, and the training run of each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from statewise.mixers.base import MixerConfig
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.models.block import BlockConfig
+from statewise.models.language_model import LanguageModelConfig
+from statewise.train.config import RunConfig, TrainConfig
 
 NAMES = {"h3": "H3", "linear": "linear attention", "mamba2": "Mamba-2", "attention": "attention"}
 # Width and mixer, from the smallest state to the largest. Attention and linear attention get learned positions
@@ -30,7 +33,8 @@ POSITIONED = ("linear", "attention")
 @dataclass(frozen=True, kw_only=True)
 class MqarSettings:
     """models:   of "h3", "linear", "mamba2", "attention"; n_sizes: how many states of each, from the smallest
-    lengths, pairs, epochs:   of the rows; how many keys and values are in one; how long is trained at most
+    lengths, pairs, epochs:   of the rows; how many keys and values are in one; how long is trained at most. A length
+               may come again with other pairs
     vocab_size, n_train, n_test, random_non_queries:   of the language, see ``MultiQueryRecall``
     rates:     learning rates to choose from: each model is trained with each of them at the first length and the
                second size (if there is one) for ``tuning`` of its epochs, and has the one with the least loss on the
@@ -75,8 +79,19 @@ class MqarSettings:
             )
         if self.workers < 1 or not 0 < self.stop_at <= 1:
             raise ConfigError("MqarSettings: workers is at least 1, and stop_at is above 0 and at most 1")
-        for length, pairs in zip(self.lengths, self.pairs):
-            self.language(length, pairs)
+        if len(set(zip(self.lengths, self.pairs))) < len(self.lengths):
+            raise ConfigError(
+                f"MqarSettings: lengths={self.lengths} with pairs={self.pairs} has the same rows twice; give each "
+                "length with each number of pairs once"
+            )
+        if self.n_test < 1 or not 1 <= self.batch_size <= self.n_train:
+            raise ConfigError(
+                f"MqarSettings: n_test={self.n_test}, n_train={self.n_train}, batch_size={self.batch_size}; n_test "
+                "is at least 1, batch_size at least 1 and at most n_train"
+            )
+        for i in range(len(self.lengths)):
+            for rate in self.rates:
+                run_config(self, self.models[0], 0, i, rate)  # refuses what no run could have
 
     def language(self, length: int, pairs: int) -> SyntheticLanguageConfig:
         return SyntheticLanguageConfig(
@@ -89,6 +104,40 @@ class MqarSettings:
             n_validation=min(500, self.n_test),
             n_test=self.n_test,
         )
+
+
+def part_name(config: MqarSettings, model: str, size: int, i: int) -> str:
+    """Of a model in one of its sizes on the i-th rows."""
+    return f"{model}-{config.lengths[i]}-{config.pairs[i]}-{size}"
+
+
+def run_config(config: MqarSettings, model: str, size: int, i: int, rate: float) -> RunConfig:
+    """The training run of a model in one of its sizes on the i-th rows."""
+    d_model, mixer = SIZES[model][size]
+    layer, length = BlockConfig(mixer=mixer, norm="layer"), config.lengths[i]
+    return RunConfig(
+        model=LanguageModelConfig(
+            vocab_size=config.vocab_size,
+            d_model=d_model,
+            layers=(layer, layer),
+            norm="layer",
+            max_positions=length if model in POSITIONED else None,
+        ),
+        data=config.language(length, config.pairs[i]),
+        train=TrainConfig(
+            epochs=config.epochs[i],
+            batch_size=config.batch_size,
+            lr=rate,
+            warmup=0.1,
+            stop_at=config.stop_at,
+            seed=config.seed,
+            evaluate_every=config.n_train // config.batch_size,
+            evaluate_minutes=None,
+            save_minutes=2.0,
+            keep_last=1,
+            log_every=100,
+        ),
+    )
 
 
 def quick() -> MqarSettings:
