@@ -233,11 +233,15 @@ def test_reproduce_quick(tmp_path: Path) -> None:
     again = reproduce("flashconv", tmp_path / "run", config, plots=False)  # goes on: nothing is measured anew
     assert again.record is not None
     assert again.record["figures"] == outcome.record["figures"]
-    assert "5.8" in (tmp_path / "run" / "report.md").read_text()
+    page = (tmp_path / "run" / "report.md").read_text()
+    assert "5.8" in page
+    assert "here on cpu at batch 1 and width 8" in page
+    assert "32,768" not in page  # nothing that was not measured
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("batches", (1,)), ("lengths", ()), ("rounds", 0), ("n_heads", 3), ("d_state", 5)]
+    ("field", "value"),
+    [("batches", (1,)), ("lengths", ()), ("lengths", (256,) * 8), ("rounds", 0), ("n_heads", 3), ("d_state", 5)],
 )
 def test_reproduce_settings(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=field):

@@ -39,7 +39,7 @@ PUBLISHED_LRA = (
 
 @dataclass(frozen=True, kw_only=True)
 class FlashConvSettings:
-    """lengths, batches: of the sequences, and how many of them at each length
+    """lengths, batches: of the sequences, each length once, and how many of them at each length
     d_model: channels, and n_heads that attention divides them into
     d_state: order of the diagonal system of each channel, d_state // 2 conjugate pairs
     rounds:  how often all are measured in turn, at each length
@@ -58,6 +58,11 @@ class FlashConvSettings:
         if not self.lengths or len(self.lengths) != len(self.batches):
             raise ConfigError(
                 f"FlashConvSettings: lengths={self.lengths}, batches={self.batches}; give a batch for each length"
+            )
+        if len(set(self.lengths)) < len(self.lengths):
+            raise ConfigError(
+                f"FlashConvSettings: lengths={self.lengths} has a length twice; give each once, and measure another "
+                "batch of it in another folder"
             )
         if min(*self.lengths, *self.batches, self.rounds) < 1:
             raise ConfigError("FlashConvSettings: lengths, batches and rounds are at least 1")
@@ -109,7 +114,7 @@ def run(config: FlashConvSettings, work: Work) -> Report:
         found[length] = work.part(
             f"length-{length}", partial(_measure, config, work, length, batch, device), device=device
         )
-    return _report(config, found)
+    return _report(config, found, device)
 
 
 def _measure(config: FlashConvSettings, work: Work, length: int, batch: int, device: torch.device) -> dict[str, Any]:
@@ -151,7 +156,7 @@ def published(length: int) -> str:
     return "state passing 2.3x"
 
 
-def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]]) -> Report:
+def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]], device: torch.device) -> Report:
     times, ratios, memories, figures = [], [], [], {}
     for length, part in found.items():
         ms = {name: milliseconds(seconds) for name, seconds in part["seconds"].items()}
@@ -168,7 +173,7 @@ def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]]) -
         title="FlashConv: a long convolution, forward and backward",
         setting=(
             f"{config.d_model} channels, in each a diagonal system of order {config.d_state}, float32, "
-            f"{config.device}: the impulse response, the convolution, and the gradients of "
+            f"{device.type}: the impulse response, the convolution, and the gradients of "
             f"the input and of A, B and C. "
             f"Attention has {config.n_heads} heads and no projections. "
             f"All in one process, in turns, medians of {config.rounds}. "
@@ -186,11 +191,11 @@ def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]]) -
             Table("Published: times as fast on the Long Range Arena", ("model", "speed"), PUBLISHED_LRA),
         ],
         differences=(
-            "Published (arXiv:2212.14052) on an A100 at batch 8 and width 1,024. The batch is smaller here at long "
-            "lengths, and the width 256, so that attention at 32,768 ends in time.",
+            "Published (arXiv:2212.14052) on an A100 at batch 8 and width 1,024; here on "
+            f"{device.type} at {_batches(config)} and width {config.d_model:,}.",
             "Of the published micro-benchmark only what the text says of ranges of length is known, no cells.",
             "The block FFT is made for tensor cores: it has several times the operations of an FFT, in matrix "
-            "products. A CPU has none.",
+            f"products.{' A CPU has none.' if device.type == 'cpu' else ''}",
             "The published state passing is fused and on chip; here it is matrix products around the same convolution.",
             "The published attention is the standard one; PyTorch's is fused, and so faster and smaller.",
             "The published speeds on the Long Range Arena are of whole models that train; no model is trained here.",
@@ -198,6 +203,11 @@ def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]]) -
         figures=figures,
         plots=[drawn("flashconv", "Forward and backward against length", partial(_draw, figures=figures))],
     )
+
+
+def _batches(config: FlashConvSettings) -> str:
+    least, most = min(config.batches), max(config.batches)
+    return f"batch {least}" if least == most else f"batches of {least} to {most}"
 
 
 def _draw(drawing: Figure, figures: Mapping[str, Any]) -> None:
