@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from statewise.errors import ConfigError, InputError
+from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.errors import CheckpointError, ConfigError, InputError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.h3 import H3Config
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce import reproduce, settings
 from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, lookup, trace
-from statewise.reproduce.h3_at_work.experiment import H3AtWorkSettings
 from statewise.reproduce.h3_at_work.findings import SHOWN
 from statewise.reproduce.h3_at_work.inside import (
     h3_layers,
@@ -29,6 +29,9 @@ from statewise.reproduce.h3_at_work.inside import (
     with_shift_taps,
     without_heads,
 )
+from statewise.reproduce.h3_at_work.settings import H3AtWorkSettings
+from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.loop import train
 
 PLOTS = find_spec("matplotlib") is not None
 
@@ -149,6 +152,8 @@ class TestReproduction:
             assert [(tmp_path / "r" / name).exists() for name in outcome.record["plots"]] == [True] * 4
         page = (tmp_path / "r" / "report.md").read_text()
         assert "a2 b4 c1" in page
+        assert "at most 1 epoch at a rate of 0.01 with a cosine, without dropout" in page
+        assert "Chance is 25 %" in page
 
         given = settings(
             "h3-at-work", quick=True, assignments=[*few, f"model={json.dumps(str(tmp_path / 'r' / 'run'))}"]
@@ -158,8 +163,35 @@ class TestReproduction:
         assert again.record["figures"]["trained"]["test"] == trained["test"]
         assert not (tmp_path / "given" / "run").exists()
 
-    def test_refused(self) -> None:
-        with pytest.raises(ConfigError, match="example is below"):
-            H3AtWorkSettings(example=500)
-        with pytest.raises(InputError, match="keys abcd"):
-            H3AtWorkSettings(text="hello")
+    def test_a_given_run_is_described_as_it_was(self, tmp_path: Path) -> None:
+        model = small_model(vocab_size=14, embedding_dropout=0.2).config
+        data = SyntheticLanguageConfig(task="associative-recall", vocab_size=14, n_train=32, n_validation=8, n_test=8)
+        run = RunConfig(model=model, data=data, train=TrainConfig(steps=2, lr=2e-3, schedule="linear"))
+        train(run, tmp_path / "run")
+        given = H3AtWorkSettings(model=str(tmp_path / "run"), max_rows=8, example=7)
+        outcome = reproduce("h3-at-work", tmp_path / "r", given, plots=False)
+        assert outcome.report is not None
+        page = (tmp_path / "r" / "report.md").read_text()
+        assert "2 H3 layers of 2, with a register of 4 keys and N = 8; at most 2 steps at a rate of 0.002" in page
+        assert "a straight line down, dropout 0.2 of the embedding and 0 in the layers" in page
+        assert "Chance is 16.7 %" in page
+        with pytest.raises(ConfigError, match=r"example=100 .* max_rows=500, and the test split has 8"):
+            H3AtWorkSettings(model=str(tmp_path / "run"), example=100)
+
+    @pytest.mark.parametrize(
+        ("changes", "error", "message"),
+        [
+            ({"example": 500}, ConfigError, "example=500"),
+            ({"example": 600, "max_rows": 1000}, ConfigError, "the test split has 500"),
+            ({"text": "hello"}, InputError, "keys abcd"),
+            ({"text": "a3b5"}, ConfigError, "end it with a key, one of a, b, c, d"),
+            ({"epochs": 0}, ConfigError, "epochs=0"),
+            ({"lr": 0.0}, ConfigError, "lr=0"),
+            ({"n_train": 10}, ConfigError, "n_train is at least 32"),
+            ({"d_head": 3}, ConfigError, "d_model a multiple of d_head"),
+            ({"model": "missing"}, CheckpointError, "holds no run"),
+        ],
+    )
+    def test_refused(self, changes: dict[str, Any], error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            H3AtWorkSettings(**changes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -12,119 +11,35 @@ import torch
 from torch import Tensor
 
 from statewise.checkpoints import load, resolve
-from statewise.data.base import absolute
 from statewise.data.synthetic_languages import SyntheticLanguageConfig, open_synthetic_language
-from statewise.errors import ConfigError
-from statewise.mixers.h3 import H3Config
-from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
-from statewise.models.mlp import MLPConfig
 from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, lookup, trace
 from statewise.reproduce.h3_at_work.findings import findings
 from statewise.reproduce.h3_at_work.pictures import draw_by_hand, draw_filters, draw_lookup, draw_trained
+from statewise.reproduce.h3_at_work.settings import H3AtWorkSettings, described, quick
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report, drawn
 from statewise.reproduce.work import Stopped, Work
-from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.config import RunConfig
 from statewise.train.loop import train
-from statewise.train.run_folder import RUN_FILE, read_run
+from statewise.train.run_folder import RUN_FILE
 from statewise.train.tasks.base import Table
 
 RUN = "run"  # the folder of the training run within the reproduction's
 
 
-@dataclass(frozen=True, kw_only=True)
-class H3AtWorkSettings:
-    """text:     for the layer that is set by hand: keys a-d, values 1-5, anything else a dot; it ends with a key
-    model:    a training run of a model with H3 on associative recall to look into; None: one is trained
-    d_model, n_layers, d_state, d_shift, d_head:   of the model that is trained
-    epochs, lr, n_train:   how
-    max_rows: of the test split, to measure on
-    example:  the row of the test split that is shown
-    seed:     of the run
-    """
-
-    text: str = "a3b5.c1.a?"
-    model: str | None = None
-    d_model: int = 32
-    n_layers: int = 1
-    d_state: int = 16
-    d_shift: int | None = 4
-    d_head: int = 1
-    epochs: int = 24
-    lr: float = 1e-2
-    n_train: int = 5000
-    max_rows: int = 500
-    example: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        trace(self.text)
-        if min(self.n_layers, self.epochs, self.n_train, self.max_rows) < 1 or not 0 <= self.example < self.max_rows:
-            raise ConfigError(
-                "H3AtWorkSettings: n_layers, epochs, n_train and max_rows are at least 1, example is below max_rows"
-            )
-        if self.model is not None:
-            object.__setattr__(self, "model", absolute(self.model))
-
-
-def quick() -> H3AtWorkSettings:
-    return H3AtWorkSettings(d_model=16, d_state=8, epochs=1, n_train=320, max_rows=64)
-
-
-def run_config(config: H3AtWorkSettings) -> RunConfig:
-    """The published width 32 and MLP for the task; one layer and short systems, which learn it much sooner."""
-    data = SyntheticLanguageConfig(task="associative-recall", n_train=config.n_train)
-    layer = BlockConfig(
-        mixer=H3Config(d_state=config.d_state, d_shift=config.d_shift, d_head=config.d_head),
-        mlp=MLPConfig(expand=4, activation="gelu_tanh"),
-        norm="layer",
-    )
-    model = LanguageModelConfig(
-        vocab_size=data.resolved("vocab_size"),
-        d_model=config.d_model,
-        layers=(layer,) * config.n_layers,
-        norm="layer",
-    )
-    training = TrainConfig(
-        epochs=config.epochs,
-        batch_size=32,
-        lr=config.lr,
-        dynamics_lr_max=1e-3,
-        warmup=0.1,
-        seed=config.seed,
-        evaluate_minutes=0.25,
-        save_minutes=0.5,
-        log_every=100,
-    )
-    return RunConfig(model=model, data=data, train=training)
-
-
 def run(config: H3AtWorkSettings, work: Work) -> Report:
-    given = None if config.model is None else _given(Path(config.model))
+    run = config.run()
     work.begin(2)
-    trained = work.part("train", partial(_train, config, work)) if given is None else work.part("train", lambda: {})
-    run = run_config(config) if given is None else given
+    trained = work.part("train", partial(_train, run, work) if config.model is None else dict)
     folder = work.folder / RUN if config.model is None else Path(config.model)
     found = work.part("inside", partial(_inside, config, run, folder))
     return _report(config, run, trained, found)
 
 
-def _given(folder: Path) -> RunConfig:
-    """Errors: CheckpointError where there is no run; ConfigError for another task, or a model without H3."""
-    run = read_run(folder)
-    if not isinstance(run.data, SyntheticLanguageConfig) or run.data.task != "associative-recall":
-        raise ConfigError(
-            f"{folder} was not trained on associative recall; give a run of the preset associative-recall"
-        )
-    if not any(isinstance(block.mixer, H3Config) for block in cast(LanguageModelConfig, run.model).blocks):
-        raise ConfigError(f"the model in {folder} has no H3 layer to look into; give one that has")
-    return run
-
-
-def _train(config: H3AtWorkSettings, work: Work) -> dict[str, Any]:
+def _train(run: RunConfig, work: Work) -> dict[str, Any]:
     folder = work.folder / RUN
-    result = train(run_config(config), folder, resume=(folder / RUN_FILE).exists(), reporter=work.training())
+    result = train(run, folder, resume=(folder / RUN_FILE).exists(), reporter=work.training())
     if result.signal is not None:
         raise Stopped(result.signal)
     return {"step": result.step, "seconds": result.seconds, "validation": result.validation}
@@ -143,6 +58,7 @@ def _report(config: H3AtWorkSettings, run: RunConfig, trained: Mapping[str, Any]
     read = {name: lookup(key, value, query).tolist() for name, query in queries.items()}
     test, layer, example = found["test"], found["layer"], found["example"]
     n_layers = len(cast(LanguageModelConfig, run.model).layers)
+    language = open_synthetic_language(cast(SyntheticLanguageConfig, run.data))
     begun = f"{trained['step']:,} steps in {trained['seconds']:,.0f} s" if trained else f"the run in {config.model}"
     figures = {
         "by_hand": {"text": by_hand.text, "answer": by_hand.answer, "output": by_hand.output[-1].tolist()},
@@ -184,7 +100,10 @@ def _report(config: H3AtWorkSettings, run: RunConfig, trained: Mapping[str, Any]
                     if name != "all"
                 ),
             ],
-            (f"{begun}; published: 99.8 % for H3 after 200 epochs. Chance is 25 %.",),
+            (
+                f"{begun}; published: 99.8 % for H3 after 200 epochs, with a vocabulary of 10. Chance is "
+                f"{100 * language.chance:.3g} %, with one of {language.vocab_size}.",
+            ),
         ),
         _head_table(found),
     ]
@@ -194,13 +113,13 @@ def _report(config: H3AtWorkSettings, run: RunConfig, trained: Mapping[str, Any]
             "First a layer whose weights are zeros and ones, step by step; then a model of "
             f"{n_layers} {'layer' if n_layers == 1 else 'layers'}, trained on associative recall, of which the layer "
             "is shown that costs most when it is left out. A head is left out by making what it gives to W_O zero."
+            + ("" if config.model is None else " The model was given: the settings of one to be trained were not used.")
         ),
         tables=tables,
         differences=(
             "The published model has two layers with a register of 64 keys and N = 64, is trained for 200 epochs at a "
             "rate of 5e-4 with embedding dropout 0.1, and scores 99.8 %. "
-            f"Here: {run.train.epochs or 0:g} epochs at {run.train.lr:g} with a cosine, without dropout; by default "
-            "one layer, so that all is to be seen in it, with a register of 4 and N = 16, which learns sooner.",
+            f"Here: {described(run)}.",
             "The articles show the mechanism by hand. A trained layer spreads it over channels that share the work, "
             "with signs and scales of their own; the MLPs and, with several layers, the layer before take a part.",
             "The skips (D) of both systems are part of their first tap here.",
