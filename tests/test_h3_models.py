@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -14,8 +17,10 @@ from statewise.models.presets import PRESETS
 
 
 def test_layers_of_two_kinds() -> None:
-    assert hybrid_layers("a", "b", n_layers=5, at=(3, 0)) == ("b", "a", "a", "b", "a")  # type: ignore[type-var]
-    assert hybrid_layers("a", "b", n_layers=2, at=()) == ("a", "a")  # type: ignore[type-var]
+    a, b = H3Config(), AttentionConfig(n_heads=2)
+    assert hybrid_layers(a, b, n_layers=5, at=(3, 0)) == (b, a, a, b, a)
+    assert hybrid_layers(a, b, n_layers=2, at=()) == (a, a)
+    assert hybrid_layers(a, b, n_layers=3, at=np.array([1])) == (a, b, a)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -27,12 +32,20 @@ def test_layers_of_two_kinds() -> None:
         (4, (1.0,), ["position 1.0"]),
         (4, (True,), ["position True"]),
         (0, (), ["n_layers=0"]),
+        (4, None, ["at=None", "at=(1, 3)"]),
+        (4, 1, ["at=1;"]),
+        (4, "12", ["at='12'"]),
     ],
 )
-def test_positions_that_cannot_be_are_refused(n_layers: int, at: tuple[int, ...], words: list[str]) -> None:
+def test_positions_that_cannot_be_are_refused(n_layers: int, at: Any, words: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         hybrid_layers(H3Config(), AttentionConfig(n_heads=2), n_layers=n_layers, at=at)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_layer_is_a_config() -> None:
+    with pytest.raises(ConfigError, match="other is a str; expected a BlockConfig or a mixer's config"):
+        hybrid_layers(H3Config(), "attention", n_layers=2, at=(1,))  # type: ignore[type-var]
 
 
 SIZES = {
