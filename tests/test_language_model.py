@@ -271,6 +271,9 @@ def test_bad_input_is_refused_in_one_line(call: object, words: list[str]) -> Non
     "build",
     [
         lambda: sw.LanguageModelConfig(vocab_size=0, d_model=8, layers=(MAMBA,)),
+        lambda: sw.LanguageModelConfig(vocab_size=2.5, d_model=8, layers=(MAMBA,)),  # type: ignore[arg-type]
+        lambda: sw.LanguageModelConfig(vocab_size=9, d_model=True, layers=(MAMBA,)),
+        lambda: sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=(MAMBA,), embedding_std=-1),
         lambda: sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=()),
         lambda: sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=("mamba2",)),  # type: ignore[arg-type]
         lambda: sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=(MAMBA,), norm="batch"),

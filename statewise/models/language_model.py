@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -46,10 +47,13 @@ class LanguageModelConfig(ModelConfig):
     max_positions: int | None = None
 
     def __post_init__(self) -> None:
-        if self.vocab_size < 1 or self.d_model < 1:
-            raise ConfigError(
-                f"LanguageModelConfig needs vocab_size >= 1 and d_model >= 1, got {self.vocab_size} and {self.d_model}"
-            )
+        for name in ("vocab_size", "d_model"):
+            size = getattr(self, name)
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ConfigError(f"LanguageModelConfig.{name}={size!r}; expected an integer of at least 1")
+        std = self.embedding_std
+        if not isinstance(std, (int, float)) or isinstance(std, bool) or not 0 <= std < math.inf:
+            raise ConfigError(f"LanguageModelConfig.embedding_std={std!r}; expected a number of at least 0")
         if self.norm not in NORMS:
             raise ConfigError(f"LanguageModelConfig.norm={self.norm!r} is unknown; use one of {list(NORMS)}")
         if not 0.0 <= self.embedding_dropout < 1.0:
