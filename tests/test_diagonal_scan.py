@@ -82,6 +82,15 @@ def test_empty_conjugate_and_strided_input(path: str) -> None:
         assert (len(y), len(after)) == (0, 0)
 
 
+@pytest.mark.parametrize("path", ["auto", "torch"])
+def test_lengths_out_of_range_are_the_nearest_in_it(path: str) -> None:
+    *given, _ = narrow(case(6, 1, 3, 10))
+    with kernels.use(path):
+        found = diagonal_scan(*given, torch.tensor([-1, 4, 99]))  # type: ignore[arg-type]
+        wanted = diagonal_scan(*given, torch.tensor([0, 4, 10]))  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+
+
 def test_gradients_are_those_of_the_definition() -> None:
     *given, lengths = case(3, 2, 2, 6, ragged=True)
     leaves = [m.requires_grad_() for m in given if m is not None]

@@ -74,7 +74,8 @@ def diagonal_scan(
 
     Shapes:   u: (batch, length, width, r) real   A, B, C: (width, n) complex   D: (width,) real, or None for 0
               state: (batch, width, r, n, 2)   lengths: (batch,) int64, where each row ends: its state is the one there,
-              and y is 0 beyond   ->   y like u, and the state after it
+              and y is 0 beyond; a length below 0 counts as 0, one above ``length`` as ``length``: they are not checked
+              here   ->   y like u, and the state after it
     Cost:     O(length width r n) with the states in registers; no memory but the outputs.
     Numerics: step by step in the precision given; a NaN stays in its channel and reaches no earlier step.
     Errors:   InputError for shapes and dtypes that disagree.

@@ -90,11 +90,13 @@ def gelu_tanh(x: Tensor) -> Tensor:
     Cost:     one pass over x, and one over x and dy for the gradient: about a fifth of PyTorch's time. Small tensors,
               other dtypes and compiled code take PyTorch's own.
     Numerics: computed in float32, float64 for float64; returned in the dtype of x.
+    Errors:   InputError for integers and complex numbers.
     Source:   Hendrycks & Gimpel 2016, arXiv:1606.08415, sec. 2.
 
     >>> gelu_tanh(torch.tensor([-1.0, 0.0, 1.0]))
     tensor([-0.1588,  0.0000,  0.8412])
     """
+    refuse_unreal("gelu_tanh", x=x)
     if x.numel() < _WORTH_IT or x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
     y: Tensor = _gelu(x)
