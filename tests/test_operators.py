@@ -268,6 +268,10 @@ def test_explain() -> None:
         (lambda op, u: sw.CausalConvolution(op.B[0, 0])(u), ["width 2"]),
         (lambda op, u: sw.CausalConvolution(op.B[0])(u), ["n_taps"]),
         (lambda op, u: sw.CausalConvolution.from_shift(op.B[0, 0], op.B[0, 0, :1]), ["one shape"]),
+        (lambda op, u: sw.CausalConvolution.from_shift(*(op.B[0, 0, :, :0],) * 2), ["shift SSM", "(2, 0)"]),
+        (lambda op, u: sw.CausalConvolution.from_shift(*(op.B[0, 0] * 1j,) * 2), ["shift SSM", "complex128"]),
+        (lambda op, u: sw.CausalConvolution.from_shift(op.B[0, 0], op.B[0, 0].float()), ["one dtype", "float32"]),
+        (lambda op, u: sw.DiagonalLTI(*(op.B[0, 0],) * 3, 1.0)(u[:, :, :2]), ["D as a tensor (2,)", "float"]),
     ],
 )
 def test_bad_input_is_refused_in_one_line(call: object, words: list[str]) -> None:

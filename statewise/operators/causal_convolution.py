@@ -50,9 +50,16 @@ class CausalConvolution(Operator):
         Cost:    O(width n log n): the filter is itself a causal convolution, of B with C from its end.
         Source:  Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.1.
         """
-        if B.ndim != 2 or B.shape != C.shape:
+        if B.ndim != 2 or B.shape != C.shape or B.numel() == 0:
             raise InputError(
-                f"a shift SSM needs B and C of one shape (width, n); got {tuple(B.shape)}, {tuple(C.shape)}"
+                "a shift SSM needs B and C of one shape (width, n), neither of them 0; "
+                f"got {tuple(B.shape)}, {tuple(C.shape)}"
+            )
+        dtypes = [m.dtype for m in (B, C, D) if m is not None]
+        if len(set(dtypes)) > 1 or not B.is_floating_point():
+            raise InputError(
+                "a shift SSM needs real, floating-point B and C, and D if given, of one dtype; "
+                f"got {', '.join(map(str, dtypes))}"
             )
         if D is not None and D.shape != B.shape[:1]:
             raise InputError(

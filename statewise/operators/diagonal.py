@@ -64,6 +64,10 @@ class DiagonalLTI(TimeInvariant):
         if not fits:
             shapes = ", ".join(str(tuple(m.shape)) for m in (A, B, C))
             raise InputError(f"DiagonalLTI needs A, B (width, n), C (width, n) or (width, p, n); got {shapes}")
+        if self.D is not None and not isinstance(self.D, Tensor):
+            raise InputError(
+                f"DiagonalLTI needs its skip D as a tensor {tuple(C.shape[:-1])} or None; got {type(self.D).__name__}"
+            )
         if self.D is not None and (self.D.shape != C.shape[:-1] or self.D.dtype != A.real.dtype):
             raise InputError(
                 f"DiagonalLTI needs its skip D {tuple(C.shape[:-1])} of dtype {A.real.dtype}; "

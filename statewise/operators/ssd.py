@@ -97,7 +97,7 @@ class SSD(Operator):
         ones = [1] * (u.ndim - 2)
         # (batch, heads, 1 per trailing axis, d_state)
         B, C = (
-            m.to(dtype).repeat_interleave(per_group, 1).reshape(m.shape[0], -1, *ones, m.shape[-1])
+            m.to(dtype).repeat_interleave(per_group, 1).reshape(*self.log_a.shape, *ones, m.shape[-1])
             for m in (self.B, self.C)
         )
         a = self.log_a.to(dtype).exp().reshape(*self.log_a.shape, *ones, 1)
