@@ -14,6 +14,8 @@ import statewise as sw
 from statewise.configuration import from_dict, to_dict
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import MixerConfig, set_rate
+from statewise.mixers.gss import GSSConfig
+from statewise.mixers.h3 import H3Config
 from statewise.mixers.lmu import LMUConfig
 from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.s4 import S4Config
@@ -151,6 +153,17 @@ def test_empty_sequences(kind: type) -> None:
     assert y.shape == (2, 0, 3)
     assert state.h.shape[0] == 2
     assert kind(d_state=4, bidirectional=True).build(3)(torch.randn(2, 0, 3))[0].shape == (2, 0, 3)
+
+
+@pytest.mark.parametrize("config", [*(kind(d_state=4) for kind in KINDS), H3Config(d_state=4), GSSConfig(d_state=4)])
+@pytest.mark.parametrize("length", [1, 5, 300])
+def test_shapes_on_the_meta_device(config: MixerConfig, length: int) -> None:
+    with torch.device("meta"):
+        mixer, x = config.build(4), torch.empty(2, length, 4)
+    for state in (None, mixer.initial_state(2)):
+        y, _ = mixer(x, state)
+        assert y.is_meta
+        assert y.shape == x.shape
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class PreparedOperators(nn.Module):
 
 def full_precision(x: Tensor) -> torch.autocast:
     """A context in which autocast leaves alone what is computed on the device of x."""
-    return torch.autocast(x.device.type, enabled=False)
+    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)  # meta has no autocast to refuse
 
 
 def wide(x: Tensor) -> Tensor:

@@ -89,7 +89,8 @@ class S4Dynamics(StepSizes):
                 self.frequency[system] = Lambda.imag
                 zero = (P == 0).all(-1)
                 extra = P.clone()
-                extra[zero] = EXTRA_STD * torch.randn_like(P[zero])
+                if not P.is_meta:  # where there are no values to find zeros in
+                    extra[zero] = EXTRA_STD * torch.randn_like(P[zero])
                 self.P[system] = torch.view_as_real(extra)
                 self.B[system] = torch.view_as_real(B)
 
