@@ -11,10 +11,12 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from statewise.errors import InputError
 from statewise.mixers.base import Mixer
 
 # ---- mixers
@@ -38,6 +40,7 @@ def check_mixer_laws(
     torch.manual_seed(seed)
     mixer = prepared(mixer)
     check_structure(mixer, batch)
+    check_arguments(mixer)
     check_state_is_data(mixer, length, batch, atol)
     check_none_is_rest(mixer, length, batch, atol)
     check_cuts(mixer, length, batch, atol)
@@ -47,6 +50,20 @@ def check_mixer_laws(
     check_states_are_not_mutated(mixer, length, batch, visible)
     check_layouts(mixer, length, batch, atol)
     check_float32(mixer, length, batch, atol_float32)
+
+
+def check_arguments(mixer: Mixer) -> None:
+    """A batch of no rows is one, also for one step; what is no tensor is refused by its name."""
+    x = torch.randn(0, 1, mixer.d_model, dtype=torch.float64)
+    assert mixer(x)[0].shape == mixer(x, mixer.initial_state(0))[0].shape == x.shape
+    x = torch.randn(1, 2, mixer.d_model, dtype=torch.float64)
+    for name, call in {
+        "x": lambda: mixer(x.numpy()),
+        "lengths": lambda: mixer(x, lengths=[2]),  # type: ignore[arg-type]
+        "starts": lambda: mixer(x, starts=[[True, False]]),  # type: ignore[arg-type]
+    }.items():
+        with pytest.raises(InputError, match=rf"needs {name} as a tensor.*torch.as_tensor\({name}\)"):
+            call()
 
 
 def prepared(mixer: Mixer) -> Mixer:

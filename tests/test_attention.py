@@ -492,7 +492,7 @@ def test_input_errors() -> None:
     mixer, other = build(n_heads=2), build(n_heads=4)
     x, state = torch.randn(2, 3, 8, dtype=torch.float64), mixer.initial_state(2)
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-        (r"x must have shape \(batch, length, 8\), got \(2, 8\)", (x[:, 0],), {}),
+        (r"Attention needs x of shape \(batch, length, 8\), got \(2, 8\)", (x[:, 0],), {}),
         (r"got \(2, 3, 7\)", (x[..., :7],), {}),
         (r"state.keys must have shape \(2, capacity, 2, 4\), got \(3, 0, 2, 4\)", (x, mixer.initial_state(3)), {}),
         (r"state.keys must have shape .* got \(2, 0, 4, 2\)", (x, other.initial_state(2)), {}),

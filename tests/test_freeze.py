@@ -152,6 +152,9 @@ def test_a_mixer_without_such_operators_is_its_own_frozen_form() -> None:
     mixer = sw.Mamba2Config(d_state=4, d_head=4).build(4)
     assert mixer.freeze() is mixer
     assert freeze(mixer) is mixer
+    other = H3Config(d_state=4).build(4)
+    other.freeze().double()
+    assert other.in_proj.weight.dtype == torch.float32  # where it is a copy, what is done to it stays with it
 
 
 def test_a_frozen_model_says_the_same() -> None:

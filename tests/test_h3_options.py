@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import set_rate
-from statewise.mixers.h3 import H3Config
+from statewise.mixers.h3 import H3Config, H3State
 from statewise.train import TrainConfig
 from statewise.train.optimizer import parameter_groups
 
@@ -86,6 +86,7 @@ def test_autocast_keeps_the_systems_in_float32() -> None:
         ({"method": "euler"}, ["method='euler'", "bilinear"]),
         ({"dt_range": (0.1, 0.01)}, ["dt_range=(0.1, 0.01)"]),
         ({"dt_range": ("a", 1)}, ["dt_range"]),
+        ({"dt_range": (True, True)}, ["dt_range=(True, True)"]),
         ({"bias": 1}, ["bias=1"]),
     ],
 )
@@ -101,9 +102,12 @@ def test_wrong_inputs_and_states_are_refused() -> None:
         mixer(torch.randn(2, 5, 4))
     with pytest.raises(InputError, match="H3State"):
         mixer(torch.randn(2, 5, 8), mixer.initial_state(2).ssm)  # type: ignore[arg-type]
+    for halves in ((mixer.initial_state(2).shift, None), (None, None)):
+        with pytest.raises(InputError, match=rf"{type(halves[0]).__name__} and NoneType; begin with initial_state"):
+            mixer(torch.randn(2, 5, 8), H3State(*halves))  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"\(2, 3, 8\)"):
         mixer(torch.randn(2, 5, 8), mixer.initial_state(3))
     with pytest.raises(InputError, match="float64"):
         mixer(torch.randn(2, 5, 8, dtype=torch.float64))
-    with pytest.raises(InputError, match="no mixer in this H3 has a rate"):
+    with pytest.raises(InputError, match=r"no mixer in this H3 has a rate; .* GSS"):
         set_rate(mixer, 2)

@@ -248,6 +248,7 @@ def test_it_compiles_to_one_graph() -> None:
         ({"d_feature": 0}, ["d_feature=0"]),
         ({"chunk_length": 0}, ["chunk_length=0"]),
         ({"feature_map": "softmax"}, ["softmax", "taylor"]),
+        ({"feature_map": ["elu"]}, ["['elu']", "taylor"]),
         ({"normalize": 1}, ["normalize=1"]),
         ({"bias": "no"}, ["bias='no'"]),
         ({"eps": 0.0}, ["eps=0.0"]),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
 from statewise.mixers.attention_state import AttentionState, append, concatenate, empty_state
-from statewise.mixers.base import Mixer, MixerConfig
+from statewise.mixers.base import Mixer, MixerConfig, check_input
 from statewise.mixers.causal_attention import attend
 from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import Linear
@@ -158,6 +158,7 @@ class Attention(Mixer):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, AttentionState | None]:
+        check_input(x, self.d_model, "Attention", lengths=lengths, starts=starts)
         self._check(x, state)
         batch, length, _ = x.shape
         masks = build_masks(batch, length, lengths, starts)
@@ -216,8 +217,6 @@ class Attention(Mixer):
         return y, state
 
     def _check(self, x: Tensor, state: AttentionState | None) -> None:
-        if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise InputError(f"x must have shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
         if state is None:
             return
         batch = x.shape[0]

@@ -64,7 +64,7 @@ class Mixer(Freezable, abc.ABC):
     d_model: int
     bounded_state: bool = True  # False where the state grows with the tokens read, as full attention's does
     is_causal: bool = True  # False where an output depends on later inputs: then there is no state
-    rate: float | None = None  # how many steps of the training data one step here spans; None: it has no dt
+    rate: float | None = None  # how many steps of the training data one step here spans; None: it has none
 
     @abc.abstractmethod
     def forward(
@@ -90,6 +90,10 @@ class Mixer(Freezable, abc.ABC):
         Where there is something to compute it is a copy, which shares the memory of all parameters, records no gradient
         for them, and belongs to this moment: freeze again after training on. Once the original's parameters change, the
         copy mixes what was computed from the old ones with the new ones, and is neither model.
+
+        A mixer that computes nothing once (attention, linear attention, Mamba and others) returns itself: what is done
+        to it then, as ``.double()`` or ``.to(device)``, is done to the original. ``copy.deepcopy`` it first for a
+        mixer of its own; a model's ``freeze`` makes a copy in any case.
         """
         return self
 
@@ -100,9 +104,10 @@ def set_rate(module: nn.Module, rate: float) -> None:
     rate: how many steps of the training data one step now spans: 2 for every second sample, 0.5 for twice as many.
           It is absolute: each call sets it anew, two calls do not multiply, and 1 undoes it.
 
-    S4, S4D and LSSL then take steps of rate * dt, the LMU's window theta spans theta / rate steps. Mixers without a dt,
-    and the LMU cell's hidden recurrence, know steps only and stay as they are. The rate is not saved: a model that was
-    loaded has rate 1.
+    S4, S4D and LSSL then take steps of rate * dt; GSS, whose step is 1 and has no dt, steps of ``rate``; the LMU's
+    window theta spans theta / rate steps. All other mixers (H3, whose shift SSM counts steps, among them), and the LMU
+    cell's hidden recurrence, know steps only and stay as they are. The rate is not saved: a model that was loaded has
+    rate 1.
 
     Errors:  InputError if no mixer in ``module`` has a rate, if it is frozen, or if ``rate`` is not above 0.
     Source:  Gu et al. 2022 (S4), arXiv:2111.00396, sec. 4 (speech at half its sampling rate).
@@ -112,7 +117,8 @@ def set_rate(module: nn.Module, rate: float) -> None:
     mixers = [m for m in module.modules() if isinstance(m, Mixer) and m.rate is not None]
     if not mixers:
         raise InputError(
-            f"no mixer in this {type(module).__name__} has a rate; S4, S4D, LSSL and LMU have one, set by their dt"
+            f"no mixer in this {type(module).__name__} has a rate; S4, S4D, LSSL, LMU and GSS have one: give it "
+            "a layer of these"
         )
     for mixer in mixers:
         mixer._refuse_if_frozen("cannot change its rate")
@@ -135,6 +141,20 @@ def check_dtype(x: Tensor, weight: Tensor, reader: str) -> None:
         f"{reader} needs x in the dtype of its parameters, {weight.dtype}, got {x.dtype}; use x.to({weight.dtype}), "
         f"or convert the module with .to(dtype)"
     )
+
+
+def check_input(x: Any, d_model: int, reader: str, *, lengths: Any = None, starts: Any = None) -> None:
+    """x a tensor (batch, length, d_model), lengths and starts tensors or None: what they hold, the masks check.
+
+    Errors:  InputError that names ``reader``.
+    """
+    for name, value in (("x", x), ("lengths", lengths), ("starts", starts)):
+        if not isinstance(value, Tensor) and (value is not None or name == "x"):
+            raise InputError(
+                f"{reader} needs {name} as a tensor, got {type(value).__name__}; use torch.as_tensor({name})"
+            )
+    if x.ndim != 3 or x.shape[-1] != d_model:
+        raise InputError(f"{reader} needs x of shape (batch, length, {d_model}), got {tuple(x.shape)}")
 
 
 def check_width(d_model: int, config: MixerConfig) -> None:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise import hippo
-from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_width
+from statewise.errors import ConfigError
+from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_width
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.time_invariant import Readout, least_decay
@@ -154,8 +154,7 @@ class GSS(PreparableMixer):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, DiagonalState | None]:
-        if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise InputError(f"GSS needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_input(x, self.d_model, "GSS", lengths=lengths, starts=starts)
         check_dtype(x, self.in_proj.weight, "GSS")
         if lengths is not None:
             x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_width
+from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_width
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.s4d import METHODS, S4DConfig, S4DDynamics
-from statewise.mixers.time_invariant import as_complex
+from statewise.mixers.time_invariant import as_complex, is_number
 from statewise.operators.base import Operator
 from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
@@ -65,7 +65,7 @@ class H3Config(MixerConfig):
         if self.method not in METHODS:
             raise ConfigError(f"H3Config.method={self.method!r}; use one of {list(METHODS)}")
         ends = self.dt_range
-        pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(isinstance(end, (int, float)) for end in ends)
+        pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(is_number, ends))
         if not (pair and 0 < ends[0] <= ends[1] < math.inf):
             raise ConfigError(f"H3Config.dt_range={ends!r}; expected two numbers, 0 < low <= high")
         if not isinstance(self.bias, bool):
@@ -213,10 +213,15 @@ class H3(PreparableMixer):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, H3State | None]:
-        if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise InputError(f"H3 needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_input(x, self.d_model, "H3", lengths=lengths, starts=starts)
         if state is not None and not isinstance(state, H3State):
             raise InputError(f"H3 needs an H3State as its state, got {type(state).__name__}")
+        whole = state is None or (isinstance(state.shift, ConvolutionState) and isinstance(state.ssm, DiagonalState))
+        if state is not None and not whole:
+            raise InputError(
+                "H3 needs an H3State of a ConvolutionState and a DiagonalState, got "
+                f"{type(state.shift).__name__} and {type(state.ssm).__name__}; begin with initial_state(batch)"
+            )
         check_dtype(x, self.in_proj.weight, "H3")
         if lengths is not None:
             x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)

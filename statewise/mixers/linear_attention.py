@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Mixer, MixerConfig, check_dtype, check_width
+from statewise.errors import ConfigError
+from statewise.mixers.base import Mixer, MixerConfig, check_dtype, check_input, check_width
 from statewise.mixers.feature_maps import FEATURE_MAPS
 from statewise.mixers.projection import Linear
 from statewise.operators.masks import build_masks, mask_time
@@ -46,7 +46,7 @@ class LinearAttentionConfig(MixerConfig):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"LinearAttentionConfig.{name}={value!r}; expected an integer of at least 1")
-        if self.feature_map not in FEATURE_MAPS:
+        if not isinstance(self.feature_map, str) or self.feature_map not in FEATURE_MAPS:
             raise ConfigError(
                 f"LinearAttentionConfig.feature_map={self.feature_map!r} is unknown; use one of {list(FEATURE_MAPS)}"
             )
@@ -131,8 +131,7 @@ class LinearAttention(Mixer):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, SSDState | None]:
-        if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise InputError(f"LinearAttention needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_input(x, self.d_model, "LinearAttention", lengths=lengths, starts=starts)
         check_dtype(x, self.in_proj.weight, "LinearAttention")
         if lengths is not None:
             x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)

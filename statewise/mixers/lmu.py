@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from statewise import hippo
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import MixerConfig, check_dtype, check_width
+from statewise.mixers.base import MixerConfig, check_dtype, check_input, check_width
 from statewise.mixers.prepared import PreparableMixer, full_precision
 from statewise.mixers.projection import Linear
 from statewise.operators.base import wide
@@ -120,8 +120,7 @@ class LMUBase(PreparableMixer):
         return [DenseLTI(A, B, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).unsqueeze(0))]
 
     def _begin(self, x: Tensor, lengths: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Masks]:
-        if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise InputError(f"LMU needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_input(x, self.d_model, "LMU", lengths=lengths, starts=starts)
         check_dtype(x, self.input_to_memory.weight, "LMU")
         masks = build_masks(x.shape[0], x.shape[1], lengths, starts)
         return mask_time(x, masks.valid), masks

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from statewise import hippo
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_width
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_input, check_width
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
@@ -247,8 +247,7 @@ class Mamba(MambaDirection, Mixer):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, MambaState | None]:
-        if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise InputError(f"Mamba needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_input(x, self.d_model, "Mamba", lengths=lengths, starts=starts)
         check_dtype(x, self.in_proj.weight, "Mamba")
         if state is not None:
             self._refuse_state()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_input
 from statewise.mixers.gated_norm import GatedRMSNorm
 from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
@@ -171,8 +171,7 @@ class Mamba2(Mixer):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, Mamba2State | None]:
-        if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise InputError(f"Mamba2 needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_input(x, self.d_model, "Mamba2", lengths=lengths, starts=starts)
         if state is not None and not isinstance(state, Mamba2State):
             raise InputError(f"Mamba2 needs a Mamba2State as its state, got {type(state).__name__}")
         if lengths is not None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_width
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_input, check_width
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
 from statewise.operators.masks import Masks, build_masks, mask_time
@@ -181,8 +181,7 @@ class Mamba3(Mixer):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, Mamba3State | None]:
-        if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise InputError(f"Mamba3 needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_input(x, self.d_model, "Mamba3", lengths=lengths, starts=starts)
         check_dtype(x, self.in_proj.weight, "Mamba3")
         if state is not None and not isinstance(state, Mamba3State):
             raise InputError(f"Mamba3 needs a Mamba3State as its state, got {type(state).__name__}")

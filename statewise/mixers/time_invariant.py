@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_width
+from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_width
 from statewise.mixers.output import OutputHalf
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
 from statewise.operators.bidirectional import bidirectional
@@ -44,11 +44,11 @@ class TimeInvariantConfig(MixerConfig):
         for field in ("d_state", "n_heads"):
             self._require_count(field, getattr(self, field))
         ends = self.dt_range
-        pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(_is_number, ends))
+        pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(is_number, ends))
         if not (pair and 0 < ends[0] <= ends[1] < math.inf):
             raise self._wrong("dt_range", "expected two numbers, 0 < low <= high")
         self._require_one_of("activation", sorted(ACTIVATIONS))
-        if not (_is_number(self.dropout) and 0.0 <= self.dropout < 1.0):
+        if not (is_number(self.dropout) and 0.0 <= self.dropout < 1.0):
             raise self._wrong("dropout", "expected a number, 0 <= dropout < 1")
 
     def _require_count(self, field: str, value: Any) -> None:
@@ -157,8 +157,7 @@ class TimeInvariantMixer(PreparableMixer):
         self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         name = type(self).__name__
-        if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise InputError(f"{name} needs x of shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_input(x, self.d_model, name, lengths=lengths, starts=starts)
         check_dtype(x, self.output.linear.weight, name)
         if state is not None:
             self._refuse_state()
@@ -180,7 +179,7 @@ class TimeInvariantMixer(PreparableMixer):
             )
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
