@@ -12,8 +12,11 @@ import pytest
 
 from statewise.errors import ConfigError
 from statewise.reproduce import find, reproduce, settings
+from statewise.reproduce.h3_synthetics.report import make_report
+from statewise.reproduce.h3_synthetics.runs import CPU_FILE, train_and_test
 from statewise.reproduce.h3_synthetics.settings import MIXERS, TASKS, H3SyntheticsSettings, run_config
 from statewise.reproduce.progress import Watcher
+from statewise.reproduce.report import Report, markdown
 from statewise.train.report import Reporter
 from statewise.train.schedule import learning_rate_factor
 
@@ -120,5 +123,59 @@ def test_stopped_and_gone_on_with_to_the_same_numbers(tmp_path: Path) -> None:
                 k: v for k, v in there[seed].items() if k != "seconds"
             }
     assert record["figures"]["runs"]["induction-head-attention"]["cpu_seconds"] > cpu > 0
-    assert len(record["bars"]) == 3
-    assert [bar["holds"] for bar in record["bars"]] == [False, False, True]
+    assert [bar["holds"] for bar in record["bars"]] == [False, False]  # none of minutes: it is not everything
+
+
+def test_a_kill_leaves_no_kept_step_uncounted(tmp_path: Path) -> None:
+    """The file is up to date at each checkpoint, and everything is passed on."""
+    heard: list[str] = []
+
+    class Killed(Reporter):
+        def event(self, record: Any) -> None:
+            heard.append(record["kind"])
+            if record["kind"] == "checkpoint":
+                assert json.loads(file.read_text()) > 5.0
+                heard.append(file.read_text())
+
+    config = settings("h3-synthetics", quick=True, assignments=[*SMALL, "epochs=[1,1]"])
+    folder = tmp_path / "run"
+    file = folder / CPU_FILE
+    folder.mkdir()
+    file.write_text("5.0")
+    train_and_test({"seed-0": run_config(config, TASKS[0], "attention", 0)}, str(folder), Killed())
+    assert heard[0] == "start"
+    assert {"train", "evaluation", "checkpoint", "end"} < set(heard)
+    assert json.loads(file.read_text()) >= json.loads(heard[heard.index("checkpoint") + 1])
+
+
+def made(**changes: Any) -> Report:
+    config = H3SyntheticsSettings(**changes)
+    seed = {"accuracy": 1.0, "epochs": 3.0, "course": [1.0]}
+    part = {"seeds": {f"seed-{s}": seed for s in config.seeds}, "cpu_seconds": 600.0, "parameters": 9, "ms_per_step": 1}
+    return make_report(config, {f"{task}-{model}": part for task in config.tasks for model in config.models})
+
+
+class TestReport:
+    def test_all_seeds_of_everything_are_counted(self) -> None:
+        report = made()
+        assert report.figures["minutes_of_two_cores"] == 14 * 10 / 2
+        last = report.bars[-1]
+        assert last.ours == 20
+        assert "all 3 seeds of everything, more than one seed takes" in last.what
+        assert "140.0 minutes of processor time: for all 3 seeds of everything" in report.setting
+        assert "all read the same rows" in " ".join(report.differences)
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"models": ("h3",)}, {"epochs": (400, 100)}, {"n_train": 320}, {"tasks": TASKS[:1], "epochs": (400,)}],
+    )
+    def test_no_bar_of_minutes_for_less(self, change: dict[str, Any]) -> None:
+        assert not any("minutes" in bar.what for bar in made(**change).bars)
+
+    def test_it_says_nothing_of_what_was_not_run(self) -> None:
+        report = made(models=("h3",), tasks=TASKS[1:], epochs=(5,), seeds=(0,))
+        page = markdown(report, {"date": "", "seconds": 0.0, "environments": [], "settings": {}}, [])
+        for word in ("Mamba", "GSS", "S4D", "Transformer", "hybrid", "cosine", "18 ordinary", "ends early", "stack"):
+            assert word not in page
+        for word in ("seeds", "more than one"):
+            assert word not in report.setting + report.tables[0].notes[0] + " ".join(report.differences)

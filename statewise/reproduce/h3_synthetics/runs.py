@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
 from statewise.train.run_folder import METRICS_FILE, RUN_FILE
 from statewise.train.stacked import train_stack
-from statewise.train.tasks import open_task
+from statewise.train.tasks import Task, open_task
 
 CPU_FILE = "cpu-seconds.json"  # of all sessions so far
+SECONDS_BETWEEN_COUNTS = 2.0
 
 
 def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporter) -> dict[str, Any]:
@@ -29,8 +29,11 @@ def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporte
     Errors: TrainingError if one of them diverged; Stopped, with everything saved.
     """
     path = Path(folder)
-    with _counting(path / CPU_FILE):
-        results = _train(runs, path, reporter)
+    counting = Counting(path / CPU_FILE, reporter)
+    try:
+        results = _train(runs, path, counting)
+    finally:
+        counting.write()
     stopped = [result.signal for result in results.values() if result.signal is not None]
     if stopped:
         raise Stopped(stopped[0])
@@ -54,16 +57,39 @@ def _train(runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter) -> d
     return result.runs
 
 
-@contextmanager
-def _counting(file: Path) -> Iterator[None]:
-    """Adds the seconds that all cores work within it to what the file says."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    before = json.loads(file.read_text()) if file.exists() else 0.0
-    begun = time.process_time()
-    try:
-        yield
-    finally:
-        write_json(file, before + time.process_time() - begun)
+class Counting(Reporter):
+    """Passes everything on, and adds the seconds that all cores work meanwhile to what the file says.
+
+    It writes at each checkpoint and every few seconds between steps, so that whatever ends the process, steps that are
+    kept are counted. Those that a kill takes, and that are done again, are counted twice: both took their time.
+    """
+
+    def __init__(self, file: Path, reporter: Reporter) -> None:
+        self.file, self.reporter = file, reporter
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._before = json.loads(file.read_text()) if file.exists() else 0.0
+        self._begun = time.process_time()
+        self._written = time.monotonic()
+
+    def write(self) -> None:
+        write_json(self.file, self._before + time.process_time() - self._begun)
+        self._written = time.monotonic()
+
+    def begin(self, task: Task[Any, Any]) -> None:
+        self.reporter.begin(task)
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        if record["kind"] == "checkpoint":
+            self.write()
+        self.reporter.event(record)
+
+    def progress(self, fraction: float, record: Mapping[str, Any]) -> None:
+        if time.monotonic() - self._written >= SECONDS_BETWEEN_COUNTS:
+            self.write()
+        self.reporter.progress(fraction, record)
+
+    def close(self) -> None:
+        self.reporter.close()
 
 
 def _tested(run: RunConfig, folder: Path, result: TrainResult) -> dict[str, Any]:

@@ -80,6 +80,16 @@ class H3SyntheticsSettings:
             )
 
 
+def is_everything(config: H3SyntheticsSettings) -> bool:
+    """Whether all models learn both languages for as long and from as many rows as published."""
+    full = H3SyntheticsSettings()
+    return (
+        set(config.models) == set(full.models)
+        and dict(zip(config.tasks, config.epochs)) == dict(zip(full.tasks, full.epochs))
+        and config.n_train >= full.n_train
+    )
+
+
 def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -> RunConfig:
     """The training run of a model on a task."""
     data = SyntheticLanguageConfig(
