@@ -17,6 +17,10 @@ class InputError(StatewiseError, ValueError):
     """A tensor argument has the wrong shape, dtype or value."""
 
 
+class NotFiniteError(InputError):
+    """The predictions of a model are not finite: it has diverged."""
+
+
 class ConfigError(StatewiseError, ValueError):
     """A configuration has an unknown field, a wrong type, or values that contradict each other."""
 

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statewise.data.tokenizers import FileTokenizer
-from statewise.errors import ConfigError, TrainingError
+from statewise.errors import ConfigError, InputError, NotFiniteError, TrainingError
 from statewise.mixers.attention import AttentionConfig
 from statewise.reproduce import find, reproduce, settings
-from statewise.reproduce.h3_language.experiment import choose_rate, run_config
+from statewise.reproduce.h3_language.experiment import choose_rate, run_config, train_and_test
 from statewise.reproduce.h3_language.models import LABELS, PUBLISHED, attention_places, build_config, n_parameters
 from statewise.reproduce.h3_language.order import EQUAL, REVERSED, T_95, chain, compare_order, margin
 from statewise.reproduce.h3_language.report import make_report
@@ -29,6 +29,7 @@ from statewise.reproduce.h3_language.text import train_tokenizer
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import markdown
 from statewise.train import RunConfig, TrainConfig
+from statewise.train.report import Reporter
 
 needs_plot = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs the extra plot")
 
@@ -268,6 +269,32 @@ class TestWhole:
         assert row[4].endswith("diverged")
         page = markdown(report, {"date": "", "seconds": 0.0, "environments": [], "settings": {}}, [])
         assert "0 of 0 as published" in page
+
+    def test_it_says_nothing_of_what_was_not_run(self, text: Path, tmp_path: Path) -> None:
+        config = smallest(text, models=["transformer", "mamba"], learning_rates=[1e-2], tuning_share=1.0, seeds=[0])
+        report = reproduce("h3-language", tmp_path / "run", config, plots=False).report
+        assert report is not None
+        assert report.title == "Language models as in H3's paper"
+        said = " ".join([report.setting, *report.differences])
+        for word in ("ybrid", "GSS", "S4D", "Mamba-2", "seeds", "the best", "a hundred times", " 0.0 "):
+            assert word not in said
+        assert "Mamba, here with RMSNorm" in said
+        assert "of the text is trained on" in said
+
+    @pytest.mark.parametrize("cause", [NotFiniteError("nan"), InputError("max_items=0"), None])
+    def test_only_divergence_is_a_result(
+        self, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: InputError | None
+    ) -> None:
+        def fail(*arguments: Any, **options: Any) -> None:
+            raise TrainingError("step 1: it went wrong") from cause
+
+        monkeypatch.setattr("statewise.reproduce.h3_language.experiment.train", fail)
+        arguments = (smallest(text), str(tmp_path), "transformer", 1e-2, 0, 1.0, Reporter())
+        if type(cause) is InputError:
+            with pytest.raises(TrainingError, match="it went wrong"):
+                train_and_test(*arguments)
+        else:
+            assert train_and_test(*arguments) == {"diverged": "step 1: it went wrong"}
 
 
 class TestEvaluateWindow:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.data.tokenizers import Tokenizer
-from statewise.errors import InputError
+from statewise.errors import InputError, NotFiniteError
 from statewise.mixers.base import Mixer
 from statewise.mixers.positions import LearnedPositions
 from statewise.models.evaluation_mode import evaluation_mode
@@ -129,7 +129,7 @@ def evaluate_tokens(
                 document_token_nats += float(losses[targets == document_token].sum())
             n_done += len(targets)
             if not math.isfinite(nats):
-                raise InputError(
+                raise NotFiniteError(
                     f"the model's predictions are not finite among the first {n_done} tokens: "
                     "its parameters hold NaN or infinity"
                 )

@@ -13,7 +13,7 @@ import torch
 
 from statewise.checkpoints import load
 from statewise.data.text import TokenSplit
-from statewise.errors import TrainingError
+from statewise.errors import InputError, NotFiniteError, TrainingError
 from statewise.evaluate.perplexity import evaluate_split
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
@@ -119,6 +119,8 @@ def train_and_test(
     """Trains one model, or goes on where it was stopped, and reads the validation and the test split with it.
 
     A run whose loss is not finite any more is a result: "diverged" says where, and there is nothing else.
+
+    Errors: TrainingError if the evaluation failed for another reason; Stopped, with everything saved.
     """
     run = run_config(config, Path(folder), name, lr, seed, share)
     place = Path(folder, "runs", f"{name}-rate-{lr:g}-seed-{seed}" + ("" if share == 1 else "-tuning"))
@@ -126,6 +128,9 @@ def train_and_test(
     try:
         result = train(run, place, resume=(place / RUN_FILE).exists(), reporter=reporter)
     except TrainingError as error:
+        cause = error.__cause__
+        if isinstance(cause, InputError) and not isinstance(cause, NotFiniteError):
+            raise
         return {"diverged": str(error)}
     if result.signal is not None:
         raise Stopped(result.signal)

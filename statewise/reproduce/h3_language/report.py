@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from statewise.reproduce.h3_language.models import LABELS, PUBLISHED
+from statewise.reproduce.h3_language.models import LABELS, PUBLISHED, WITHOUT_MLP
 from statewise.reproduce.h3_language.order import AS_PUBLISHED, EQUAL, REVERSED, chain, compare_order
 from statewise.reproduce.h3_language.settings import H3LanguageSettings
 from statewise.reproduce.report import Plot, Report, drawn
@@ -17,39 +17,19 @@ from statewise.train.tasks.base import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DIFFERENCES = (
-    "Published (arXiv:2212.14052): models of about 125 million parameters on OpenWebText, GPT-2's vocabulary. Here "
-    "everything is a hundred times smaller and the text is another, so that perplexities cannot be compared with the "
-    "published ones, only their order and their ratios.",
-    "Published: one figure for each model and no spread. Here each model has its own learning rate, the best of one "
-    "list, and {n_seeds} seeds.",
-    "Two layers of a hybrid are attention, here 2 of {n_layers} and not of 12: it is a larger part of the model.",
-    "The published models have the same width and MLPs four times as wide, and differ in their size. Here the width of "
-    "the MLP makes up for what the mixer has: at a width of {d_model} the {d_state} states of a channel weigh more "
-    "than at 768, and the MLPs of H3 and GSS are narrower for it. GSS has an MLP as the others do, though its gate is "
-    "one already.",
-    "The settings of GSS and S4D in the published table are not known in full. S4D is S4D-Lin with a gated output, GSS "
-    "has the sizes of its paper but {d_state} states.",
-    "Mamba and Mamba-2 are not in the published table. They come as their papers have them: RMSNorm, no MLP and about "
-    "twice the layers.",
-    "A step here reads {step_tokens:,} tokens; one of the published recipe for the Pile 524,288 (256 windows of "
-    "2,048). With so few tokens in all, many small steps learn more than few large ones.",
-    "The training text is read {epochs:.1f} times. Of each run the last checkpoint is tested.",
-)
+PUBLISHED_WIDTH, PUBLISHED_LAYERS, PUBLISHED_STEP = 768, 12, 524_288
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
 def make_report(config: H3LanguageSettings, text: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> Report:
     ours = perplexities(models)
     pairs = compare_order(PUBLISHED, ours)
-    epochs = config.steps() * config.batch_size * config.length / text["splits"]["train"]["tokens"]
-    sizes = {name: getattr(config, name) for name in ("n_layers", "d_model", "d_state")}
-    sizes |= {"epochs": epochs, "step_tokens": config.batch_size * config.length, "n_seeds": len(config.seeds)}
     n_equal = sum(pair.verdict == EQUAL for pair in pairs)
     n_reversed = sum(pair.verdict == REVERSED for pair in pairs)
     notes = [f"Ours: {chain(ours, LABELS)}."] if ours else []
     notes.append(f"Published: {' < '.join(f'{LABELS[name]} {value}' for name, value in PUBLISHED.items())}.")
     return Report(
-        title="H3 as a language model, beside seven others",
+        title=_title(config.models),
         setting=_setting(config, text),
         tables=[
             _results(models),
@@ -65,7 +45,7 @@ def make_report(config: H3LanguageSettings, text: Mapping[str, Any], models: Map
                 (*notes, _rule(config)),
             ),
         ],
-        differences=[text.format(**sizes) for text in DIFFERENCES],
+        differences=_differences(config, text, models),
         figures={
             "text": text,
             "published": PUBLISHED,
@@ -80,6 +60,73 @@ def make_report(config: H3LanguageSettings, text: Mapping[str, Any], models: Map
     )
 
 
+def _title(models: Sequence[str]) -> str:
+    """
+    >>> _title(("h3", "transformer"))
+    'H3 as a language model, beside one other'
+    """
+    if "h3" not in models:
+        return "Language models as in H3's paper"
+    n_others = len(models) - 1
+    beside = f", beside {NUMBERS[n_others]} other{'s' if n_others > 1 else ''}" if n_others else ""
+    return f"H3 as a language model{beside}"
+
+
+def _differences(
+    config: H3LanguageSettings, text: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """What is not as published, of the models that were trained."""
+    counts = [model["parameters"] for model in models.values()]
+    n_seeds, d_model, n_layers, d_state = len(config.seeds), config.d_model, config.n_layers, config.d_state
+    rates = "its own learning rate, the best of one list," if len(config.learning_rates) > 1 else "the same rate"
+    found = [
+        "Published (arXiv:2212.14052): models of about 125 million parameters on OpenWebText, GPT-2's vocabulary. Here "
+        f"they have {statistics.fmean(counts) / 1e6:.2g} million and the text is {config.source}, so that perplexities "
+        "cannot be compared with the published ones, only their order and their ratios.",
+        "Published: one figure for each model and no spread. Here each model has "
+        f"{rates} and {n_seeds} seed{'s' if n_seeds > 1 else ''}.",
+    ]
+    there = {name.removesuffix("-hybrid") for name in config.models}
+    if any(name.endswith("-hybrid") for name in config.models) and n_layers != PUBLISHED_LAYERS:
+        part = "larger" if n_layers < PUBLISHED_LAYERS else "smaller"
+        found.append(
+            f"Two layers of a hybrid are attention, here 2 of {n_layers} and not of {PUBLISHED_LAYERS}: it is a {part} "
+            "part of the model."
+        )
+    if there & {"h3", "gss", "s4d"}:
+        weigh = ""
+        if d_model < PUBLISHED_WIDTH:
+            weigh = f": at a width of {d_model} the {d_state} states of a channel weigh more than at {PUBLISHED_WIDTH}"
+        found.append(
+            "The published models have the same width and MLPs four times as wide, and differ in their size. Here the "
+            f"width of the MLP makes up for what the mixer has{weigh}."
+        )
+    if "gss" in there:
+        found.append(
+            "The settings of GSS in the published table are not known in full: it has the sizes of its paper but "
+            f"{d_state} states, and an MLP as the others do, though its gate is one already."
+        )
+    if "s4d" in there:
+        found.append(
+            "The settings of S4D in the published table are not known in full: it is S4D-Lin with a gated output."
+        )
+    bare = [LABELS[name] for name in WITHOUT_MLP if name in there]
+    if bare:
+        found.append(
+            f"Not in the published table: {' and '.join(bare)}, here with RMSNorm and no MLP, as published elsewhere, "
+            "and with more layers for it."
+        )
+    step_tokens = config.batch_size * config.length
+    if step_tokens < PUBLISHED_STEP:
+        found.append(
+            f"A step here reads {step_tokens:,} tokens; one of the published recipe for the Pile {PUBLISHED_STEP:,} "
+            "(256 windows of 2,048). Where tokens are few, many small steps learn more than few large ones."
+        )
+    epochs = config.steps() * step_tokens / text["splits"]["train"]["tokens"]
+    read = f"The training text is read {epochs:.1f} times" if epochs >= 1 else f"{epochs:.2%} of the text is trained on"
+    return [*found, f"{read}. Of each run the last checkpoint is tested."]
+
+
 def perplexities(models: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float]]:
     """On the test split, of every seed; without the models of which a seed diverged."""
     return {
@@ -92,16 +139,25 @@ def perplexities(models: Mapping[str, Mapping[str, Any]]) -> dict[str, list[floa
 def _setting(config: H3LanguageSettings, text: Mapping[str, Any]) -> str:
     splits = text["splits"]
     tuning = "" if config.tuning_share == 1 else f" on {config.tuning_share:.0%} of the tokens"
+    rates = f"The learning rate is {config.learning_rates[0]:g}."
+    if len(config.learning_rates) > 1:
+        listed = ", ".join(f"{lr:g}" for lr in config.learning_rates)
+        rates = (
+            f"The learning rate of each model is the best on the validation split of {listed}, with seed "
+            f"{config.seeds[0]}{tuning}."
+        )
+    places = {"transformer": "learned", "transformer-rotary": "rotary"}
+    there = [f"{LABELS[name]} ({kind})" for name, kind in places.items() if name in config.models]
+    positions = f"positions in {' and '.join(there)} alone" if there else "no positions"
     return (
         f"{text['n_bytes']:,} bytes of text ({config.source}), of which {splits['test']['bytes']:,} are the test; one "
         f"BPE of {config.vocab_size:,} tokens for all, made from the training split. Each run: "
         f"{config.steps() * config.batch_size * config.length:,} tokens in {config.steps():,} steps of "
         f"{config.batch_size} windows of {config.length}, AdamW, cosine to a tenth, weight decay "
-        f"{config.weight_decay:g}, no dropout, float32. The learning rate of each model is the best on the validation "
-        f"split of {', '.join(f'{lr:g}' for lr in config.learning_rates)}, with seed {config.seeds[0]}{tuning}. All "
-        f"models are tested in windows of {config.length} tokens, each half over the one before, from rest. Width "
-        f"{config.d_model}, {config.n_layers} layers, pre-norm LayerNorm, MLPs with tanh GELU, tied head, positions in "
-        "the Transformer alone (learned, if nothing else is said)."
+        f"{config.weight_decay:g}, no dropout, float32. {rates} All models are tested in windows of "
+        f"{config.length} tokens, each half over the one before, from rest. Width "
+        f"{config.d_model}, {config.n_layers} layers, pre-norm LayerNorm, MLPs with tanh GELU and tied head, if "
+        f"nothing else is said; {positions}."
     )
 
 
@@ -132,7 +188,7 @@ def _results(models: Mapping[str, Mapping[str, Any]]) -> Table:
             )
         )
     columns = ("", "published", "ours", "s.d.", "each seed", "bits/byte", "rate", "parameters", "sizes", "tokens")
-    note = "Perplexity of a token on the test split. Seconds and tokens/s are of training, in the process of a worker."
+    note = "Perplexity of a token on the test split. Seconds and tokens/s are of training."
     return Table("Perplexity beside the published one", (*columns, "s", "tokens/s"), rows, (note,))
 
 
@@ -169,9 +225,10 @@ def _plots(
     config: H3LanguageSettings, models: Mapping[str, Mapping[str, Any]], ours: Mapping[str, list[float]]
 ) -> list[Plot]:
     curves, dots = partial(_draw_curves, config, models, ours), partial(_draw_dots, ours)
+    mean, each = (", mean of the seeds", ", each seed") if len(config.seeds) > 1 else ("", "")
     return [
-        drawn("h3-language-curves", "Validation perplexity while training, mean of the seeds", curves),
-        drawn("h3-language", "Test perplexity, each seed", dots, width=9.5, height=4.2),
+        drawn("h3-language-curves", f"Validation perplexity while training{mean}", curves),
+        drawn("h3-language", f"Test perplexity{each}", dots, width=9.5, height=4.2),
     ]
 
 

@@ -17,7 +17,7 @@ from statewise.data.base import DataConfig
 from statewise.data.splits import SPLITS
 from statewise.data.synthetic_languages import SyntheticLanguageConfig, open_synthetic_language
 from statewise.data.synthetic_languages.batches import RecallBatch, RecallBatches
-from statewise.errors import ConfigError, InputError
+from statewise.errors import ConfigError, InputError, NotFiniteError
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.train.config import RunConfig
@@ -95,7 +95,7 @@ class RecallTask(Task[LanguageModel, RecallBatch]):
                 inputs, answers, positions = (torch.from_numpy(np.array(x)).to(device) for x in drawn[:3])
                 logits = model.head(_at(model.features(inputs)[0], positions))
                 if not torch.isfinite(logits).all():
-                    raise InputError(f"the model's predictions on the {split} split are not finite")
+                    raise NotFiniteError(f"the model's predictions on the {split} split are not finite")
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
                 nats += float(F.cross_entropy(logits.flatten(0, 1), answers.flatten(), reduction="sum"))
                 right.append((logits.argmax(-1) == answers).cpu().numpy())
