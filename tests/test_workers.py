@@ -18,6 +18,7 @@ import training
 import worker_jobs
 
 from statewise.errors import ConfigError, DataError
+from statewise.reproduce import workers
 from statewise.reproduce.progress import JsonWatcher, TerminalWatcher, Watcher
 from statewise.reproduce.work import Job, Stopped, Work, open_work
 from statewise.reproduce.workers import WorkerError, threads_each
@@ -124,6 +125,34 @@ def test_a_signal_stops_all(tmp_path: Path) -> None:
         opened(tmp_path / "run").parts(jobs, n_workers=2)
     assert stopped.value.signal == signal.SIGTERM
     assert gone(tmp_path)
+
+
+def test_one_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_SECONDS_TO_STOP", 0.3)
+    jobs = {
+        "stubborn": Job(worker_jobs.wait_on, (str(tmp_path),)),
+        "second": Job(worker_jobs.when_it_waits, (str(tmp_path), "fail")),
+    }
+    with pytest.raises(WorkerError, match="second failed"):
+        opened(tmp_path / "run").parts(jobs, n_workers=2)
+    assert gone(tmp_path)
+
+
+def test_nothing_done_is_begun_anew_with_other_settings(tmp_path: Path) -> None:
+    """As after a setting that was refused; not once there is anything."""
+    folder = tmp_path / "run"
+    opened(folder)
+    other = training.small_model(vocab_size=9)
+    with pytest.raises(ConfigError, match="not 'delay'"):
+        open_work(folder, "delay", other)
+    open_work(folder, "hippo", other).part("a", lambda: {"x": 1})
+    assert json.loads((folder / "reproduction.json").read_text())["settings"]["vocab_size"] == 9
+    with pytest.raises(ConfigError, match="begun with another"):
+        opened(folder)
+    (folder / "parts" / "a.json").rename(tmp_path / "a.json")
+    (folder / "run-a").mkdir()
+    with pytest.raises(ConfigError, match="begun with another"):
+        opened(folder)
 
 
 def test_nobody_outlives_a_killed_parent(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ def wait(folder: str, reporter: Reporter) -> dict[str, Any]:
     Path(folder, f"waits-{os.getpid()}").write_text("")
     time.sleep(600)
     return {}
+
+
+def wait_on(folder: str, reporter: Reporter) -> dict[str, Any]:
+    """The same, and does not end when it is asked to either."""
+    Path(folder, f"waits-{os.getpid()}").write_text("")
+    while True:
+        with suppress(BaseException):
+            time.sleep(600)
 
 
 def when_it_waits(folder: str, what: str, reporter: Reporter) -> dict[str, Any]:

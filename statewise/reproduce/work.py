@@ -134,6 +134,8 @@ class Work:
 def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | None = None) -> Work:
     """A new folder, or one that holds the same reproduction with the same settings, which is gone on with.
 
+    Where nothing was done yet, as after a setting that was refused, it is begun anew with others.
+
     Errors: CheckpointError for a folder that holds something else; ConfigError naming the settings that differ.
     """
     path = Path(folder)
@@ -142,7 +144,13 @@ def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | Non
     settings = json.loads(json.dumps(to_dict(config)))
     file = path / SETTINGS_FILE
     if file.exists():
-        _require_same(_read_json(file), name, settings, path)
+        before = _read_json(file)
+        try:
+            _require_same(before, name, settings, path)
+        except ConfigError:  # other settings, or another reproduction
+            if before.get("reproduction") != name or not _is_unused(path):
+                raise
+            file.unlink()
     elif path.exists():
         foreign = sorted(entry.name for entry in path.iterdir() if not HIDDEN_NAME.fullmatch(entry.name))
         if foreign:
@@ -155,6 +163,12 @@ def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | Non
     if not file.exists():
         write_json(file, {"reproduction": name, "statewise_version": __version__, "settings": settings})
     return Work(path, name, config, Watcher() if watcher is None else watcher)
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether nothing was made in the folder but its settings and an empty folder of parts."""
+    entries = {e.name for place in (path, path / PARTS) if place.is_dir() for e in place.iterdir()}
+    return all(name in (SETTINGS_FILE, PARTS) or HIDDEN_NAME.fullmatch(name) for name in entries)
 
 
 def _require_same(before: Any, name: str, settings: dict[str, Any], path: Path) -> None:

@@ -8,6 +8,7 @@ parent is killed: whatever ends the parent, nobody goes on without it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import queue
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,6 +31,7 @@ from statewise.train.signals import StopSignals
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SECONDS_BETWEEN_LOOKS = 0.1  # at whether a signal came
+_SECONDS_TO_STOP = 600.0  # for a step, a look at the validation split and a save; then a process is killed
 
 
 class WorkerError(StatewiseError, RuntimeError):
@@ -71,7 +74,7 @@ def run_jobs(
     """Does all jobs, in their order, in up to so many processes; ``finished`` is called with each part's record.
 
     Ctrl-C or SIGTERM asks all processes to stop, which lets training save, and is raised as :class:`Stopped` when they
-    have ended; the second one kills them.
+    have ended; the second one kills them, and so do ten minutes.
 
     Errors: of the first job that fails: its own, if it is one of Statewise's, else WorkerError. The others are then
             asked to stop.
@@ -80,7 +83,7 @@ def run_jobs(
     with StopSignals(before_the_end=pool.kill) as stop:
         try:
             pool.start(min(n_workers, len(jobs)), threads_each(n_workers))
-            while pool.workers:
+            while pool.workers and time.monotonic() < pool.deadline:
                 pool.look()
                 if stop.received is not None:
                     pool.stop(Stopped(stop.received))
@@ -144,6 +147,7 @@ class _Pool:
         self.messages: queue.SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = queue.SimpleQueue()
         self.workers: list[_Worker] = []
         self.outcome: BaseException | None = None
+        self.deadline = math.inf  # of those that were asked to stop
 
     def start(self, n_workers: int, n_threads: int) -> None:
         for _ in range(n_workers):
@@ -187,15 +191,21 @@ class _Pool:
         """Asks all to stop; the first reason is the one that counts."""
         if self.outcome is None:
             self.outcome = why
+            self.deadline = time.monotonic() + _SECONDS_TO_STOP
             for worker in self.workers:
                 worker.ask_to_stop()
 
     def end(self) -> None:
-        """Returns when all have ended."""
+        """Returns when all have ended; kills those that take too long."""
+        self.deadline = min(self.deadline, time.monotonic() + _SECONDS_TO_STOP)
         for worker in self.workers:
             worker.ask_to_stop()
         for worker in self.workers:
-            worker.process.wait()
+            try:
+                worker.process.wait(max(0.0, self.deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
         self.watcher.close()
 
     def kill(self) -> None:
