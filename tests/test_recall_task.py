@@ -241,6 +241,12 @@ def test_a_model_that_does_not_fit() -> None:
         open_task(run_config(data_config("mqar"))).initial_state(run.model.build())
 
 
+def test_stop_at_needs_validation_rows() -> None:
+    run_config(data_config("mqar"), stop_at=0.9)
+    with pytest.raises(ConfigError, match=r"train.stop_at=0.9 is of the validation split, and data.n_validation is 0"):
+        run_config(data_config("mqar", n_validation=0), stop_at=0.9)
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_presets(task: str) -> None:
     """They open, and their models take a batch."""
@@ -260,6 +266,10 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     capsys.readouterr()
     assert cli.run(["evaluate", run, "--split", "test", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
+    for options in ([], ["--tokenizer", "bytes"]):
+        assert cli.run(["generate", run, "--prompt", "a", *options]) == 2
+        said = capsys.readouterr().err
+        assert "learned the language 'associative-recall' and reads no text; continue ids from Python" in said
     assert record["sequences"] == 50
     assert record["chance"] == pytest.approx(1 / 5)
     pytest.importorskip("matplotlib")

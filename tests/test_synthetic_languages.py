@@ -276,6 +276,14 @@ def test_draws_are_even() -> None:
         ({"n_train": 0}, "n_train=0 is out of range"),
         ({"n_test": -1}, "n_test=-1 is out of range"),
         ({"seed": -1}, "seed=-1 is out of range"),
+        ({"seed": None}, "seed=None does not fit; expected an integer"),
+        ({"length": 24.5}, "length=24.5 does not fit; expected an integer"),
+        ({"task": "long-induction-head", "length": 40.0}, "length=40.0 does not fit"),
+        ({"n_train": "9"}, "n_train='9' does not fit"),
+        ({"vocab_size": True}, "vocab_size=True does not fit"),
+        ({"task": "mqar", "alpha": "1"}, "alpha='1' does not fit; expected a number"),
+        ({"answer_only": 1}, "answer_only=1 does not fit; expected true or false"),
+        ({"task": ["mqar"]}, "task=.* is unknown"),
     ],
 )
 def test_bad_configs(options: dict[str, Any], message: str) -> None:

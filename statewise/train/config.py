@@ -160,5 +160,10 @@ class RunConfig:
                 f"train.evaluate_window={self.train.evaluate_window} is for text, not for {type(self.data).__name__}; "
                 "leave it out (train.evaluate_window=null)"
             )
+        if self.train.stop_at is not None and getattr(self.data, "n_validation", None) == 0:
+            raise ConfigError(
+                f"train.stop_at={self.train.stop_at} is of the validation split, and data.n_validation is 0; set that "
+                "above 0, or leave train.stop_at out (null)"
+            )
         if self.train.length is None and length is not None:
             object.__setattr__(self, "train", replace(self.train, length=length))

@@ -52,10 +52,12 @@ def generate(
     texts: list[str | bytes] = [*(prompts or []), *(read_prompt(path) for path in prompt_files or [])]
     if state_out is not None and state_out.exists():
         raise DataError(f"{state_out} exists already; give --state-out a new name")
+    from statewise.data.synthetic_languages import SyntheticLanguageConfig
     from statewise.generate import Sampling, read
     from statewise.generate import generate as generate_tokens
     from statewise.generate.reading_file import load_reading, save_reading
     from statewise.model_folder import open_model
+    from statewise.train.run_folder import RUN_FILE, read_run
 
     sampling: dict[str, Any] = {
         "temperature": temperature,
@@ -66,7 +68,15 @@ def generate(
     }
     Sampling(**sampling)  # an option out of range is told before a long prompt is read
     opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
-    model, tokens = opened.language_model, opened.tokenizer
+    model = opened.language_model
+    if opened.manifest.tokenizer is None and (folder / RUN_FILE).is_file():
+        data = read_run(folder).data
+        if isinstance(data, SyntheticLanguageConfig):
+            raise DataError(
+                f"{folder} learned the language {data.task!r} and reads no text; continue ids from Python: "
+                "statewise.generate.generate(statewise.load(checkpoint), [[1, 2, 3]])"
+            )
+    tokens = opened.tokenizer
     state = None if state_in is None else load_reading(state_in, model=model)
     prompt = texts or None
     if state_out is not None:

@@ -22,6 +22,14 @@ LANGUAGES: dict[str, type[Language]] = {
     "long-induction-head": LongInductionHead,
 }
 
+# Of the fields that are no integers
+KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "task": ((str,), "a name"),
+    "alpha": ((int, float), "a number"),
+    "random_non_queries": ((bool,), "true or false"),
+    "answer_only": ((bool,), "true or false"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticLanguageConfig(DataConfig):
@@ -64,8 +72,13 @@ class SyntheticLanguageConfig(DataConfig):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.task not in LANGUAGES:
+        if not isinstance(self.task, str) or self.task not in LANGUAGES:
             raise ConfigError(f"SyntheticLanguageConfig.task={self.task!r} is unknown; use one of {list(LANGUAGES)}")
+        for name, value in asdict(self).items():
+            kinds, expected = KINDS.get(name, ((int,), "an integer"))
+            fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+            if not fits and (value is not None or name == "seed"):
+                raise ConfigError(f"SyntheticLanguageConfig.{name}={value!r} does not fit; expected {expected}")
         language = LANGUAGES[self.task](self)
         for name, value in asdict(self).items():
             if value is not None and name not in ("task", "seed", *language.defaults):
