@@ -112,7 +112,7 @@ class TestWork:
             open_work(tmp_path / "other", "hippo", config)
         assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
         open_work(tmp_path / "run", "hippo", config)
-        open_work(tmp_path / "run", "hippo", config)  # the same: it goes on
+        open_work(tmp_path / "run", "hippo", config).part("done", dict)  # the same: it goes on
         with pytest.raises(ConfigError, match=r"another .*orders, window .*was"):
             open_work(tmp_path / "run", "hippo", settings("hippo"))
         with pytest.raises(ConfigError, match="'hippo', not 'delay'"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError
-from statewise.mixers.base import MixerConfig
+from statewise.mixers.base import MixerConfig, check_input
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.mlp import MLPConfig
 from statewise.models.rms_norm import RMSNorm
@@ -107,6 +107,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, Any]:
+        check_input(x, self.d_model, "a layer", lengths=lengths, starts=starts)
         if lengths is not None:
             x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)
         post = self.config.placement == "post"
