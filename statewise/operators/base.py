@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from statewise.errors import InputError
 from statewise.operators.masks import NO_MASKS, Masks, build_masks, mask_time
-from statewise.operators.plan import plan
+from statewise.operators.plan import Plan, plan
 
 
 class Operator(abc.ABC):
@@ -91,9 +91,17 @@ class Operator(abc.ABC):
             # a row that begins here forgets even a state that holds NaN, which no mask multiplies away
             state = _choose(masks.starts[:, 0], pytree.tree_map(torch.zeros_like, state), state)
         if form is None:
-            form = plan(type(self).__name__, length=u.shape[1], n_taps=self._n_taps()).form
+            form = self._plan(u, state).form
         y, final = getattr(op, form)(u, state, masks)
         return mask_time(y, masks.valid), None if state is None else final
+
+    def _plan(self, u: Tensor, state: Any) -> Plan:
+        """The form for this call, and why."""
+        learns = state is not None and torch.is_grad_enabled()
+        if learns:
+            tensors = (*pytree.tree_leaves(state), u, *(getattr(self, f.name) for f in fields(self)))  # type: ignore[arg-type]
+            learns = any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
+        return plan(type(self).__name__, length=u.shape[1], n_taps=self._n_taps(), learns_from_state=learns)
 
     def __getitem__(self, times: slice) -> Any:
         """The operator over those times: ``op[:t]`` then ``op[t:]`` is ``op``. Time-invariant ones are unchanged."""

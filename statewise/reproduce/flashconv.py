@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ATTENTION, PLAIN, OURS, BLOCK, PASSING = "attention", "plain FFT", "convolve", "block FFT", "state passing"
 NAMES = (ATTENTION, PLAIN, OURS, BLOCK, PASSING)
 FORMS = {OURS: "convolve", BLOCK: "block_fft", PASSING: "state_passing"}
+FROM_A_STATE = (OURS, PASSING)
 
 # Fu et al. 2023 (H3), arXiv:2212.14052: times as fast as a Transformer on the Long Range Arena.
 PUBLISHED_LRA = (
@@ -127,10 +128,15 @@ def _measure(config: FlashConvSettings, work: Work, length: int, batch: int, dev
         **{name: partial(_in_form, op, u, form) for name, form in FORMS.items()},
     }
     parameters = (op.A, op.B, op.C)
+    state = op.initial_state(batch, device=device)
 
     def both(name: str) -> None:
         inputs = (u,) if name == ATTENTION else (u, *parameters)
         torch.autograd.grad(outputs[name](), inputs, grad)
+
+    def both_from_a_state(form: str) -> None:
+        y, final = op(u, state, form=form)
+        torch.autograd.grad((y, final.h), (u, *parameters), (grad, torch.ones_like(final.h)))
 
     total = config.rounds + 1
     with torch.no_grad():
@@ -140,11 +146,24 @@ def _measure(config: FlashConvSettings, work: Work, length: int, batch: int, dev
     for action in actions.values():
         action()
     memory = {name: peak_bytes(action, device) for name, action in actions.items()}
+    carried = {name: partial(both_from_a_state, FORMS[name]) for name in FROM_A_STATE}
+    for action in carried.values():
+        action()
     work.progress(1, total)
     seconds = time_side_by_side(
-        actions, config.rounds, device=device, progress=lambda done, _: work.progress(done + 1, total)
+        {**actions, **{f"{name}, from a state": action for name, action in carried.items()}},
+        config.rounds,
+        device=device,
+        progress=lambda done, _: work.progress(done + 1, total),
     )
-    return {"batch": batch, "seconds": seconds, "peak_bytes": memory, "apart": apart}
+    from_a_state = {name: seconds.pop(f"{name}, from a state") for name in FROM_A_STATE}
+    return {
+        "batch": batch,
+        "seconds": seconds,
+        "seconds_from_a_state": from_a_state,
+        "peak_bytes": memory,
+        "apart": apart,
+    }
 
 
 def published(length: int) -> str:
@@ -157,7 +176,7 @@ def published(length: int) -> str:
 
 
 def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]], device: torch.device) -> Report:
-    times, ratios, memories, figures = [], [], [], {}
+    times, ratios, carried, memories, figures = [], [], [], [], {}
     for length, part in found.items():
         ms = {name: milliseconds(seconds) for name, seconds in part["seconds"].items()}
         mb = {name: n_bytes / 1e6 for name, n_bytes in part["peak_bytes"].items()}
@@ -166,8 +185,13 @@ def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]], d
         speed = {name: ms[PLAIN] / ms[name] for name in FORMS}
         best = ms[ATTENTION] / min(ms[name] for name in FORMS)
         ratios.append((*label, published(length), *(f"{speed[name]:.2f}x" for name in FORMS), f"{best:.2f}x"))
+        passed = {name: milliseconds(seconds) for name, seconds in part["seconds_from_a_state"].items()}
+        carried.append(
+            (*label, *(f"{passed[name]:,.1f}" for name in FROM_A_STATE), f"{passed[OURS] / passed[PASSING]:.2f}x")
+        )
         memories.append((*label, *(f"{mb[name]:,.1f}" for name in NAMES)))
         figures[str(length)] = {"ms": ms, "mb": mb, "over_plain_fft": speed, "over_attention": best, **part}
+        figures[str(length)]["ms_from_a_state"] = passed
     apart = max(value for part in found.values() for value in part["apart"].values())
     return Report(
         title="FlashConv: a long convolution, forward and backward",
@@ -186,6 +210,12 @@ def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]], d
                 ("length", "batch", "published", *FORMS, "fastest over attention"),
                 ratios,
                 ("Published over attention: up to 35 times. `convolve` is what runs by default from rest.",),
+            ),
+            Table(
+                "From a state to a state, milliseconds, forward and backward",
+                ("length", "batch", "convolve (chunks of 64)", PASSING, "ratio"),
+                carried,
+                ("By default the second runs from 4,096 steps on, where gradients are recorded.",),
             ),
             Table("Megabytes at the peak", ("length", "batch", *NAMES), memories),
             Table("Published: times as fast on the Long Range Arena", ("model", "speed"), PUBLISHED_LRA),
