@@ -56,7 +56,7 @@ RULES: tuple[Rule, ...] = (
         "state_passing",
         "length >= 4096, with gradients, from a state",
         lambda call: call.length >= 4096 and call.learns_from_state,
-        "FFTs over thousands of steps, the state between them: up to 1.4 times as fast as chunks of matrix products",
+        "FFTs over thousands of steps, the state between them: a little faster than chunks of matrix products",
     ),
     Rule("DiagonalLTI", "convolve", "otherwise", _always, _CONVOLVE),
     Rule(
