@@ -59,6 +59,11 @@ def c_runs(kernel: str, refusal: str | None) -> bool:
     return refusal is None
 
 
+def c_would_run(refusal: str | None) -> bool:
+    """The same, for a caller that has another way than the kernel's PyTorch path: never an error."""
+    return refusal is None and backend() != "torch" and native.available()
+
+
 def refusal_of(**tensors: Tensor | None) -> str | None:
     """Why C cannot take these tensors at all: not on the CPU, or no plain memory. None if it can."""
     for name, tensor in tensors.items():

@@ -97,11 +97,15 @@ class Operator(abc.ABC):
 
     def _plan(self, u: Tensor, state: Any) -> Plan:
         """The form for this call, and why."""
-        learns = state is not None and torch.is_grad_enabled()
-        if learns:
-            tensors = (*pytree.tree_leaves(state), u, *(getattr(self, f.name) for f in fields(self)))  # type: ignore[arg-type]
-            learns = any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
+        learns = state is not None and self._records_gradients(u, state)
         return plan(type(self).__name__, length=u.shape[1], n_taps=self._n_taps(), learns_from_state=learns)
+
+    def _records_gradients(self, u: Tensor, state: Any) -> bool:
+        """Whether this call is one that gradients can be asked of."""
+        if not torch.is_grad_enabled():
+            return False
+        tensors = (u, *pytree.tree_leaves(state), *(getattr(self, f.name) for f in fields(self)))  # type: ignore[arg-type]
+        return any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
 
     def __getitem__(self, times: slice) -> Any:
         """The operator over those times: ``op[:t]`` then ``op[t:]`` is ``op``. Time-invariant ones are unchanged."""

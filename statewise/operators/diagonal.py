@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statewise import native
 from statewise.errors import InputError
-from statewise.kernels.backend import backend
+from statewise.kernels.backend import c_would_run
 from statewise.kernels.batching import whole
 from statewise.kernels.diagonal_scan import diagonal_scan
 from statewise.kernels.diagonal_scan import refusal as diagonal_scan_refusal
@@ -138,13 +137,11 @@ class DiagonalLTI(TimeInvariant):
     def _walks(self, u: Tensor, state: DiagonalState, masks: Masks) -> bool:
         """Whether ``_chunks`` goes by :func:`statewise.kernels.diagonal_scan.diagonal_scan` in C."""
         given = [m for m in (u, state.h, self.A, self.B, self.C, self.D) if m is not None]
-        if torch.is_grad_enabled() and any(m.requires_grad for m in given):
-            return False
-        if self.C.ndim != 2 or {m.dtype for m in given} != {torch.float32, torch.complex64} or self.A.is_meta:
+        if self.C.ndim != 2 or {m.dtype for m in given} != {torch.float32, torch.complex64}:
             return False
         if masks.valid is not None and masks.lengths is None:
             return False
-        return diagonal_scan_refusal(u, self.A) is None and backend() != "torch" and native.available()
+        return c_would_run(diagonal_scan_refusal(u, self.A)) and not self._records_gradients(u, state)
 
     def _block(self, length: int, dtype: torch.dtype) -> Block:
         A, B, C = self._coefficients(0, dtype)
