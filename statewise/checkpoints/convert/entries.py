@@ -1,0 +1,148 @@
+"""A format as a table: which of its tensors is which of ours, and how the one is computed from the other."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from statewise.errors import CheckpointError
+
+Compute = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Tensors of theirs that are tensors of ours; with one name on each side and no functions, the same tensor.
+
+    to_ours:   (one argument for each of ``theirs``) -> one tensor for each of ``ours``; None: the tensors as they are
+    to_theirs: the way back; None: the tensors as they are. What is only copied, reshaped, split or put together is
+               bit-equal after both.
+    optional:  of theirs: files may have it or not, and then nothing of ours is read (``ours`` is empty), as a table
+               that is recomputed, or a head that is tied
+    """
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    to_ours: Compute | None = None
+    to_theirs: Compute | None = None
+    optional: bool = False
+
+
+def same(theirs: str, ours: str) -> Entry:
+    """One tensor under two names."""
+    return Entry((theirs,), (ours,))
+
+
+def reshaped(theirs: str, ours: str, *, theirs_shape: Sequence[int], ours_shape: Sequence[int]) -> Entry:
+    """The same numbers in the same order, with other axes.
+
+    Errors:  CheckpointError for another shape; see :func:`read_entries`.
+    """
+
+    def to(shape: Sequence[int], before: Sequence[int], name: str) -> Compute:
+        def reshape(tensor: Tensor) -> Tensor:
+            require_shape(name, tensor, before)
+            return tensor.reshape(tuple(shape))
+
+        return reshape
+
+    return Entry(
+        (theirs,), (ours,), to(ours_shape, theirs_shape, theirs), to(theirs_shape, ours_shape, ours), optional=False
+    )
+
+
+def require_shape(name: str, tensor: Tensor, expected: Sequence[int]) -> None:
+    """CheckpointError naming the tensor and both shapes."""
+    if tuple(tensor.shape) != tuple(expected):
+        raise CheckpointError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(expected)}")
+
+
+def read_entries(
+    entries: Iterable[Entry],
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, Sequence[int]],
+    *,
+    where: str = "the checkpoint",
+) -> dict[str, Tensor]:
+    """Their tensors as ours; each of theirs is used exactly once.
+
+    tensors:  all of theirs, by name    expected: the shapes of ours, as the model that was built of the config has them
+    where:    what is read, for the messages
+
+    Errors:   CheckpointError that names a tensor that is missing (and one of almost that name, if there is one), left
+              over, or of a wrong shape.
+    """
+    entries = list(entries)
+    known = {name for entry in entries for name in entry.theirs}
+    unknown = sorted(tensors.keys() - known)
+    found: dict[str, Tensor] = {}
+    for entry in entries:
+        missing = [name for name in entry.theirs if name not in tensors]
+        if missing and entry.optional:
+            continue
+        if missing:
+            raise CheckpointError(f"{where}: the tensor {missing[0]} is missing{_near(missing[0], unknown)}")
+        if not entry.ours:
+            continue
+        given = tuple(tensors[name] for name in entry.theirs)
+        found.update(zip(entry.ours, _compute(entry.to_ours, given, where), strict=True))
+    if unknown:
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        raise CheckpointError(f"{where}: the tensor {unknown[0]} is not one of this architecture{more}")
+    _require_all(found, expected, where)
+    return found
+
+
+def write_entries(
+    entries: Iterable[Entry], tensors: Mapping[str, Tensor], *, where: str = "the model"
+) -> dict[str, Tensor]:
+    """Our tensors as theirs; each of ours is used exactly once. What is ``optional`` is not written.
+
+    Errors:  CheckpointError that names a tensor of ours that is missing or left over.
+    """
+    left = set(tensors)
+    found: dict[str, Tensor] = {}
+    for entry in entries:
+        if entry.optional and not entry.ours:
+            continue
+        for name in entry.ours:
+            if name not in left:
+                raise CheckpointError(f"{where}: the tensor {name} is missing, or stands in two places")
+            left.remove(name)
+        given = tuple(tensors[name] for name in entry.ours)
+        found.update(zip(entry.theirs, _compute(entry.to_theirs, given, where), strict=True))
+    if left:
+        raise CheckpointError(f"{where}: the tensor {min(left)} has no place in this format")
+    return found
+
+
+def _compute(function: Compute | None, given: tuple[Tensor, ...], where: str) -> tuple[Tensor, ...]:
+    if function is None:
+        return given
+    try:
+        made = function(*given)
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from error
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _require_all(found: Mapping[str, Tensor], expected: Mapping[str, Sequence[int]], where: str) -> None:
+    for problem, names in (
+        ("is read from no", expected.keys() - found.keys()),
+        ("of no", found.keys() - expected.keys()),
+    ):
+        if names:
+            raise CheckpointError(f"{where}: the model's tensor {min(names)} {problem} tensor of the file")
+    for name, shape in expected.items():
+        try:
+            require_shape(name, found[name], shape)
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: {error}") from error
+
+
+def _near(name: str, others: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, others, 1, 0.8)
+    return f"; there is {near[0]}, which may be it under another name" if near else ""

@@ -1,0 +1,44 @@
+"""The formats that are known, what each recognises, and what it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+from statewise.models.base import ModelConfig
+
+Config = Mapping[str, Any]
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """What others publish models in.
+
+    name:       for messages and ``--to``      summary: one line
+    recognises: (config, names of the tensors) -> whether it is this format. ``config`` is the JSON beside the tensors,
+                empty if there is none
+    read:       (their config, their tensors) -> (our config, our tensors), each of theirs used exactly once
+    write:      the way back; None where nobody would read it
+    files:      what the two are called: the weights' file and the config's, as written
+    """
+
+    name: str
+    summary: str
+    recognises: Callable[[Config, frozenset[str]], bool]
+    read: Callable[[Config, Tensors], tuple[ModelConfig, dict[str, Tensor]]]
+    write: Callable[[ModelConfig, Tensors], tuple[dict[str, Any], dict[str, Tensor]]] | None = None
+    files: tuple[str, str] = ("model.safetensors", "config.json")
+
+
+# The module under statewise.checkpoints.convert that holds each as FORMATS, a tuple; asked in this order.
+PLACES = ("mamba_ssm", "transformers", "h3", "s4")
+
+
+def formats() -> list[Format]:
+    """All of them. GGUF, which is a file of its own kind, is not among them: see ``gguf``."""
+    return [found for place in PLACES for found in import_module(f"statewise.checkpoints.convert.{place}").FORMATS]
