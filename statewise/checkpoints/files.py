@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from statewise import __version__
 from statewise.checkpoints.atomic import require_free, write_folder
 from statewise.checkpoints.differences import differences
+from statewise.checkpoints.empty import build_empty, fill
 from statewise.checkpoints.folders import read_checkpoint, require_replaceable
 from statewise.checkpoints.manifest import (
     CONFIG_FILE,
@@ -45,7 +46,6 @@ from statewise.checkpoints.tensor_files import (
 )
 from statewise.configuration import parse_json
 from statewise.errors import CheckpointError, ConfigError, InputError
-from statewise.mixers.base import Dynamics
 from statewise.models.base import Model
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.registry import model_to_dict
@@ -141,8 +141,7 @@ def load(
     def read(path: Path, manifest: Manifest) -> Model:
         file = verify_file(path, MODEL_FILE, manifest.files[MODEL_FILE])
         try:
-            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-                model = manifest.model.build()
+            model = build_empty(manifest.model)
         except ConfigError as error:
             raise CheckpointError(f"{path / CONFIG_FILE}: {error}") from error
         targets = stored_tensors(model)
@@ -153,10 +152,7 @@ def load(
             )
             for name, tensor in targets.items()
         }
-        for name, tensor in read_expected(file, expected):
-            targets[name].data = tensor  # the same Parameter, so tied weights stay tied
-        if dtype is not None:
-            _cast(model, dtype)
+        fill(model, read_expected(file, expected), dtype)
         return model.to(device).eval()
 
     return read_checkpoint(folder, read)
@@ -264,12 +260,3 @@ def _dtypes(tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, dict[str, torch
     found = list(floating.values())
     most = max(found, key=found.count)
     return most, {name: dtype for name, dtype in floating.items() if dtype != most}
-
-
-def _cast(model: nn.Module, dtype: torch.dtype) -> None:
-    """Like ``model.to(dtype)``, but for buffers, which are tables, and for dynamics, which need their digits."""
-    dynamics = {id(p) for module in model.modules() if isinstance(module, Dynamics) for p in module.parameters()}
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            wide = torch.promote_types(dtype, torch.float32)
-            parameter.data = parameter.data.to(wide if id(parameter) in dynamics else dtype)
