@@ -119,8 +119,15 @@ def _emit_mamba(program: Program, mixer: Mixer, x: Place, residual: Place) -> St
     program.linear(mixer.in_proj.weight, mixer.in_proj.bias, x, projected, wait=True)
     _emit_convolution(program, mixer.convolution, projected, state.slot)
     program.linear(mixer.x_proj.weight, mixer.x_proj.bias, projected, selected, wait=True)
+    parts = [selected, selected.after(mixer.dt_rank), selected.after(mixer.dt_rank + config.d_state)]  # dt, B, C
+    if config.norm_dt_b_c:  # every thread norms all of it for itself
+        kind, widths = NORMS.index("rms"), mixer.sizes
+        given, normed = parts, program.buffer("normed_selected", sum(widths), local=True)
+        parts = [normed, normed.after(widths[0]), normed.after(widths[0] + widths[1])]
+        for width_, before, after in zip(widths, given, parts):
+            program.emit("norm", kind, width_, 1, config.norm_eps, None, None, before, after, Place(0), False)
     # A thread's share of dt is its share of the channels: it need not wait
-    program.linear(mixer.dt_proj.weight, mixer.dt_proj.bias, selected, dt, wait=False)
+    program.linear(mixer.dt_proj.weight, mixer.dt_proj.bias, parts[0], dt, wait=False)
     dynamics = mixer.dynamics
     program.emit(
         "selective",
@@ -133,8 +140,8 @@ def _emit_mamba(program: Program, mixer: Mixer, x: Place, residual: Place) -> St
         projected,
         projected.after(width),
         dt,
-        selected.after(mixer.dt_rank),
-        selected.after(mixer.dt_rank + config.d_state),
+        parts[1],
+        parts[2],
         projected,
         state.slot + 2,
         wait=True,
@@ -246,6 +253,8 @@ def _emit_attention(program: Program, mixer: Mixer, x: Place, residual: Place) -
 def _refused_option(mixer: nn.Module) -> str | None:
     if isinstance(mixer, Mamba) and mixer.config.is_complex:
         return "is a Mamba with complex A, and the step is for real A"
+    if isinstance(mixer, Attention) and mixer.convolution is not None:
+        return "is an Attention with n_taps, a convolution of queries, keys and values, which the step does not have"
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from statewise.mixers.causal_attention import attend
 from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import Linear
 from statewise.mixers.rotary import rotate
+from statewise.mixers.short_convolution import ShortConvolution
+from statewise.operators.causal_convolution import ConvolutionState
 from statewise.operators.masks import build_masks, mask_time
 
 POSITIONS = ("rotary", "learned", None)
@@ -30,7 +33,10 @@ class AttentionConfig(MixerConfig):
     positions:  "rotary" (the first ``d_rotary`` features of each head, default all; see :mod:`.rotary`),
                 "learned" (a table of ``max_positions`` vectors, added to the mixer's input) or None
     window:     a query sees itself and the window - 1 tokens before it (default: all)
+    n_taps:     queries, keys and values first pass a depthwise causal convolution of so many taps, with a bias and no
+                activation, as in the hybrids of ``mamba_ssm`` (default: none)
     bias:       of both projections
+    output_bias: of the output's projection, where that is not as ``bias`` says
     """
 
     n_heads: int
@@ -41,10 +47,12 @@ class AttentionConfig(MixerConfig):
     rotary_base: float = 10_000.0
     max_positions: int | None = None
     window: int | None = None
+    n_taps: int | None = None
     bias: bool = False
+    output_bias: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("n_heads", "n_kv_heads", "d_head", "d_rotary", "max_positions", "window"):
+        for name in ("n_heads", "n_kv_heads", "d_head", "d_rotary", "max_positions", "window", "n_taps"):
             value = getattr(self, name)
             if value is None and name != "n_heads":
                 continue
@@ -69,6 +77,8 @@ class AttentionConfig(MixerConfig):
             )
         if not isinstance(self.bias, bool):
             raise ConfigError(f"AttentionConfig.bias={self.bias!r}; expected True or False")
+        if self.output_bias is not None and not isinstance(self.output_bias, bool):
+            raise ConfigError(f"AttentionConfig.output_bias={self.output_bias!r}; expected True, False or None")
         if self.d_head is not None:
             self.rotary_width(self.d_head)
 
@@ -99,13 +109,21 @@ class AttentionConfig(MixerConfig):
         return Attention(d_model, self)
 
 
+class ConvolvedAttentionState(NamedTuple):
+    """convolution: the last queries, keys and values before their convolution; history: those after it."""
+
+    convolution: ConvolutionState
+    history: AttentionState
+
+
 class Attention(Mixer):
     """y = W_o softmax(Q K^T / sqrt(d_head) + causal mask) V, with Q, K, V = W_i (x + learned positions).
 
     Positions count from the beginning of the document, so padded, packed and single runs agree.
 
     Shapes:  as :class:`~statewise.mixers.base.Mixer`
-    State:   :class:`~statewise.mixers.attention_state.AttentionState`, float32 or wider
+    State:   :class:`~statewise.mixers.attention_state.AttentionState`, float32 or wider; with ``n_taps`` a
+             :class:`ConvolvedAttentionState`
     Cost:    O(length * (history + length)); with a window O(length * window), and a state of bounded size. A step of
              one token copies no history. Where gradients are recorded, or a document begins, the history is copied
              once for the call. With a state the host waits for the device, which must tell it the rows' lengths.
@@ -128,8 +146,10 @@ class Attention(Mixer):
         self.d_head = config.head_width(d_model)
         self.d_rotary = config.rotary_width(self.d_head)
         d_inner = self.n_heads * self.d_head
-        self.in_proj = Linear(d_model, d_inner + 2 * self.n_kv_heads * self.d_head, bias=config.bias)  # q, k, v
-        self.out_proj = Linear(d_inner, d_model, bias=config.bias)
+        d_projected = d_inner + 2 * self.n_kv_heads * self.d_head  # q, k, v
+        self.in_proj = Linear(d_model, d_projected, bias=config.bias)
+        self.convolution = None if config.n_taps is None else ShortConvolution(d_projected, config.n_taps)
+        self.out_proj = Linear(d_inner, d_model, bias=config.bias if config.output_bias is None else config.output_bias)
         self.positions = None if config.max_positions is None else LearnedPositions(config.max_positions, d_model)
         self.reset_parameters()
 
@@ -140,40 +160,50 @@ class Attention(Mixer):
                 nn.init.zeros_(layer.bias)
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=0.02)
+        if self.convolution is not None:
+            self.convolution.reset_parameters()
         self.out_proj.weight.data.mul_(residual_scale)
 
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> AttentionState:
+    ) -> AttentionState | ConvolvedAttentionState:
         weight = self.in_proj.weight
         dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
         device = weight.device if device is None else device
-        return empty_state(batch, self.n_kv_heads, self.d_head, device=device, dtype=dtype)
+        history = empty_state(batch, self.n_kv_heads, self.d_head, device=device, dtype=dtype)
+        if self.convolution is None:
+            return history
+        return ConvolvedAttentionState(self.convolution.initial_state(batch, device=device, dtype=dtype), history)
 
     def forward(
         self,
         x: Tensor,
-        state: AttentionState | None = None,
+        state: AttentionState | ConvolvedAttentionState | None = None,
         *,
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
-    ) -> tuple[Tensor, AttentionState | None]:
+    ) -> tuple[Tensor, AttentionState | ConvolvedAttentionState | None]:
         check_input(x, self.d_model, "Attention", lengths=lengths, starts=starts)
-        self._check(x, state)
+        before, history = self._parts(x, state)
         batch, length, _ = x.shape
         masks = build_masks(batch, length, lengths, starts)
         if batch == 0 or length == 0:
             return self._nothing(x), state
-        starts = masks.starts
+        starts = given_starts = masks.starts
+        given_lengths = lengths
         x = mask_time(x, masks.valid)
-        if state is not None:
-            state, lengths, starts = _plain(state, length, lengths, starts)
-        before = None if state is None else state.position
-        position, began = document_positions(length, before, starts, device=x.device)
+        if history is not None:
+            history, lengths, starts = _plain(history, length, lengths, starts)
+        n_read = None if history is None else history.position
+        position, began = document_positions(length, n_read, starts, device=x.device)
         if self.positions is not None:
-            x = x + self.positions(position, lengths=lengths, at_most=length if state is None else None)
+            x = x + self.positions(position, lengths=lengths, at_most=length if history is None else None)
 
-        qkv = self.in_proj(x).unflatten(-1, (-1, self.d_head))
+        qkv = self.in_proj(x)
+        convolution = None
+        if self.convolution is not None:
+            qkv, convolution = self.convolution(qkv, before, lengths=given_lengths, starts=given_starts)
+        qkv = qkv.unflatten(-1, (-1, self.d_head))
         if self.d_rotary:
             n_turned = self.n_heads + self.n_kv_heads
             qk, v = qkv[:, :, :n_turned], qkv[:, :, n_turned:]
@@ -181,17 +211,21 @@ class Attention(Mixer):
             q, k = qk[:, :, : self.n_heads], qk[:, :, self.n_heads :]
         else:
             q, k, v = qkv.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=2)
-        if state is None:
+        if history is None:
             y = attend(q, k, v, first=None if began is None else began.clamp(min=0), window=self.config.window)
         else:
-            y, state = self._attend_with_history(q, k, v, state, lengths, began)
-        return self.out_proj(y.to(qkv.dtype).flatten(2)), state
+            y, history = self._attend_with_history(q, k, v, history, lengths, began)
+        y = self.out_proj(y.to(qkv.dtype).flatten(2))
+        return y, history if convolution is None or history is None else ConvolvedAttentionState(convolution, history)
 
     def _nothing(self, x: Tensor) -> Tensor:
         """The output for an x without elements: no attention, but a graph from x and the parameters to it."""
         if self.positions is not None:
             x = x + self.positions(torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device), at_most=0)
-        return self.out_proj(self.in_proj(x)[..., : self.n_heads * self.d_head])
+        qkv = self.in_proj(x)
+        if self.convolution is not None:
+            qkv, _ = self.convolution(qkv)
+        return self.out_proj(qkv[..., : self.n_heads * self.d_head])
 
     def _attend_with_history(
         self, q: Tensor, k: Tensor, v: Tensor, state: AttentionState, lengths: Tensor | None, began: Tensor | None
@@ -216,18 +250,27 @@ class Attention(Mixer):
         y = attend(q, context.keys, context.values, n_history=context.n_history, first=first, window=window)
         return y, state
 
-    def _check(self, x: Tensor, state: AttentionState | None) -> None:
+    def _parts(
+        self, x: Tensor, state: AttentionState | ConvolvedAttentionState | None
+    ) -> tuple[ConvolutionState | None, AttentionState | None]:
+        """The convolution's state and the history, checked but for what the convolution checks."""
         if state is None:
-            return
+            return None, None
+        before, history = None, state
+        if self.convolution is not None:
+            if not isinstance(state, ConvolvedAttentionState):
+                raise InputError(f"state must be a ConvolvedAttentionState or None, got {type(state).__name__}")
+            before, history = state
         batch = x.shape[0]
-        if not isinstance(state, AttentionState):
-            raise InputError(f"state must be an AttentionState or None, got {type(state).__name__}")
+        if not isinstance(history, AttentionState):
+            raise InputError(f"state must be an AttentionState or None, got {type(history).__name__}")
         heads = (self.n_kv_heads, self.d_head)
-        for name, leaf in state._asdict().items():
+        for name, leaf in history._asdict().items():
             buffer = name in ("keys", "values")
             if leaf.shape[:1] != (batch,) or leaf.ndim != (4 if buffer else 1) or (buffer and leaf.shape[2:] != heads):
                 expected = f"({batch}, capacity, {self.n_kv_heads}, {self.d_head})" if buffer else f"({batch},)"
                 raise InputError(f"state.{name} must have shape {expected}, got {tuple(leaf.shape)}")
+        return before, history
 
 
 def _plain(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise import hippo
@@ -44,7 +45,11 @@ class MambaConfig(MixerConfig):
     bidirectional:    the system also reads the sequence from its end; there is then no state, and no decoding
     tied_directions:  one set of weights for both; if False, the convolution, x_proj, dt_proj and A, D are there twice
     combine:          what enters the output of the two directions: their "sum", or both ("concatenate")
-    Source:           Gu & Dao 2023, arXiv:2312.00752, sec. 3.4 and 3.6, and the Mamba module of ``mamba_ssm``.
+    norm_dt_b_c:      dt before W_dt, B and C are each divided by their root mean square, as in Falcon-Mamba, which
+                      has no weights there
+    norm_eps:         added to the mean square
+    Source:           Gu & Dao 2023, arXiv:2312.00752, sec. 3.4 and 3.6, and the Mamba module of ``mamba_ssm``; the
+                      norms: Zuo et al. 2024 (Falcon Mamba), arXiv:2410.05355, sec. 2.
     """
 
     d_state: int = 16
@@ -60,6 +65,8 @@ class MambaConfig(MixerConfig):
     bidirectional: bool = False
     tied_directions: bool = True
     combine: str = "sum"
+    norm_dt_b_c: bool = False
+    norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
         for name in ("d_state", "expand", "n_taps", "dt_rank"):
@@ -77,7 +84,9 @@ class MambaConfig(MixerConfig):
         for name, known in (("method", METHODS), ("initialization", INITIALIZATIONS), ("combine", COMBINE)):
             if getattr(self, name) not in known:
                 raise self._wrong(name, f"use one of {list(known)}")
-        for name in ("bias", "convolution_bias", "bidirectional", "tied_directions"):
+        if not (_is_number(self.norm_eps) and 0 < self.norm_eps < math.inf):
+            raise self._wrong("norm_eps", "expected a number above 0")
+        for name in ("bias", "convolution_bias", "bidirectional", "tied_directions", "norm_dt_b_c"):
             if not isinstance(getattr(self, name), bool):
                 raise self._wrong(name, "expected True or False")
         if self.is_complex and self.d_state % 2:
@@ -168,6 +177,8 @@ class MambaDirection(nn.Module):
     def operator(self, x: Tensor, z: Tensor | None = None) -> SelectiveDiagonal:
         """The system that the convolved input x selects; z is its gate."""
         dt, B, C = self.x_proj(x).split(self.sizes, -1)
+        if self.config.norm_dt_b_c:
+            dt, B, C = (self._normed(m) for m in (dt, B, C))
         if self.config.is_complex:  # the real and the imaginary part of each number side by side
             B, C = (torch.complex(*wide(m).unflatten(-1, (-1, 2)).unbind(-1)) for m in (B, C))
         return SelectiveDiagonal(
@@ -181,6 +192,10 @@ class MambaDirection(nn.Module):
             softplus=True,
             method=self.config.method,
         )
+
+    def _normed(self, m: Tensor) -> Tensor:
+        """Over the last axis, without weights, in float32 or wider."""
+        return F.rms_norm(wide(m), m.shape[-1:], eps=self.config.norm_eps).to(m.dtype)
 
 
 class Mamba(MambaDirection, Mixer):
