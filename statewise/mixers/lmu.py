@@ -87,7 +87,8 @@ class LMUBase(PreparableMixer):
         self.d_model, self.config = d_model, config
         self.d_hidden = d_model if config.d_hidden is None else config.d_hidden
         self.activation = ACTIVATIONS[config.activation]
-        self.per_step = _memory(config.d_state, config.theta, 1.0)  # no buffers: they keep their digits in any dtype
+        with torch.device("cpu"):  # numbers also where the parameters have none, on the meta device
+            self.per_step = _memory(config.d_state, config.theta, 1.0)  # no buffers, so its digits stay in any dtype
         d_memories = config.d_memory * config.d_state
         self.input_to_memory = Linear(d_model, config.d_memory, bias=False)
         self.memory_to_hidden = Linear(d_memories, self.d_hidden)
