@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from statewise.errors import CheckpointError
@@ -54,6 +55,20 @@ def reshaped(theirs: str, ours: str, *, theirs_shape: Sequence[int], ours_shape:
     )
 
 
+def repeated(first: str, second: str, ours: str) -> Entry:
+    """One tensor of ours that they hold twice, as a head that is tied to the embedding.
+
+    Errors:  CheckpointError if the two differ; see :func:`read_entries`.
+    """
+
+    def once(one: Tensor, other: Tensor) -> Tensor:
+        if one.shape != other.shape or not torch.equal(one, other):
+            raise CheckpointError(f"{second} differs from {first}, to which it is tied; remove the one not meant")
+        return one
+
+    return Entry((first, second), (ours,), once, lambda tensor: (tensor, tensor))
+
+
 def require_shape(name: str, tensor: Tensor, expected: Sequence[int]) -> None:
     """CheckpointError naming the tensor and both shapes."""
     if tuple(tensor.shape) != tuple(expected):
@@ -88,7 +103,12 @@ def read_entries(
         if not entry.ours:
             continue
         given = tuple(tensors[name] for name in entry.theirs)
-        found.update(zip(entry.ours, _compute(entry.to_ours, given, where), strict=True))
+        for name, tensor in zip(entry.ours, _compute(entry.to_ours, given, where), strict=True):
+            if name in expected and tuple(tensor.shape) != tuple(expected[name]):
+                theirs = " and ".join(entry.theirs)
+                shapes = f"gives {name} of shape {tuple(tensor.shape)}, expected {tuple(expected[name])}"
+                raise CheckpointError(f"{where}: {theirs} {shapes}")
+            found[name] = tensor
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         raise CheckpointError(f"{where}: the tensor {unknown[0]} is not one of this architecture{more}")
@@ -136,11 +156,6 @@ def _require_all(found: Mapping[str, Tensor], expected: Mapping[str, Sequence[in
     ):
         if names:
             raise CheckpointError(f"{where}: the model's tensor {min(names)} {problem} tensor of the file")
-    for name, shape in expected.items():
-        try:
-            require_shape(name, found[name], shape)
-        except CheckpointError as error:
-            raise CheckpointError(f"{where}: {error}") from error
 
 
 def _near(name: str, others: Sequence[str]) -> str:

@@ -1,0 +1,132 @@
+"""The layers of ``mamba_ssm`` and of those who took its names over: which of their tensors is which of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statewise.checkpoints.convert.entries import Entry, repeated, same
+from statewise.errors import CheckpointError
+from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.base import MixerConfig
+from statewise.mixers.mamba import MambaConfig
+from statewise.mixers.mamba2 import Mamba2Config
+from statewise.models.block import BlockConfig
+from statewise.models.language_model import LanguageModelConfig
+
+# What each of our configs has to say for these formats to have it, whatever its other fields are.
+_BLOCK = {"placement": "pre"}
+_MAMBA = {"method": "mamba", "initialization": "real", "bidirectional": False}
+_MODEL = {"max_positions": None}
+
+
+def model_entries(
+    config: LanguageModelConfig, *, embedding: str = "backbone.embedding.weight", prefix: str = "", head: bool
+) -> list[Entry]:
+    """head: the file has a head also where that is tied to the embedding."""
+    embedding, lm_head = prefix + embedding, prefix + "lm_head.weight"
+    if not config.tie_embeddings:
+        table = [same(embedding, "embedding.weight"), same(lm_head, "head.weight")]
+    elif head:
+        table = [repeated(embedding, lm_head, "embedding.weight")]
+    else:
+        table = [same(embedding, "embedding.weight")]
+    table += _norm(f"{prefix}backbone.norm_f", "norm", config.norm)
+    for i, block in enumerate(config.blocks):
+        theirs, ours = f"{prefix}backbone.layers.{i}", f"layers.{i}"
+        table += _norm(f"{theirs}.norm", f"{ours}.mixer_norm", block.norm)
+        table += _mixer(block.mixer, f"{theirs}.mixer.", f"{ours}.mixer.")
+        if block.mlp is not None:
+            table += _norm(f"{theirs}.norm2", f"{ours}.mlp_norm", block.norm)
+            table.append(Entry((f"{theirs}.mlp.fc1.weight",), (f"{ours}.mlp.in_proj.weight",), _swapped, _swapped))
+            table.append(same(f"{theirs}.mlp.fc2.weight", f"{ours}.mlp.out_proj.weight"))
+    return table
+
+
+def _norm(theirs: str, ours: str, kind: str) -> list[Entry]:
+    return _affine(theirs, ours, bias=kind == "layer")
+
+
+def _affine(theirs: str, ours: str, *, bias: bool) -> list[Entry]:
+    names = ("weight", "bias") if bias else ("weight",)
+    return [same(f"{theirs}.{name}", f"{ours}.{name}") for name in names]
+
+
+def _mixer(config: MixerConfig, theirs: str, ours: str) -> list[Entry]:
+    if isinstance(config, AttentionConfig):
+        output_bias = config.bias if config.output_bias is None else config.output_bias
+        return [
+            *_affine(f"{theirs}in_proj", f"{ours}in_proj", bias=config.bias),
+            *([] if config.n_taps is None else _convolution(theirs, ours, bias=True)),
+            *_affine(f"{theirs}out_proj", f"{ours}out_proj", bias=output_bias),
+        ]
+    assert isinstance(config, (MambaConfig, Mamba2Config))
+    table = [
+        *_affine(f"{theirs}in_proj", f"{ours}in_proj", bias=config.bias),
+        *_convolution(theirs, ours, bias=config.convolution_bias),
+        *_affine(f"{theirs}out_proj", f"{ours}out_proj", bias=config.bias),
+        *(same(f"{theirs}{name}", f"{ours}dynamics.{name}") for name in ("A_log", "D")),
+    ]
+    if isinstance(config, MambaConfig):
+        table += [same(f"{theirs}{name}.weight", f"{ours}{name}.weight") for name in ("x_proj", "dt_proj")]
+        table.append(same(f"{theirs}dt_proj.bias", f"{ours}dynamics.dt_bias"))
+    else:
+        table.append(same(f"{theirs}dt_bias", f"{ours}dynamics.dt_bias"))
+        table.append(same(f"{theirs}norm.weight", f"{ours}norm.weight"))
+    return table
+
+
+def _convolution(theirs: str, ours: str, *, bias: bool) -> list[Entry]:
+    """Theirs is (width, 1, n_taps) with the oldest tap first, ours (width, n_taps) with the newest first."""
+
+    def to_ours(weight: Tensor) -> Tensor:
+        if weight.ndim != 3 or weight.shape[1] != 1:
+            raise CheckpointError(f"{theirs}conv1d.weight has shape {tuple(weight.shape)}, expected (width, 1, n_taps)")
+        return weight.squeeze(1).flip(1)
+
+    weight = Entry(
+        (f"{theirs}conv1d.weight",), (f"{ours}convolution.weight",), to_ours, lambda taps: taps.flip(1).unsqueeze(1)
+    )
+    return [weight, same(f"{theirs}conv1d.bias", f"{ours}convolution.bias")] if bias else [weight]
+
+
+def _swapped(weight: Tensor) -> Tensor:
+    """A gated MLP's two halves: theirs is value, gate; ours gate, value."""
+    return torch.cat(weight.chunk(2)[::-1]) if weight.shape[0] > 1 else weight
+
+
+def uniform(config: LanguageModelConfig, where: str) -> tuple[BlockConfig, MixerConfig | None, AttentionConfig | None]:
+    """What all layers have in common, for a format that says it once: (a block, its selective mixer, its attention).
+
+    The block's own mixer says nothing. The attention and the other mixer are None where there is no such layer.
+    Errors:  CheckpointError that names what the format does not have.
+    """
+    only(config, _MODEL, "the model", where)
+    blocks = config.blocks
+    first = blocks[0]
+    mixers: dict[bool, MixerConfig] = {}
+    for i, block in enumerate(blocks):
+        name = f"layers[{i}]"
+        only(block, {**_BLOCK, "norm": config.norm, "norm_eps": config.norm_eps, "mlp": first.mlp}, name, where)
+        mixer = block.mixer
+        if type(mixer) not in (MambaConfig, Mamba2Config, AttentionConfig):
+            raise CheckpointError(f"{where} has no {type(mixer).__name__.removesuffix('Config')}, which {name} is")
+        if isinstance(mixer, MambaConfig):
+            only(mixer, _MAMBA, name, where)
+        if mixers.setdefault(isinstance(mixer, AttentionConfig), mixer) != mixer:
+            raise CheckpointError(
+                f"{where} has one config for all layers of a kind, and {name} differs from one before"
+            )
+    attention = mixers.get(True)
+    assert attention is None or isinstance(attention, AttentionConfig)
+    return first, mixers.get(False), attention
+
+
+def only(config: Any, supported: Mapping[str, Any], what: str, where: str) -> None:
+    """CheckpointError if a field of ours has another value than the one that the format has."""
+    for name, value in supported.items():
+        if getattr(config, name) != value:
+            raise CheckpointError(f"{where} has no {name}={getattr(config, name)!r} as {what} has it, only {value!r}")
