@@ -1,0 +1,16 @@
+"""Doctests are collected from every module: those of the integrations only where the library is that they need."""
+
+from __future__ import annotations
+
+import importlib.util
+
+NEEDED = {
+    "transformers": "transformers",
+    "lm_eval": "lm_eval",
+}  # a file's prefix in statewise/integrations: its package
+
+collect_ignore_glob = [
+    f"statewise/integrations/{prefix}*.py"
+    for prefix, package in NEEDED.items()
+    if importlib.util.find_spec(package) is None
+]

@@ -1,0 +1,25 @@
+"""Statewise language models in Hugging Face's ``transformers``: extra ``hf``, transformers 5.
+
+Importing this module registers the model type "statewise" with ``AutoConfig`` and ``AutoModelForCausalLM``.
+
+A thin layer: state and mathematics are :class:`~statewise.models.language_model.LanguageModel`'s own.
+"""
+
+from __future__ import annotations
+
+try:
+    import transformers
+except ImportError as error:
+    from statewise.errors import InputError
+
+    raise InputError('the wrapper needs transformers; run: pip install "statewise[hf]"') from error
+
+from statewise.integrations.transformers_cache import StatewiseCache
+from statewise.integrations.transformers_config import StatewiseConfig
+from statewise.integrations.transformers_model import StatewiseForCausalLM, from_statewise
+from statewise.integrations.transformers_tokenizer import fast_tokenizer
+
+__all__ = ["StatewiseCache", "StatewiseConfig", "StatewiseForCausalLM", "fast_tokenizer", "from_statewise"]
+
+transformers.AutoConfig.register(StatewiseConfig.model_type, StatewiseConfig, exist_ok=True)
+transformers.AutoModelForCausalLM.register(StatewiseConfig, StatewiseForCausalLM, exist_ok=True)

@@ -1,0 +1,252 @@
+"""A language model as ``transformers`` wants it: configuration, cache, padding and loss around ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from statewise.data.tokenizers import Tokenizer
+from statewise.errors import CheckpointError, InputError
+from statewise.integrations.transformers_cache import StatewiseCache
+from statewise.integrations.transformers_config import StatewiseConfig
+from statewise.integrations.transformers_padding import from_right_padded, read_mask, to_right_padded
+from statewise.mixers.base import Dynamics
+from statewise.models.freezing import freeze, has_operators_to_prepare
+from statewise.models.language_model import LanguageModel
+
+IGNORED = -100  # their label for positions without a target
+
+
+class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
+    """Any Statewise language model for ``generate``, ``Trainer`` and ``pipeline``. ``model`` is ours.
+
+    Rows may be padded anywhere, left or right: a column whose ``attention_mask`` is 0 is not read, whatever its id, and
+    its logits are those of the row's last token before it. Rows of a padded batch say what they would say alone.
+    """
+
+    config_class = StatewiseConfig
+    config: StatewiseConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _is_stateful = True  # assisted generation is refused: a state holds no history to go back to
+    _tied_weights_keys = {"model.head.weight": "model.embedding.weight"}  # noqa: RUF012 (the base class has a dict)
+
+    def __init__(self, config: StatewiseConfig) -> None:
+        super().__init__(config)
+        dtype = torch.get_default_dtype()  # theirs say so which dtype they want
+        with _default_dtype(torch.promote_types(dtype, torch.float32)):
+            self.model = config.language_model().build()
+        _cast(self.model, dtype)
+        self._readers: list[LanguageModel] = []  # frozen copies while they generate; in a list they are no submodules
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: a model draws its parameters when it is built."""
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As theirs, but strict. ``dtype`` leaves the parameters of ``Dynamics`` modules in float32 or wider.
+
+        Errors:  CheckpointError naming tensors that are missing, unexpected or of another shape.
+        """
+        model, loaded = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+            if found := sorted(str(key) for key in loaded.get(what, ())):
+                raise CheckpointError(
+                    f"{args[0] if args else 'the checkpoint'} has {what.replace('_', ' ')}: {', '.join(found[:3])}"
+                    f"{f' and {len(found) - 3} more' if len(found) > 3 else ''}; expected the tensors of its config"
+                )
+        return (model, loaded) if output_loading_info else model
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.model.head
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Refused, unless nothing would change: the vocabulary is part of the model's config."""
+        if new_num_tokens in (None, self.config.vocab_size):
+            return self.model.embedding
+        raise InputError(
+            f"a Statewise model's vocabulary of {self.config.vocab_size} cannot be resized to {new_num_tokens}; "
+            "use tokens that it has (padding may have any id, masked columns are not read)"
+        )
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As theirs; mixers that are time-invariant discretise once and not at every token."""
+        if self.training or not has_operators_to_prepare(self.model):
+            return super().generate(*args, **kwargs)
+        self._readers.append(freeze(self.model))
+        try:
+            return super().generate(*args, **kwargs)
+        finally:
+            self._readers.pop()
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any) -> None:
+        """A cache of ours where the caller gave none."""
+        given = generation_config.cache_implementation
+        if given not in (None, "dynamic"):
+            raise InputError(f"cache_implementation={given!r} is for keys and values; a state needs none, leave it out")
+        if generation_config.is_assistant:
+            StatewiseCache().activate_past_recording()
+        cache = model_kwargs.get("past_key_values")
+        if cache is None and generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = StatewiseCache()
+        elif cache is not None:
+            cache._is_user_defined = True  # generate returns such a cache as it leaves it
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: StatewiseCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits, the loss if ``labels`` are given, and the cache.
+
+        past_key_values: read on from it; the new state is written into it
+        labels:          the tokens, -100 where there is no target; position t is compared with the label of t + 1.
+                         Padding has no target, and neither has a row's first token.
+        logits_to_keep:  logits of that many last columns alone, or of these columns; 0: all
+        position_ids:    only read for where they are 0: there a packed document begins
+
+        Shapes:  input_ids, attention_mask, labels: (batch, length)   ->   logits: (batch, length, vocab_size)
+        Errors:  InputError for arguments that do not fit, and for arguments of theirs that have no meaning here.
+        """
+        starts = _starts_of(kwargs.pop("position_ids", None))
+        loss_arguments = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
+        _refuse(kwargs)
+        if not isinstance(input_ids, Tensor) or input_ids.ndim != 2:
+            raise InputError("input_ids must be a tensor (batch, length); a Statewise model reads ids, not embeddings")
+        cache = self._cache(past_key_values, use_cache, len(input_ids))
+        fresh = cache is None or not cache.n_columns
+        real = read_mask(attention_mask, input_ids)
+        features = self._features(input_ids, real, starts, cache, fresh)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self._reading_model.head(features[:, kept])
+        loss = None
+        if labels is not None:
+            labels = labels if real is None else labels.masked_fill(_no_target(real, fresh), IGNORED)
+            loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **loss_arguments)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+
+    @property
+    def _reading_model(self) -> LanguageModel:
+        return self._readers[-1] if self._readers else self.model
+
+    def _cache(self, cache: Any, use_cache: bool | None, batch: int) -> StatewiseCache | None:
+        """The cache to read on from, with a state in it."""
+        if cache is None:
+            use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+            cache = StatewiseCache() if use_cache else None
+        elif not isinstance(cache, StatewiseCache):
+            raise InputError(f"past_key_values is a {type(cache).__name__}; a Statewise model needs a StatewiseCache")
+        if cache is None:
+            return None
+        if cache.state is None:
+            cache.state = self.model.initial_state(batch)
+            weight = self.model.head.weight
+            cache.features = weight.new_zeros(batch, weight.shape[1])
+        elif cache.batch_size != batch:
+            raise InputError(
+                f"the cache has {cache.batch_size} rows and the tokens {batch}; for beams or several continuations "
+                "of a row, cache.batch_repeat_interleave(n) first"
+            )
+        return cast(StatewiseCache, cache)
+
+    def _features(
+        self, tokens: Tensor, real: Tensor | None, starts: Tensor | None, cache: StatewiseCache | None, fresh: bool
+    ) -> Tensor:
+        """The model's features of every column; the cache is advanced."""
+        n_columns, lengths, document = tokens.shape[1], None, self.config.document_token_id
+        if real is not None:
+            lengths, (tokens, starts) = to_right_padded(real, tokens, starts)  # type: ignore[assignment]
+        if document is not None:
+            starts = tokens == document if starts is None else starts | (tokens == document)
+        if starts is not None and fresh and starts.shape[1]:
+            starts[:, 0] = False  # a row that begins at rest needs no telling, and goes faster untold
+        if starts is not None and not bool(starts.any()):
+            starts = None
+        state = None if cache is None else cache.state
+        features, state = self._reading_model.features(tokens, state, lengths=lengths, starts=starts)
+        if real is not None:
+            before = features.new_zeros(len(features), features.shape[-1]) if cache is None else cache.features
+            features = from_right_padded(features, cast(Tensor, before), real)
+        if cache is not None and n_columns:
+            cache.state, cache.n_columns = state, cache.n_columns + n_columns
+            cache.features = features[:, -1].clone()  # a view would keep all of them
+        return features
+
+
+def from_statewise(model: LanguageModel, tokenizer: Tokenizer | None = None) -> StatewiseForCausalLM:
+    """The model, wrapped; nothing is copied, ``from_statewise(model).model is model``.
+
+    With a tokenizer its document token begins and ends documents, as in ``sw.generate(..., tokenizer=tokenizer)``.
+
+    Errors:  InputError for anything but a language model that is not frozen, and for a tokenizer with more tokens.
+    """
+    if not isinstance(model, LanguageModel) or model.is_frozen:
+        what = "frozen model" if isinstance(model, LanguageModel) else type(model).__name__
+        raise InputError(f"from_statewise takes a LanguageModel that is not frozen, got a {what}")
+    ids = {}
+    if tokenizer is not None:
+        if tokenizer.vocab_size > model.config.vocab_size:
+            raise InputError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {model.config.vocab_size}; "
+                "use the tokenizer that the model was trained with"
+            )
+        names = ("document_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
+        ids = dict.fromkeys(names, tokenizer.document_token)
+    with torch.device("meta"):
+        wrapped = StatewiseForCausalLM(StatewiseConfig(model=model.config, **ids))
+    wrapped.model = model
+    wrapped.config.dtype = wrapped.dtype
+    return wrapped.train(model.training)
+
+
+def _starts_of(position_ids: Tensor | None) -> Tensor | None:
+    """Where documents begin, if positions are given."""
+    return None if position_ids is None else position_ids == 0
+
+
+def _no_target(real: Tensor, fresh: bool) -> Tensor:
+    """Padding, and a row's first token, which nothing before it predicts."""
+    return ~real | (real.cumsum(1) < 2) if fresh else ~real
+
+
+def _refuse(kwargs: dict[str, Any]) -> None:
+    """Arguments that other models have and this one gives no meaning."""
+    for name, value in kwargs.items():
+        if value is not None and value is not False:
+            raise InputError(f"{name} has no meaning for a Statewise model; leave it out")
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """The floating parameters in ``dtype``; those of Dynamics modules never narrower than float32."""
+    dynamics = {id(p) for module in model.modules() if isinstance(module, Dynamics) for p in module.parameters()}
+    for parameter in model.parameters():
+        wide = torch.promote_types(dtype, torch.float32)
+        parameter.data = parameter.data.to(wide if id(parameter) in dynamics else dtype)
