@@ -41,7 +41,9 @@ def interval(config: Mapping[str, Any], name: str, default: tuple[float, float],
     """Two numbers, 0 <= low < high, of which the second may be an infinity."""
     value = config.get(name, default)
     if isinstance(value, (list, tuple)):
-        ends: list[Any] = [_INFINITIES.get(end.get("__float__")) if isinstance(end, Mapping) else end for end in value]
+        ends: list[Any] = [
+            _INFINITIES.get(str(end.get("__float__"))) if isinstance(end, Mapping) else end for end in value
+        ]
         if len(ends) == 2 and all(map(_is_number, ends)) and 0 <= ends[0] <= ends[1]:
             return float(ends[0]), float(ends[1])
     raise wrong(name, value, "two numbers, 0 <= low <= high", where)
