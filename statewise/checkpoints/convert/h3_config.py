@@ -1,0 +1,203 @@
+"""The config of an H3 file: read off its shapes and what lies beside it, and back to the published arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from statewise.checkpoints.convert.fields import refuse_unknown, require, section
+from statewise.checkpoints.convert.h3_names import Names
+from statewise.errors import CheckpointError
+from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.h3 import H3Config
+from statewise.models.base import ModelConfig
+from statewise.models.block import BlockConfig
+from statewise.models.language_model import LanguageModelConfig
+from statewise.models.mlp import MLPConfig
+
+# The heads of the attention in the released models, by width.
+RELEASED_HEADS = {768: 12, 1024: 16, 2048: 16, 2560: 20}
+EPS = 1e-5
+
+# Arguments of the published constructor, and what else a config.json may hold, that change no output.
+_NO_EFFECT = (
+    *("resid_dropout", "embed_dropout", "initializer_cfg", "fused_mlp", "fused_dropout_add_ln", "residual_in_fp32"),
+    *("pad_vocab_size_multiple", "model_type", "architectures", "torch_dtype", "dtype", "transformers_version"),
+)
+_SSM_NO_EFFECT = ("measure", "measure_args", "dt_min", "dt_max", "deterministic", "lr", "verbose", "dropout", "rank")
+_SSM_FIXED = {"mode": "diag", "disc": "bilinear", "real_type": "exp", "head_dim": 1, "bandlimit": None, "l_max": None}
+_WHERE = "the H3 checkpoint's config"
+
+
+def from_theirs(config: Mapping[str, Any], names: Names, tensors: Mapping[str, Tensor]) -> LanguageModelConfig:
+    """Our config. A tensor that is not where it should be gets a size of no matter here: reading it names it."""
+
+    def size(name: str, axis: int, default: int) -> int:
+        tensor = tensors.get(names(name))
+        return tensor.shape[axis] if tensor is not None and tensor.ndim > axis else default
+
+    vocab_size, d_model = (size("backbone.embeddings.word_embeddings.weight", axis, 8) for axis in (0, 1))
+    n_layers = names.n_layers
+    if n_layers < 1:
+        raise CheckpointError(f"the H3 checkpoint: no tensor begins with {names('backbone.layers.0.')}")
+    attention_at = tuple(
+        i for i in range(n_layers) if any(names(f"backbone.layers.{i}.mixer.{m}.weight") in tensors for m in _ATTENTION)
+    )
+    heads, d_rotary, eps = _read_config(
+        config,
+        d_model=d_model,
+        n_layer=n_layers,
+        vocab_size=vocab_size,
+        d_inner=size("backbone.layers.0.mlp.fc1.weight", 0, 4 * d_model),
+        attn_layer_idx=list(attention_at),
+        max_position_embeddings=size("backbone.embeddings.position_embeddings.weight", 0, 0),
+    )
+    layers = []
+    for i in range(n_layers):
+        theirs = f"backbone.layers.{i}."
+        mixer: AttentionConfig | H3Config
+        if i in attention_at:
+            d_turned = 2 * size(f"{theirs}mixer.rotary_emb.inv_freq", 0, 0) or d_rotary
+            mixer = AttentionConfig(
+                n_heads=_n_heads(d_model, heads),
+                positions="rotary" if d_turned else None,
+                d_rotary=d_turned or None,
+                bias=True,
+            )
+        else:
+            _require_one_wide(size(f"{theirs}mixer.D", 0, d_model), d_model, names(f"{theirs}mixer.D"))
+            mixer = H3Config(
+                d_state=2 * size(f"{theirs}mixer.kernel.kernel.A_imag", 1, 32),
+                d_shift=size(f"{theirs}mixer.ssm_k_kernel.kernel.B", 1, 64),
+            )
+        expand = size(f"{theirs}mlp.fc1.weight", 0, 4 * d_model) / d_model
+        mlp = MLPConfig(expand=expand, activation="gelu_tanh")
+        layers.append(BlockConfig(mixer=mixer, mlp=mlp, norm="layer", norm_eps=eps))
+    n_positions = size("backbone.embeddings.position_embeddings.weight", 0, 0)
+    return LanguageModelConfig(
+        vocab_size=vocab_size,
+        d_model=d_model,
+        layers=tuple(layers),
+        norm="layer",
+        norm_eps=eps,
+        max_positions=n_positions or None,
+    )
+
+
+_ATTENTION = ("Wqkv", "out_proj")
+
+
+def _read_config(config: Mapping[str, Any], *, vocab_size: int, **of_the_file: Any) -> tuple[int | None, int, float]:
+    """Heads (None: not said), rotary features (0: none) and the norms' eps; the rest has to be as in the file."""
+    attention = section(config, "attn_cfg", _WHERE)
+    ssm = section(config, "ssm_cfg", _WHERE)
+    known = ("n_heads", "attn_cfg", "ssm_cfg", "layer_norm_epsilon", "vocab_size", *of_the_file, *_NO_EFFECT)
+    refuse_unknown(config, known, _WHERE)
+    refuse_unknown(attention, ("num_heads", "rotary_emb_dim", "causal"), f"{_WHERE}: attn_cfg")
+    refuse_unknown(ssm, ("d_state", *_SSM_FIXED, *_SSM_NO_EFFECT, "use_fast_fftconv"), f"{_WHERE}: ssm_cfg")
+    for name, value in of_the_file.items():
+        given = config.get(name)
+        if given is not None and (list(given) if isinstance(given, (list, tuple)) else given) != value:
+            raise CheckpointError(f"{_WHERE}: {name}={given!r}, but the file's tensors say {value}")
+    smaller = config.get("vocab_size")
+    if smaller is not None and smaller > vocab_size:  # a smaller one is what was padded
+        raise CheckpointError(f"{_WHERE}: vocab_size={smaller!r}, but the file's tensors say {vocab_size}")
+    require(attention, {"causal": True}, f"{_WHERE}: attn_cfg")
+    require(ssm, _SSM_FIXED, f"{_WHERE}: ssm_cfg")
+    return (
+        config.get("n_heads") or attention.get("num_heads"),
+        attention.get("rotary_emb_dim") or 0,
+        config.get("layer_norm_epsilon", EPS),
+    )
+
+
+def _n_heads(d_model: int, heads: int | None) -> int:
+    found = RELEASED_HEADS.get(d_model) if heads is None else heads
+    if found is None:
+        raise CheckpointError(
+            f"the H3 checkpoint: how many heads its attention has is in no tensor, and d_model={d_model} is none of "
+            f'the released models ({", ".join(map(str, RELEASED_HEADS))}); put {{"n_heads": …}} into a config.json '
+            "beside the file"
+        )
+    return found
+
+
+def _require_one_wide(n_systems: int, d_model: int, name: str) -> None:
+    if n_systems != d_model:
+        raise CheckpointError(
+            f"the H3 checkpoint: {name} has {n_systems} entries for d_model={d_model}: heads wider than 1, for which "
+            "the published code has two orders of the features, and the file does not say which; no released file has "
+            "them, and they are not read"
+        )
+
+
+def check_written(config: ModelConfig) -> LanguageModelConfig:
+    """The config with bare mixers as blocks, if the published code has such a model."""
+
+    def refuse(what: str) -> CheckpointError:
+        return CheckpointError(f"this model cannot be written as h3: {what}; use another format")
+
+    if not isinstance(config, LanguageModelConfig):
+        raise refuse(f"it is a {type(config).__name__}, and H3's are language models")
+    if config.norm != "layer" or not config.tie_embeddings:
+        raise refuse(f"norm={config.norm!r}, tie_embeddings={config.tie_embeddings} (published: 'layer', True)")
+    config = config.in_full()
+    mlps, attentions = set(), set()
+    for i, block in enumerate(config.blocks):
+        mlp, mixer = block.mlp, block.mixer
+        if block.norm != "layer" or block.placement != "pre" or block.norm_eps != config.norm_eps:
+            raise refuse(f"layer {i} has not the same norm before each branch as after the last: LayerNorm")
+        if mlp is None or replace(mlp, expand=4.0) != MLPConfig(activation="gelu_tanh"):
+            raise refuse(f"layer {i} has mlp={mlp} (published: gelu_tanh, with biases, not gated)")
+        mlps.add(mlp.expand)
+        if isinstance(mixer, AttentionConfig):
+            plain = AttentionConfig(
+                n_heads=mixer.n_heads, positions=mixer.positions, d_rotary=mixer.d_rotary, bias=True
+            )
+            kv_heads, width = mixer.n_kv_heads, mixer.head_width(config.d_model)
+            same_heads = kv_heads in (None, mixer.n_heads) and width * mixer.n_heads == config.d_model
+            if mixer.positions == "learned" or replace(mixer, n_kv_heads=None, d_head=None) != plain or not same_heads:
+                raise refuse(
+                    f"layer {i} has {mixer} (published: biases, as many heads of keys as of queries, no window)"
+                )
+            attentions.add((mixer.n_heads, mixer.rotary_width(width)))
+        elif isinstance(mixer, H3Config):
+            if mixer.d_head != 1 or mixer.method != "bilinear" or not mixer.bias:
+                raise refuse(f"layer {i} has {mixer} (published: d_head=1, bilinear, with biases)")
+            if mixer.d_shift not in (None, mixer.d_state):
+                raise refuse(f"layer {i} has d_shift={mixer.d_shift} and d_state={mixer.d_state} (published: the same)")
+        else:
+            raise refuse(f"layer {i} is {type(mixer).__name__}")
+    if len(mlps) > 1 or len(attentions) > 1:
+        raise refuse("its layers differ in their MLPs or in their attention, and the published arguments are for all")
+    return config
+
+
+def to_theirs(config: LanguageModelConfig) -> dict[str, Any]:
+    """The arguments of the published constructor."""
+    blocks = config.blocks
+    at = [i for i, block in enumerate(blocks) if isinstance(block.mixer, AttentionConfig)]
+    states = [block.mixer.d_state for block in blocks if isinstance(block.mixer, H3Config)]
+    mlp = blocks[0].mlp
+    assert mlp is not None
+    arguments: dict[str, Any] = {
+        "d_model": config.d_model,
+        "n_layer": len(blocks),
+        "d_inner": round(mlp.expand * config.d_model),
+        "vocab_size": config.vocab_size,
+        "layer_norm_epsilon": config.norm_eps,
+        "ssm_cfg": {"mode": "diag", "measure": "diag-lin", "d_state": states[0] if states else 64},
+        "attn_layer_idx": at,
+    }
+    if config.max_positions is not None:
+        arguments["max_position_embeddings"] = config.max_positions
+    if at:
+        mixer = blocks[at[0]].mixer
+        assert isinstance(mixer, AttentionConfig)
+        arguments["attn_cfg"] = {"num_heads": mixer.n_heads}
+        if mixer.positions == "rotary":
+            arguments["attn_cfg"]["rotary_emb_dim"] = mixer.rotary_width(mixer.head_width(config.d_model))
+    return arguments
