@@ -1,0 +1,120 @@
+"""llama.cpp's one-file format GGUF, for its architectures "mamba" and "mamba2": read in F32, F16, BF16 and Q8_0,
+written in F32 and F16."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from statewise.checkpoints.convert.entries import read_entries, write_entries
+from statewise.checkpoints.convert.gguf_entries import ARCHITECTURES, build_entries, read_config, write_config
+from statewise.checkpoints.convert.gguf_file import GGUF, TYPES, Value, read_header, write_file
+from statewise.checkpoints.convert.gguf_tokenizer import GivenTokenizer, read_tokenizer, write_tokenizer
+from statewise.checkpoints.empty import expected_shapes
+from statewise.errors import CheckpointError, ConfigError, InputError
+from statewise.models.base import ModelConfig
+from statewise.models.language_model import LanguageModelConfig
+
+FILE_TYPES = {torch.float32: 0, torch.float16: 1}  # of general.file_type
+# Matrices that are always float32, since llama.cpp reads them so; with the vectors, and the norms of Mamba-2
+FLOAT32 = ("ssm_conv1d.weight", "ssm_a", "ssm_d", "norm.weight")
+EMBEDDING = "token_embd.weight"
+
+
+def read_gguf(path: str | os.PathLike[str]) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
+    """Our config and our tensors of a GGUF file of Mamba, Falcon-Mamba or Mamba-2.
+
+    The tensors are float32, whatever the file has them in: a file mixes types, and float32 holds each exactly. Only
+    A_log = log(-ssm_a) is computed, in float64.
+
+    Cost:    one pass over the file; the tensors in memory once.
+    Errors:  CheckpointError for a file that is no GGUF or damaged; for an architecture or a quantisation that is not
+             read, with both; for a tensor or a key that is missing, of a wrong shape, or one too many.
+    """
+    path = Path(path)
+    file = read_header(path)
+    architecture = file.metadata.get("general.architecture")
+    unread = sorted({tensor.type for tensor in file.tensors.values()} - set(TYPES.values()))
+    if architecture not in ARCHITECTURES or unread:
+        found = sorted({tensor.type for tensor in file.tensors.values()})
+        raise CheckpointError(
+            f"{path} is a GGUF file of architecture {architecture} with tensors in {', '.join(found) or 'no type'}; "
+            f"read are {' and '.join(ARCHITECTURES)}, in {', '.join(TYPES.values())}"
+            + (f": {unread[0]} has to be made anew from the unquantised model" if unread else "")
+        )
+    assert isinstance(architecture, str)
+    try:
+        config = read_config(architecture, file.metadata, _vocab_size(file), "output.weight" not in file.tensors)
+        shapes = expected_shapes(config)
+    except (CheckpointError, ConfigError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    entries = build_entries(config)
+    tensors = {name: file.read(name) for name in file.tensors}
+    return config, read_entries(entries, tensors, shapes, where=str(path))
+
+
+def write_gguf(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    path: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    tokenizer: GivenTokenizer | None = None,
+) -> None:
+    """A new file that llama.cpp runs.
+
+    tensors:    ours by name, as a checkpoint holds them (``stored_tensors(model)``)
+    dtype:      of the matrices: float32 or float16; None: float16 if the embedding is, else float32. The vectors, the
+                convolution and A are always float32, as llama.cpp's own converter has them
+    tokenizer:  a byte tokenizer, or one of a tokenizer.json that is byte-level BPE; None: the file has no vocabulary
+    Errors:     CheckpointError for a model or a tokenizer that GGUF has no form for, and for numbers that float16 does
+                not hold; OSError, also if there is a file. It is not written atomically.
+    """
+    if not isinstance(config, LanguageModelConfig):
+        raise CheckpointError(f"GGUF is written for language models; this is a {type(config).__name__}")
+    if dtype not in (None, *FILE_TYPES):
+        raise InputError(f"GGUF is written in float32 or float16, not in {dtype}; give one of them")
+    architecture, values = write_config(config)
+    theirs = write_entries(build_entries(config), tensors)
+    if dtype is None:
+        dtype = torch.float16 if theirs[EMBEDDING].dtype == torch.float16 else torch.float32
+    if tokenizer is None:
+        values[f"{architecture}.vocab_size"] = config.vocab_size
+    metadata: dict[str, Value] = {
+        "general.architecture": architecture,
+        "general.file_type": FILE_TYPES[dtype],
+        **values,
+        **write_tokenizer(tokenizer, config.vocab_size),
+    }
+    write_file(Path(path), metadata, {name: _cast(name, tensor, dtype) for name, tensor in theirs.items()})
+
+
+def gguf_tokenizer(path: str | os.PathLike[str]) -> str | None:
+    """The text of a tokenizer.json that cuts text as the tokenizer in the file; None if there is none, or if it is of
+    a kind that is not turned: only byte-level BPE is, and only where the name of its splitting is known.
+
+    Errors:  CheckpointError for a file that is no GGUF or damaged.
+    """
+    return read_tokenizer(read_header(Path(path)).metadata)
+
+
+def _vocab_size(file: GGUF) -> int:
+    if EMBEDDING not in file.tensors:
+        raise CheckpointError(f"the tensor {EMBEDDING} is missing")
+    shape = file.tensors[EMBEDDING].shape
+    if len(shape) != 2:
+        raise CheckpointError(f"{EMBEDDING} has shape {shape}, expected (vocabulary, width)")
+    return shape[0]
+
+
+def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if tensor.ndim < 2 or name.endswith(FLOAT32):
+        dtype = torch.float32
+    made = tensor.detach().to("cpu", dtype)
+    if dtype == torch.float16 and not bool(torch.isfinite(made).all()):
+        raise CheckpointError(f"{name} has values beyond float16's 65,504, or none that are finite; use float32")
+    return made

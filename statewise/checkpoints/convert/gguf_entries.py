@@ -1,0 +1,234 @@
+"""What GGUF's architectures "mamba" and "mamba2" say of a model, and which of their tensors is which of ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from statewise.checkpoints.convert.entries import Entry, reshaped, same
+from statewise.checkpoints.convert.gguf_file import Value
+from statewise.errors import CheckpointError
+from statewise.mixers.base import MixerConfig
+from statewise.mixers.mamba import MambaConfig
+from statewise.mixers.mamba2 import Mamba2Config
+from statewise.models.language_model import LanguageModelConfig
+
+ARCHITECTURES: dict[str, type[MixerConfig]] = {"mamba": MambaConfig, "mamba2": Mamba2Config}
+CONTEXT_LENGTH = 2**20  # llama.cpp's converter says so too: there is no bound
+# Keys that say nothing about what these models compute
+IDLE = ("context_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv", "vocab_size")
+
+
+def read_config(architecture: str, metadata: Mapping[str, Value], vocab_size: int, tied: bool) -> LanguageModelConfig:
+    """Our config of their values; ``vocab_size`` and whether the embedding is ``tied`` are in the tensors.
+
+    Errors:  CheckpointError naming a key that is missing, unknown, or of a value that is not supported.
+    """
+    values = _Values(architecture, metadata)
+    n_layers, d_model, d_inner = (values.count(k) for k in ("block_count", "embedding_length", "ssm.inner_size"))
+    rank = values.count("ssm.time_step_rank")
+    eps = values.positive("attention.layer_norm_rms_epsilon")
+    if d_inner % d_model:
+        raise values.wrong("ssm.inner_size", f"expected a multiple of {architecture}.embedding_length, {d_model}")
+    sizes: dict[str, Any] = {
+        "d_state": values.count("ssm.state_size"),
+        "n_taps": values.count("ssm.conv_kernel"),
+        "expand": d_inner // d_model,
+    }
+    mixer: MixerConfig
+    if architecture == "mamba":
+        normed: dict[str, Any] = {"norm_dt_b_c": True, "norm_eps": eps} if values.flag("ssm.dt_b_c_rms") else {}
+        dt_rank = None if rank == math.ceil(d_model / 16) else rank
+        mixer = MambaConfig(**sizes, dt_rank=dt_rank, **normed)
+    else:
+        if d_inner % rank:
+            raise values.wrong("ssm.time_step_rank", f"as the number of heads it has to divide {d_inner}")
+        mixer = Mamba2Config(**sizes, d_head=d_inner // rank, n_groups=values.count("ssm.group_count"), norm_eps=eps)
+    values.require_no_more()
+    return LanguageModelConfig(
+        vocab_size=vocab_size, d_model=d_model, layers=(mixer,) * n_layers, norm_eps=eps, tie_embeddings=tied
+    )
+
+
+def write_config(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
+    """The architecture and its values.
+
+    Falcon-Mamba's own epsilon of dt, B and C has no key: llama.cpp takes that of the other norms for them.
+
+    Errors:  CheckpointError naming what GGUF, or llama.cpp, has no form for.
+    """
+    mixer = config.blocks[0].mixer
+    architecture = next((name for name, kind in ARCHITECTURES.items() if type(mixer) is kind), None)
+    if architecture is None:
+        raise CheckpointError(
+            f"GGUF is written for models of Mamba or Mamba-2 layers alone; this one has {type(mixer).__name__}"
+        )
+    for field, found, needed in _needs(config, architecture):
+        if found != needed:
+            raise CheckpointError(f"GGUF's {architecture} has no form for {field}={found!r}; it needs {needed!r}")
+    values: dict[str, Value] = {
+        "context_length": CONTEXT_LENGTH,
+        "embedding_length": config.d_model,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "block_count": len(config.layers),
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        **_sizes(mixer, config.d_model),
+    }
+    return architecture, {f"{architecture}.{key}": value for key, value in values.items()}
+
+
+def build_entries(config: LanguageModelConfig) -> list[Entry]:
+    """The table of a model that :func:`read_config` gave or :func:`write_config` took."""
+    entries = [same("token_embd.weight", "embedding.weight"), same("output_norm.weight", "norm.weight")]
+    if not config.tie_embeddings:
+        entries.append(same("output.weight", "head.weight"))
+    for i, block in enumerate(config.blocks):
+        theirs, ours = f"blk.{i}.", f"layers.{i}.mixer."
+        d_inner = block.mixer.expand * config.d_model  # type: ignore[attr-defined]
+        is_mamba2 = isinstance(block.mixer, Mamba2Config)
+        n_rows = d_inner // block.mixer.d_head if isinstance(block.mixer, Mamba2Config) else d_inner
+        column = {"theirs_shape": (n_rows, 1) if is_mamba2 else (n_rows,), "ours_shape": (n_rows,)}
+        entries += [
+            same(f"{theirs}attn_norm.weight", f"layers.{i}.mixer_norm.weight"),
+            same(f"{theirs}ssm_in.weight", f"{ours}in_proj.weight"),
+            same(f"{theirs}ssm_out.weight", f"{ours}out_proj.weight"),
+            _computed(f"{theirs}ssm_conv1d.weight", f"{ours}convolution.weight", _reversed, _reversed),
+            same(f"{theirs}ssm_conv1d.bias", f"{ours}convolution.bias"),
+            same(f"{theirs}ssm_dt.bias", f"{ours}dynamics.dt_bias"),
+            reshaped(f"{theirs}ssm_d", f"{ours}dynamics.D", **column),
+        ]
+        if isinstance(block.mixer, Mamba2Config):
+            groups = (block.mixer.n_groups, d_inner // block.mixer.n_groups)
+            norm = reshaped(
+                f"{theirs}ssm_norm.weight", f"{ours}norm.weight", theirs_shape=groups, ours_shape=(d_inner,)
+            )
+            entries += [norm, _computed(f"{theirs}ssm_a", f"{ours}dynamics.A_log", _log_of_column, _A_as_column)]
+        else:
+            entries += [
+                same(f"{theirs}ssm_x.weight", f"{ours}x_proj.weight"),
+                same(f"{theirs}ssm_dt.weight", f"{ours}dt_proj.weight"),
+                _computed(f"{theirs}ssm_a", f"{ours}dynamics.A_log", log_of_A, A_of_log),
+            ]
+    return entries
+
+
+def log_of_A(A: Tensor) -> Tensor:
+    """A_log = log(-A), in float32.
+
+    Errors:  CheckpointError where A is not below 0.
+    """
+    if not bool((A < 0).all()):
+        raise CheckpointError("ssm_a has values that are not below 0, and so no logarithm")
+    return (-A).double().log().float()
+
+
+def A_of_log(A_log: Tensor) -> Tensor:
+    """A = -exp(A_log), in float32."""
+    return -A_log.double().exp().float()
+
+
+def _log_of_column(A: Tensor) -> Tensor:
+    return log_of_A(A).flatten()
+
+
+def _A_as_column(A_log: Tensor) -> Tensor:
+    return A_of_log(A_log)[:, None]
+
+
+def _reversed(taps: Tensor) -> Tensor:
+    """Theirs are oldest first, ours newest first."""
+    return taps.flip(-1)
+
+
+def _computed(
+    theirs: str, ours: str, to_ours: Callable[[Tensor], Tensor], to_theirs: Callable[[Tensor], Tensor]
+) -> Entry:
+    return Entry((theirs,), (ours,), to_ours, to_theirs)
+
+
+def _sizes(mixer: MixerConfig, d_model: int) -> dict[str, Value]:
+    """The keys under ``ssm``."""
+    if isinstance(mixer, Mamba2Config):
+        d_inner = mixer.expand * d_model
+        more: dict[str, Value] = {"time_step_rank": d_inner // mixer.d_head, "group_count": mixer.n_groups}
+    else:
+        assert isinstance(mixer, MambaConfig)  # as write_config looked
+        d_inner = mixer.expand * d_model
+        more = {"time_step_rank": mixer.dt_rank or math.ceil(d_model / 16), "dt_b_c_rms": mixer.norm_dt_b_c}
+    sizes = {"conv_kernel": mixer.n_taps, "inner_size": d_inner, "state_size": mixer.d_state, **more}
+    return {f"ssm.{key}": value for key, value in sizes.items()}
+
+
+def _needs(config: LanguageModelConfig, architecture: str) -> Iterator[tuple[str, Any, Any]]:
+    """(a field, what it is, what it has to be)."""
+    yield "norm", config.norm, "rms"
+    yield "max_positions", config.max_positions, None
+    first = config.blocks[0].mixer
+    for i, block in enumerate(config.blocks):
+        where, mixer = f"layers[{i}].", block.mixer
+        yield f"{where}mixer", type(mixer).__name__, type(first).__name__
+        yield f"{where}mlp", block.mlp, None
+        yield f"{where}norm", block.norm, "rms"
+        yield f"{where}norm_eps", block.norm_eps, config.norm_eps
+        yield f"{where}placement", block.placement, "pre"
+        where += "mixer."
+        fixed: dict[str, Any] = {"bias": False, "convolution_bias": True}
+        if isinstance(mixer, Mamba2Config):
+            fixed |= {"norm_before_gate": False, "dt_limit": (0.0, math.inf), "norm_eps": config.norm_eps}
+            groups = mixer.n_groups if mixer.norm_groups is None else mixer.norm_groups
+            yield f"{where}norm_groups", groups, mixer.n_groups
+        else:
+            fixed |= {"bidirectional": False, "method": "mamba", "initialization": "real", "expand": 2}
+        for field, needed in fixed.items():
+            found = getattr(mixer, field)
+            yield f"{where}{field}", tuple(found) if isinstance(found, list) else found, needed
+        for key, value in _sizes(mixer, config.d_model).items():
+            yield f"{where}{architecture}.{key}", value, _sizes(first, config.d_model)[key]
+
+
+class _Values:
+    """The values of one architecture, each asked for by its key."""
+
+    def __init__(self, architecture: str, metadata: Mapping[str, Value]) -> None:
+        self.prefix, self.metadata = f"{architecture}.", metadata
+        self.asked = {f"{architecture}.{key}" for key in IDLE}
+
+    def count(self, key: str) -> int:
+        found = self._of(key)
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise self.wrong(key, "expected an integer of at least 1")
+        return found
+
+    def positive(self, key: str) -> float:
+        found = self._of(key)
+        if not isinstance(found, float) or not 0 < found < math.inf:
+            raise self.wrong(key, "expected a number above 0")
+        return found
+
+    def flag(self, key: str) -> bool:
+        """False if it is not there."""
+        if self.prefix + key not in self.metadata:
+            return False
+        found = self._of(key)
+        if not isinstance(found, bool):
+            raise self.wrong(key, "expected true or false")
+        return found
+
+    def wrong(self, key: str, expected: str) -> CheckpointError:
+        return CheckpointError(f"{self.prefix}{key}={self.metadata[self.prefix + key]!r}; {expected}")
+
+    def require_no_more(self) -> None:
+        """An unknown key may change what the model computes."""
+        more = sorted(key for key in self.metadata if key.startswith(self.prefix) and key not in self.asked)
+        if more:
+            raise CheckpointError(f"{more[0]}={self.metadata[more[0]]!r} is not known, and may change the results")
+
+    def _of(self, key: str) -> Value:
+        self.asked.add(self.prefix + key)
+        if self.prefix + key not in self.metadata:
+            raise CheckpointError(f"the key {self.prefix}{key} is missing")
+        return self.metadata[self.prefix + key]

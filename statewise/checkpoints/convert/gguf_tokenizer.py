@@ -1,0 +1,222 @@
+"""The tokenizer that lies in a GGUF file, as a tokenizer.json, and the way back: byte-level BPE, llama.cpp's "gpt2"."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from statewise.checkpoints.convert.gguf_file import Value
+from statewise.configuration import parse_json
+from statewise.errors import CheckpointError, ConfigError
+
+MODEL, PRE, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens"
+TOKEN_TYPES, MERGES = "tokenizer.ggml.token_type", "tokenizer.ggml.merges"
+ENDS = ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id")
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+N_BYTES = 256
+
+
+class GivenTokenizer(Protocol):
+    """A tokenizer of ours: ``kind`` "bytes", or "tokenizers" with its ``json``."""
+
+    kind: str
+    vocab_size: int
+    document_token: int
+
+
+class Splitting(NamedTuple):
+    """How text is cut before the merges. names: llama.cpp's, the first is written; the rest: of the tokenizer.json."""
+
+    names: tuple[str, ...]
+    steps: tuple[dict[str, Any], ...]
+    normalizer: str | None = None
+    ignore_merges: bool = False
+
+
+def _by(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _byte_level(use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _cased(digits: str) -> str:
+    """The pattern of Llama 3, which others have with another number of digits."""
+    return (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+        r"\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+# "olmo" and "mpt" are GPT-NeoX's tokenizer, which puts text into NFC first; llama.cpp leaves text as it is.
+SPLITTINGS = (
+    Splitting(("gpt-2", "phi-2"), (_byte_level(True),)),
+    Splitting(("olmo", "mpt"), (_byte_level(True),), "NFC"),
+    Splitting(("starcoder", "refact", "smollm"), ({"type": "Digits", "individual_digits": True}, _byte_level(True))),
+    Splitting(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3"),
+        (_by(_cased(r"\p{N}{1,3}")), _byte_level(False)),
+        ignore_merges=True,
+    ),
+    Splitting(("qwen2",), (_by(_cased(r"\p{N}")), _byte_level(False)), "NFC"),
+    Splitting(
+        ("falcon",),
+        (
+            {"type": "Punctuation", "behavior": "Contiguous"},
+            _byte_level(True),
+            {"type": "Digits", "individual_digits": False},
+            _by("[0-9][0-9][0-9]"),
+        ),
+    ),
+)
+
+
+def read_tokenizer(metadata: Mapping[str, Value]) -> str | None:
+    """The text of a tokenizer.json; None if there is no tokenizer, or one of another kind than the above.
+
+    Tokens that the file marks as unused, as those that pad a vocabulary, are left out. The tokens that begin and end
+    a text are special, whatever their type.
+    """
+    tokens, merges = metadata.get(TOKENS), metadata.get(MERGES)
+    pre = metadata.get(PRE)
+    splitting = next((s for s in SPLITTINGS if pre in s.names), None)
+    if (
+        metadata.get(MODEL) != "gpt2"
+        or splitting is None
+        or not isinstance(tokens, list)
+        or not isinstance(merges, list)
+    ):
+        return None
+    types = metadata.get(TOKEN_TYPES, [NORMAL] * len(tokens))
+    pairs = [str(merge).split(" ") for merge in merges]
+    if not isinstance(types, list) or len(types) != len(tokens) or any(len(pair) != 2 for pair in pairs):
+        return None
+    ends = {metadata.get(key) for key in ENDS}
+    used = [(i, str(token), types[i]) for i, token in enumerate(tokens) if types[i] != UNUSED]
+    vocabulary = {token: i for i, token, _ in used}
+    if len(vocabulary) < len(used):  # two tokens of one text
+        return None
+    added = [
+        {"id": i, "content": token, "special": kind == CONTROL or i in ends}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for i, token, kind in used
+        if kind in (CONTROL, USER_DEFINED) or i in ends
+    ]
+    steps = list(splitting.steps)
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": added,
+            "normalizer": {"type": splitting.normalizer} if splitting.normalizer else None,
+            "pre_tokenizer": steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps},
+            "post_processor": None,
+            "decoder": _byte_level(True),
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": splitting.ignore_merges,
+                "vocab": vocabulary,
+                "merges": pairs,
+            },
+        },
+        ensure_ascii=False,
+    )
+
+
+def write_tokenizer(tokenizer: GivenTokenizer | None, vocab_size: int) -> dict[str, Value]:
+    """The values that llama.cpp reads. ``vocab_size`` is the model's: what it has beyond the tokenizer is unused.
+
+    The document token becomes the one that begins and ends texts; as here, none is put before a text unasked.
+
+    Errors:  CheckpointError for a tokenizer larger than the model, and for one that is no byte-level BPE whose
+             splitting llama.cpp knows.
+    """
+    if tokenizer is None:
+        return {MODEL: "no_vocab"}
+    if tokenizer.vocab_size > vocab_size:
+        raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {vocab_size}")
+    if tokenizer.kind == "bytes":
+        pre, merges = "gpt-2", list[str]()
+        found = {i: (text, NORMAL) for i, text in enumerate(byte_letters())}
+        found[tokenizer.document_token] = "<|endoftext|>", CONTROL
+    else:
+        pre, found, merges = _parse(tokenizer.json)  # type: ignore[attr-defined]
+    listed = [found.get(i, (f"[PAD{i}]", UNUSED)) for i in range(vocab_size)]
+    return {
+        MODEL: "gpt2",
+        PRE: pre,
+        TOKENS: [text for text, _ in listed],
+        TOKEN_TYPES: [kind for _, kind in listed],
+        MERGES: merges,
+        **dict.fromkeys(ENDS, tokenizer.document_token),
+        "tokenizer.ggml.add_bos_token": False,
+    }
+
+
+def byte_letters() -> list[str]:
+    """What stands for each byte in a byte-level vocabulary: itself where Latin-1 shows it, else letters from 256 on."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(N_BYTES) if byte not in shown]
+    letters = {byte: chr(byte) for byte in shown} | {byte: chr(N_BYTES + i) for i, byte in enumerate(hidden)}
+    return [letters[byte] for byte in range(N_BYTES)]
+
+
+def _parse(text: str) -> tuple[str, dict[int, tuple[str, int]], list[str]]:
+    """The name of the splitting; text and type of each token; the merges."""
+    try:
+        given = parse_json(text.encode(), "the tokenizer's JSON")
+        model = given["model"]
+        if model.get("type", "BPE") != "BPE" or any(
+            model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "dropout")
+        ):
+            raise _refused("is no byte-level BPE")
+        found = {i: (token, NORMAL) for token, i in model["vocab"].items()}
+        for token in given.get("added_tokens") or ():
+            found[token["id"]] = token["content"], CONTROL if token["special"] else USER_DEFINED
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    except (ConfigError, KeyError, TypeError, AttributeError) as error:
+        raise _refused("is not a tokenizer.json") from error
+    if any(merge.count(" ") != 1 for merge in merges):
+        raise _refused("has merges with spaces")
+    return _splitting_of(given, model).names[0], found, merges
+
+
+def _splitting_of(given: Mapping[str, Any], model: Mapping[str, Any]) -> Splitting:
+    """Of those that cut alike, the one with the same normalizer, or else the first."""
+    alike = [
+        s
+        for s in SPLITTINGS
+        if [_plain(step) for step in s.steps] == _flat(given.get("pre_tokenizer"))
+        and s.ignore_merges == bool(model.get("ignore_merges"))
+    ]
+    normalizer = (given.get("normalizer") or {}).get("type")
+    if not alike or normalizer not in (None, "NFC"):
+        raise _refused("cuts text in a way that llama.cpp has no name for here")
+    return next((s for s in alike if s.normalizer == normalizer), alike[0])
+
+
+def _flat(step: Any) -> list[dict[str, Any]]:
+    """The steps of a pre-tokenizer, one after the other."""
+    if not isinstance(step, dict):
+        return []
+    inner = step.get("pretokenizers")
+    return [_plain(step)] if inner is None else [plain for each in inner for plain in _flat(each)]
+
+
+def _plain(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what changes no token, and with what is assumed."""
+    plain = {key: value for key, value in step.items() if key != "trim_offsets"}
+    return {"use_regex": True} | plain if plain.get("type") == "ByteLevel" else plain
+
+
+def _refused(why: str) -> CheckpointError:
+    return CheckpointError(f"GGUF: the tokenizer {why}; write the file without it, or with another")
