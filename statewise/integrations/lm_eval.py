@@ -1,0 +1,309 @@
+"""A model of lm-eval (EleutherAI's lm-evaluation-harness) that runs our language models as they are.
+
+Importing this module registers it as "statewise":
+
+    import lm_eval
+    import statewise.integrations.lm_eval
+    lm_eval.simple_evaluate("statewise", model_args={"pretrained": "runs/demo"}, tasks=["lambada_openai"])
+
+What is measured is what lm-eval's own models measure, to rounding: the same tokens, conditions and sums. How it is
+computed differs. A question is read once for all its choices, and so are the examples before it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from statewise.errors import ConfigError, DataError, InputError
+
+try:
+    from lm_eval import utils as lm_eval_utils
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import normalize_gen_kwargs
+except ImportError as error:
+    raise InputError(f'evaluating on tasks needs lm-eval ({error}); pip install "statewise[eval]"') from error
+
+import torch
+from tqdm import tqdm
+
+from statewise import __version__
+from statewise.checkpoints import load, read_tokenizer, resolve
+from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
+from statewise.integrations.lm_eval_scores import Score, score, write
+from statewise.mixers.positions import LearnedPositions
+from statewise.models.language_model import LanguageModel
+
+DEFAULT_BATCH = 16
+# Of a task's generation_kwargs: what has another name here, and what changes nothing at this value.
+NEUTRAL: Mapping[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "early_stopping": False, "use_cache": True}
+SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@register_model("statewise")
+class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of Any where lm-eval is not installed
+    """A language model and its tokenizer, for lm-eval.
+
+    pretrained:     a model, or the folder of a run or a checkpoint ("pretrained" is what lm-eval's models call it)
+    tokenizer:      a tokenizer, "bytes" or the path of a tokenizer.json. None: that of the folder
+    device:         of a folder's model, such as "cpu" or "cuda". None: the CPU
+    dtype:          of a folder's model, "float32", "bfloat16" or "float64". None: as saved
+    batch_size:     rows read together; "auto" is 16
+    max_length:     tokens that a prediction may depend on: longer contexts lose their beginning, as in lm-eval's own
+                    models. None: all of them, but no more than there are learned positions
+    add_bos_token:  begin every context with the document token. lm-eval's models do so where the tokenizer asks for
+                    it, and those of GPT-2 and GPT-NeoX do not. Models trained here have seen it before every document
+    max_gen_toks:   tokens to write where a task does not say how many
+    seed:           of what is drawn, for tasks that sample
+
+    An empty context is the document token, as it is with lm-eval's own models.
+
+    Errors:  ConfigError for unknown arguments and a tokenizer larger than the model; CheckpointError and DataError for
+             what cannot be opened.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | os.PathLike[str] | LanguageModel,
+        *,
+        tokenizer: str | Tokenizer | None = None,
+        device: str | None = None,
+        dtype: str | torch.dtype | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        max_length: int | None = None,
+        add_bos_token: bool = False,
+        max_gen_toks: int = 256,
+        seed: int = 1234,
+        **unknown: Any,
+    ) -> None:
+        super().__init__()
+        if unknown:
+            raise ConfigError(f"StatewiseLM has no argument {next(iter(unknown))!r}; see help(StatewiseLM) for those")
+        self.model, self.tokenizer = _opened(pretrained, tokenizer, device, dtype)
+        if self.tokenizer.vocab_size > self.model.config.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {self.tokenizer.vocab_size} ids and the model {self.model.config.vocab_size}; "
+                "use the tokenizer that the model was trained with"
+            )
+        self.batch_size = _batch_size(batch_size, max_batch_size)
+        for name, value in (("max_length", max_length), ("max_gen_toks", max_gen_toks)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(f"StatewiseLM {name}={value!r} is out of range; use an integer of at least 1")
+        limits = [module.num_embeddings for module in self.model.modules() if isinstance(module, LearnedPositions)]
+        self.max_length = min([*limits, *([] if max_length is None else [max_length])], default=None)
+        self.add_bos_token, self.max_gen_toks, self.seed = add_bos_token, max_gen_toks, seed
+        self._device = self.model.embedding.weight.device
+
+    @property
+    def eot_token_id(self) -> int:
+        """The document token."""
+        return self.tokenizer.document_token
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The tokenizer's fingerprint, by which lm-eval tells its caches of requests apart."""
+        return f"statewise-{self.tokenizer.fingerprint[:16]}"
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval writes into the results beside its own."""
+        return {
+            "statewise_version": __version__,
+            "model_num_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "model_dtype": str(self.model.embedding.weight.dtype),
+            "tokenizer": self.tokenizer.fingerprint,
+            "add_bos_token": self.add_bos_token,
+            "max_length": self.max_length,
+        }
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """The ids of a text, after the document token if ``add_bos_token`` and nothing says otherwise."""
+        begin = [self.eot_token_id] if self.add_bos_token and add_special_tokens is not False else []
+        return begin + self.tokenizer.encode(string)
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
+        if not pair[1]:
+            raise DataError(
+                f"the continuation {continuation!r} adds no token to its context, so there is nothing to score: "
+                "begin it with a space or another character that is a token of its own"
+            )
+        return pair
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """(log-probability in nats, whether it is what greedy decoding would say) for (context, continuation)."""
+        for request in requests:
+            if not request.args[1]:
+                raise DataError("a continuation is empty, so there is nothing to score; check the task's choices")
+        result: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        return result
+
+    def _loglikelihood_tokens(
+        self,
+        requests: list[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **kwargs: Any,
+    ) -> list[tuple[float, bool]]:
+        pairs = [self._cut(context, continuation) for _, context, continuation in requests]
+
+        def keep(i: int, result: Score) -> None:
+            self.cache_hook.add_partial("loglikelihood", requests[i][0], tuple(result))
+
+        return [(nats, is_greedy) for nats, is_greedy in self._score(pairs, keep, disable_tqdm)]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability of each text after the document token: read as one sequence, or with ``max_length`` in
+        the windows of lm-eval's own models."""
+        pairs: list[tuple[list[int], list[int]]] = []
+        owners: list[int] = []
+        for i, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0], add_special_tokens=False)
+            for window in self._windows(tokens):
+                pairs.append(window)
+                owners.append(i)
+        left = Counter(owners)
+        sums = [0.0] * len(requests)
+
+        def keep(j: int, result: Score) -> None:
+            i = owners[j]
+            sums[i] += result.log_probability
+            left[i] -= 1
+            if not left[i]:
+                self.cache_hook.add_partial("loglikelihood_rolling", requests[i].args, sums[i])
+
+        self._score(pairs, keep, disable_tqdm)
+        return sums
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """What the model writes after each context, up to a stop text or the document token."""
+        texts = [""] * len(requests)
+        groups: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(repr(request.args[1]), []).append(i)
+        with tqdm(total=len(requests), desc="texts written", disable=disable_tqdm) as progress:
+            for indices in groups.values():
+                given = requests[indices[0]].args[1]
+                options = self._options(given)
+                prompts = [self._prompt(requests[i].args[0], options["max_new_tokens"]) for i in indices]
+
+                def keep(j: int, text: str, indices: list[int] = indices) -> None:
+                    texts[indices[j]] = text
+                    self.cache_hook.add_partial("generate_until", requests[indices[j]].args, text)
+                    progress.update()
+
+                write(
+                    self.model,
+                    prompts,
+                    tokenizer=self.tokenizer,
+                    seed=self.seed,
+                    batch_size=self.batch_size,
+                    done=keep,
+                    **options,
+                )
+        return texts
+
+    def _score(
+        self, pairs: list[tuple[list[int], list[int]]], keep: Callable[[int, Score], None], disable_tqdm: bool
+    ) -> list[Score]:
+        with tqdm(total=len(pairs), desc="continuations scored", disable=disable_tqdm) as progress:
+
+            def done(i: int, result: Score) -> None:
+                keep(i, result)
+                progress.update()
+
+            return score(self.model, pairs, batch_size=self.batch_size, done=done)
+
+    def _cut(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
+        """Without the beginning of a context that is too long."""
+        if self.max_length is None:
+            return context, continuation
+        if len(continuation) > self.max_length:
+            raise DataError(
+                f"a continuation has {len(continuation)} tokens and max_length is {self.max_length}; raise max_length, "
+                "or use a task that scores whole texts (loglikelihood_rolling)"
+            )
+        return context[-(self.max_length + 1 - len(continuation)) :], continuation
+
+    def _windows(self, tokens: list[int]) -> list[tuple[list[int], list[int]]]:
+        """(context, continuation) for a text: every token predicted once."""
+        if self.max_length is None:
+            return [([self.prefix_token_id], tokens)] if tokens else []
+        windows = lm_eval_utils.get_rolling_token_windows(
+            token_list=tokens, prefix_token=self.prefix_token_id, max_seq_len=self.max_length, context_len=1
+        )
+        return [lm_eval_utils.make_disjoint_window(window) for window in windows]
+
+    def _prompt(self, context: str, max_new_tokens: int) -> list[int]:
+        tokens = self.tok_encode(context) or [self.eot_token_id]
+        if self.max_length is None:
+            return tokens
+        if max_new_tokens >= self.max_length:
+            raise DataError(
+                f"{max_new_tokens} tokens to write leave no room for a prompt: max_length is {self.max_length}; "
+                "lower the task's max_gen_toks"
+            )
+        return tokens[-(self.max_length - max_new_tokens) :]
+
+    def _options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A task's generation_kwargs as options of ``generate``."""
+        kwargs = dict(normalize_gen_kwargs(given, self.max_gen_toks))
+        until = kwargs.pop("until", None) or []
+        options = {
+            "max_new_tokens": kwargs.pop("max_gen_toks"),
+            "stop": [until] if isinstance(until, str) else [text for text in until if text],
+            "temperature": float(kwargs.pop("temperature", 1.0)) if kwargs.pop("do_sample") else 0.0,
+        }
+        for name, value in kwargs.items():
+            if name in SAMPLING:
+                options[name] = value
+            elif name not in NEUTRAL or value != NEUTRAL[name]:
+                raise DataError(
+                    f"the task's generation_kwargs ask for {name}={value!r}, which is not supported; supported are "
+                    f"until, max_gen_toks, do_sample, temperature, {', '.join(SAMPLING)}"
+                )
+        return options
+
+
+def _batch_size(batch_size: int | str | None, most: int | None) -> int:
+    if batch_size is None or (isinstance(batch_size, str) and batch_size.split(":")[0] == "auto"):
+        size: Any = DEFAULT_BATCH if most is None else min(DEFAULT_BATCH, most)
+    else:
+        size = int(batch_size) if isinstance(batch_size, str) and batch_size.isdecimal() else batch_size
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ConfigError(f'StatewiseLM batch_size={batch_size!r} is unknown; use an integer of at least 1, or "auto"')
+    return size
+
+
+def _opened(
+    pretrained: str | os.PathLike[str] | LanguageModel,
+    tokenizer: str | Tokenizer | None,
+    device: str | None,
+    dtype: str | torch.dtype | None,
+) -> tuple[LanguageModel, Tokenizer]:
+    if isinstance(tokenizer, (str, os.PathLike)):
+        tokenizer = load_tokenizer(str(tokenizer))
+    if isinstance(pretrained, LanguageModel):
+        if tokenizer is None:
+            raise ConfigError('a model was given without its tokenizer; give tokenizer="bytes", a path or a tokenizer')
+        if device is not None or dtype is not None:
+            raise ConfigError("device and dtype are for a model that is loaded from a folder; use model.to(...) before")
+        return pretrained, tokenizer
+    checkpoint = resolve(Path(pretrained), "best")
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ConfigError('dtype is unknown; use "float32", "bfloat16" or "float64"')
+    model = load(checkpoint, device=device or "cpu", dtype=dtype)
+    if not isinstance(model, LanguageModel):
+        raise ConfigError(f"{pretrained} holds a {type(model).__name__}, which scores no text; give a language model")
+    if tokenizer is None:
+        stored = read_tokenizer(checkpoint)
+        if stored is None:
+            raise ConfigError(f"{pretrained} was saved without its tokenizer; give tokenizer=")
+        tokenizer = ByteTokenizer() if stored.json is None else FileTokenizer(stored.json)
+    return model, tokenizer

@@ -1,0 +1,215 @@
+"""The log-probabilities of many continuations of many contexts, and many continuations written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from statewise import kernels
+from statewise.data.tokenizers import Tokenizer
+from statewise.decoding import Decoder, why_not
+from statewise.errors import InputError, NotFiniteError
+from statewise.evaluate.perplexity import MAX_LOGITS
+from statewise.generate import generate
+from statewise.generate.decode import WORTH_PACKING
+from statewise.generate.reading import Reading, extend, nothing_read, wide
+from statewise.integrations.lm_eval_prefixes import Segment, chunks, prefix_tree, select, walk
+from statewise.models.evaluation_mode import evaluation_mode
+from statewise.models.freezing import freeze, has_operators_to_prepare
+from statewise.models.language_model import LanguageModel, LanguageModelState
+
+
+class Score(NamedTuple):
+    """log_probability: of the continuation, in nats, a sum; is_greedy: whether each of its tokens is the likeliest."""
+
+    log_probability: float
+    is_greedy: bool
+
+
+class Request(NamedTuple):
+    """Both at least one token."""
+
+    context: Sequence[int]
+    continuation: Sequence[int]
+
+
+def score(
+    model: LanguageModel,
+    requests: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    batch_size: int = 16,
+    share: bool = True,
+    done: Callable[[int, Score], None] | None = None,
+) -> list[Score]:
+    """How likely each continuation is after its context: (context, continuation), ids, both at least one token.
+
+    What the beginnings of several requests have in common is read once (see :func:`prefix_tree`); of the logits, only
+    those that predict a token of a continuation are computed.
+
+    batch_size: rows read together
+    share:      False reads every request from its first token on: the definition, for comparison
+    done:       called with the index of a request and its score as soon as it is known
+
+    Cost:     a token of the tree is read once: for c choices of n tokens after a context of l tokens l + c n tokens
+              and not c (l + n). Memory: what :func:`walk` holds, and 16 MB of logits.
+    Numerics: log-softmax in float32 (or wider, as the model is), sums in float64.
+    Errors:   InputError for a context or a continuation without tokens; NotFiniteError.
+    """
+    asked = [Request(*request) for request in requests]
+    for i, (context, continuation) in enumerate(asked):
+        if not len(context) or not len(continuation):
+            empty = "continuation" if len(context) else "context"
+            raise InputError(f"request {i} has a {empty} without tokens; give at least one")
+    inputs = [[*context, *continuation[:-1]] for context, continuation in asked]
+    roots = prefix_tree(inputs) if share else [Segment(x, 0, len(x), [i], [i]) for i, x in enumerate(inputs)]
+    scorer = _Scorer(_prepared(model), asked, done)
+    with evaluation_mode(model), torch.inference_mode():
+        walk(roots, model.initial_state(1), scorer.read, batch_size=batch_size)
+    return [scorer.result(i) for i in range(len(asked))]
+
+
+class _Scorer:
+    """Sums what each segment says of the requests that pass through it."""
+
+    def __init__(
+        self, model: LanguageModel, requests: Sequence[Request], done: Callable[[int, Score], None] | None
+    ) -> None:
+        self.model, self.requests, self.done = model, requests, done
+        self.sums = np.zeros(len(requests), np.float64)
+        self.is_greedy = np.ones(len(requests), bool)
+
+    def read(self, batch: list[Segment], state: LanguageModelState) -> LanguageModelState:
+        for tokens, lengths, begin in chunks(batch, self.model.embedding.weight.device):
+            features, after = self.model.features(tokens, state, lengths=lengths)
+            assert after is not None  # a state was given
+            state = after
+            wanted = [self._wanted(segment, begin, tokens.shape[1]) for segment in batch]
+            if any(len(where) for where, _, _ in wanted):
+                rows = np.concatenate([np.full(len(where), row) for row, (where, _, _) in enumerate(wanted)])
+                self._add(features, rows, *(np.concatenate(part) for part in zip(*wanted)))
+        for segment in batch:
+            for request in segment.ends:
+                if self.done is not None:
+                    self.done(request, self.result(request))
+        return state
+
+    def result(self, request: int) -> Score:
+        return Score(float(self.sums[request]), bool(self.is_greedy[request]))
+
+    def _wanted(self, segment: Segment, begin: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The times of the chunk whose logits are asked for, the tokens they should predict, and the requests."""
+        first = segment.begin + begin
+        end = min(first + length, segment.end)
+        times, targets, requests = [], [], []
+        for i in segment.members:
+            context, continuation = self.requests[i]
+            offset = len(context) - 1  # the context's last token predicts the first of the continuation
+            low = max(first, offset)
+            if low < end:
+                times.append(np.arange(low, end) - first)
+                targets.append(np.asarray(continuation[low - offset : end - offset], np.int64))
+                requests.append(np.full(end - low, i))
+        nothing = np.zeros(0, np.int64)
+        times_here, targets_here, requests_here = (
+            np.concatenate([nothing, *part]) for part in (times, targets, requests)
+        )
+        return times_here, targets_here, requests_here
+
+    def _add(
+        self, features: Tensor, rows: np.ndarray, times: np.ndarray, targets: np.ndarray, requests: np.ndarray
+    ) -> None:
+        # The choices of a question ask for the same logits: those after its last token.
+        places, which = np.unique(rows * features.shape[1] + times, return_inverse=True)
+        flat = features.flatten(0, 1)
+        at_once = max(1, MAX_LOGITS // self.model.config.vocab_size)
+        for begin in range(0, len(places), at_once):
+            part = places[begin : begin + at_once]
+            here = np.flatnonzero((which >= begin) & (which < begin + len(part)))
+            logits = self.model.head(flat[torch.from_numpy(part).to(flat.device)])
+            logits = logits.to(wide(logits.dtype))
+            at = torch.from_numpy(which[here] - begin).to(flat.device)
+            wanted = torch.from_numpy(targets[here]).to(flat.device)
+            log_probabilities = logits[at, wanted] - logits.logsumexp(-1)[at]
+            likeliest = logits.argmax(-1)[at] == wanted
+            values = log_probabilities.double().cpu().numpy()
+            if not np.isfinite(values).all():
+                raise NotFiniteError("the model's predictions are not finite: its parameters hold NaN or infinity")
+            np.add.at(self.sums, requests[here], values)
+            np.logical_and.at(self.is_greedy, requests[here], likeliest.cpu().numpy())
+
+
+def write(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    tokenizer: Tokenizer,
+    max_new_tokens: int,
+    seed: int,
+    batch_size: int = 16,
+    done: Callable[[int, str], None] | None = None,
+    **options: Any,
+) -> list[str]:
+    """What the model writes after each prompt (ids, at least one): :func:`statewise.generate`, with ``options``.
+
+    What the beginnings of several prompts have in common is read once. Each prompt has a generator of its own, seeded
+    with ``seed`` and the number of prompts written before it: what is drawn may depend on ``batch_size``, what is
+    greedy does not.
+
+    done:    called with the index of a prompt and its text
+    Errors:  as for ``generate``
+    """
+    texts = [""] * len(prompts)
+    reader = _prepared(model)
+    every_batch: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "tokenizer": tokenizer,
+        "weights": _decoder(model, max_new_tokens),
+    }
+    n_written = 0
+
+    def read(batch: list[Segment], reading: Reading) -> Reading:
+        nonlocal n_written
+        with evaluation_mode(reader), torch.inference_mode():
+            for tokens, lengths, _ in chunks(batch, reader.embedding.weight.device):
+                reading = extend(reader, reading, tokens, lengths, None)
+        ended = [(row, i) for row, segment in enumerate(batch) for i in segment.ends]
+        for part in _cut(ended, batch_size):
+            state = select(reading, [row for row, _ in part])
+            indices = [i for _, i in part]
+            for i, text in zip(indices, continued(state, len(indices), seed + n_written)):
+                n_written += 1
+                texts[i] = text
+                if done is not None:
+                    done(i, text)
+        return reading
+
+    def continued(state: Reading, n_rows: int, seed: int) -> list[str]:
+        pieces: list[list[str]] = [[] for _ in range(n_rows)]
+        for token in generate(reader, state=state, seed=seed, **every_batch, **options):
+            assert token.text is not None  # a tokenizer was given
+            for row, piece in zip(pieces, token.text):
+                row.append(piece)
+        return ["".join(row) for row in pieces]
+
+    walk(prefix_tree(prompts), nothing_read(reader, 1, None), read, batch_size=batch_size)
+    return texts
+
+
+def _prepared(model: LanguageModel) -> LanguageModel:
+    """What does not depend on the input is computed once."""
+    return freeze(model) if has_operators_to_prepare(model) else model
+
+
+def _decoder(model: LanguageModel, n_tokens: int) -> Decoder | None:
+    """One for all batches, where ``generate`` would make one for each."""
+    wanted = n_tokens > WORTH_PACKING and kernels.backend.backend() != "torch"
+    return Decoder(model) if wanted and why_not(model) is None else None
+
+
+def _cut(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for begin in range(0, len(items), size):
+        yield items[begin : begin + size]
