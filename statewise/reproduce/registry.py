@@ -51,6 +51,8 @@ PLACES = {
     "h3-at-work": "h3_at_work.experiment",
     "h3-language": "h3_language.experiment",
     "h3-throughput": "h3_throughput.experiment",
+    "induction-heads": "induction_heads.experiment",
+    "selective-copying": "selective_copying.experiment",
 }
 
 

@@ -1,0 +1,1 @@
+"""Induction heads: trained at one length, asked at others, up to a million tokens."""

@@ -1,0 +1,52 @@
+"""Induction heads: trained at 256 tokens, asked at up to a million, the state carried through them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from statewise.checkpoints import load, resolve
+from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.models.language_model import LanguageModel
+from statewise.reproduce.h3_synthetics.runs import train_and_test
+from statewise.reproduce.induction_heads.asking import ask
+from statewise.reproduce.induction_heads.report import make_report
+from statewise.reproduce.induction_heads.settings import InductionHeadsSettings, language, quick, run_config
+from statewise.reproduce.registry import Reproduction
+from statewise.reproduce.report import Report
+from statewise.reproduce.work import Work
+from statewise.reproduce.workers import Job
+from statewise.train.report import Reporter
+
+
+def ask_checkpoint(folder: str, data: SyntheticLanguageConfig, reporter: Reporter) -> dict[str, Any]:
+    """A part: the last checkpoint of a run, asked at one length."""
+    model = cast(LanguageModel, load(resolve(Path(folder), "latest")))
+    begun = time.monotonic()
+    found = ask(model, data, progress=lambda fraction: reporter.progress(fraction, {}))
+    return {**found, "seconds": time.monotonic() - begun}
+
+
+def run(config: InductionHeadsSettings, work: Work) -> Report:
+    training, asking = {}, {}
+    for model in config.models:
+        for seed in config.seeds:
+            folder = work.folder / f"run-{model}-{seed}"
+            runs = {"seed": run_config(config, model, seed)}
+            training[f"{model}-{seed}"] = Job(train_and_test, (runs, str(folder)))
+            for length in config.lengths_of(model):
+                data = language(config, length)
+                asking[f"{model}-{seed}-{length}"] = Job(ask_checkpoint, (str(folder / "seed"), data))
+    work.begin(len(training) + len(asking))
+    trained = work.parts(training, n_workers=config.workers)
+    return make_report(config, trained, work.parts(asking, n_workers=config.workers))
+
+
+REPRODUCTION = Reproduction(
+    summary="induction heads: Mamba, H3 and attention, trained at 256 tokens and asked at up to a million",
+    duration="an hour on 2 cores",
+    full=InductionHeadsSettings,
+    quick=quick,
+    run=run,
+)

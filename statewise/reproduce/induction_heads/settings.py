@@ -1,0 +1,159 @@
+"""The settings of ``induction-heads``: which models, trained at which length for how long, and asked at which ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.errors import ConfigError
+from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.base import MixerConfig
+from statewise.mixers.h3 import H3Config
+from statewise.mixers.mamba import MambaConfig
+from statewise.models.block import BlockConfig
+from statewise.models.language_model import LanguageModelConfig
+from statewise.train.config import RunConfig, TrainConfig
+
+NAMES = {"mamba": "Mamba", "h3": "H3", "attention": "attention, learned positions", "rotary": "attention, rotary"}
+HISTORY = ("attention", "rotary")  # what they hold of the past grows with it
+# Width, mixer and learning rate of each; the published widths
+MODELS: dict[str, tuple[int, MixerConfig, float]] = {
+    "mamba": (64, MambaConfig(), 2e-3),
+    "h3": (128, H3Config(), 1e-3),
+    "attention": (128, AttentionConfig(n_heads=8, positions=None), 1e-3),
+    "rotary": (128, AttentionConfig(n_heads=8), 1e-3),
+}
+LENGTHS = tuple(2**i for i in range(6, 21))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InductionHeadsSettings:
+    """models:  of "mamba", "h3", "attention" (a learned vector for each position) and "rotary"
+    steps:    at most, one number for each model; no row is read twice
+    seeds:    of the parameters and the order of the rows; a run of each for every model
+    length:   of the rows for training, in tokens with the answer
+    lengths:  of the rows for the tests
+    attention_to: attention is asked at lengths up to this
+    batch_size: rows in a step
+    warmup, decay: fractions of the steps in which the learning rate rises and falls; between them it is constant
+    stop_at, stop_after: a run ends once it named at least this fraction of its validation answers (at ``length``) in so
+              many looks running, one every ``look_every`` steps; stop_at=null: never before its last step
+    n_validation: rows of that split
+    n_test, test_tokens: each length has ``n_test`` rows, or so many that they hold ``test_tokens`` tokens if those are
+              fewer, and one at least
+    workers:  processes that work side by side
+    bars:     whether what the project asks of itself is in the report
+    """
+
+    models: tuple[str, ...] = tuple(MODELS)
+    steps: tuple[int, ...] = (8192, 8192, 8192, 8192)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    length: int = 256
+    lengths: tuple[int, ...] = LENGTHS
+    attention_to: int = 2**14
+    batch_size: int = 32
+    warmup: float = 0.02
+    decay: float = 0.2
+    stop_at: float | None = None
+    stop_after: int = 8
+    look_every: int = 256
+    n_validation: int = 256
+    n_test: int = 512
+    test_tokens: int = 2**24
+    workers: int = 2
+    bars: bool = True
+
+    def __post_init__(self) -> None:
+        for name, known in (("models", tuple(MODELS)), ("seeds", None), ("lengths", None)):
+            given = getattr(self, name)
+            if not given or len(set(given)) < len(given):
+                raise ConfigError(f"InductionHeadsSettings.{name}={given}; give at least one, each once")
+            if known is not None and not set(given) <= set(known):
+                raise ConfigError(f"InductionHeadsSettings.{name}={given}; use some of {', '.join(known)}")
+        if len(self.steps) != len(self.models) or min(self.steps) < 1:
+            raise ConfigError(f"InductionHeadsSettings.steps={self.steps}; give a number above 0 for each model")
+        for name in ("batch_size", "n_validation", "n_test", "test_tokens", "look_every", "workers"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"InductionHeadsSettings.{name}={getattr(self, name)} is too small; use at least 1")
+        for model in self.models:
+            if not self.lengths_of(model):
+                raise ConfigError(
+                    f"InductionHeadsSettings.lengths={self.lengths} has none up to attention_to={self.attention_to} "
+                    f"for {model!r}; give shorter ones, or leave it out of models"
+                )
+            run_config(self, model, self.seeds[0])  # refuses what no run could have
+        for length in self.lengths:
+            language(self, length)
+
+    def lengths_of(self, model: str) -> tuple[int, ...]:
+        """Where this model is asked, from the shortest."""
+        return tuple(sorted(n for n in self.lengths if model not in HISTORY or n <= self.attention_to))
+
+    def n_rows(self, length: int) -> int:
+        """For the test at this length."""
+        return max(1, min(self.n_test, self.test_tokens // length))
+
+
+def language(config: InductionHeadsSettings, length: int | None = None, n_train: int = 1) -> SyntheticLanguageConfig:
+    """The language; ``length``: of its test split."""
+    return SyntheticLanguageConfig(
+        task="long-induction-head",
+        length=config.length,
+        test_length=length,
+        n_train=n_train,
+        n_validation=config.n_validation,
+        n_test=config.n_test if length is None else config.n_rows(length),
+    )
+
+
+def run_config(config: InductionHeadsSettings, model: str, seed: int) -> RunConfig:
+    """The training run of a model."""
+    d_model, mixer, lr = MODELS[model]
+    steps = config.steps[config.models.index(model)]
+    data = language(config, n_train=steps * config.batch_size)
+    layer = BlockConfig(mixer=mixer)
+    return RunConfig(
+        model=LanguageModelConfig(
+            vocab_size=data.resolved("vocab_size"),
+            d_model=d_model,
+            layers=(layer, layer),
+            max_positions=max(config.length, *config.lengths_of(model)) if model == "attention" else None,
+        ),
+        data=data,
+        train=TrainConfig(
+            steps=steps,
+            batch_size=config.batch_size,
+            lr=lr,
+            lr_min_ratio=0.0,
+            schedule="wsd",
+            warmup=config.warmup,
+            decay=config.decay,
+            betas=(0.9, 0.999),
+            weight_decay=0.0,
+            stop_at=config.stop_at,
+            stop_after=config.stop_after,
+            seed=seed,
+            evaluate_every=config.look_every,
+            evaluate_minutes=None,
+            save_minutes=2.0,
+            keep_last=1,
+            keep_best=False,
+            log_every=config.look_every,
+        ),
+    )
+
+
+def quick() -> InductionHeadsSettings:
+    return InductionHeadsSettings(
+        models=("mamba", "h3"),
+        steps=(400, 200),
+        seeds=(0,),
+        length=64,
+        lengths=(64, 256, 1024, 4096),
+        look_every=50,
+        n_validation=64,
+        n_test=64,
+        test_tokens=2**16,
+        workers=1,
+        bars=False,
+    )

@@ -1,0 +1,1 @@
+"""Selective copying: who remembers what matters and forgets what does not."""
