@@ -26,7 +26,7 @@ ORDER = (
     ("models",),
     ("decoding",),
     ("checkpoints", "data"),
-    ("evaluate", "generate"),
+    ("evaluate", "generate", "export"),
     ("train",),
     ("reproduce", "explore", "integrations"),
     ("benchmark",),

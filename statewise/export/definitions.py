@@ -1,0 +1,81 @@
+"""What each kernel computes in a single step, in plain PyTorch: what stands for it in an exported program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from statewise.kernels.gated_rms_norm import gated_rms_norm_reference
+from statewise.kernels.gelu_tanh import gelu_tanh_reference
+from statewise.kernels.rms_norm import rms_norm_reference
+from statewise.kernels.selective_scan import selective_scan_reference
+from statewise.kernels.selective_scan.reference import as_complex
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As registered, the weight has an axis for several models at once; an exported one is alone."""
+    return rms_norm_reference(x.to(weight.dtype), weight.squeeze(0), eps).to(x.dtype)
+
+
+def _gated_rms_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool) -> Tensor:
+    u, gate = (m.to(weight.dtype) for m in (x, z))
+    y = gated_rms_norm_reference(u, gate, weight.squeeze(0), eps, n_groups=n_groups, norm_before_gate=norm_before_gate)
+    return y.to(x.dtype)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return gelu_tanh_reference(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+
+
+def _short_convolution(
+    x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: None, silu: bool
+) -> Tensor:
+    """One sum over the history and the step, which the definition writes as one term for each tap."""
+    past = torch.cat([history, x.to(history.dtype)], 1)
+    weight = taps.flip(1).mT.reshape(*taps.shape[::-1], *[1] * (x.ndim - 3))
+    z = (weight * past).sum(1, keepdim=True)
+    z = z if bias is None else z + bias.reshape(-1, *[1] * (x.ndim - 3))
+    return (F.silu(z) if silu else z).to(x.dtype)
+
+
+def _selective_scan(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    D: Tensor | None,
+    gate: Tensor | None,
+    dt_bias: Tensor | None,
+    segments: None,
+    softplus: bool,
+    exact: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The third output, states kept for gradients, is empty where none are recorded."""
+    if h0.ndim == 4:
+        A, B, C = (as_complex(m) for m in (A, B, C))
+    x, dt = u.to(h0.dtype), dt.to(h0.dtype)
+    gate = None if gate is None else gate.to(h0.dtype)
+    method = "zoh" if exact else "mamba"
+    y, h = selective_scan_reference(
+        x, dt, A, B, C, h0, D=D, gate=gate, dt_bias=dt_bias, softplus=softplus, method=method
+    )
+    return y.to(u.dtype), h, h.new_empty(0)
+
+
+def definitions() -> dict[Any, Callable[..., Any]]:
+    """By operator: a table for ``ExportedProgram.run_decompositions``."""
+    ours = torch.ops.statewise
+    return {
+        ours.rms_norm.default: _rms_norm,
+        ours.gated_rms_norm.default: _gated_rms_norm,
+        ours.gelu_tanh.default: _gelu_tanh,
+        ours.short_convolution.default: _short_convolution,
+        ours.selective_scan.default: _selective_scan,
+    }

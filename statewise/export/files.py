@@ -1,0 +1,156 @@
+"""An exported step as a file: of torch.export, or of ONNX; compared with the model before it gets its name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from statewise.checkpoints.atomic import write_file
+from statewise.errors import CheckpointError, InputError
+from statewise.export.onnx_file import onnx_step, require_onnx, save_onnx
+from statewise.export.step import export_step, state_names
+from statewise.models.evaluation_mode import evaluation_mode
+from statewise.models.language_model import LanguageModel
+from statewise.models.registry import model_to_dict
+
+FORMAT_VERSION = 1
+CHECKED_STEPS = 16
+TOLERANCE = 1e-3  # of the largest logit: far above the rounding of float32, far below a step that is another one
+
+Step = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # from tokens and leaves to logits and leaves
+
+
+class ExportedFile(NamedTuple):
+    """n_bytes: of the file, and of the weights beside it where there are any
+    n_operations: nodes of the graph   largest_difference: of the first steps' logits from the model's, relative to the
+    largest"""
+
+    path: Path
+    n_bytes: int
+    n_operations: int
+    largest_difference: float
+
+
+def export_file(model: LanguageModel, path: str | Path, *, batch: int = 1) -> ExportedFile:
+    """:func:`export_onnx` for a name that ends in ".onnx"; for one in ".pt2" what ``torch.export.save`` writes of
+    :func:`~statewise.export.step.export_step`, with the metadata of the former in its extra file "statewise.json".
+
+    Errors:  InputError for another ending; else as these.
+    """
+    path = Path(path)
+    if path.suffix == ".onnx":
+        return export_onnx(model, path, batch=batch)
+    if path.suffix != ".pt2":
+        raise InputError(f"{path}: a step is exported as FILE.onnx or FILE.pt2; give a name with one of these endings")
+    _require_free(path)
+    program = export_step(model, batch=batch)
+    extra = {"statewise.json": json.dumps(_metadata(model, batch))}
+
+    def save(hidden: Path) -> Step:
+        torch.export.save(program, hidden, extra_files=extra)
+        module = torch.export.load(hidden).module()
+        return lambda inputs: module(*inputs)
+
+    n_operations = sum(node.op == "call_function" for node in program.graph.nodes)
+    return _write(model, path, batch, n_operations, save)
+
+
+def export_onnx(model: LanguageModel, path: str | Path, *, batch: int = 1) -> ExportedFile:
+    """Writes :func:`~statewise.export.step.export_step` of a float32 model as ONNX, for onnxruntime and others.
+
+    Inputs:   "tokens" (batch,) int64, and each leaf of the state by its name (:func:`state_names`)
+    Outputs:  "logits" (batch, vocab_size) float32, and each leaf after the step, "next." before its name
+    Metadata: "statewise.state" is JSON: the name, output, shape and dtype of each leaf, in order. A state at rest is
+              all zeros. Beside it "statewise.batch", "statewise.vocab_size", "statewise.model" (the configuration, JSON)
+              and "statewise.format_version".
+
+    Weights above 1.5 GB lie in a second file, ``path`` with ".data" behind it, which has to stay beside the first. The
+    file appears under its name complete, after onnxruntime has given the model's own logits over 16 steps.
+
+    Cost:    of ``export_step``, and as much again; memory for the parameters, and for the file.
+    Errors:  as ``export_step``; InputError for a model that is not float32 on the CPU, and where a package of the extra
+             "onnx" is missing; CheckpointError if there is a file already, if it cannot be written, or if onnxruntime
+             computes something else.
+    """
+    path = Path(path)
+    _require_free(path)
+    require_onnx()
+    program = export_step(model, batch=batch)
+    names = state_names(model)
+    exported = onnx_step(program, names, _metadata(model, batch))
+
+    def save(hidden: Path) -> Step:
+        return save_onnx(exported, hidden, _beside(path))
+
+    return _write(model, path, batch, sum(1 for _ in exported.model.graph), save)
+
+
+def _write(
+    model: LanguageModel, path: Path, batch: int, n_operations: int, save: Callable[[Path], Step]
+) -> ExportedFile:
+    """Under a hidden name, and under its own once what was written is as the model."""
+    difference = n_bytes = 0.0
+
+    def write(hidden: Path) -> None:
+        nonlocal difference, n_bytes
+        difference = largest_difference(model, save(hidden), batch)
+        if not difference <= TOLERANCE:
+            _beside(path).unlink(missing_ok=True)
+            raise CheckpointError(
+                f"{path}: the exported step's logits differ from the model's by {difference:.1e} of the largest; "
+                "nothing was written"
+            )
+        n_bytes = hidden.stat().st_size
+
+    write_file(path, sum(p.numel() * p.element_size() for p in model.parameters()), write)
+    weights = _beside(path)
+    beside = weights.stat().st_size if weights.exists() else 0
+    return ExportedFile(path, int(n_bytes) + beside, n_operations, difference)
+
+
+def largest_difference(model: LanguageModel, step: Step, batch: int, *, n_steps: int = CHECKED_STEPS) -> float:
+    """Of a step's logits over random tokens from those of the model, which reads them at once; relative to the largest
+    logit."""
+    generator = torch.Generator().manual_seed(0)
+    device = model.embedding.weight.device
+    tokens = torch.randint(model.config.vocab_size, (batch, n_steps), generator=generator).to(device)
+    leaves: Sequence[Tensor] = tree_leaves(model.initial_state(batch))
+    largest = 0.0
+    with evaluation_mode(model), torch.no_grad():
+        expected = model(tokens)[0].double()
+        for now, right in zip(tokens.unbind(1), expected.unbind(1)):
+            logits, *leaves = step([now, *leaves])
+            largest = max(largest, float((logits.double() - right).abs().max()))
+    return largest / max(float(expected.abs().max()), torch.finfo(torch.float32).tiny)
+
+
+def _metadata(model: LanguageModel, batch: int) -> dict[str, str]:
+    leaves = tree_leaves(model.initial_state(batch, device="meta"))
+    state = [
+        {"name": name, "output": f"next.{name}", "shape": list(leaf.shape), "dtype": str(leaf.dtype).split(".")[-1]}
+        for name, leaf in zip(state_names(model), leaves)
+    ]
+    return {
+        "statewise.format_version": str(FORMAT_VERSION),
+        "statewise.batch": str(batch),
+        "statewise.vocab_size": str(model.config.vocab_size),
+        "statewise.state": json.dumps(state),
+        "statewise.model": json.dumps(model_to_dict(model.config)),
+    }
+
+
+def _require_free(path: Path) -> None:
+    for place in (path, _beside(path)):
+        if os.path.lexists(place):
+            raise CheckpointError(f"{place} exists and is not overwritten; choose another name, or remove it")
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".data")
