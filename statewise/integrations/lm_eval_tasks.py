@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import time
@@ -21,6 +22,7 @@ except ImportError as error:
     raise InputError(f'evaluating on tasks needs lm-eval ({error}); pip install "statewise[eval]"') from error
 
 from statewise.integrations.lm_eval import StatewiseLM
+from statewise.train.metrics import write_bytes
 from statewise.train.tasks import Table
 
 RESAMPLES = 1000  # lm-eval's own 100,000 take minutes where a task reports a perplexity, for a third digit of its error
@@ -100,6 +102,18 @@ def task_tables(record: dict[str, Any]) -> list[Table]:
             notes = (f"{record['seconds']:,.1f} s",) if key == "results" else ()
             tables.append(Table(record.get("checkpoint", ""), columns, rows, notes))
     return tables
+
+
+def require_new(path: Path) -> None:
+    """ConfigError if a result cannot be written there: told before the work, not after it."""
+    if path.exists():
+        raise ConfigError(f"{path} exists already; name a new file, nothing is overwritten")
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """The whole record as a JSON file, lm-eval's own result in it."""
+    text = json.dumps(record, default=lm_eval.utils.handle_non_serializable, ensure_ascii=False, indent=1).encode()
+    write_bytes(path, text)
 
 
 def _find(tasks: Sequence[str], include_path: str | os.PathLike[str] | None) -> tuple[TaskManager, list[str]]:

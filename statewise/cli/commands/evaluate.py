@@ -47,19 +47,99 @@ def evaluate(
     compressors: Annotated[
         bool | None, typer.Option(help="Text: what xz -9 and zlib make of the same bytes.", show_default=False)
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Tasks of lm-eval instead of a text: names, patterns or YAML files.",
+            show_default=False,
+            rich_help_panel="Tasks",
+        ),
+    ] = None,
+    include_path: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where other task files are.", show_default=False, rich_help_panel="Tasks"),
+    ] = None,
+    shots: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Examples before each question. Default: the task's.",
+            show_default=False,
+            rich_help_panel="Tasks",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Questions of each task. Default: all.", show_default=False, rich_help_panel="Tasks"),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens a prediction may depend on. Default: all.",
+            show_default=False,
+            rich_help_panel="Tasks",
+        ),
+    ] = None,
+    document_token: Annotated[
+        bool,
+        typer.Option("--document-token", help="Begin every prompt with the document token.", rich_help_panel="Tasks"),
+    ] = False,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rows read together. Default: 16.", show_default=False, rich_help_panel="Tasks"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write all of it as JSON, every question with what the model said.",
+            show_default=False,
+            rich_help_panel="Tasks",
+        ),
+    ] = None,
     weights: Weights = None,
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
     json: Json = None,
 ) -> None:
-    """Measure how well a model does on a split of its data.
+    """Measure how well a model does on a split of its data, or on tasks of lm-eval.
 
     A language model is told beside general compressors. Its text is read as one sequence with the state carried on,
-    with full attention in windows instead.
+    with full attention in windows instead. Tasks (--tasks) need the extra "eval".
     """
     from statewise.console import read_prompt, show_evaluation
 
+    of_a_split = {
+        "--data": data,
+        "--data-dir": data_folder,
+        "--split": split,
+        "--max-tokens": max_items,
+        "--plot": plot,
+        "--text-file": text_file,
+        "--chunk-length": chunk_length,
+        "--across-documents": across_documents or None,
+        "--streams": streams,
+        "--window": window,
+        "--stride": stride,
+        "--compressors": compressors,
+    }
+    of_tasks = {
+        "--include-path": include_path,
+        "--shots": shots,
+        "--limit": limit,
+        "--max-length": max_length,
+        "--document-token": document_token or None,
+        "--batch-size": batch_size,
+        "--output": output,
+    }
+    for name, given in (of_tasks if tasks is None else of_a_split).items():
+        if given is not None:
+            raise typer.BadParameter(
+                "goes with --tasks" if tasks is None else "has no place with --tasks", param_hint=name
+            )
     if text_file is not None and data is not None:
         raise typer.BadParameter("a text comes from one of --data and --text-file", param_hint="--text-file")
     for name, given in (("--split", split), ("--max-tokens", max_items), ("--data-dir", data_folder)):
@@ -83,7 +163,31 @@ def evaluate(
         "compressors": compressors,
     }
     options = {name: value for name, value in asked.items() if value is not None}
-    if text is not None:
+    if tasks is not None:
+        from statewise.integrations.lm_eval import StatewiseLM
+        from statewise.integrations.lm_eval_tasks import evaluate_tasks, require_new, task_tables, write_record
+
+        if output is not None:
+            require_new(output)
+        model = StatewiseLM(
+            opened.language_model,
+            tokenizer=opened.tokenizer,
+            batch_size=batch_size,
+            max_length=max_length,
+            add_bos_token=document_token,
+        )
+        names = [name.strip() for name in tasks.split(",") if name.strip()]
+        record = {
+            "checkpoint": str(opened.checkpoint),
+            **evaluate_tasks(
+                model, names, include_path=include_path, n_shots=shots, limit=limit, log_samples=output is not None
+            ),
+        }
+        if output is not None:
+            write_record(record, output)
+        shown = {key: value for key, value in record.items() if key != "lm_eval"}
+        show_evaluation(shown, task_tables(record), as_json=json)
+    elif text is not None:
         show_evaluation(*opened.evaluate_file(text, str(text_file), plot=plot, **options), as_json=json)
     else:
         task = opened.task(data, data_folder)
