@@ -1,4 +1,4 @@
-"""llama.cpp with our weights: a Mamba written as GGUF, quantised by llama.cpp itself, read and run through its API."""
+"""llama.cpp with our weights: a model written as GGUF, quantised by llama.cpp itself, read and run through its API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import torch
 
 from statewise.benchmark.case import Missing
 from statewise.benchmark.peers import require
-from statewise.mixers.mamba import MambaConfig
+from statewise.checkpoints.convert.gguf import write_gguf
+from statewise.checkpoints.tensor_files import stored_tensors
+from statewise.errors import CheckpointError
 from statewise.models.language_model import LanguageModel
 
 # Names of llama_ftype, as `llama-quantize` takes them: matrices in this type, vectors in float32
@@ -26,12 +28,21 @@ _last: weakref.ref[LanguageModel] | None = None  # the model whose files are in 
 class LlamaCpp:
     """A model of llama.cpp that reads tokens from rest, greedily going on where asked to.
 
-    Errors:  Missing without llama-cpp-python and gguf, or for a model that is not Mamba all through.
+    Errors:  Missing without llama-cpp-python, or for a model that GGUF has no form for: Mamba and Mamba-2 have one.
     """
 
     def __init__(self, model: LanguageModel, weights: str, n_threads: int, context_length: int) -> None:
+        self._open(written(model, weights), n_threads, context_length)
+
+    @classmethod
+    def of_file(cls, path: Path, n_threads: int, context_length: int) -> LlamaCpp:
+        """The model of a GGUF file."""
+        llama = cls.__new__(cls)
+        llama._open(path, n_threads, context_length)
+        return llama
+
+    def _open(self, path: Path, n_threads: int, context_length: int) -> None:
         self.api = _api()
-        path = _written(model, weights)
         self._model = self.api.llama_model_load_from_file(str(path).encode(), self.api.llama_model_default_params())
         options = self.api.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_ubatch = context_length, context_length, min(context_length, 512)
@@ -85,14 +96,17 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="statewise-gguf-")
 
 
-def _written(model: LanguageModel, weights: str) -> Path:
+def written(model: LanguageModel, weights: str) -> Path:
     """The file of these weights; the last model written stays, so that its other types come from it."""
     global _last
     plain, wanted = (Path(_folder().name, f"{name}.gguf") for name in ("float32", weights))
     if _last is None or _last() is not model:
         for old in Path(_folder().name).iterdir():
             old.unlink()
-        write_gguf(model, plain)
+        try:
+            write_gguf(model.config, stored_tensors(model), plain, dtype=torch.float32)
+        except CheckpointError as error:
+            raise Missing(str(error)) from error
         _last = weakref.ref(model)
     if not wanted.exists():
         api = _api()
@@ -102,57 +116,3 @@ def _written(model: LanguageModel, weights: str) -> Path:
         if api.llama_model_quantize(str(plain).encode(), str(wanted).encode(), ctypes.byref(options)):
             raise Missing(f"llama.cpp cannot write {weights}")
     return wanted
-
-
-def _weight(module: Any) -> torch.Tensor:
-    weight: torch.Tensor = module.weight
-    return weight
-
-
-def write_gguf(model: LanguageModel, path: Path) -> None:
-    """A language model of Mamba layers, without a vocabulary, in float32.
-
-    Source:  the names that llama.cpp's architecture "mamba" reads (gguf 0.19).
-    """
-    gguf = require("gguf", "llama")
-    config = model.config.blocks[0].mixer
-    if {type(block.mixer) for block in model.config.blocks} != {MambaConfig}:
-        raise Missing("only a Mamba is written for llama.cpp here")
-    assert isinstance(config, MambaConfig)
-    writer = gguf.GGUFWriter(str(path), "mamba")
-    writer.add_context_length(2**20)
-    writer.add_embedding_length(model.config.d_model)
-    writer.add_feed_forward_length(0)
-    writer.add_head_count(0)
-    writer.add_block_count(len(model.layers))
-    writer.add_ssm_conv_kernel(config.n_taps)
-    writer.add_ssm_inner_size(config.expand * model.config.d_model)
-    writer.add_ssm_state_size(config.d_state)
-    writer.add_ssm_time_step_rank(config.dt_rank or -(-model.config.d_model // 16))
-    writer.add_layer_norm_rms_eps(model.config.norm_eps)
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_vocab_size(model.config.vocab_size)
-
-    def add(name: str, tensor: torch.Tensor) -> None:
-        writer.add_tensor(name, tensor.detach().float().contiguous().numpy())
-
-    add("token_embd.weight", model.embedding.weight)
-    add("output_norm.weight", _weight(model.norm))
-    if not model.config.tie_embeddings:
-        add("output.weight", model.head.weight)
-    for i, block in enumerate(model.blocks):
-        mixer: Any = block.mixer
-        add(f"blk.{i}.attn_norm.weight", _weight(block.mixer_norm))
-        add(f"blk.{i}.ssm_in.weight", mixer.in_proj.weight)
-        add(f"blk.{i}.ssm_conv1d.weight", mixer.convolution.weight.flip(-1))
-        add(f"blk.{i}.ssm_conv1d.bias", mixer.convolution.bias)
-        add(f"blk.{i}.ssm_x.weight", mixer.x_proj.weight)
-        add(f"blk.{i}.ssm_dt.weight", mixer.dt_proj.weight)
-        add(f"blk.{i}.ssm_dt.bias", mixer.dynamics.dt_bias)
-        add(f"blk.{i}.ssm_a", -mixer.dynamics.A_log.exp())
-        add(f"blk.{i}.ssm_d", mixer.dynamics.D)
-        add(f"blk.{i}.ssm_out.weight", mixer.out_proj.weight)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

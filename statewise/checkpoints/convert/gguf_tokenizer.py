@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from statewise.checkpoints.convert.gguf_file import Value
+from statewise.checkpoints.files import SavedTokenizer
 from statewise.configuration import parse_json
 from statewise.errors import CheckpointError, ConfigError
 
@@ -17,11 +18,9 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 N_BYTES = 256
 
 
-class GivenTokenizer(Protocol):
-    """A tokenizer of ours: ``kind`` "bytes", or "tokenizers" with its ``json``."""
+class GivenTokenizer(SavedTokenizer, Protocol):
+    """One of ours; of the kind "tokenizers" it also has its ``json`` text."""
 
-    kind: str
-    vocab_size: int
     document_token: int
 
 
@@ -77,10 +76,10 @@ def read_tokenizer(metadata: Mapping[str, Value]) -> str | None:
     """The text of a tokenizer.json; None if there is no tokenizer, or one of another kind than the above.
 
     Tokens that the file marks as unused, as those that pad a vocabulary, are left out. The tokens that begin and end
-    a text are special, whatever their type.
+    a text are special, whatever their type. A file that names no splitting, as those from before May 2024, has GPT-2's.
     """
     tokens, merges = metadata.get(TOKENS), metadata.get(MERGES)
-    pre = metadata.get(PRE)
+    pre = metadata.get(PRE, "gpt-2")
     splitting = next((s for s in SPLITTINGS if pre in s.names), None)
     if (
         metadata.get(MODEL) != "gpt2"
