@@ -58,6 +58,7 @@ class SavedTokenizer(Protocol):
 
     kind: str
     vocab_size: int
+    document_token: int
     fingerprint: str
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from statewise.checkpoints.convert.entries import read_entries, write_entries
 from statewise.checkpoints.convert.gguf_entries import ARCHITECTURES, build_entries, read_config, write_config
 from statewise.checkpoints.convert.gguf_file import GGUF, TYPES, Value, read_header, write_file
-from statewise.checkpoints.convert.gguf_tokenizer import GivenTokenizer, read_tokenizer, write_tokenizer
+from statewise.checkpoints.convert.gguf_tokenizer import read_tokenizer, write_tokenizer
 from statewise.checkpoints.empty import expected_shapes
+from statewise.checkpoints.files import SavedTokenizer
 from statewise.errors import CheckpointError, ConfigError, InputError
 from statewise.models.base import ModelConfig
 from statewise.models.language_model import LanguageModelConfig
@@ -63,7 +64,7 @@ def write_gguf(
     path: str | os.PathLike[str],
     *,
     dtype: torch.dtype | None = None,
-    tokenizer: GivenTokenizer | None = None,
+    tokenizer: SavedTokenizer | None = None,
 ) -> None:
     """A new file that llama.cpp runs.
 

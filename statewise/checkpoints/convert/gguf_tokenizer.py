@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from statewise.checkpoints.convert.gguf_file import Value
 from statewise.checkpoints.files import SavedTokenizer
@@ -16,12 +16,6 @@ TOKEN_TYPES, MERGES = "tokenizer.ggml.token_type", "tokenizer.ggml.merges"
 ENDS = ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id")
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 N_BYTES = 256
-
-
-class GivenTokenizer(SavedTokenizer, Protocol):
-    """One of ours; of the kind "tokenizers" it also has its ``json`` text."""
-
-    document_token: int
 
 
 class Splitting(NamedTuple):
@@ -131,7 +125,7 @@ def read_tokenizer(metadata: Mapping[str, Value]) -> str | None:
     )
 
 
-def write_tokenizer(tokenizer: GivenTokenizer | None, vocab_size: int) -> dict[str, Value]:
+def write_tokenizer(tokenizer: SavedTokenizer | None, vocab_size: int) -> dict[str, Value]:
     """The values that llama.cpp reads. ``vocab_size`` is the model's: what it has beyond the tokenizer is unused.
 
     The document token becomes the one that begins and ends texts; as here, none is put before a text unasked.
