@@ -5,13 +5,13 @@ from __future__ import annotations
 from statewise.checkpoints.differences import differences
 from statewise.checkpoints.files import (
     StoredTokenizer,
-    load,
     load_into,
     read_config,
     read_tokenizer,
     read_trainer,
     save,
 )
+from statewise.checkpoints.loading import load, locate_source
 from statewise.checkpoints.manifest import FORMAT_VERSION, Manifest
 from statewise.checkpoints.run_folder import RunCheckpoint, clean_unfinished, list_checkpoints, prune, resolve
 from statewise.checkpoints.states import load_state, save_state
@@ -29,6 +29,7 @@ __all__ = [
     "load",
     "load_into",
     "load_state",
+    "locate_source",
     "prune",
     "read_config",
     "read_tokenizer",

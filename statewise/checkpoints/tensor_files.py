@@ -68,8 +68,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     Errors:  CheckpointError if it is not a safetensors file.
     """
+    return {name: tensor.clone() for name, tensor in map_tensors(path).items()}
+
+
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, on the CPU, not yet read: their memory is the file's, which may not change meanwhile.
+
+    Errors:  as :func:`read_tensors`.
+    """
     with _open(path) as file:
-        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (it is no dict)
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
 
 
 def read_expected(path: Path, expected: Mapping[str, Expected]) -> Iterator[tuple[str, Tensor]]:

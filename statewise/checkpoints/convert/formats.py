@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -21,7 +21,8 @@ class Format:
 
     name:       for messages and ``--to``      summary: one line
     recognises: (config, names of the tensors) -> whether it is this format. ``config`` is the JSON beside the tensors,
-                empty if there is none
+                empty if there is none; for a file by Lightning with "pytorch-lightning_version" and "hyper_parameters"
+                (plain data). Names are as in the file, also where all begin with "model."
     read:       (their config, their tensors) -> (our config, our tensors), each of theirs used exactly once
     write:      the way back; None where nobody would read it
     files:      what the two are called: the weights' file and the config's, as written
@@ -39,6 +40,10 @@ class Format:
 PLACES = ("mamba_ssm", "transformers", "h3", "s4")
 
 
-def formats() -> list[Format]:
-    """All of them. GGUF, which is a file of its own kind, is not among them: see ``gguf``."""
-    return [found for place in PLACES for found in import_module(f"statewise.checkpoints.convert.{place}").FORMATS]
+def formats() -> Iterator[Format]:
+    """All of them, in order, each module imported when it is its turn.
+
+    GGUF, which is a file of its own kind, is not among them: see ``gguf``.
+    """
+    for place in PLACES:
+        yield from import_module(f"statewise.checkpoints.convert.{place}").FORMATS

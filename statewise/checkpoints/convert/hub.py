@@ -1,0 +1,115 @@
+"""Models of the Hugging Face hub by name, through ``huggingface_hub``: its cache, its settings, only what is needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from statewise.checkpoints.convert.source import needed_files
+from statewise.errors import CheckpointError, InputError
+
+PREFIX = "hub:"
+NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(/(?P<file>[^@]+))?(@(?P<revision>.+))?")
+
+
+class HubName(NamedTuple):
+    """What "hub:owner/name/file@revision" says; the last two may be missing."""
+
+    repository: str
+    file: str | None
+    revision: str | None
+
+
+def parse_hub_name(source: str, revision: str | None = None) -> HubName:
+    """Errors: InputError for a name that is none, and for two revisions.
+
+    >>> parse_hub_name("hub:state-spaces/mamba-130m@main")
+    HubName(repository='state-spaces/mamba-130m', file=None, revision='main')
+    """
+    match = NAME.fullmatch(source.removeprefix(PREFIX))
+    if match is None:
+        raise InputError(f"{source!r} is no name of the hub; expected hub:owner/name, with @revision if you like")
+    if revision is not None and match["revision"] not in (None, revision):
+        raise InputError(f"{source!r} and revision={revision!r} name two revisions; give one")
+    return HubName(match["repository"], match["file"], revision or match["revision"])
+
+
+def fetch(source: str, revision: str | None = None) -> Path:
+    """The folder in the hub's cache, or the file in it, with what a model needs: downloaded unless it is there.
+
+    Safetensors are preferred to pickles. Where the hub cannot be asked, as with HF_HUB_OFFLINE=1, the cache is enough.
+
+    Errors:  CheckpointError if the extra ``hub`` is not installed, for a name or revision that the hub does not have
+             or does not show, and for one that is neither in the cache nor to be reached.
+    """
+    name = parse_hub_name(source, revision)
+    hub = _library()
+    errors = hub.errors
+    try:
+        listed = hub.HfApi().model_info(name.repository, revision=name.revision).siblings or []
+        names = [file.rfilename for file in listed]
+        if name.file is not None and name.file not in names:
+            raise CheckpointError(f"{source}: there is no file {name.file} in {name.repository}")
+        wanted = needed_files(names, source) if name.file is None else _beside(name.file, names)
+        folder = Path(hub.snapshot_download(name.repository, revision=name.revision, allow_patterns=wanted))
+    except CheckpointError:
+        raise
+    except errors.GatedRepoError as error:
+        raise CheckpointError(f"{source} is gated: accept its terms on the hub and log in (hf auth login)") from error
+    except errors.RepositoryNotFoundError as error:
+        raise CheckpointError(f"the hub has no model {name.repository}, or does not show it without a login") from error
+    except errors.RevisionNotFoundError as error:
+        raise CheckpointError(f"the model {name.repository} has no revision {name.revision!r}") from error
+    except errors.HFValidationError as error:
+        raise InputError(f"{source!r} is no name of the hub: {' '.join(str(error).split())}") from error
+    except Exception as error:  # of the network, whose library is the hub's own affair: then the cache, if it is there
+        cached = _cached(hub, name)
+        if cached is None:
+            raise _unreachable(hub, source, error) from error
+        folder = cached
+    path = folder if name.file is None else folder / name.file
+    if not path.exists():
+        raise CheckpointError(f"{source}: {path} is not in the cache; download it where the hub can be reached")
+    return path
+
+
+def _beside(file: str, names: list[str]) -> list[str]:
+    """A file, and the JSON that lies beside it."""
+    folder, _, _ = file.rpartition("/")
+    prefix = f"{folder}/" if folder else ""
+    return [file, *(name for name in names if name in (f"{prefix}config.json", f"{prefix}tokenizer.json"))]
+
+
+def _cached(hub: ModuleType, name: HubName) -> Path | None:
+    """The folder of the revision in the cache; it may hold a part of the files."""
+    repository = Path(hub.constants.HF_HUB_CACHE) / f"models--{name.repository.replace('/', '--')}"
+    revision = name.revision or "main"
+    reference = repository / "refs" / revision
+    commit = reference.read_text("utf-8").strip() if reference.is_file() else revision
+    folder = repository / "snapshots" / commit
+    return folder if folder.is_dir() else None
+
+
+def _unreachable(hub: ModuleType, source: str, error: Exception) -> CheckpointError:
+    offline = hub.constants.is_offline_mode() or isinstance(error, hub.errors.OfflineModeIsEnabled)
+    reason = "HF_HUB_OFFLINE is set" if offline else f"the hub cannot be reached ({_first_line(error)})"
+    return CheckpointError(
+        f"{source} is not in the cache {hub.constants.HF_HUB_CACHE}, and {reason}; "
+        "load it once where there is a network, or give a folder"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+    except ImportError as error:
+        raise CheckpointError('names of the hub need huggingface_hub: pip install "statewise[hub]"') from error
+    return huggingface_hub

@@ -1,0 +1,98 @@
+"""torch.save's files, read without running anything in them: by ``torch.load(weights_only=True)``, and never otherwise.
+
+Lightning's files also hold objects of the libraries it was run with, such as omegaconf's of a configuration. For
+these, and only these, the reader makes stand-ins: dictionaries of what the file says of the object, of a class of our
+own, so that nothing of those libraries runs, nor has to be there.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statewise.errors import CheckpointError
+
+# Whose classes get a stand-in, and the names that such a file gives as the types of its values
+LIBRARIES = ("omegaconf.", "pytorch_lightning.", "lightning.", "lightning_fabric.")
+TYPES = ("typing.Any", "collections.defaultdict") + tuple(
+    f"builtins.{name}" for name in ("bool", "dict", "float", "int", "list", "object", "str", "tuple", "type")
+)
+SCALARS = (str, int, float, bool, type(None))
+
+
+class StandIn(dict[Any, Any]):
+    """What a file says of an object of a library that is not asked: its items here, its state under ``state``."""
+
+    state: Any = None
+
+    def __new__(cls, *_: Any) -> StandIn:
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def load_pickle(path: Path) -> Any:
+    """What torch.save wrote: tensors, on the CPU and mapped to the file where its format can be, and plain data.
+
+    Errors:  CheckpointError for a file that names anything else, of which nothing has then been run, and for one that
+             is damaged or no file of torch.save.
+    """
+    is_zip = zipfile.is_zipfile(path)
+    stand_ins: list[Any] = []
+    if is_zip:
+        try:
+            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+        except (ValueError, RuntimeError, EOFError, AssertionError, pickle.UnpicklingError) as error:
+            raise _unreadable(path, error) from error
+        stand_ins = [(StandIn, name) for name in unsafe if name.startswith(LIBRARIES)]
+        if stand_ins:
+            stand_ins += [(StandIn, name) for name in unsafe if name in TYPES]
+    try:
+        with torch.serialization.safe_globals(stand_ins):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except pickle.UnpicklingError as error:
+        raise _refused(path, error) from error
+    except (RuntimeError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def plain(value: Any) -> Any:
+    """Stand-ins and containers as JSON has them; what is neither, nor a number or text, becomes None."""
+    if isinstance(value, StandIn):
+        state = value.state
+        if isinstance(state, Mapping) and "_content" in state:  # omegaconf's containers
+            return plain(state["_content"])
+        if isinstance(state, Mapping) and "_val" in state:  # and its values
+            return plain(state["_val"])
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if isinstance(value, SCALARS) else None
+
+
+def _refused(path: Path, error: Exception) -> CheckpointError:
+    text = " ".join(str(error).split())
+    named = re.search(r"GLOBAL ([\w.]+)", text)
+    if named is None and "Unsupported operand" not in text and "allowlisted" not in text:
+        return _unreadable(path, error)
+    what = f"names {named[1]}" if named else "holds more than tensors and plain data"
+    return CheckpointError(
+        f"{path} is a pickle that {what}, which would run code; nothing of it was run. "
+        "Convert it to safetensors where you trust it"
+    )
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return CheckpointError(f"{path} is not a file of torch.save that can be read ({reason})")

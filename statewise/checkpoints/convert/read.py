@@ -1,0 +1,128 @@
+"""A published model, recognised, converted and built: from a folder or a file to a :class:`Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from statewise.checkpoints.convert.formats import Config, Format, formats
+from statewise.checkpoints.convert.source import GGUF, Source, find_source
+from statewise.checkpoints.convert.weights import owned, read_weights
+from statewise.checkpoints.empty import build_empty, fill
+from statewise.checkpoints.tensor_files import require_finite, stored_tensors
+from statewise.errors import CheckpointError, ConfigError
+from statewise.mixers.base import Dynamics
+from statewise.models.base import Model, ModelConfig
+
+Progress = Callable[[int, int], None]  # of tensors: how many are done, and of how many
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model in our terms: ``theirs`` are its tensors, mapped to the files, ``ours`` what they are here.
+
+    format: the name of what it was published in, as "mamba_ssm"
+    """
+
+    source: Source
+    format: str
+    config: ModelConfig
+    ours: dict[str, Tensor]
+    theirs: dict[str, Tensor]
+
+    def build(
+        self,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        progress: Progress | None = None,
+    ) -> Model:
+        """The model, in evaluation mode, with ``ours`` taken out of here one by one: to be called once.
+
+        dtype:   of the floating parameters, but for ``Dynamics``, which are float32 or wider. None: the narrowest to
+                 which all of the file's can be cast without loss, since a layer computes in one dtype.
+        """
+        model = build_empty(self.config)
+        dtype = _common_dtype(model, self.ours) if dtype is None else dtype
+        n_tensors = len(self.ours)
+
+        def counted() -> Iterator[tuple[str, Tensor]]:
+            for i, (name, tensor) in enumerate(owned(self.ours, self.theirs)):
+                require_finite(name, tensor, str(self.source.path))
+                if progress is not None:
+                    progress(i, n_tensors)
+                yield name, tensor
+
+        fill(model, counted(), dtype)
+        self.theirs.clear()
+        if progress is not None:
+            progress(n_tensors, n_tensors)
+        return model.to(device).eval()
+
+
+def open_published(path: Path) -> Published:
+    """What lies at the path, converted; its tensors are not read yet where they need not be computed.
+
+    Errors:  CheckpointError that names a format that is not known and those that are, or what is wrong with the config
+             or the tensors.
+    """
+    source = find_source(path)
+    if source.weights.suffix == GGUF:
+        from statewise.checkpoints.convert.gguf import read_gguf
+
+        return Published(source, "gguf", *read_gguf(source.weights), {})
+    their_config, theirs = read_weights(source)
+    found = recognise(source, their_config, frozenset(theirs))
+    try:
+        config, ours = found.read(their_config, theirs)
+    except (CheckpointError, ConfigError) as error:
+        raise CheckpointError(f"{path}, read as {found.name}: {error}") from error
+    return Published(source, found.name, config, dict(ours), theirs)
+
+
+def load_published(path: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Model:
+    """The model of a published folder or file; see :func:`statewise.checkpoints.load`."""
+    return open_published(path).build(device=device, dtype=dtype)
+
+
+def recognise(source: Source, config: Config, names: frozenset[str]) -> Format:
+    """The first format that takes the model for its own.
+
+    Errors:  CheckpointError with what was found and what is known.
+    """
+    known = []
+    for candidate in formats():
+        if candidate.recognises(config, names):
+            return candidate
+        known.append(candidate)
+    kind = config.get("model_type") or config.get("architectures")
+    if kind:
+        what = f"its config says {kind!r}"
+    elif source.config_file is not None:
+        what = f"{source.config_file.name} has the fields {_few(config)}"
+    else:
+        what = "there is no config.json beside it"
+    raise CheckpointError(
+        f"{source.path} is of an unknown architecture: {what}, and its tensors are {_few(names)}. "
+        f"Known: {'; '.join(f'{candidate.name} ({candidate.summary})' for candidate in known)}; gguf"
+    )
+
+
+def _few(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:3]) + (f", ... ({len(names)})" if len(names) > 3 else "") if names else "none"
+
+
+def _common_dtype(model: Model, tensors: Mapping[str, Tensor]) -> torch.dtype:
+    inside = {id(p) for module in model.modules() if isinstance(module, Dynamics) for p in module.parameters()}
+    found = [
+        tensors[name].dtype
+        for name, parameter in stored_tensors(model).items()
+        if id(parameter) not in inside and tensors[name].is_floating_point()
+    ]
+    return reduce(torch.promote_types, found) if found else torch.float32

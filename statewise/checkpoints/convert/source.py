@@ -1,0 +1,209 @@
+"""What lies at a path that is not our checkpoint: the files of a published model, chosen by their names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from statewise.checkpoints.folders import RUN_FILE
+from statewise.checkpoints.manifest import CONFIG_FILE, TOKENIZER_FILE
+from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES
+from statewise.configuration import parse_json
+from statewise.errors import CheckpointError, ConfigError
+
+GGUF = ".gguf"
+SAFETENSORS = ".safetensors"
+INDEX = ".index.json"
+TORCH_SUFFIXES = tuple(suffix for suffix in PICKLE_SUFFIXES if suffix not in (".pkl", ".pickle"))
+CONFIG_FILES = (CONFIG_FILE, "params.json")  # the second is Codestral's
+TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.json", "merges.txt")  # the latter two: GPT-2's, before there was the first
+# What training leaves beside the weights of a model
+NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt")
+PREFERRED = ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin", "model.pt")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A published model: ``weights`` is one file, or the index of several; ``config`` the JSON beside it, or empty."""
+
+    path: Path
+    weights: Path
+    config: Mapping[str, Any] = field(default_factory=dict)
+    config_file: Path | None = None
+
+    @cached_property
+    def tokenizer(self) -> str | None:
+        """The text of its tokenizer.json, or one made of GPT-2's two files; None if there is neither.
+
+        Errors:  CheckpointError if they cannot be read.
+        """
+        if self.weights.suffix == GGUF:
+            from statewise.checkpoints.convert.gguf import gguf_tokenizer
+
+            found = gguf_tokenizer(self.weights)
+            if found is not None:
+                return found
+        folder = self.weights.parent
+        present = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
+        for path in present.values():
+            require_inside(folder, path)
+        try:
+            if TOKENIZER_FILE in present:
+                return present[TOKENIZER_FILE].read_text("utf-8")
+            if len(present) == len(TOKENIZER_FILES) - 1:
+                return _byte_level(present["vocab.json"], present["merges.txt"])
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"cannot read the tokenizer beside {self.path}: {error}") from error
+        return None
+
+
+def is_published(path: Path) -> bool:
+    """Whether the path is to be read as somebody else's: a file of weights, or a folder of them without our config."""
+    if path.is_dir():
+        if (path / RUN_FILE).exists() or not _weights_in(path):
+            return False
+        config = path / CONFIG_FILE
+        return not (config.exists() or config.is_symlink()) or _is_of_others(config)
+    return path.is_file() and path.suffix in (SAFETENSORS, GGUF, *TORCH_SUFFIXES)
+
+
+def find_source(path: Path) -> Source:
+    """The files of a published model in a folder, or the file with what lies beside it.
+
+    Errors:  CheckpointError if there is none, if there are several, or for a config that cannot be read.
+    """
+    if path.is_dir():
+        folder, name = path, choose_weights([file.name for file in path.iterdir()], str(path))
+        weights = path / name
+        require_inside(folder, weights)
+    else:
+        folder, weights = path.parent, path
+    for config_name in CONFIG_FILES:
+        config_file = folder / config_name
+        if weights.suffix != GGUF and config_file.is_file():
+            require_inside(folder, config_file)
+            config = read_json(config_file)
+            if "format_version" in config:
+                raise CheckpointError(f"{path} is part of a checkpoint of Statewise; give its folder, {folder}")
+            return Source(path, weights, config, config_file)
+    return Source(path, weights)
+
+
+def choose_weights(names: Collection[str], where: str) -> str:
+    """Which of these files hold the weights: safetensors before others, a file before an index of several.
+
+    Errors:  CheckpointError if there is none, or if there are several that might be meant.
+    """
+    names = sorted(name for name in names if name not in NOT_WEIGHTS and not name.startswith((".", "rng_state")))
+    for suffixes in ((SAFETENSORS,), TORCH_SUFFIXES, (GGUF,)):
+        found = [name for name in names if name.endswith(suffixes)]
+        indices = [name for name in names if name.endswith(tuple(suffix + INDEX for suffix in suffixes))]
+        for name in PREFERRED:
+            if name in found:
+                return name
+            if name + INDEX in indices:
+                return name + INDEX
+        if len(indices) == 1 or len(found) == 1:
+            return (indices or found)[0]
+        if found:
+            raise CheckpointError(f"{where} holds several models, {', '.join(found[:4])}; give one of these files")
+    raise CheckpointError(f"{where} holds no weights: no safetensors, .bin, .pt, .ckpt or .gguf file")
+
+
+def needed_files(names: Collection[str], where: str) -> list[str]:
+    """What has to be fetched of a folder with these files: the weights, all shards if they are an index, and JSON."""
+    top = [name for name in names if "/" not in name]
+    weights = choose_weights(top, where)
+    needed = [weights, *(name for name in (*CONFIG_FILES, *TOKENIZER_FILES) if name in top)]
+    if weights.endswith(INDEX):
+        stem = PurePosixPath(weights.removesuffix(INDEX))
+        needed += [name for name in top if name.startswith(f"{stem.stem}-") and name.endswith(stem.suffix)]
+    return needed
+
+
+def shards_of(index: Path) -> dict[str, list[str]]:
+    """The tensors of each shard that an index of safetensors or .bin files names; shards lie in its folder.
+
+    Errors:  CheckpointError for an index that is malformed, and a shard that is missing or outside of the folder.
+    """
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f'{index} is no index of shards: "weight_map" has to give the file of each tensor')
+    shards: dict[str, list[str]] = {}
+    for tensor, file in weight_map.items():
+        shards.setdefault(file, []).append(tensor)
+    for file in shards:
+        place, windows = PurePosixPath(file.replace("\\", "/")), PureWindowsPath(file)
+        if place.is_absolute() or windows.drive or ".." in place.parts:
+            raise CheckpointError(f"{index}: the shard {file!r} leaves the folder; all shards have to lie in it")
+        if not (index.parent / file).is_file():
+            raise CheckpointError(f"{index.parent / file} is missing; {index.name} names it as a shard")
+        require_inside(index.parent, index.parent / file)
+    return shards
+
+
+def require_inside(folder: Path, path: Path) -> None:
+    """CheckpointError if the path is a link that leads out of the folder.
+
+    The cache of ``huggingface_hub`` is made of links, models--owner--name/snapshots/REVISION/FILE to ../../blobs: in
+    such a folder, links may lead there.
+    """
+    resolved = path.resolve()
+    allowed = [folder.resolve()]
+    snapshot = Path(folder.absolute())
+    if snapshot.parent.name == "snapshots" and snapshot.parent.parent.name.startswith("models--"):
+        allowed.append((snapshot.parent.parent / "blobs").resolve())
+    if not any(resolved.is_relative_to(place) for place in allowed):
+        raise CheckpointError(f"{path} is a link that leads out of the folder; put the file itself there")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Errors: CheckpointError for a file that cannot be read, or is no JSON object."""
+    try:
+        data = parse_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return data
+
+
+def _is_of_others(config: Path) -> bool:
+    """Whether config.json is JSON that we did not write; what cannot be read may be ours, damaged."""
+    try:
+        return "format_version" not in read_json(config)
+    except CheckpointError:
+        return False
+
+
+def _weights_in(folder: Path) -> bool:
+    suffixes = (SAFETENSORS, GGUF, *TORCH_SUFFIXES)
+    return any(
+        path.suffix in suffixes or path.name.endswith(tuple(suffix + INDEX for suffix in suffixes))
+        for path in folder.iterdir()
+    )
+
+
+def _byte_level(vocabulary: Path, merges: Path) -> str:
+    """GPT-2's tokenizer as a tokenizer.json: its vocabulary, its merges, bytes as letters, one special token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = read_json(vocabulary)
+    lines = merges.read_text("utf-8").splitlines()
+    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    if not all(len(pair) == 2 for pair in pairs) or not all(type(index) is int for index in vocab.values()):
+        raise CheckpointError(f"{vocabulary} and {merges.name} are not a tokenizer as GPT-2's is")
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(left, right) for left, right in pairs]))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{vocabulary} and {merges.name} do not fit together ({error})") from error
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([name for name in ("<|endoftext|>",) if name in vocab])
+    return json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False)

@@ -1,0 +1,100 @@
+"""The tensors of a published model's files by name, mapped to the files and not yet in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statewise.checkpoints.convert.pickles import load_pickle, plain
+from statewise.checkpoints.convert.source import INDEX, SAFETENSORS, Source, shards_of
+from statewise.checkpoints.manifest import DTYPES
+from statewise.checkpoints.tensor_files import dtype_name, map_tensors
+from statewise.errors import CheckpointError
+
+Tensors = dict[str, Tensor]
+# Under which a training program's file has the weights: Lightning's, and the example of the S4 repository
+STATE_DICT_KEYS = ("state_dict", "model")
+LIGHTNING_VERSION = "pytorch-lightning_version"
+
+
+def read_weights(source: Source) -> tuple[dict[str, Any], Tensors]:
+    """The config of a source and its tensors.
+
+    To the config of a file by Lightning are added its "pytorch-lightning_version" and its "hyper_parameters", as plain
+    data. Tensors have the names of the file, such as "model.encoder.weight" in one by Lightning; only the "module."
+    that ``nn.DataParallel`` puts before all of them is gone.
+
+    Errors:  CheckpointError for files that are damaged, that would run code, whose shards are missing or elsewhere,
+             or that hold something else than tensors.
+    """
+    config = dict(source.config)
+    if source.weights.name.endswith(INDEX):
+        tensors = _read_shards(source.weights)
+    else:
+        more, tensors = _read_file(source.weights)
+        config = more | config
+    if not tensors:
+        raise CheckpointError(f"{source.weights} holds no tensors")
+    if all(name.startswith("module.") for name in tensors):
+        tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        _require_plain(name, tensor, source.weights)
+    return config, tensors
+
+
+def owned(tensors: dict[str, Tensor], mapped: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Takes the tensors out one by one, each in memory of its own and no longer the file's."""
+    files = {tensor.untyped_storage().data_ptr() for tensor in mapped.values()}
+    for name in list(tensors):
+        tensor = tensors.pop(name).detach()
+        storage = tensor.untyped_storage()
+        alone = storage.nbytes() == tensor.numel() * tensor.element_size() and tensor.is_contiguous()
+        if not alone or storage.data_ptr() in files:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+        files.add(storage.data_ptr())  # what shares it comes later, and has to have its own
+        yield name, tensor
+
+
+def _read_shards(index: Path) -> Tensors:
+    found: Tensors = {}
+    for file, names in shards_of(index).items():
+        _, tensors = _read_file(index.parent / file)
+        for problem, differing in (("lacks", set(names) - tensors.keys()), ("also holds", tensors.keys() - set(names))):
+            if differing:
+                raise CheckpointError(f"{index.parent / file} {problem} the tensor {min(differing)}, by {index.name}")
+        found |= tensors
+    return found
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], Tensors]:
+    try:
+        if path.suffix == SAFETENSORS:
+            return {}, map_tensors(path)
+        loaded = load_pickle(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    if not isinstance(loaded, Mapping):
+        raise CheckpointError(f"{path} holds a {type(loaded).__name__}, expected tensors by name")
+    for key in STATE_DICT_KEYS:
+        if isinstance(loaded.get(key), Mapping):
+            more = {}
+            if LIGHTNING_VERSION in loaded:
+                more[LIGHTNING_VERSION] = str(loaded[LIGHTNING_VERSION])
+                more["hyper_parameters"] = plain(loaded.get("hyper_parameters"))
+            return more, dict(loaded[key])
+    return {}, dict(loaded)
+
+
+def _require_plain(name: Any, tensor: Any, path: Path) -> None:
+    if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        raise CheckpointError(f"{path}: {name!r} is a {type(tensor).__name__}, expected tensors by name")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise CheckpointError(f"{path}: {name} is sparse, quantised or empty; expected a plain tensor")
+    if tensor.is_floating_point() and tensor.dtype not in DTYPES.values():
+        raise CheckpointError(
+            f"{path}: {name} is {dtype_name(tensor.dtype)}, which is not read; convert it to one of {list(DTYPES)}"
+        )

@@ -1,0 +1,89 @@
+"""Our models in the formats of others, so that their programs read what was trained here."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from statewise.checkpoints.atomic import require_free, write_file, write_folder
+from statewise.checkpoints.convert.formats import formats
+from statewise.checkpoints.convert.source import GGUF, SAFETENSORS
+from statewise.checkpoints.files import SavedTokenizer
+from statewise.checkpoints.manifest import TOKENIZER_FILE
+from statewise.checkpoints.tensor_files import count_bytes, require_finite, stored_tensors, write_tensors
+from statewise.errors import CheckpointError, ConfigError, InputError
+from statewise.models.base import Model
+
+WRITTEN = ("mamba_ssm", "transformers", "h3", "gguf")
+
+
+def save_as(
+    model: Model,
+    path: str | os.PathLike[str],
+    format: str,
+    *,
+    dtype: torch.dtype | None = None,
+    tokenizer: SavedTokenizer | None = None,
+) -> Path:
+    """Writes a model as others publish theirs; it appears under its name complete, or not at all.
+
+    path:      a folder that is to be made; of "gguf" a file named *.gguf
+    format:    one of :data:`WRITTEN`
+    dtype:     of the floating tensors; None: as the model has them
+    tokenizer: goes with the model: as tokenizer.json (the byte tokenizer has none), or into the GGUF file
+    Errors:    CheckpointError for a model that the format cannot hold (with the reason), if something is at ``path``
+               already, for a tensor that is not finite, and if the disk does not take it. InputError for an unknown
+               format or dtype.
+    """
+    if format not in WRITTEN:
+        raise InputError(f"format={format!r} is unknown; use one of {list(WRITTEN)}")
+    if dtype is not None and not dtype.is_floating_point:
+        raise InputError(f"save_as takes a floating dtype, got {dtype}")
+    target = Path(os.path.realpath(path))
+    if format == "gguf" and target.suffix != GGUF:
+        raise InputError(f"a GGUF file is named *{GGUF}; got {target.name!r}")
+    require_free(target, _refuse)
+    tokenizer_json = getattr(tokenizer, "json", None)
+    tensors = {name: tensor.detach().cpu() for name, tensor in stored_tensors(model).items()}
+    for name, tensor in tensors.items():
+        require_finite(name, tensor, f"cannot save {path}")
+    if format == "gguf":
+        _write_gguf(model, tensors, target, dtype, tokenizer)
+        return Path(path)
+    chosen = next(candidate for candidate in formats() if candidate.name == format)
+    assert chosen.write is not None
+    try:
+        config, theirs = chosen.write(model.config, tensors)
+    except (CheckpointError, ConfigError) as error:
+        raise CheckpointError(f"cannot save {path} as {format}: {error}") from error
+    if dtype is not None:
+        theirs = {name: t.to(dtype) if t.is_floating_point() else t for name, t in theirs.items()}
+    weights_name, config_name = chosen.files
+    with write_folder(target, count_bytes(theirs), _refuse) as folder:
+        (folder / config_name).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        if tokenizer_json is not None:
+            (folder / TOKENIZER_FILE).write_text(tokenizer_json, "utf-8")
+        if weights_name.endswith(SAFETENSORS):
+            write_tensors(folder / weights_name, theirs, {"format": "pt"})
+        else:  # views would bring the whole of what they are views of
+            torch.save({name: tensor.clone() for name, tensor in theirs.items()}, folder / weights_name)
+    return Path(path)
+
+
+def _write_gguf(
+    model: Model, tensors: dict[str, Tensor], target: Path, dtype: torch.dtype | None, tokenizer: SavedTokenizer | None
+) -> None:
+    from statewise.checkpoints.convert.gguf import write_gguf
+
+    def write(aside: Path) -> None:
+        write_gguf(model.config, tensors, aside, dtype=dtype, tokenizer=tokenizer)
+
+    write_file(target, count_bytes(tensors), write)
+
+
+def _refuse(path: Path) -> None:
+    raise CheckpointError(f"{path} exists already and is not replaced; give a new name")

@@ -1,0 +1,61 @@
+"""``load``: a model from wherever it lies, ours or somebody else's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from statewise.checkpoints import files
+from statewise.errors import InputError
+from statewise.models.base import Model
+
+
+def load(
+    source: str | os.PathLike[str],
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+) -> Model:
+    """The model of a checkpoint, or of what others publish, in evaluation mode.
+
+    source:   the folder of a checkpoint that :func:`save` wrote; a folder with a published model (its config.json or
+              params.json, and weights as safetensors, .bin, .pt or .ckpt, one file or shards with an index); one such
+              file, or a .gguf; or "hub:owner/name", "hub:owner/name@revision" or "hub:owner/name/file" of the Hugging
+              Face hub
+    dtype:    of the floating parameters, by default as stored; of a published model that mixes them, the narrowest
+              that holds all without loss. Those that set a system's time scales (in a ``Dynamics`` module) are float32
+              or wider.
+    revision: of a name of the hub: a branch, a tag or a commit
+    Cost:     the model's tensors in memory once; no random number is drawn.
+    Errors:   CheckpointError, with a reason, for anything but an intact checkpoint, and for a published model of an
+              architecture that is not known, with missing, further or misshapen tensors, or whose files leave the
+              folder. No code from a file is run: a pickle that names any is refused.
+    """
+    if dtype is not None and not dtype.is_floating_point:
+        raise InputError(f"load takes a floating dtype, got {dtype}")
+    path = locate_source(source, revision)
+    from statewise.checkpoints.convert.source import is_published
+
+    if is_published(path):
+        from statewise.checkpoints.convert import load_published
+
+        return load_published(path, device=device, dtype=dtype)
+    return files.load(path, device=device, dtype=dtype)
+
+
+def locate_source(source: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """The path of a source; one of the hub is fetched.
+
+    Errors:  InputError for a revision of what is no name of the hub; CheckpointError as ``convert.hub.fetch``.
+    """
+    name = os.fspath(source)
+    if name.startswith("hub:"):
+        from statewise.checkpoints.convert.hub import fetch
+
+        return fetch(name, revision)
+    if revision is not None:
+        raise InputError(f"revision={revision!r} belongs to a name of the hub, hub:owner/name; {name!r} is a path")
+    return Path(name)
