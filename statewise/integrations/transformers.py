@@ -9,10 +9,11 @@ from __future__ import annotations
 
 try:
     import transformers
+    from transformers import PreTrainedConfig as _  # noqa: F401 (its name since version 5)
 except ImportError as error:
     from statewise.errors import InputError
 
-    raise InputError('the wrapper needs transformers; run: pip install "statewise[hf]"') from error
+    raise InputError('the wrapper needs transformers 5; run: pip install "statewise[hf]"') from error
 
 from statewise.integrations.transformers_cache import StatewiseCache
 from statewise.integrations.transformers_config import StatewiseConfig

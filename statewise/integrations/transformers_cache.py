@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ class StatewiseCache(Cache):
     """What a model knows of each row of a batch. A call given one reads on from it and writes the new state into it.
 
     state:     the model's; None before the first call. It is never mutated, only replaced, so ``copy.copy(cache)``
-               costs nothing and goes on from where it was taken, however far the other has gone on.
+               costs nothing and goes on from where it was taken, however far the other has gone on
     features:  (batch, d_model), the model's last features of each row: the next token's logits are their ``head``
     n_columns: how many columns of ids were read, padding included
 
@@ -34,6 +35,9 @@ class StatewiseCache(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.reset()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StatewiseCache:
+        return copy.copy(self)  # nothing in it is ever written to, so there is nothing deeper to copy
 
     def __repr__(self) -> str:
         return f"StatewiseCache(batch_size={self.batch_size}, n_columns={self.n_columns})"
