@@ -93,8 +93,9 @@ def _register(
     )
 
     def differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        du, dK, dhistory = backward(grad, *ctx.saved_tensors)
-        return du, dK, None if ctx.saved_tensors[2] is None else dhistory
+        u, K, history = ctx.saved_tensors  # once: gradient checkpointing recomputes them and forbids a second look
+        du, dK, dhistory = backward(grad, u, K, history)
+        return du, dK, None if history is None else dhistory
 
     return register(
         name,

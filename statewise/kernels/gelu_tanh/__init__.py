@@ -47,7 +47,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> Tensor:
-    return _gelu_backward(grad.to(ctx.saved_tensors[0].dtype), *ctx.saved_tensors)
+    given = ctx.saved_tensors  # once: gradient checkpointing recomputes them and forbids a second look
+    return _gelu_backward(grad.to(given[0].dtype), *given)
 
 
 def _second_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
