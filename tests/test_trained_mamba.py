@@ -1,95 +1,117 @@
 """A trained bidirectional Mamba that others made and published, rebuilt from our operators: real weights as an oracle.
 
 ``pip install --no-deps typeseg==0.2.7``: six layers over bytes that label each with its kind of text. Its own numpy
-code, which shares nothing with ours, gives what is expected.
+code and its own ONNX file, which share nothing with ours, give what is expected.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from statewise.operators import CausalConvolution, SelectiveDiagonal, bidirectional
+from statewise.errors import ConfigError, DataError
+from statewise.reproduce import reproduce, settings
+from statewise.reproduce.typeseg import experiment
+from statewise.reproduce.typeseg.model import N_LAYERS, TrainedMamba, folder, labels
 
-if importlib.util.find_spec("typeseg") is None:
-    pytest.skip(
-        "needs the weights in the package typeseg (pip install --no-deps typeseg==0.2.7)", allow_module_level=True
-    )
-
-N_LAYERS, DT_RANK, D_STATE = 6, 16, 16
+needs_weights = pytest.mark.skipif(
+    importlib.util.find_spec("typeseg") is None,
+    reason="needs the weights in the package typeseg (pip install --no-deps typeseg==0.2.7)",
+)
 
 
 @pytest.fixture(scope="module")
-def weights() -> dict[str, Tensor]:
-    spec = importlib.util.find_spec("typeseg")
-    assert spec is not None
-    assert spec.origin is not None
-    with np.load(Path(spec.origin).parent / "data" / "mamba_al.npz") as file:
-        return {name.replace("__", "/"): torch.tensor(file[name]) for name in file.files}
+def model() -> TrainedMamba:
+    return TrainedMamba()
 
 
-def dense(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    return x @ weights[f"{name}/kernel"] + weights[f"{name}/bias"]
-
-
-def norm(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], weights[f"{name}/scale"], weights[f"{name}/bias"], 1e-6)
-
-
-def centred_convolution(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    """Four taps, of which the newest is two steps ahead: a causal convolution, read two steps late."""
-    taps = weights[f"{name}/kernel"][:, 0].T.flip(1)
-    y, _ = CausalConvolution(taps)(F.pad(x, (0, 0, 0, 2)))
-    return y[:, 2:] + weights[f"{name}/bias"]
-
-
-def logits(weights: dict[str, Tensor], tokens: Tensor, lengths: Tensor | None = None, form: str = "scan") -> Tensor:
-    """tokens: (batch, length) bytes -> (batch, length, 35)"""
-    h = weights["Embed_0/embedding"][tokens.clamp(max=128)]
-    real = torch.ones_like(tokens[..., None]).bool()
-    if lengths is not None:
-        real = (torch.arange(tokens.shape[1]) < lengths[:, None]).unsqueeze(-1)
-    for i in range(N_LAYERS):
-        of = f"CheckpointMambaBlock1D_{i}/"
-        x, z = dense(weights, of + "Dense_0", norm(weights, of + "LayerNorm_0", h)).chunk(2, -1)
-        x = F.silu(centred_convolution(weights, of + "Conv_0", x * real))
-        dt, B, C = dense(weights, of + "Dense_1", x).split([DT_RANK, D_STATE, D_STATE], -1)
-        dt = F.softplus(dense(weights, of + "Dense_2", dt)) + 1e-4
-        A = -weights[of + "A_log"].exp()
-        operator = SelectiveDiagonal(dt, A, B.unsqueeze(2), C.unsqueeze(2), D=weights[of + "D"])
-        if form == "scan":
-            y, _ = bidirectional(operator)(x, lengths=lengths)
-        else:
-            flipped = SelectiveDiagonal(dt.flip(1), A, B.flip(1).unsqueeze(2), C.flip(1).unsqueeze(2), D=operator.D)
-            y = operator(x, form=form)[0] + flipped(x.flip(1), form=form)[0].flip(1)
-        h = h + dense(weights, of + "Dense_3", y * F.silu(z))
-    return dense(weights, "Dense_0", norm(weights, "LayerNorm_0", h))
-
-
-def expected(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
+def expected(model: TrainedMamba, tokens: Tensor) -> Tensor:
     from typeseg._mamba_kernel import mamba_forward
 
-    arrays = {name: value.numpy() for name, value in weights.items()}
+    arrays = {name: value.numpy() for name, value in model.weights.items()}
     return torch.tensor(np.asarray(mamba_forward(np, arrays, tokens.numpy(), n_layers=N_LAYERS)))
 
 
-def test_logits_of_a_trained_model(weights: dict[str, Tensor]) -> None:
+@needs_weights
+def test_logits_of_a_trained_model(model: TrainedMamba) -> None:
     """Code and prose, one row alone and both in a padded batch."""
     page = (Path(__file__).parents[1] / "docs" / "operators.md").read_bytes()
     texts = [torch.tensor(list(page[1500:2100])), torch.tensor(list(Path(__file__).read_bytes()[600:860]))]
-    want = [expected(weights, text) for text in texts]
+    want = [expected(model, text) for text in texts]
     for form in ("scan", "recurrent"):
-        got = logits(weights, texts[0].unsqueeze(0), form=form)[0]
-        assert (got - want[0]).abs().max() < 2e-4 * want[0].abs().max(), form
+        got = model(texts[0].unsqueeze(0), form=form)[0]
+        assert (got - want[0]).abs().max() < 1e-4, form
         assert torch.equal(got.argmax(-1), want[0].argmax(-1))
     padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=7)
-    both = logits(weights, padded, torch.tensor([len(text) for text in texts]))
+    both = model(padded, torch.tensor([len(text) for text in texts]))
     for row, text in enumerate(texts):
-        assert (both[row, : len(text)] - want[row]).abs().max() < 2e-4 * want[row].abs().max()
-        print(f"{len(text)} bytes: {float((both[row, : len(text)] - want[row]).abs().max()):.1e}")
+        assert (both[row, : len(text)] - want[row]).abs().max() < 1e-4
+
+
+@needs_weights
+def test_reproduce(tmp_path: Path) -> None:
+    """The command's own way: real files beside the model's ONNX file."""
+    pytest.importorskip("onnxruntime")
+    config = settings("typeseg", quick=True, assignments=["n_bytes=2000", "longest=700"])
+    record: Any = reproduce("typeseg", tmp_path / "run", config, plots=False).record
+    figures = record["figures"]
+    assert figures["n_bytes"] == 2000
+    assert figures["largest_difference"] <= 1e-4
+    assert figures["n_other_labels"] == 0
+    assert {text["label"] for text in figures["texts"].values()} <= set(labels())
+    assert {name.split("/")[0] for name in figures["texts"]} == {"statewise", "stdlib"}
+    assert record["bars"] == []
+
+
+@needs_weights
+def test_bars() -> None:
+    text = {
+        "n_bytes": 100_000,
+        "largest_difference": 2e-4,
+        "largest_logit": 9.0,
+        "n_other_labels": 1,
+        "label": "python",
+    }
+    report = experiment._report(experiment.TypesegSettings(), {"a": text})
+    assert [bar.holds for bar in report.bars] == [False, False]
+    report = experiment._report(
+        experiment.TypesegSettings(), {"a": {**text, "largest_difference": 1e-5, "n_other_labels": 0}}
+    )
+    assert [bar.holds for bar in report.bars] == [True, True]
+
+
+def test_files() -> None:
+    """As many bytes as asked for, half of them of the package itself, the same each time."""
+    config = experiment.TypesegSettings(n_bytes=30_001, longest=5_000)
+    texts = experiment.choose(config)
+    assert texts == experiment.choose(config)
+    assert sum(map(len, texts.values())) == 30_001
+    assert sum(len(text) for name, text in texts.items() if name.startswith("statewise/")) == 15_000
+    assert max(map(len, texts.values())) <= 5_000
+    with pytest.raises(DataError, match="bytes too few; use fewer n_bytes"):
+        experiment.choose(experiment.TypesegSettings(longest=1))
+    with pytest.raises(ConfigError, match="use at least 2 bytes"):
+        experiment.TypesegSettings(n_bytes=1)
+
+
+def test_without_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    find = importlib.util.find_spec
+    config = settings("typeseg", quick=True)
+    for missing, what in (("typeseg", "pip install --no-deps typeseg"), ("onnxruntime", "statewise.onnx")):
+        if missing == "onnxruntime" and find("typeseg") is None:
+            continue
+
+        def without(name: str, package: str | None = None, missing: str = missing) -> Any:
+            return None if name == missing else find(name, package)
+
+        monkeypatch.setattr(importlib.util, "find_spec", without)
+        with pytest.raises(DataError, match=what):
+            reproduce("typeseg", tmp_path / missing, config, plots=False)
+    monkeypatch.undo()
+    assert find("typeseg") is None or folder().is_dir()

@@ -68,8 +68,8 @@ def export_onnx(model: LanguageModel, path: str | Path, *, batch: int = 1) -> Ex
     Inputs:   "tokens" (batch,) int64, and each leaf of the state by its name (:func:`state_names`)
     Outputs:  "logits" (batch, vocab_size) float32, and each leaf after the step, "next." before its name
     Metadata: "statewise.state" is JSON: the name, output, shape and dtype of each leaf, in order. A state at rest is
-              all zeros. Beside it "statewise.batch", "statewise.vocab_size", "statewise.model" (the configuration, JSON)
-              and "statewise.format_version".
+              all zeros. Beside it "statewise.batch", "statewise.vocab_size", "statewise.model" (the configuration, in
+              JSON) and "statewise.format_version".
 
     Weights above 1.5 GB lie in a second file, ``path`` with ".data" behind it, which has to stay beside the first. The
     file appears under its name complete, after onnxruntime has given the model's own logits over 16 steps.

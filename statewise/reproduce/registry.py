@@ -53,6 +53,7 @@ PLACES = {
     "h3-throughput": "h3_throughput.experiment",
     "induction-heads": "induction_heads.experiment",
     "selective-copying": "selective_copying.experiment",
+    "typeseg": "typeseg.experiment",
 }
 
 
