@@ -25,7 +25,16 @@ EPS = 1e-5
 # Arguments of the published constructor, and what else a config.json may hold, that change no output.
 _NO_EFFECT = (
     *("resid_dropout", "embed_dropout", "initializer_cfg", "fused_mlp", "fused_dropout_add_ln", "residual_in_fp32"),
-    *("pad_vocab_size_multiple", "model_type", "architectures", "torch_dtype", "dtype", "transformers_version"),
+    *(
+        "pytorch-lightning_version",
+        "hyper_parameters",
+        "pad_vocab_size_multiple",
+        "model_type",
+        "architectures",
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+    ),
 )
 _SSM_NO_EFFECT = ("measure", "measure_args", "dt_min", "dt_max", "deterministic", "lr", "verbose", "dropout", "rank")
 _SSM_FIXED = {"mode": "diag", "disc": "bilinear", "real_type": "exp", "head_dim": 1, "bandlimit": None, "l_max": None}

@@ -1,0 +1,196 @@
+"""What the S4 repository's config says of a model and no tensor does.
+
+Of the group "model" (and for each layer of "model.layer", which may be a list that repeats): ``activation`` ("gelu"),
+``dt_transform`` and ``real_transform`` (before version 4 ``real_type``; "exp"), ``imag_transform`` ("none"), ``disc``
+of S4D ("zoh"; before version 4 "bilinear"), ``dropout`` (0.0). Of "decoder": ``mode`` ("pool": the mean over time;
+"last"), with ``l_output: null`` beside it an output for every step. Of "task": ``loss`` ("mse" or "mae" make a
+regressor of it, all else a classifier), and ``rescale`` of a language model's embedding (true).
+
+In brackets stand the defaults where there is no config. They are those of the published classes, except for the
+decoder, which all published classifiers set to "pool". The published configs of version 4 set dt_transform to
+"softplus", which its own stored config then says; of a bare state dict say it in a config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from statewise.checkpoints.convert.fields import refuse_unknown, require, section
+from statewise.checkpoints.convert.s4_kernel import POSITIVE
+from statewise.errors import CheckpointError
+from statewise.mixers.activations import ACTIVATIONS
+
+WHERE = "the S4 checkpoint's config"
+GROUPS = ("model", "encoder", "decoder", "task")
+REGRESSION_LOSSES = ("mse", "mae", "mse_no_reduce")
+
+# Fields with one supported value.
+_MODEL_FIXED = {"_name_": "model", "bidirectional": False, "n_repeat": 1, "encoder": None, "decoder": None}
+_MODEL_KNOWN = ("d_model", "n_layers", "prenorm", "transposed", "dropout", "tie_dropout", "layer", "residual", "norm")
+_MODEL_NO_EFFECT = ("pool", "track_norms", "dropinp")
+_LAYER_FIXED = {
+    **{"gate": None, "bottleneck": None, "mult_act": None, "hyper_act": None, "weight_norm": False, "linear": False},
+    **{"swap_channels": False, "shift": False, "layer": "fftconv", "bandlimit": None, "dt_fast": False},
+    **{"is_real": False, "gate_act": None, "kernel": None},
+}
+_LAYER_KNOWN = (
+    *("_name_", "activation", "final_act", "postact", "dt_transform", "real_transform", "real_type"),
+    *("imag_transform", "disc", "mode", "dropout", "bidirectional", "expand"),
+)
+# What the tensors say, what only matters at the beginning or in training, and l_max: a filter cut off there is the
+# same up to that length.
+_LAYER_NO_EFFECT = (
+    *(
+        "d_state",
+        "channels",
+        "init",
+        "measure",
+        "init_args",
+        "measure_args",
+        "rank",
+        "dt_min",
+        "dt_max",
+        "dt_tie",
+        "lr",
+    ),
+    *("wd", "n_ssm", "drop_kernel", "deterministic", "l_max", "verbose", "tie_dropout", "initializer", "transposed"),
+    *("backend", "trainable", "cache", "weight_decay", "hurwitz", "tie_state"),
+)
+_KERNEL_CLASSES = ("nplr", "dplr", "s4", "diag", "s4d")
+ACTIVATION_NAMES = {**{name: name for name in ACTIVATIONS if name != "gelu_tanh"}, "swish": "silu"}
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """One entry of "model.layer", checked. None: it says nothing, and the default of the version holds."""
+
+    activation: str = "gelu"
+    dropout: float = 0.0
+    dt_transform: str = "exp"
+    real_transform: str = "exp"
+    imag_transform: str = "none"
+    disc: str | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], dropout: float) -> LayerSettings:
+        where = f"{WHERE}: model.layer"
+        refuse_unknown(config, (*_LAYER_FIXED, *_LAYER_KNOWN, *_LAYER_NO_EFFECT), where)
+        if config.get("gate") is None:
+            config = {name: value for name, value in config.items() if name != "gate_act"}
+        require(config, _LAYER_FIXED, where)
+        found = {
+            "activation": _one_of(config, "activation", "gelu", ACTIVATION_NAMES),
+            "dt_transform": _one_of(config, "dt_transform", "exp", POSITIVE),
+            "real_transform": _one_of(
+                config, "real_transform", _one_of(config, "real_type", "exp", POSITIVE), POSITIVE
+            ),
+            "imag_transform": _one_of(config, "imag_transform", "none", POSITIVE),
+        }
+        _one_of(config, "mode", "nplr", _KERNEL_CLASSES)
+        for name in ("final_act", "postact"):  # which of the two it is, the matrix says
+            _one_of(config, name, "glu", ("glu", "id"))
+        disc = None if config.get("disc") is None else _one_of(config, "disc", "zoh", ("zoh", "bilinear"))
+        own = config.get("dropout")
+        return cls(**found, disc=disc, dropout=dropout if own is None else own)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The config of a whole model, checked."""
+
+    model: Mapping[str, Any] = field(default_factory=dict)
+    layers: tuple[LayerSettings, ...] = (LayerSettings(),)
+    pooling: str | None = "mean"
+    is_regression: bool = False
+    rescale: bool = True
+    dropout: float = 0.0
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Settings:
+        """Of what lies beside a file and what Lightning stored in it; the first has precedence, group by group."""
+        stored = section(config, "hyper_parameters", WHERE)
+        beside = {k: v for k, v in config.items() if k not in ("hyper_parameters", "pytorch-lightning_version")}
+        refuse_unknown(beside, GROUPS, WHERE)
+        groups = {name: beside.get(name, stored.get(name)) for name in GROUPS}
+        model, task = section(groups, "model", WHERE), section(groups, "task", WHERE)
+        where = f"{WHERE}: model"
+        refuse_unknown(model, (*_MODEL_FIXED, *_MODEL_KNOWN, *_MODEL_NO_EFFECT), where)
+        require(model, _MODEL_FIXED, where)
+        _require_plain_residual(model.get("residual"))
+        _require_no_pool(model.get("pool"))
+        dropout = model.get("dropout") or 0.0
+        layer = model.get("layer")
+        layers = list(layer) if isinstance(layer, (list, tuple)) else [layer or {}]
+        if not layers or not all(isinstance(each, Mapping) for each in layers):
+            raise CheckpointError(f"{where}: layer={layer!r}; expected a group of fields, or a list of groups")
+        return cls(
+            model,
+            tuple(LayerSettings.of(each, dropout) for each in layers),
+            _pooling(groups["decoder"]),
+            task.get("loss") in REGRESSION_LOSSES,
+            task.get("rescale", True) is not False,
+            dropout,
+        )
+
+    def layer(self, i: int) -> LayerSettings:
+        """Of layer i, counted from 0: the list of them repeats."""
+        return self.layers[i % len(self.layers)]
+
+    def check_sizes(self, *, d_model: int, n_layers: int) -> None:
+        """n_layers counts how often the list of layers is repeated."""
+        for name, found in (("d_model", d_model), ("n_layers", n_layers // len(self.layers))):
+            if self.model.get(name, found) != found:
+                raise CheckpointError(f"{WHERE}: model.{name}={self.model[name]!r}, but the file's tensors say {found}")
+
+    def check_prenorm(self, prenorm: bool) -> None:
+        if self.model.get("prenorm", prenorm) != prenorm:
+            raise CheckpointError(
+                f"{WHERE}: model.prenorm={self.model['prenorm']!r}, but the file has "
+                f"{'a' if prenorm else 'no'} norm after the last layer"
+            )
+
+
+def _one_of(config: Mapping[str, Any], name: str, default: str, known: Any) -> str:
+    value = config.get(name)
+    if value is None:
+        return default
+    if value not in known:
+        raise CheckpointError(f"{WHERE}: model.layer.{name}={value!r} is not supported, only one of {list(known)}")
+    return known[value] if known is ACTIVATION_NAMES else str(value)
+
+
+def _require_plain_residual(residual: Any) -> None:
+    if isinstance(residual, Mapping):
+        plain = {"_name_": "R", "alpha": 1.0, "beta": 1.0}
+        refuse_unknown(residual, plain, f"{WHERE}: model.residual")
+        require(residual, {name: plain[name] for name in ("alpha", "beta")}, f"{WHERE}: model.residual")
+        residual = residual.get("_name_")
+    if residual not in (None, "R", "residual"):
+        raise CheckpointError(f"{WHERE}: model.residual={residual!r} is not supported, only 'R'")
+
+
+def _require_no_pool(pool: Any) -> None:
+    if isinstance(pool, Mapping) and pool.get("stride", 1) == 1 and pool.get("expand") in (None, 1):
+        return
+    if pool is not None:
+        raise CheckpointError(f"{WHERE}: model.pool={pool!r} is not supported, only a stride of 1")
+
+
+def _pooling(decoder: Any) -> str | None:
+    name = decoder.get("_name_", "sequence") if isinstance(decoder, Mapping) else decoder
+    if name not in (None, "sequence"):
+        raise CheckpointError(f"{WHERE}: decoder={decoder!r} is not supported, only 'sequence'")
+    if not isinstance(decoder, Mapping):
+        return "mean"
+    where = f"{WHERE}: decoder"
+    refuse_unknown(decoder, ("_name_", "mode", "l_output", "use_lengths", "d_output", "d_model"), where)
+    if "l_output" in decoder and decoder["l_output"] is None:
+        return None
+    require(decoder, {"l_output": 0}, where)
+    poolings = {"pool": "mean", "last": "last"}
+    mode = decoder.get("mode", "last")
+    if mode not in poolings:
+        raise CheckpointError(f"{where}: mode={mode!r} is not supported, only one of {list(poolings)}")
+    return poolings[mode]

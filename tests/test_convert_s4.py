@@ -1,0 +1,284 @@
+"""Files of the S4 repository, versions 3 and 4 and the minimal S4D, against slow forwards of the published models."""
+
+from __future__ import annotations
+
+import published_s4 as published
+import pytest
+import torch
+
+from statewise.checkpoints.convert.s4 import FORMATS
+from statewise.checkpoints.empty import build_empty, fill
+from statewise.errors import CheckpointError
+from statewise.mixers.s4 import S4Config
+from statewise.mixers.s4d import S4DConfig
+from statewise.models.block import BlockConfig
+from statewise.models.classifier import SequenceClassifierConfig
+from statewise.models.language_model import LanguageModelConfig
+from statewise.models.mlp import MLPConfig
+from statewise.models.regressor import SequenceRegressorConfig
+
+S4D, S4 = FORMATS
+SIGNAL = torch.randn(14, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+STEPS = {"decoder": {"_name_": "sequence", "l_output": None}}
+
+
+def built(config, tensors, dtype=torch.float64):
+    model = build_empty(config)
+    fill(model, tensors.items(), dtype)
+    return model.eval()
+
+
+def error_of(file, config=None, *, format=S4, both=False, pool=True, reference=None):
+    """The largest difference of our outputs, relative to theirs."""
+    file = {name: t.double() if t.is_floating_point() else t for name, t in file.items()}
+    assert format.recognises(config or {}, frozenset(file))
+    model = built(*format.read(config or {}, file))
+    expected = published.outputs(reference or file, SIGNAL, both=both, pool=pool)
+    with torch.no_grad():
+        found, _ = model(SIGNAL[None])
+        errors = [float((found[0] - expected).abs().max() / expected.abs().max())]
+        if not both:  # in two pieces, the state handed on: C itself is right, and not only its filter
+            first, state = model(SIGNAL[None, :9], model.initial_state(1))
+            second, _ = model(SIGNAL[None, 9:], state)
+            cut = second[0] if pool else torch.cat((first, second), 1)[0]
+            errors.append(float((cut - expected).abs().max() / expected.abs().max()))
+    return max(errors)
+
+
+@pytest.mark.parametrize("pre", [True, False])
+@pytest.mark.parametrize("version", ["v4", "v4 diagonal", "v3", "v3 diagonal", "minimal"])
+def test_the_outputs_are_those_of_the_published_model(version, pre):
+    assert error_of(published.made_up(version, pre=pre)) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"rank": 2, "n_heads": 2},
+        {"rank": 3, "n_systems": 1},
+        {"n_systems": 4, "gated": False},
+        {"norm": "batch", "pre": False},
+        {"norm": "batch"},
+        {"mlp": True},
+        {"mlp": True, "pre": False, "version": "v4 diagonal", "n_heads": 3},
+        {"both": True},
+        {"both": True, "n_heads": 2, "rank": 2},
+        {"both": True, "version": "v4 diagonal"},
+        {"both": True, "version": "v3 diagonal", "n_heads": 2},
+    ],
+)
+def test_every_shape_of_layer(sizes):
+    assert error_of(published.made_up(**sizes), both=sizes.get("both", False)) < 1e-10
+
+
+def test_an_output_for_every_step():
+    assert error_of(published.made_up(), STEPS, pool=False) < 1e-10
+
+
+def test_the_example_script_and_its_model():
+    layers = published.made_up("minimal", pre=False)
+    assert error_of(published.example(), format=S4D, reference=layers) < 1e-10
+
+
+@pytest.mark.parametrize("sizes", [{}, {"n_layers": 3, "n": 5}])
+@pytest.mark.parametrize("config", [{}, {"prenorm": True, "dropout": 0.2}])
+def test_a_round_trip_of_the_minimal_model_is_bit_equal(sizes, config):
+    file = published.example(**sizes)
+    ours, tensors = S4D.read(config, file)
+    arguments, written = S4D.write(ours, tensors)
+    assert written.keys() == file.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in file.items())
+    assert S4D.read(arguments, written)[0] == ours
+    assert arguments["prenorm"] is config.get("prenorm", False)
+    assert (arguments["d_input"], arguments["d_output"], arguments["d_model"]) == (2, 3, 4)
+
+
+@pytest.mark.parametrize("length", [0, published.LENGTH])
+@pytest.mark.parametrize(
+    ("sizes", "copied"),
+    [({}, True), ({"version": "v4 diagonal"}, True), ({"both": True}, False), ({"rank": 2, "n_heads": 2}, True)],
+)
+def test_a_round_trip_of_s4(sizes, copied, length):
+    """All is bit-equal but what is computed: C where a file has C~, and in both directions C and D, to 1e-6."""
+    file = published.made_up(norm="batch", pre=False, **sizes)
+    for name in file:
+        if name.endswith("l_kernel"):
+            file[name] = torch.tensor(length)
+    ours, tensors = S4.read({}, file)
+    groups, written = S4.write(ours, tensors)
+    again, tensors_again = S4.read(groups, written)
+    assert again == ours
+    for name, tensor in tensors.items():
+        computed = sizes.get("both") and ("readout.C_backward" in name or "readout.D" in name)
+        if computed:
+            torch.testing.assert_close(tensors_again[name], tensor, rtol=1e-6, atol=1e-6)
+        else:
+            assert torch.equal(tensors_again[name], tensor), name
+    for name, tensor in written.items():
+        if name.endswith("l_kernel"):
+            assert int(tensor) == 0
+        elif name.endswith((".C", ".D")) and (length or not copied):
+            if length == 0 or "diagonal" in sizes.get("version", ""):
+                torch.testing.assert_close(tensor, file[name], rtol=1e-6, atol=1e-6)
+        else:
+            assert torch.equal(tensor, file[name]), name
+    assert {n for n in file if "num_batches_tracked" not in n} == written.keys()
+
+
+def test_the_computed_C_gives_the_stored_one_back():
+    """C (I - Abar^L) is C~ again, to 1e-6 in float32."""
+    file = published.made_up(rank=2)
+    _, tensors = S4.read({}, file)
+    for i in range(2):
+        C = torch.view_as_complex(tensors[f"layers.{i}.mixer.readout.C"])[:, 0].to(torch.complex128)
+        w = {name: t.double() for name, t in file.items()}
+        systems = published._read(f"model.layers.{i}.layer", w)
+        A, P = (torch.cat((m, m.conj()), -1) for m in (systems["A"], systems["P"]))
+        for h in range(4):
+            matrix = torch.diag(A[h]) - sum(torch.outer(p, p.conj()) for p in P[:, h])
+            one, half = torch.eye(len(matrix)), systems["dt"][h] / 2 * matrix
+            step = torch.linalg.inv(one - half) @ (one + half)
+            full = torch.cat((C[h], C[h].conj()))
+            found = full - full @ torch.linalg.matrix_power(step, published.LENGTH)
+            torch.testing.assert_close(found[:3], systems["C"][0, h], rtol=1e-6, atol=1e-6)
+
+
+TRANSFORMS = {"softplus": lambda x: x.exp().expm1().log(), "none": lambda x: x.exp(), "relu": lambda x: x.exp() - 1e-4}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("where", ["dt_transform", "real_transform"])
+def test_stored_transforms(transform, where):
+    """The same model with its dt, or the real part of its A, stored in another way, and the config that says so."""
+    file = {n: t.double() if t.is_floating_point() else t for n, t in published.made_up().items()}
+    config, tensors = S4.read({}, file)
+    ending = "inv_dt" if where == "dt_transform" else "A_real"
+    stored = {n: TRANSFORMS[transform](t) if n.endswith(ending) else t for n, t in file.items()}
+    groups = {"hyper_parameters": {"model": {"layer": {where: transform}}, "train": {"seed": 1}}}
+    found_config, found = S4.read(groups | {"pytorch-lightning_version": "1.9"}, stored)
+    assert found_config == config
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-10, atol=1e-12)
+
+
+def test_layers_without_the_prefix_of_lightning_are_the_same():
+    file = published.made_up()
+    bare = {name.removeprefix("model."): tensor for name, tensor in file.items()}
+    assert S4.recognises({}, frozenset(bare))
+    config, tensors = S4.read({}, file)
+    found_config, found = S4.read({}, bare)
+    assert found_config == config
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_language_model_is_a_classifier_of_every_step_with_its_scale_in_the_embedding():
+    file = published.made_up()
+    del file["encoder.0.bias"]
+    file["encoder.0.weight"] = torch.randn(7, 4)
+    for part in ("weight", "bias"):
+        file[f"decoder.0.{part}"] = file.pop(f"decoder.0.output_transform.{part}")
+    config, tensors = S4.read({}, file)
+    assert (config.vocab_size, config.pooling, config.n_classes) == (7, None, 3)
+    assert torch.equal(tensors["embedding.weight"], 2 * file["encoder.0.weight"])
+    _, tensors = S4.read({"task": {"_name_": "lm", "rescale": False}}, file)
+    assert torch.equal(tensors["embedding.weight"], file["encoder.0.weight"])
+
+
+def test_what_the_config_says_of_the_model():
+    layer = {"activation": "relu", "dropout": 0.2, "disc": "bilinear", "mode": "diag", "lr": {"dt": 0.001}}
+    groups = {
+        "model": {"layer": layer, "dropout": 0.1, "prenorm": True, "d_model": 4, "n_layers": 2, "residual": "R"},
+        "decoder": {"_name_": "sequence", "mode": "last"},
+        "task": {"loss": "mse"},
+    }
+    config, _ = S4.read(groups, published.made_up("v4 diagonal"))
+    assert isinstance(config, SequenceRegressorConfig)
+    assert config.pooling == "last"
+    block = config.blocks[0]
+    assert block.dropout == 0.1
+    assert (block.mixer.activation, block.mixer.dropout, block.mixer.method) == ("relu", 0.2, "bilinear")
+
+
+K = "model.layers.0.layer.layer.kernel"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda f: f.pop(f"{K}.B"), f"the tensor {K}.B is missing"),
+        (lambda f: f.pop("model.layers.1.norm.norm.bias"), "model.layers.1.norm.norm.bias is missing"),
+        (lambda f: f.pop("decoder.0.output_transform.weight"), "decoder.0.output_transform.weight is missing"),
+        (lambda f: f.update({f"{K}.extra": torch.ones(1)}), f"the tensor {K}.extra is not one of this architecture"),
+        (lambda f: f.update({f"{K}.A_reel": f.pop(f"{K}.A_real")}), f"{K}.A_real is missing; there is {K}.A_reel"),
+        (
+            lambda f: f.update({f"{K}.C": torch.ones(1, 4, 2, 2)}),
+            f"{K}.C has shape (1, 4, 2, 2), expected (1, 4, 3, 2)",
+        ),
+        (lambda f: f.update({f"{K}.inv_dt": torch.ones(4, 3)}), f"{K}.inv_dt has shape (4, 3), expected (4, 1)"),
+        (
+            lambda f: f.update({"model.layers.0.norm.norm.m": torch.ones(1)}),
+            "norm.norm.m belongs to a norm of one scale",
+        ),
+        (lambda f: f.update({"encoder.0.emb_layers.0.weight": torch.ones(1)}), "an adaptive embedding and softmax"),
+        (lambda f: f.update({"model.norm.norm.running_mean": torch.ones(4)}), "running_mean is not one of this"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name(change, expected):
+    file = published.made_up()
+    change(file)
+    with pytest.raises(CheckpointError) as error:
+        S4.read({}, file)
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model": {"layer": {"final_act": "relu"}}}, "final_act='relu' is not supported"),
+        ({"model": {"layer": {"gate": 4}}}, "gate=4 is not supported, only None"),
+        ({"model": {"layer": {"disc": "dss"}}}, "disc='dss' is not supported"),
+        ({"model": {"layer": {"activation": "elu"}}}, "activation='elu' is not supported"),
+        (
+            {"model": {"layer": {"aktivation": "relu"}}},
+            "aktivation='relu' is not known here; did you mean 'activation'?",
+        ),
+        ({"model": {"layer": 3}}, "layer=3; expected a group of fields"),
+        ({"model": {"n_layers": 3}}, "model.n_layers=3, but the file's tensors say 2"),
+        ({"model": {"prenorm": False}}, "model.prenorm=False, but the file has a norm after the last layer"),
+        ({"model": {"residual": "D"}}, "model.residual='D' is not supported"),
+        ({"model": {"pool": {"stride": 4}}}, "model.pool={'stride': 4} is not supported"),
+        ({"decoder": {"mode": "ragged"}}, "mode='ragged' is not supported"),
+        ({"decoder": "retrieval"}, "decoder='retrieval' is not supported"),
+        ({"modell": {}}, "modell={} is not known here; did you mean 'model'?"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(config, expected):
+    with pytest.raises(CheckpointError) as error:
+        S4.read(config, published.made_up())
+    assert expected in str(error.value)
+
+
+def model_of(mixer, **fields):
+    block = {name: fields.pop(name) for name in ("mlp", "norm", "placement") if name in fields}
+    layers = (BlockConfig(mixer=mixer, **({"norm": "layer", "placement": "post"} | block)),)
+    return SequenceClassifierConfig(n_classes=3, d_input=2, d_model=4, layers=layers, **fields)
+
+
+@pytest.mark.parametrize(
+    ("format", "config", "expected"),
+    [
+        (S4, LanguageModelConfig(vocab_size=8, d_model=4, layers=(S4Config(),)), "LanguageModelConfig"),
+        (S4, model_of(S4Config(), mlp=MLPConfig()), "an MLP"),
+        (S4, model_of(S4DConfig(learn_B=False)), "complex A, and B"),
+        (S4, model_of(S4Config(), norm="batch", placement="pre"), "cannot be written as s4"),
+        (S4D, model_of(S4Config()), "S4D with complex A"),
+        (S4D, model_of(S4DConfig()), "published"),
+        (S4D, model_of(S4DConfig(learn_B=False), pooling="last"), "pools by their mean"),
+    ],
+)
+def test_what_the_published_code_does_not_have_is_not_written(format, config, expected):
+    with pytest.raises(CheckpointError) as error:
+        format.write(config, {})
+    assert expected in str(error.value)
+    assert f"cannot be written as {format.name}" in str(error.value)
