@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from statewise.reproduce.induction_heads.settings import MODELS, NAMES, InductionHeadsSettings
+from statewise.reproduce.induction_heads.settings import GOES_ON, MODELS, NAMES, InductionHeadsSettings
 from statewise.reproduce.report import Bar, Report, doubling_axis, drawn
 from statewise.train.tasks.base import Table
 
@@ -131,9 +131,9 @@ def _differences(config: InductionHeadsSettings) -> list[str]:
     rates = ", ".join(f"{MODELS[model][2]:g} ({NAMES[model]})" for model in config.models)
     lines = [
         "Published (Gu and Dao 2023, arXiv:2312.00752, appendix E.1): 8 rows in a step at a constant rate, the better "
-        "of 2e-4 and 1e-3, without weight decay; 204,800 steps for Mamba and attention with learned positions, 409,600 "
-        f"for rotary ones, 81,920 for H3. Here {config.batch_size} rows in a step and at most {steps}; rates of "
-        f"{rates}, the gradient clipped to a norm of 1.",
+        "of 2e-4 and 1e-3, 1e-3 for Mamba alone, without weight decay; 204,800 steps for Mamba and attention with "
+        f"learned positions, 409,600 for rotary ones, 81,920 for H3. Here {config.batch_size} rows in a step and at "
+        f"most {steps}; rates of {rates}, the gradient clipped to a norm of 1.",
         f"The rate rises over the first {100 * config.warmup:g}% of the steps and falls to 0 over the last "
         f"{100 * config.decay:g}%.",
         "How many rows the published tests had is not said.",
@@ -143,10 +143,12 @@ def _differences(config: InductionHeadsSettings) -> list[str]:
             f"The vectors of the learned positions beyond {config.length} stay what they were drawn as, since no row "
             "for training reaches them."
         )
-    if config.stop_at is not None:
+    stopping = [NAMES[model] for model in config.models if model != GOES_ON]
+    if config.stop_at is not None and stopping:
         lines.append(
-            f"A run ends early once it named at least {config.stop_at:.1%} of {config.n_validation} validation answers "
-            f"in {config.stop_after} looks running, {config.look_every:,} steps apart; its rate has then not fallen."
+            f"A run of {', '.join(stopping)} ends early once it named at least {config.stop_at:.1%} of its "
+            f"{config.n_validation} validation answers in {config.stop_after} looks running, {config.look_every:,} "
+            "steps apart; its rate has then not fallen."
         )
     if config.length != PUBLISHED_LENGTH:
         lines.append(f"Published models are trained at {PUBLISHED_LENGTH} tokens, these at {config.length}.")

@@ -16,13 +16,14 @@ from statewise.train.config import RunConfig, TrainConfig
 
 NAMES = {"mamba": "Mamba", "h3": "H3", "attention": "attention, learned positions", "rotary": "attention, rotary"}
 HISTORY = ("attention", "rotary")  # what they hold of the past grows with it
-# Width, mixer and learning rate of each; the published widths
+# Width, mixer and learning rate of each: the published widths, and rates from short trials for Mamba and H3
 MODELS: dict[str, tuple[int, MixerConfig, float]] = {
     "mamba": (64, MambaConfig(), 2e-3),
     "h3": (128, H3Config(), 1e-3),
-    "attention": (128, AttentionConfig(n_heads=8, positions=None), 1e-3),
-    "rotary": (128, AttentionConfig(n_heads=8), 1e-3),
+    "attention": (128, AttentionConfig(n_heads=8, positions=None), 2e-4),
+    "rotary": (128, AttentionConfig(n_heads=8), 2e-4),
 }
+GOES_ON = "mamba"  # what it names beyond the length of its rows still gets better when all answers at that are right
 LENGTHS = tuple(2**i for i in range(6, 21))
 
 
@@ -36,8 +37,9 @@ class InductionHeadsSettings:
     attention_to: attention is asked at lengths up to this
     batch_size: rows in a step
     warmup, decay: fractions of the steps in which the learning rate rises and falls; between them it is constant
-    stop_at, stop_after: a run ends once it named at least this fraction of its validation answers (at ``length``) in so
-              many looks running, one every ``look_every`` steps; stop_at=null: never before its last step
+    stop_at, stop_after: a run of any model but Mamba ends once it named at least this fraction of its validation
+              answers (at ``length``) in so many looks running, one every ``look_every`` steps; stop_at=null: never
+              before its last step
     n_validation: rows of that split
     n_test, test_tokens: each length has ``n_test`` rows, or so many that they hold ``test_tokens`` tokens if those are
               fewer, and one at least
@@ -46,17 +48,17 @@ class InductionHeadsSettings:
     """
 
     models: tuple[str, ...] = tuple(MODELS)
-    steps: tuple[int, ...] = (8192, 8192, 8192, 8192)
+    steps: tuple[int, ...] = (32_768, 32_768, 32_768, 32_768)
     seeds: tuple[int, ...] = (0, 1, 2)
     length: int = 256
     lengths: tuple[int, ...] = LENGTHS
     attention_to: int = 2**14
-    batch_size: int = 32
-    warmup: float = 0.02
-    decay: float = 0.2
-    stop_at: float | None = None
-    stop_after: int = 8
-    look_every: int = 256
+    batch_size: int = 8
+    warmup: float = 0.01
+    decay: float = 0.1
+    stop_at: float | None = 1.0
+    stop_after: int = 4
+    look_every: int = 512
     n_validation: int = 256
     n_test: int = 512
     test_tokens: int = 2**24
@@ -130,7 +132,7 @@ def run_config(config: InductionHeadsSettings, model: str, seed: int) -> RunConf
             decay=config.decay,
             betas=(0.9, 0.999),
             weight_decay=0.0,
-            stop_at=config.stop_at,
+            stop_at=None if model == GOES_ON else config.stop_at,
             stop_after=config.stop_after,
             seed=seed,
             evaluate_every=config.look_every,
@@ -146,11 +148,12 @@ def run_config(config: InductionHeadsSettings, model: str, seed: int) -> RunConf
 def quick() -> InductionHeadsSettings:
     return InductionHeadsSettings(
         models=("mamba", "h3"),
-        steps=(400, 200),
+        steps=(1500, 500),
         seeds=(0,),
-        length=64,
-        lengths=(64, 256, 1024, 4096),
-        look_every=50,
+        length=32,
+        lengths=(32, 64, 128, 256, 1024, 4096),
+        batch_size=16,
+        look_every=100,
         n_validation=64,
         n_test=64,
         test_tokens=2**16,
