@@ -81,7 +81,7 @@ def export_onnx(model: LanguageModel, path: str | Path, *, batch: int = 1) -> Ex
     """
     path = Path(path)
     _require_free(path)
-    require_onnx()
+    require_onnx(model)
     program = export_step(model, batch=batch)
     names = state_names(model)
     exported = onnx_step(program, names, _metadata(model, batch))

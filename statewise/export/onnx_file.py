@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from statewise.errors import InputError
@@ -19,8 +19,15 @@ OPSET = 20  # the first with Gelu
 ONE_FILE = 1_500_000_000  # bytes of weights beyond which they lie in a file beside: protobuf ends at 2 GB
 
 
-def require_onnx() -> None:
-    """Errors: InputError where a package of the extra "onnx" is missing."""
+def require_onnx(model: nn.Module) -> None:
+    """Errors: InputError where a package of the extra "onnx" is missing, and for a model that is not float32 on the
+    CPU."""
+    for name, tensor in model.named_parameters():
+        if (tensor.dtype, tensor.device.type) != (torch.float32, "cpu"):
+            raise InputError(
+                f"{name} is {tensor.dtype} on {tensor.device.type}, and an ONNX file is written of float32 on the CPU; "
+                "use model.float().cpu()"
+            )
     for package in ("onnx", "onnxscript", "onnxruntime"):
         try:
             importlib.import_module(package)
@@ -31,16 +38,7 @@ def require_onnx() -> None:
 
 
 def onnx_step(program: ExportedProgram, names: Sequence[str], metadata: Mapping[str, str]) -> Any:
-    """The step as PyTorch's ``ONNXProgram``; ``names`` are those of the state's leaves.
-
-    Errors:  InputError for parameters that are not float32 on the CPU.
-    """
-    for name, tensor in program.state_dict.items():
-        if tensor.is_floating_point() and (tensor.dtype, tensor.device.type) != (torch.float32, "cpu"):
-            raise InputError(
-                f"{name} is {tensor.dtype} on {tensor.device.type}, and an ONNX file is written of float32 on the CPU; "
-                "use model.float().cpu()"
-            )
+    """The step as PyTorch's ``ONNXProgram``; ``names`` are those of the state's leaves."""
     with quiet():
         exported = torch.onnx.export(
             program,

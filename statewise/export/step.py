@@ -57,8 +57,8 @@ def refusal(model: nn.Module) -> str | None:
     for i, block in enumerate(model.blocks):
         if isinstance(block.mixer, Attention):
             return (
-                f"layers[{i}] is attention, whose state grows with every token, and an exported step has fixed shapes; "
-                "use a model without attention, or sw.generate"
+                f"layers[{i}] is attention, whose history changes its size from token to token, and an exported step "
+                "has fixed shapes; use a model without attention, or sw.generate"
             )
     return None
 
