@@ -39,11 +39,14 @@ def commands() -> list[tuple[str, list[str]]]:
 
 
 PYTHON_PAGES = [page for page in PAGES if blocks(page, "python")]
+NEEDED = {"transformers.md": "transformers"}  # pages that need a package of an extra
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one namespace, in an empty folder, as a reader would type them."""
+    if page.name in NEEDED:
+        pytest.importorskip(NEEDED[page.name], reason=f"{NEEDED[page.name]} is not installed")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "__main__"}

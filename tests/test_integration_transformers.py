@@ -86,6 +86,8 @@ def test_saved_and_loaded_bit_for_bit(name: str, tied: bool, tmp_path: Path) -> 
         assert torch.equal(ours, theirs)
     ids = torch.stack(rows(9, 9))
     assert torch.equal(wrapped(ids).logits, back(ids).logits)
+    ours = sw.load(tmp_path)  # without transformers
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), ours.state_dict().values(), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
