@@ -270,8 +270,8 @@ def _attn_cfg(mixer: AttentionConfig, d_model: int) -> dict[str, Any]:
     return {
         "causal": True,
         "num_heads": mixer.n_heads,
-        "num_heads_kv": mixer.n_heads if mixer.n_kv_heads is None else mixer.n_kv_heads,
-        "head_dim": d_head,
+        "num_heads_kv": mixer.n_kv_heads,
+        "head_dim": mixer.d_head,
         "d_conv": mixer.n_taps or 0,
         "qkv_proj_bias": mixer.bias,
         "out_proj_bias": mixer.bias if mixer.output_bias is None else mixer.output_bias,

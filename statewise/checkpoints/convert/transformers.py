@@ -62,9 +62,8 @@ def write(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[s
         raise CheckpointError(
             f"transformers' Mamba models have no {type(config).__name__.removesuffix('Config')}, only language models"
         )
-    table = model_entries(config, embedding=_EMBEDDINGS[0], head=False)
     theirs = to_theirs(config)
-    return theirs, write_entries(table, tensors)
+    return theirs, write_entries(model_entries(config, embedding=_EMBEDDINGS[0], head=False), tensors)
 
 
 def from_theirs(config: Config) -> LanguageModelConfig:
@@ -99,10 +98,10 @@ def from_theirs(config: Config) -> LanguageModelConfig:
         )
     else:
         require(config, {"intermediate_size": expand * d_model}, where)
-        rank = config.get("time_step_rank", "auto")
+        automatic = config.get("time_step_rank", "auto") in ("auto", -(-d_model // 16))  # the library writes the number
         if kind == "falcon_mamba":
             common |= {"norm_dt_b_c": True, "norm_eps": number(config, "mixer_rms_eps", 1e-6, where)}
-        mixer = MambaConfig(dt_rank=None if rank == "auto" else count(config, "time_step_rank", None, where), **common)
+        mixer = MambaConfig(dt_rank=None if automatic else count(config, "time_step_rank", None, where), **common)
     return LanguageModelConfig(
         vocab_size=count(config, "vocab_size", _VOCABULARY[kind], where),
         d_model=d_model,
