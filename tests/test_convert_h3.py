@@ -6,6 +6,7 @@ import published_h3 as published
 import pytest
 import torch
 
+from statewise.checkpoints.convert import load_published, save_as
 from statewise.checkpoints.convert.h3 import FORMATS
 from statewise.checkpoints.empty import build_empty, fill
 from statewise.errors import CheckpointError
@@ -191,6 +192,11 @@ def test_configs_that_do_not_fit_are_refused(config, expected):
     assert expected in str(error.value)
 
 
+def test_what_lightning_stores_says_the_heads():
+    stored = {"hyper_parameters": {"model": {"attn_cfg": {"num_heads": 2}}}, "pytorch-lightning_version": "1.8.6"}
+    assert H3.read(stored, published.made_up())[0].blocks[1].mixer.n_heads == 2
+
+
 def test_padded_vocabularies_and_fields_without_an_effect_pass():
     config = {"attn_cfg": {"num_heads": 2}, "vocab_size": 18, "pad_vocab_size_multiple": 7, "resid_dropout": 0.1}
     assert H3.read(config, published.made_up())[0].vocab_size == 21
@@ -224,3 +230,24 @@ def test_what_the_published_code_does_not_have_is_not_written(config, expected):
         H3.write(config, {})
     assert expected in str(error.value)
     assert "cannot be written as h3" in str(error.value)
+
+
+def test_files_on_disk(tmp_path):
+    """A file alone, one by Lightning of the first names, and one that we write."""
+    file = published.made_up(d_rotary=4)
+    (tmp_path / "config.json").write_text('{"n_heads": 2}')
+    torch.save(file, tmp_path / "model.pt")
+    old = GENERATIONS["lightning"](file)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text('{"n_heads": 2}')
+    torch.save({"pytorch-lightning_version": "1.8.6", "state_dict": old}, tmp_path / "old" / "last.ckpt")
+    model = load_published(tmp_path)
+    save_as(model, tmp_path / "ours", "h3")
+    assert sorted(path.name for path in (tmp_path / "ours").iterdir()) == ["config.json", "model.pt"]
+    expected = model.state_dict()
+    for path in (tmp_path / "old", tmp_path / "ours"):
+        found = load_published(path)
+        assert found.config == model.config
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in found.state_dict().items())
+    written = torch.load(tmp_path / "ours" / "model.pt", weights_only=True)
+    assert written.keys() == file.keys()

@@ -101,7 +101,8 @@ _ATTENTION = ("Wqkv", "out_proj")
 
 def _read_config(config: Mapping[str, Any], *, vocab_size: int, **of_the_file: Any) -> tuple[int | None, int, float]:
     """Heads (None: not said), rotary features (0: none) and the norms' eps; the rest has to be as in the file."""
-    attention = section(config, "attn_cfg", _WHERE)
+    stored = section(section(config, "hyper_parameters", _WHERE), "model", _WHERE)  # of a file by Lightning
+    attention = section(config, "attn_cfg", _WHERE) or section(stored, "attn_cfg", _WHERE)
     ssm = section(config, "ssm_cfg", _WHERE)
     known = ("n_heads", "attn_cfg", "ssm_cfg", "layer_norm_epsilon", "vocab_size", *of_the_file, *_NO_EFFECT)
     refuse_unknown(config, known, _WHERE)

@@ -92,8 +92,7 @@ class LayerSettings:
         for name in ("final_act", "postact"):  # which of the two it is, the matrix says
             _one_of(config, name, "glu", ("glu", "id"))
         disc = None if config.get("disc") is None else _one_of(config, "disc", "zoh", ("zoh", "bilinear"))
-        own = config.get("dropout")
-        return cls(**found, disc=disc, dropout=dropout if own is None else own)
+        return cls(**found, disc=disc, dropout=dropout_of(config, dropout, where))
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class Settings:
         require(model, _MODEL_FIXED, where)
         _require_plain_residual(model.get("residual"))
         _require_no_pool(model.get("pool"))
-        dropout = model.get("dropout") or 0.0
+        dropout = dropout_of(model, 0.0, where)
         layer = model.get("layer")
         layers = list(layer) if isinstance(layer, (list, tuple)) else [layer or {}]
         if not layers or not all(isinstance(each, Mapping) for each in layers):
@@ -150,6 +149,16 @@ class Settings:
                 f"{WHERE}: model.prenorm={self.model['prenorm']!r}, but the file has "
                 f"{'a' if prenorm else 'no'} norm after the last layer"
             )
+
+
+def dropout_of(config: Mapping[str, Any], default: float, where: str) -> float:
+    """The field of this name; the default too where it only refers to another one."""
+    value = config.get("dropout")
+    if value is None or (isinstance(value, str) and value.startswith("${")):
+        return default
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
+        raise CheckpointError(f"{where}: dropout={value!r}; expected a number, 0 <= dropout < 1")
+    return float(value)
 
 
 def _one_of(config: Mapping[str, Any], name: str, default: str, known: Any) -> str:

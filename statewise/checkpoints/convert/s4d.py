@@ -14,6 +14,7 @@ from torch import Tensor
 from statewise.checkpoints.convert.entries import Entry, read_entries, require_shape, reshaped, same, write_entries
 from statewise.checkpoints.convert.fields import refuse_unknown
 from statewise.checkpoints.convert.formats import Config, Tensors
+from statewise.checkpoints.convert.s4_config import dropout_of
 from statewise.checkpoints.convert.s4_kernel import Kernel
 from statewise.checkpoints.empty import expected_shapes
 from statewise.errors import CheckpointError
@@ -97,7 +98,7 @@ def read(config: Config, tensors: Tensors) -> tuple[ModelConfig, dict[str, Tenso
     for name, value in zip(_SIZES, of_the_file, strict=True):
         if config.get(name, value) != value:
             raise CheckpointError(f"{_WHERE}'s config: {name}={config[name]!r}, but the file's tensors say {value}")
-    dropout, prenorm = config.get("dropout", 0.1), config.get("prenorm", False)
+    dropout, prenorm = dropout_of(config, 0.1, f"{_WHERE}'s config"), config.get("prenorm", False)
     task = config.get("task", "classification" if d_output > 1 else "regression")
     if not isinstance(prenorm, bool) or task not in TASKS:
         raise CheckpointError(
