@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -162,6 +163,33 @@ def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
         print(f"not in use: {reason}")
     if "parts" in record:
         _show_model(record)
+
+
+def show_conversion(record: dict[str, Any], *, as_json: bool | None) -> None:
+    """What was converted, in two lines on a terminal, as one JSON object elsewhere, unless ``as_json`` decides."""
+    if _wants_json(as_json):
+        print(json.dumps(record))
+        return
+    print(f"{record['source']} ({record['format']}) -> {record['target']} ({record['to']})")
+    tokenizer = record["tokenizer"] or "no tokenizer"
+    print(
+        f"{record['model']}: {record['layers']} layers, {record['parameters']:,} parameters, {record['dtype']}; "
+        f"{tokenizer}"
+    )
+
+
+@contextmanager
+def counted(noun: str) -> Iterator[Callable[[int, int], None] | None]:
+    """On a terminal a bar of how many of how many are done, which the function it gives is told; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(noun, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show_model(record: dict[str, Any]) -> None:

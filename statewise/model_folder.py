@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,14 +11,23 @@ from typing import Any
 
 import torch
 
-from statewise.checkpoints import Manifest, load, read_config, resolve
-from statewise.checkpoints.manifest import TOKENIZER_FILE
+from statewise.checkpoints import load, locate_source, read_config, resolve, save
+from statewise.checkpoints.convert import WRITTEN, Progress, open_published, save_as
+from statewise.checkpoints.convert.source import is_published
+from statewise.checkpoints.manifest import DTYPES, TOKENIZER_FILE, TokenizerRecord
+from statewise.checkpoints.tensor_files import dtype_name
 from statewise.data.base import DataConfig
 from statewise.data.memory_tasks import TASKS as MEMORY_TASKS
 from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
 from statewise.data.text import TextDataConfig
-from statewise.data.tokenizers import Tokenizer, load_tokenizer, require_same_tokenizer
+from statewise.data.tokenizers import (
+    FileTokenizer,
+    Tokenizer,
+    describe_tokenizer,
+    load_tokenizer,
+    require_same_tokenizer,
+)
 from statewise.decoding import dequantised, refusal
 from statewise.errors import CheckpointError, ConfigError, DataError, InputError
 from statewise.models.base import Model
@@ -31,6 +41,7 @@ from statewise.train.tasks.classification import ClassificationTask
 from statewise.train.tasks.language import evaluate_file, text_tables
 
 DEVICES = ("auto", "cpu", "cuda")
+CONVERT_DTYPES = ("float32", "float16", "bfloat16")
 DATA_FLAGS = {"source": "--data", "folder": "--data-dir", "tokenizer": "--tokenizer"}  # of fields of a DataConfig
 # Of a task's evaluate_options
 EVALUATE_FLAGS = {
@@ -45,20 +56,33 @@ EVALUATE_FLAGS = {
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What the command line needs of a run folder or of a checkpoint; :func:`open_model` makes one.
+    """What the command line needs of a run folder, a checkpoint or a published model; :func:`open_model` makes one.
 
     folder: as given   checkpoint: the one chosen   given_tokenizer: the one asked for, or None for the checkpoint's own
+    format: of a published model, as "mamba_ssm"; "statewise" for ours
+    published_tokenizer: the text of the tokenizer.json that a published model comes with, if it does
     """
 
     folder: Path
     checkpoint: Path
     model: Model
     given_tokenizer: str | None = None
+    format: str = "statewise"
+    published_tokenizer: str | None = None
 
     @cached_property
-    def manifest(self) -> Manifest:
-        """The checkpoint's config.json."""
-        return read_config(self.checkpoint)
+    def own_tokenizer(self) -> TokenizerRecord | None:
+        """What a checkpoint of ours says of its tokenizer."""
+        return None if self.is_published else read_config(self.checkpoint).tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether :attr:`tokenizer` is there: given, saved with the model, or published with it."""
+        return not (self.given_tokenizer is self.published_tokenizer is self.own_tokenizer is None)
+
+    @property
+    def is_published(self) -> bool:
+        return self.format != "statewise"
 
     @property
     def reads_text(self) -> bool:
@@ -87,11 +111,13 @@ class ModelFolder:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Errors: CheckpointError if the checkpoint was saved without one; DataError for one that does not match."""
-        own = self.manifest.tokenizer
+        own = self.own_tokenizer
         if own is None and self.given_tokenizer is None:
+            if self.published_tokenizer is not None:
+                return FileTokenizer(self.published_tokenizer)
             raise CheckpointError(
-                f"{self.checkpoint} was saved without its tokenizer; say which it is: --tokenizer bytes, "
-                "or --tokenizer PATH of a tokenizer.json"
+                f"{self.checkpoint} {'comes' if self.is_published else 'was saved'} without its tokenizer; say which "
+                "it is: --tokenizer bytes, or --tokenizer PATH of a tokenizer.json"
             )
         tokenizer = load_tokenizer(self._tokenizer_spec)
         if own is not None:
@@ -109,7 +135,7 @@ class ModelFolder:
         if (self.folder / RUN_FILE).is_file():
             run = read_run(self.folder)
         elif self.reads_text and source is not None:
-            run = RunConfig(model=self.manifest.model, data=TextDataConfig(), train=TrainConfig(steps=1))
+            run = RunConfig(model=self.model.config, data=TextDataConfig(), train=TrainConfig(steps=1))
         else:
             choice = (
                 "which text to evaluate it; give --data or --text-file, or" if self.reads_text else "which data; give"
@@ -121,7 +147,7 @@ class ModelFolder:
             changes["tokenizer"] = self._tokenizer_spec
         require_data_fields(run.data, changes)
         data = replace(run.data, **{name: value for name, value in changes.items() if value is not None})
-        run = replace(run, model=self.manifest.model)
+        run = replace(run, model=self.model.config)
         try:
             task = open_task(replace(run, data=data))
         except (ConfigError, DataError) as error:
@@ -172,10 +198,22 @@ class ModelFolder:
 
     @property
     def _tokenizer_spec(self) -> str:
-        own = self.manifest.tokenizer
-        if self.given_tokenizer is not None or own is None:
-            return self.given_tokenizer or "bytes"
-        return "bytes" if own.kind == "bytes" else str(self.checkpoint / TOKENIZER_FILE)
+        """What :func:`load_tokenizer` takes.
+
+        Errors:  CheckpointError for a published tokenizer that is in no tokenizer.json.
+        """
+        own = self.own_tokenizer
+        if self.given_tokenizer is not None:
+            return self.given_tokenizer
+        if self.published_tokenizer is not None:
+            folder = self.checkpoint if self.checkpoint.is_dir() else self.checkpoint.parent
+            if (folder / TOKENIZER_FILE).is_file():
+                return str(folder / TOKENIZER_FILE)
+            raise CheckpointError(
+                f"{self.checkpoint} has its tokenizer, but not as a tokenizer.json, which a corpus is read with; make "
+                "one: statewise convert, and evaluate what it writes"
+            )
+        return "bytes" if own is None or own.kind == "bytes" else str(self.checkpoint / TOKENIZER_FILE)
 
 
 def _columns(data: DataConfig) -> str:
@@ -220,9 +258,20 @@ def require_data_fields(data: DataConfig, given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{DATA_FLAGS[name]} is not for {type(data).__name__}, which has no {name}; leave it out")
 
 
-def open_model(folder: Path, *, which: str = "best", device: str = "auto", tokenizer: str | None = None) -> ModelFolder:
-    """Loads the best or latest checkpoint of a run folder, or the checkpoint that the folder is.
+def open_model(
+    folder: str | os.PathLike[str],
+    *,
+    which: str = "best",
+    device: str = "auto",
+    tokenizer: str | None = None,
+    dtype: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> ModelFolder:
+    """Loads the best or latest checkpoint of a run folder, the checkpoint that the folder is, or a published model.
 
+    A published model is a folder, a file, or a name of the hub, as :func:`statewise.load` takes them, with ``dtype``.
+
+    progress: called for each tensor of a published model that is read, with how many there are
     Errors:  ConfigError for an unknown choice; CheckpointError if there is nothing to load, it is damaged, or the
              folder holds several runs, of which one has to be named.
     """
@@ -233,11 +282,61 @@ def open_model(folder: Path, *, which: str = "best", device: str = "auto", token
     cuda = torch.cuda.is_available()
     if device == "cuda" and not cuda:
         raise ConfigError("--device cuda, but PyTorch finds no CUDA device here; use auto or cpu")
+    chosen = "cuda" if cuda and device != "cpu" else "cpu"
+    folder = locate_source(folder)
+    if is_published(folder):
+        published = open_published(folder)
+        model = published.build(device=chosen, dtype=dtype, progress=progress)
+        return ModelFolder(folder, folder, model, tokenizer, published.format, published.source.tokenizer)
     names = None if (folder / RUN_FILE).exists() else runs_in(folder)
     if names is not None:
         raise CheckpointError(
             f"{folder} holds several runs, {_few(tuple(names))}; name one of them: {folder / names[0]}"
         )
     checkpoint = resolve(folder, "latest" if which == "latest" else "best")
-    model = load(checkpoint, device="cuda" if cuda and device != "cpu" else "cpu")
-    return ModelFolder(folder, checkpoint, model.eval(), tokenizer)
+    return ModelFolder(folder, checkpoint, load(checkpoint, device=chosen, dtype=dtype), tokenizer)
+
+
+def convert_model(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    to: str = "statewise",
+    dtype: str | None = None,
+    tokenizer: str | None = None,
+    which: str = "best",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Reads a model of any format, writes it in another, and tells what it was; its tokenizer goes with it.
+
+    to:      "statewise", or one of ``checkpoints.convert.WRITTEN``
+    dtype:   "float32", "float16" or "bfloat16"; None: as it is. ``Dynamics`` stay float32 in a checkpoint of ours.
+    Errors:  ConfigError for an unknown format or dtype, else as :func:`open_model` and ``save_as``.
+    """
+    if to not in ("statewise", *WRITTEN):
+        raise ConfigError(f"--to {to!r} is unknown; use one of statewise, {', '.join(WRITTEN)}")
+    if dtype is not None and dtype not in CONVERT_DTYPES:
+        raise ConfigError(f"--dtype {dtype!r} is unknown; use one of {', '.join(CONVERT_DTYPES)}")
+    wanted = None if dtype is None else DTYPES[dtype]
+    opened = open_model(source, which=which, device="cpu", tokenizer=tokenizer, dtype=wanted, progress=progress)
+    carried = opened.tokenizer if opened.has_tokenizer else None
+    if carried is not None and carried.vocab_size > opened.language_model.config.vocab_size:
+        raise DataError(
+            f"the tokenizer has {carried.vocab_size} ids and the model only {opened.language_model.config.vocab_size}; "
+            "give the one it was trained with: --tokenizer FILE"
+        )
+    if to == "statewise":
+        save(opened.model, target, tokenizer=carried)
+    else:
+        save_as(opened.model, target, to, dtype=wanted, tokenizer=carried)
+    return {
+        "source": str(source),
+        "format": opened.format,
+        "target": str(target),
+        "to": to,
+        "model": type(opened.model).__name__,
+        "layers": len(opened.model.layers),
+        "parameters": sum(parameter.numel() for parameter in opened.model.parameters()),
+        "dtype": dtype_name(next(opened.model.parameters()).dtype),
+        "tokenizer": None if carried is None else describe_tokenizer(carried),
+    }

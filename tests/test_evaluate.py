@@ -366,7 +366,7 @@ def test_a_split_is_its_documents(byte_model: sw.LanguageModel, tmp_path: Path) 
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(model: sw.LanguageModel) -> None:
-    with pytest.raises(InputError, match="the tokenizer has 257 ids and the model 31"):
+    with pytest.raises(InputError, match="the tokenizer has 257 ids and the model only 31"):
         evaluate_text(model, ByteTokenizer(), "text")
 
 

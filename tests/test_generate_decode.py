@@ -563,7 +563,7 @@ def test_parameters_that_are_not_finite_are_told() -> None:
         ({"stop": [5], "tokenizer": BYTES}, "holds 5"),
         ({"stop": "x"}, "stop strings need a tokenizer"),
         ({"stop": [""], "tokenizer": BYTES}, "at least one character"),
-        ({"tokenizer": BYTES}, "the tokenizer has 257 ids and the model 31"),
+        ({"tokenizer": BYTES}, "the tokenizer has 257 ids and the model only 31"),
         ({"document_token": 31}, "document_token=31"),
         ({"document_token": 1.5}, r"document_token=1\.5"),
         ({"prompt": []}, "row 0 of the prompt is empty"),

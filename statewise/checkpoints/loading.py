@@ -55,7 +55,7 @@ def locate_source(source: str | os.PathLike[str], revision: str | None = None) -
     if name.startswith("hub:"):
         from statewise.checkpoints.convert.hub import fetch
 
-        return fetch(name, revision)
+        return fetch(name.replace("\\", "/"), revision)  # a Path of Windows has turned it
     if revision is not None:
         raise InputError(f"revision={revision!r} belongs to a name of the hub, hub:owner/name; {name!r} is a path")
     return Path(name)

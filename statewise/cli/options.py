@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder, or one checkpoint.", show_default=False)]
+SOURCES = "A run folder, a checkpoint, a published model's folder or file, or hub:owner/name."
+Folder = Annotated[Path, typer.Argument(metavar="SOURCE", help=SOURCES, show_default=False)]
 Which = Annotated[str, typer.Option("--checkpoint", help="Of a run folder: best or latest.")]
 Device = Annotated[str, typer.Option(help="auto (CUDA where there is one), cpu or cuda.")]
 TokenizerOption = Annotated[

@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,6 +50,7 @@ class Tokenizer(Protocol):
 
     kind: str  # "bytes" or "tokenizers"
     vocab_size: int  # every token is below it
+    gaps: Sequence[int]  # the ids below it that are no token
     document_token: int
     fingerprint: str  # equal for two tokenizers only if they map all text alike
 
@@ -86,6 +87,7 @@ class ByteTokenizer:
 
     kind = "bytes"
     vocab_size = 257
+    gaps: Sequence[int] = ()
     document_token = 256
     fingerprint = hashlib.sha256(b'{"document_token":256,"kind":"bytes","vocab_size":257}').hexdigest()
 
@@ -165,6 +167,7 @@ class FileTokenizer:
         if not vocabulary:
             raise DataError(f"{name} has an empty vocabulary; expected a trained tokenizer")
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps, so not the number of entries
+        self.gaps: Sequence[int] = sorted(set(range(self.vocab_size)) - set(vocabulary.values()))
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token.content: index for index, token in added.items() if token.special}
         self._special = frozenset(special.values())

@@ -308,9 +308,9 @@ def _check_tokens(tokens: np.ndarray | Tensor | Sequence[int], vocab_size: int) 
 
 
 def _check_tokenizer(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    if tokenizer.vocab_size != model.config.vocab_size:
+    if tokenizer.vocab_size > model.config.vocab_size:  # the model's may be padded, to a multiple of 8 or 16
         raise InputError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and the model {model.config.vocab_size}; "
+            f"the tokenizer has {tokenizer.vocab_size} ids and the model only {model.config.vocab_size}; "
             "use the tokenizer that the model was trained with"
         )
 

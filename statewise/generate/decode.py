@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -113,6 +114,10 @@ def generate(
     token, several times faster. It needs a second copy of the weights, which is made here, so without ``weights`` it is
     for more than 16 tokens, and not under ``kernels.use("torch")``.
 
+    The model's vocabulary may be larger than the tokenizer's, as published models pad theirs. The logits of ids that
+    the tokenizer does not have are then minus infinity wherever a token is drawn, so that none is; the
+    log-probabilities given out are still those of all ids, as evaluation has them.
+
     The rows of a ragged batch say what they would say alone. Rows that have finished read nothing more, and the
     iteration ends when all have.
 
@@ -123,7 +128,7 @@ def generate(
              per token, however many, if every mixer's state is bounded; to keep the tokens keeps no state but
              the last one's.
     Errors:  InputError, before anything is computed, for an option out of its range, an empty prompt, ids outside the
-             vocabulary, a tokenizer of another vocabulary, a state of another batch, and ``weights`` for a model with a
+             vocabulary, a tokenizer with a larger one, a state of another batch, and ``weights`` for a model with a
              layer that has no step in C; later, if logits are not finite.
     """
     sampling = Sampling(
@@ -144,6 +149,7 @@ def generate(
         reader = freeze(model) if has_operators_to_prepare(model) else model
         reading = _read(reader, tokens, row_lengths, state, document_token, prefill_chunk)
         device, batch = reading.logits.device, len(row_lengths)
+        no_token = _no_token(reading.logits, tokenizer)
         generators = [torch.Generator().manual_seed((seed + i) % (1 << 63)) for i in range(batch)]
         rows = [_Row(tokenizer, stops, ids) for ids in reading.recent.tolist()]
         end = document_token if stop_at_document else None
@@ -165,7 +171,8 @@ def generate(
                         unread == document_token if end is None and document_token in previous else None,
                     )
                 uniforms = torch.stack([torch.rand((), dtype=torch.float64, generator=g) for g in generators])
-                drawn = sampling.draw(reading.logits, reading.seen, uniforms.to(device))
+                logits = reading.logits if no_token is None else reading.logits.masked_fill(no_token, -math.inf)
+                drawn = sampling.draw(logits, reading.seen, uniforms.to(device))
                 log_probabilities = reading.logits.log_softmax(-1).gather(1, drawn[:, None])[:, 0]
             ids = drawn.where(active, -1)
             log_probabilities = log_probabilities.where(active, 0.0)
@@ -262,11 +269,21 @@ class _Row:
         return text
 
 
+def _no_token(logits: Tensor, tokenizer: Tokenizer | None) -> Tensor | None:
+    """(vocabulary,) bool, the ids that the tokenizer does not have; None if it has all."""
+    n_ids = logits.shape[-1]
+    if tokenizer is None or (tokenizer.vocab_size == n_ids and not tokenizer.gaps):
+        return None
+    found = torch.arange(n_ids) >= tokenizer.vocab_size
+    found[list(tokenizer.gaps)] = True
+    return found.to(logits.device)
+
+
 def _document_token(model: LanguageModel, tokenizer: Tokenizer | None, document_token: int | None) -> int | None:
     vocab_size = model.config.vocab_size
-    if tokenizer is not None and tokenizer.vocab_size != vocab_size:
+    if tokenizer is not None and tokenizer.vocab_size > vocab_size:  # the model's may be padded
         raise InputError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and the model {vocab_size}; "
+            f"the tokenizer has {tokenizer.vocab_size} ids and the model only {vocab_size}; "
             "use the tokenizer that the model was trained with"
         )
     if document_token is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statewise.checkpoints.convert.read import Published, load_published, open_published
+from statewise.checkpoints.convert.read import Progress, Published, load_published, open_published
 from statewise.checkpoints.convert.write import WRITTEN, save_as
 
-__all__ = ["WRITTEN", "Published", "load_published", "open_published", "save_as"]
+__all__ = ["WRITTEN", "Progress", "Published", "load_published", "open_published", "save_as"]

@@ -36,8 +36,9 @@ class Format:
     files: tuple[str, str] = ("model.safetensors", "config.json")
 
 
-# The module under statewise.checkpoints.convert that holds each as FORMATS, a tuple; asked in this order.
-PLACES = ("mamba_ssm", "transformers", "h3", "s4")
+# The module under statewise.checkpoints.convert that holds each as FORMATS, a tuple; asked in this order: first those
+# that know their tensors by name, since a config with d_model and n_layer may be H3's as well as mamba_ssm's.
+PLACES = ("h3", "s4", "mamba_ssm", "transformers", "wrapped")
 
 
 def formats() -> Iterator[Format]:

@@ -80,6 +80,8 @@ def find_source(path: Path) -> Source:
         folder, name = path, choose_weights([file.name for file in path.iterdir()], str(path))
         weights = path / name
         require_inside(folder, weights)
+        if not weights.is_file():
+            raise CheckpointError(f"{weights} is not a file")
     else:
         folder, weights = path.parent, path
     for config_name in CONFIG_FILES:
@@ -177,7 +179,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _is_of_others(config: Path) -> bool:
     """Whether config.json is JSON that we did not write; what cannot be read may be ours, damaged."""
     try:
-        return "format_version" not in read_json(config)
+        return config.is_file() and "format_version" not in read_json(config)  # a pipe would be waited for
     except CheckpointError:
         return False
 

@@ -69,7 +69,7 @@ def generate(
     Sampling(**sampling)  # an option out of range is told before a long prompt is read
     opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
     model = opened.language_model
-    if opened.manifest.tokenizer is None and (folder / RUN_FILE).is_file():
+    if opened.own_tokenizer is None and (folder / RUN_FILE).is_file():
         data = read_run(folder).data
         if isinstance(data, SyntheticLanguageConfig):
             raise DataError(

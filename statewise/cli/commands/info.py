@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from statewise.cli.options import Json, Which
+from statewise.cli.options import SOURCES, Json, Which
 
 
 def info(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[FOLDER]", help="A run folder or checkpoint to describe as well.", show_default=False),
+        typer.Argument(metavar="[SOURCE]", help=f"To describe as well: {SOURCES}", show_default=False),
     ] = None,
     which: Which = "best",
     json: Json = None,
@@ -29,6 +29,7 @@ def info(
 
         opened = open_model(folder, which=which, device="cpu")
         record["checkpoint"] = str(opened.checkpoint)
-        record["configuration"] = model_to_dict(opened.manifest.model)
+        record["format"] = opened.format
+        record["configuration"] = model_to_dict(opened.model.config)
         record["parts"] = parts(opened.model)
     show_info(record, as_json=json)

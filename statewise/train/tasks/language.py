@@ -46,7 +46,7 @@ class LanguageTask(Task[LanguageModel, Batch]):
         model, self.data = cast(LanguageModelConfig, run.model), cast(TextDataConfig, run.data)
         self.corpus = open_corpus(self.data)
         needed = self.corpus.tokenizer.vocab_size
-        if model.vocab_size != needed:
+        if model.vocab_size < needed:  # a published model's may be padded
             raise ConfigError(
                 f"model.vocab_size={model.vocab_size}, but the tokenizer {self.data.tokenizer!r} has {needed} tokens; "
                 f"set model.vocab_size={needed}"

@@ -1,0 +1,38 @@
+"""`statewise convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from statewise.cli.options import SOURCES, Json, Which
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCES, show_default=False)],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="A new folder; of gguf a new file.", show_default=False)
+    ],
+    to: Annotated[
+        str, typer.Option("--to", metavar="FORMAT", help="statewise, mamba_ssm, transformers, h3 or gguf.")
+    ] = "statewise",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, float16 or bfloat16. Default: that of the source.", show_default=False),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A tokenizer.json, or bytes. Default: the source's, if it has one."),
+    ] = None,
+    which: Which = "best",
+    json: Json = None,
+) -> None:
+    """Turn a model into another format: a published one into a checkpoint, or a checkpoint into what others read."""
+    from statewise.console import counted, show_conversion
+    from statewise.model_folder import convert_model
+
+    with counted("tensors") as progress:
+        record = convert_model(source, target, to=to, dtype=dtype, tokenizer=tokenizer, which=which, progress=progress)
+    show_conversion(record, as_json=json)
