@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from statewise.data.tokenizers import FileTokenizer
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import transformers
-from transformers import AutoTokenizer, TextIteratorStreamer, pipeline
+from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer, pipeline
 from wrapped_models import EVERY, build, greedy, padded, rows
 
 from statewise.integrations.transformers import StatewiseCache, fast_tokenizer, from_statewise
@@ -173,6 +174,30 @@ def test_without_a_prompt_a_document_begins() -> None:
     out = from_statewise(model, tokenizer).generate(max_new_tokens=7, do_sample=False)
     ours = sw.generate(model, tokenizer=tokenizer, max_new_tokens=7, temperature=0)
     assert out[0].tolist() == [256, *(int(token.ids) for token in ours)]
+
+
+def test_ids_without_a_token_are_never_drawn(tmp_path: Path) -> None:
+    """A vocabulary padded from 257 to 264, whose last ids are by far the likeliest."""
+    model, tokenizer = build("mamba", vocab_size=264), sw.ByteTokenizer()
+    model.head.weight.data[257:] *= 30
+    from_statewise(model, tokenizer).save_pretrained(tmp_path)
+    for wrapped in (from_statewise(model, tokenizer), AutoModelForCausalLM.from_pretrained(tmp_path)):
+        ids = fast_tokenizer(tokenizer)(["import", "x"], return_tensors="pt", padding=True)
+        out = wrapped.generate(**ids, max_new_tokens=20, do_sample=False)[:, -20:]
+        assert out.max() < 257
+        for text, row in zip(("import", "x"), out.tolist(), strict=True):
+            tokens = sw.generate(model, text, tokenizer=tokenizer, max_new_tokens=20, temperature=0)
+            expected = [int(token.ids) for token in tokens]
+            assert row[: len(expected)] == expected
+    assert int(wrapped(**ids).logits[0, -1].argmax()) >= 257
+    data = json.loads(file_tokenizer().json)
+    last = max(data["model"]["vocab"], key=data["model"]["vocab"].__getitem__)
+    data["model"]["vocab"][last] += 2  # ids may have gaps
+    gapped = FileTokenizer(json.dumps(data))
+    n = gapped.vocab_size
+    wrapped = from_statewise(build("mamba", vocab_size=n + 1), gapped)
+    assert wrapped.generation_config.suppress_tokens == [n - 3, n - 2, n]
+    assert from_statewise(model).generation_config.suppress_tokens is None
 
 
 def test_what_a_state_cannot_do_is_refused() -> None:

@@ -194,7 +194,8 @@ class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
 def from_statewise(model: LanguageModel, tokenizer: Tokenizer | None = None) -> StatewiseForCausalLM:
     """The model, wrapped; nothing is copied, ``from_statewise(model).model is model``.
 
-    With a tokenizer its document token begins and ends documents, as in ``sw.generate(..., tokenizer=tokenizer)``.
+    With a tokenizer its document token begins and ends documents, and ids that it does not have (of a vocabulary that
+    was padded) are never drawn, as in ``sw.generate(..., tokenizer=tokenizer)``.
 
     Errors:  InputError for anything but a language model that is not frozen, and for a tokenizer with more tokens.
     """
@@ -213,6 +214,9 @@ def from_statewise(model: LanguageModel, tokenizer: Tokenizer | None = None) -> 
     with torch.device("meta"):
         wrapped = StatewiseForCausalLM(StatewiseConfig(model=model.config, **ids))
     wrapped.model = model
+    if tokenizer is not None:
+        without_token = [*tokenizer.gaps, *range(tokenizer.vocab_size, model.config.vocab_size)]
+        wrapped.generation_config.suppress_tokens = without_token or None
     wrapped.config.dtype = wrapped.dtype
     return wrapped.train(model.training)
 
