@@ -21,7 +21,7 @@ from statewise.reproduce.induction_heads.settings import (
     LENGTHS,
     MODELS,
     InductionHeadsSettings,
-    language,
+    asked_config,
     run_config,
 )
 from statewise.reproduce.report import Report, markdown
@@ -61,9 +61,11 @@ class TestSettings:
             assert run.model.max_positions == (2**14 if model == "attention" else None)
 
     def test_rows_of_the_tests(self) -> None:
-        config = InductionHeadsSettings(test_tokens=2**20, n_test=512)
-        assert [config.n_rows(n) for n in (64, 2048, 4096, 2**20, 2**21)] == [512, 512, 256, 1, 1]
-        assert language(config, 4096).n_test == 256
+        config = InductionHeadsSettings(test_tokens=2**20, n_test=512, attention_rows=100)
+        assert [config.n_rows("h3", n) for n in (64, 2048, 4096, 2**20, 2**21)] == [512, 512, 256, 1, 1]
+        assert [config.n_rows("rotary", n) for n in (64, 4096, 2**14)] == [100, 100, 64]
+        asked = asked_config(config, "mamba", 4096)
+        assert (asked.n_test, asked.test_length, asked.resolved("vocab_size")) == (256, 4096, 16)
 
     @pytest.mark.parametrize(
         ("changes", "message"),

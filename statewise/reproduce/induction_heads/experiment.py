@@ -12,7 +12,7 @@ from statewise.models.language_model import LanguageModel
 from statewise.reproduce.h3_synthetics.runs import train_and_test
 from statewise.reproduce.induction_heads.asking import ask
 from statewise.reproduce.induction_heads.report import make_report
-from statewise.reproduce.induction_heads.settings import InductionHeadsSettings, language, quick, run_config
+from statewise.reproduce.induction_heads.settings import InductionHeadsSettings, asked_config, quick, run_config
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
 from statewise.reproduce.work import Work
@@ -36,7 +36,7 @@ def run(config: InductionHeadsSettings, work: Work) -> Report:
             runs = {"seed": run_config(config, model, seed)}
             training[f"{model}-{seed}"] = Job(train_and_test, (runs, str(folder)))
             for length in config.lengths_of(model):
-                data = language(config, length)
+                data = asked_config(config, model, length)
                 asking[f"{model}-{seed}-{length}"] = Job(ask_checkpoint, (str(folder / "seed"), data))
     work.begin(len(training) + len(asking))
     trained = work.parts(training, n_workers=config.workers)
@@ -45,7 +45,7 @@ def run(config: InductionHeadsSettings, work: Work) -> Report:
 
 REPRODUCTION = Reproduction(
     summary="induction heads: Mamba, H3 and attention, trained at 256 tokens and asked at up to a million",
-    duration="an hour on 2 cores",
+    duration="two hours on 2 cores",
     full=InductionHeadsSettings,
     quick=quick,
     run=run,

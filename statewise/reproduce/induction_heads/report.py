@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from statewise.reproduce.induction_heads.settings import GOES_ON, MODELS, NAMES, InductionHeadsSettings
+from statewise.reproduce.induction_heads.settings import GOES_ON, HISTORY, MODELS, NAMES, InductionHeadsSettings
 from statewise.reproduce.report import Bar, Report, doubling_axis, drawn
 from statewise.train.tasks.base import Table
 
@@ -138,6 +138,11 @@ def _differences(config: InductionHeadsSettings) -> list[str]:
         f"{100 * config.decay:g}%.",
         "How many rows the published tests had is not said.",
     ]
+    if set(HISTORY) & set(config.models):
+        lines.append(
+            f"Attention is asked at lengths up to {config.attention_to:,}, by {config.attention_rows} "
+            "rows at most: its time is quadratic in the length."
+        )
     if "attention" in config.models:
         lines.append(
             f"The vectors of the learned positions beyond {config.length} stay what they were drawn as, since no row "

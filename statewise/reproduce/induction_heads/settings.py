@@ -34,7 +34,8 @@ class InductionHeadsSettings:
     seeds:    of the parameters and the order of the rows; a run of each for every model
     length:   of the rows for training, in tokens with the answer
     lengths:  of the rows for the tests
-    attention_to: attention is asked at lengths up to this
+    attention_to, attention_rows: attention is asked at lengths up to this, by no more rows than that: the time that it
+              takes is quadratic in the length
     batch_size: rows in a step
     warmup, decay: fractions of the steps in which the learning rate rises and falls; between them it is constant
     stop_at, stop_after: a run of any model but Mamba ends once it named at least this fraction of its validation
@@ -48,11 +49,12 @@ class InductionHeadsSettings:
     """
 
     models: tuple[str, ...] = tuple(MODELS)
-    steps: tuple[int, ...] = (32_768, 32_768, 32_768, 32_768)
+    steps: tuple[int, ...] = (32_768, 16_384, 16_384, 16_384)
     seeds: tuple[int, ...] = (0, 1, 2)
     length: int = 256
     lengths: tuple[int, ...] = LENGTHS
     attention_to: int = 2**14
+    attention_rows: int = 64
     batch_size: int = 8
     warmup: float = 0.01
     decay: float = 0.1
@@ -74,7 +76,7 @@ class InductionHeadsSettings:
                 raise ConfigError(f"InductionHeadsSettings.{name}={given}; use some of {', '.join(known)}")
         if len(self.steps) != len(self.models) or min(self.steps) < 1:
             raise ConfigError(f"InductionHeadsSettings.steps={self.steps}; give a number above 0 for each model")
-        for name in ("batch_size", "n_validation", "n_test", "test_tokens", "look_every", "workers"):
+        for name in ("batch_size", "n_validation", "n_test", "test_tokens", "attention_rows", "look_every", "workers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"InductionHeadsSettings.{name}={getattr(self, name)} is too small; use at least 1")
         for model in self.models:
@@ -84,35 +86,36 @@ class InductionHeadsSettings:
                     f"for {model!r}; give shorter ones, or leave it out of models"
                 )
             run_config(self, model, self.seeds[0])  # refuses what no run could have
-        for length in self.lengths:
-            language(self, length)
+            for length in self.lengths_of(model):
+                asked_config(self, model, length)
 
     def lengths_of(self, model: str) -> tuple[int, ...]:
         """Where this model is asked, from the shortest."""
         return tuple(sorted(n for n in self.lengths if model not in HISTORY or n <= self.attention_to))
 
-    def n_rows(self, length: int) -> int:
+    def n_rows(self, model: str, length: int) -> int:
         """For the test at this length."""
-        return max(1, min(self.n_test, self.test_tokens // length))
+        at_most = min(self.n_test, self.attention_rows) if model in HISTORY else self.n_test
+        return max(1, min(at_most, self.test_tokens // length))
 
 
-def language(config: InductionHeadsSettings, length: int | None = None, n_train: int = 1) -> SyntheticLanguageConfig:
-    """The language; ``length``: of its test split."""
-    return SyntheticLanguageConfig(
-        task="long-induction-head",
-        length=config.length,
-        test_length=length,
-        n_train=n_train,
-        n_validation=config.n_validation,
-        n_test=config.n_test if length is None else config.n_rows(length),
-    )
+def asked_config(config: InductionHeadsSettings, model: str, length: int) -> SyntheticLanguageConfig:
+    """The language whose test split the model is asked at this length."""
+    n_rows = config.n_rows(model, length)
+    return SyntheticLanguageConfig(task="long-induction-head", test_length=length, n_test=n_rows)
 
 
 def run_config(config: InductionHeadsSettings, model: str, seed: int) -> RunConfig:
     """The training run of a model."""
     d_model, mixer, lr = MODELS[model]
     steps = config.steps[config.models.index(model)]
-    data = language(config, n_train=steps * config.batch_size)
+    data = SyntheticLanguageConfig(
+        task="long-induction-head",
+        length=config.length,
+        n_train=steps * config.batch_size,
+        n_validation=config.n_validation,
+        n_test=config.n_test,
+    )
     layer = BlockConfig(mixer=mixer)
     return RunConfig(
         model=LanguageModelConfig(
