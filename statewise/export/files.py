@@ -22,7 +22,8 @@ from statewise.models.registry import model_to_dict
 
 FORMAT_VERSION = 1
 CHECKED_STEPS = 16
-TOLERANCE = 1e-3  # of the largest logit: far above the rounding of float32, far below a step that is another one
+# Of the largest logit: far above the rounding of float32, or of narrower numbers, and far below another step's.
+TOLERANCE, NARROW_TOLERANCE = 1e-3, 5e-2
 
 Step = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # from tokens and leaves to logits and leaves
 
@@ -97,11 +98,12 @@ def _write(
 ) -> ExportedFile:
     """Under a hidden name, and under its own once what was written is as the model."""
     difference = n_bytes = 0.0
+    tolerance = NARROW_TOLERANCE if model.head.weight.dtype.itemsize < 4 else TOLERANCE
 
     def write(hidden: Path) -> None:
         nonlocal difference, n_bytes
         difference = largest_difference(model, save(hidden), batch)
-        if not difference <= TOLERANCE:
+        if not difference <= tolerance:
             _beside(path).unlink(missing_ok=True)
             raise CheckpointError(
                 f"{path}: the exported step's logits differ from the model's by {difference:.1e} of the largest; "

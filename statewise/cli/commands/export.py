@@ -7,13 +7,11 @@ from typing import Annotated
 
 import typer
 
-from statewise.cli.options import Which
+from statewise.cli.options import Folder, Which
 
 
 def export(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A run folder, or one checkpoint.", show_default=False)
-    ],
+    source: Folder,
     target: Annotated[
         Path,
         typer.Argument(
