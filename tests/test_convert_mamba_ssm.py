@@ -8,6 +8,7 @@ from typing import Any
 import published_mamba
 import pytest
 import torch
+from laws import check_mixer_laws
 from torch import Tensor
 
 import statewise as sw
@@ -16,6 +17,7 @@ from statewise.checkpoints.empty import build_empty, expected_shapes, fill
 from statewise.configuration import to_dict
 from statewise.decoding import refusal
 from statewise.errors import CheckpointError, StatewiseError
+from statewise.mixers.attention import ConvolvedAttentionState
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.models.presets import PRESETS
 
@@ -252,6 +254,39 @@ def test_mamba2attn_sizes() -> None:
     assert shapes["layers.9.mixer.in_proj.weight"] == (3 * 3840, 2560)
     assert shapes["layers.9.mixer.convolution.weight"] == (3 * 3840, 4)
     assert shapes["layers.9.mixer.out_proj.weight"] == (2560, 3840)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"n_heads": 4, "n_kv_heads": 2, "n_taps": 3, "d_rotary": 2, "output_bias": True}]
+    + [{"n_heads": 2, "n_taps": 4, "window": 5, "bias": True, "output_bias": False, "positions": None}],
+    ids=str,
+)
+def test_laws_of_convolved_attention(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+
+    def visible(state: ConvolvedAttentionState) -> Any:
+        h = state.history
+        rows = [slice(int(start), int(end)) for start, end in zip(h.start, h.end)]
+        return state.convolution, h.position, [(h.keys[b, r], h.values[b, r]) for b, r in enumerate(rows)]
+
+    check_mixer_laws(sw.AttentionConfig(**options).build(8), length=13, visible=visible)
+
+
+def test_states_and_options_of_convolved_attention_are_checked() -> None:
+    mixer = sw.AttentionConfig(n_heads=2, n_taps=2).build(8)
+    plain = sw.AttentionConfig(n_heads=2).build(8)
+    x = torch.randn(1, 3, 8)
+    with pytest.raises(StatewiseError, match="state must be a ConvolvedAttentionState or None, got AttentionState"):
+        mixer(x, plain.initial_state(1))
+    with pytest.raises(StatewiseError, match="state must be an AttentionState or None, got ConvolvedAttentionState"):
+        plain(x, mixer.initial_state(1))
+    for options in ({"n_taps": 0}, {"output_bias": "no"}):
+        with pytest.raises(StatewiseError, match=rf"AttentionConfig\.{next(iter(options))}"):
+            sw.AttentionConfig(n_heads=2, **options)  # type: ignore[arg-type]
+    for options in ({"norm_eps": 0.0}, {"norm_dt_b_c": 1}):
+        with pytest.raises(StatewiseError, match=rf"MambaConfig\.{next(iter(options))}"):
+            sw.MambaConfig(**options)  # type: ignore[arg-type]
 
 
 def test_no_step_in_c_for_a_convolved_attention() -> None:

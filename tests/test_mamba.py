@@ -33,8 +33,10 @@ def published(mixer: Mamba, x: Tensor) -> Tensor:
     conv1d = mixer.convolution.weight.flip(1).unsqueeze(1)  # as nn.Conv1d stores it, oldest first
     u = F.silu(F.conv1d(F.pad(u.mT, (c.n_taps - 1, 0)), conv1d, mixer.convolution.bias, groups=d_inner).mT)
     selected = u @ mixer.x_proj.weight.T
-    raw_dt = selected[..., :rank] @ mixer.dt_proj.weight.T + mixer.dynamics.dt_bias
-    B, C = selected[..., rank : rank + c.d_state], selected[..., rank + c.d_state :]
+    raw_dt, B, C = selected[..., :rank], selected[..., rank : rank + c.d_state], selected[..., rank + c.d_state :]
+    if c.norm_dt_b_c:
+        raw_dt, B, C = (m / (m.square().mean(-1, keepdim=True) + c.norm_eps).sqrt() for m in (raw_dt, B, C))
+    raw_dt = raw_dt @ mixer.dt_proj.weight.T + mixer.dynamics.dt_bias
     A = -torch.exp(mixer.dynamics.A_log)
     if c.is_complex:
         A = A + 1j * mixer.dynamics.frequency
@@ -60,6 +62,7 @@ OPTIONS = [
     {"initialization": "lin", "n_taps": 2},
     {"initialization": "lin", "method": "zoh", "dt_rank": 3},
     {"expand": 1, "n_taps": 1, "dt_rank": 5},
+    {"norm_dt_b_c": True, "norm_eps": 0.1, "dt_rank": 3},
 ]
 
 
@@ -73,7 +76,9 @@ def test_equal_to_the_published_block(options: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"initialization": "lin", "method": "zoh", "bias": True}, {"n_taps": 1, "dt_rank": 2}], ids=str
+    "options",
+    [{}, {"initialization": "lin", "method": "zoh", "bias": True}, {"n_taps": 1, "dt_rank": 2, "norm_dt_b_c": True}],
+    ids=str,
 )
 def test_laws(options: dict) -> None:
     torch.manual_seed(0)
