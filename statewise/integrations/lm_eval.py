@@ -34,6 +34,8 @@ from tqdm import tqdm
 
 from statewise import __version__
 from statewise.checkpoints import load, read_tokenizer, resolve
+from statewise.checkpoints.convert.source import find_source, is_published
+from statewise.checkpoints.loading import locate_source
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
 from statewise.integrations.lm_eval_scores import Score, score, write
 from statewise.mixers.positions import LearnedPositions
@@ -49,7 +51,8 @@ SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of Any where lm-eval is not installed
     """A language model and its tokenizer, for lm-eval.
 
-    pretrained:     a model, or the folder of a run or a checkpoint ("pretrained" is what lm-eval's models call it)
+    pretrained:     a model, the folder of a run, or whatever :func:`statewise.load` takes, "hub:owner/name" too
+                    ("pretrained" is what lm-eval's models call it)
     tokenizer:      a tokenizer, "bytes" or the path of a tokenizer.json. None: that of the folder
     device:         of a folder's model, such as "cpu" or "cuda". None: the CPU
     dtype:          of a folder's model, "float32", "bfloat16" or "float64". None: as saved
@@ -253,10 +256,11 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         """A task's generation_kwargs as options of ``generate``."""
         kwargs = dict(normalize_gen_kwargs(given, self.max_gen_toks))
         until = kwargs.pop("until", None) or []
+        temperature = float(kwargs.pop("temperature", 1.0))
         options = {
             "max_new_tokens": kwargs.pop("max_gen_toks"),
             "stop": [until] if isinstance(until, str) else [text for text in until if text],
-            "temperature": float(kwargs.pop("temperature", 1.0)) if kwargs.pop("do_sample") else 0.0,
+            "temperature": temperature if kwargs.pop("do_sample") else 0.0,
         }
         for name, value in kwargs.items():
             if name in SAMPLING:
@@ -293,7 +297,10 @@ def _opened(
         if device is not None or dtype is not None:
             raise ConfigError("device and dtype are for a model that is loaded from a folder; use model.to(...) before")
         return pretrained, tokenizer
-    checkpoint = resolve(Path(pretrained), "best")
+    checkpoint = locate_source(pretrained)
+    published = is_published(checkpoint)
+    if not published:
+        checkpoint = resolve(checkpoint, "best")
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype, None)
         if not isinstance(dtype, torch.dtype):
@@ -302,8 +309,18 @@ def _opened(
     if not isinstance(model, LanguageModel):
         raise ConfigError(f"{pretrained} holds a {type(model).__name__}, which scores no text; give a language model")
     if tokenizer is None:
-        stored = read_tokenizer(checkpoint)
-        if stored is None:
-            raise ConfigError(f"{pretrained} was saved without its tokenizer; give tokenizer=")
-        tokenizer = ByteTokenizer() if stored.json is None else FileTokenizer(stored.json)
+        tokenizer = _tokenizer_of(checkpoint, published)
     return model, tokenizer
+
+
+def _tokenizer_of(path: Path, published: bool) -> Tokenizer:
+    """Errors: ConfigError if none lies there."""
+    if published:
+        text = find_source(path).tokenizer
+        found = None if text is None else FileTokenizer(text)
+    else:
+        stored = read_tokenizer(path)
+        found = None if stored is None else ByteTokenizer() if stored.json is None else FileTokenizer(stored.json)
+    if found is None:
+        raise ConfigError(f'{path} comes without its tokenizer; give tokenizer="bytes" or the path of a tokenizer.json')
+    return found

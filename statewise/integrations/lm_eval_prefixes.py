@@ -22,7 +22,9 @@ from statewise.generate.decode import SHORTEST_CHUNK
 
 Carried = TypeVar("Carried")
 
-SHORTEST_SHARED = 8  # tokens: to read fewer once and copy the state takes longer than to read them several times
+# What is shared is read in a batch before that of what follows, and small batches are slow: it has to be worth it.
+SHORTEST_SHARED = 8  # tokens
+LEAST_SHARED = 1 / 8  # of the tokens that follow, on average
 CHUNK = 2048  # tokens of all rows read at a time, so that what a layer makes of them stays in the cache
 
 
@@ -43,11 +45,15 @@ class Segment:
     ends: Sequence[int]
     children: list[Segment] = field(default_factory=list)
 
+    def __len__(self) -> int:
+        return self.end - self.begin
+
 
 def prefix_tree(sequences: Sequence[Sequence[int]], *, shortest: int = SHORTEST_SHARED) -> list[Segment]:
-    """The segments that begin the sequences. No two of them share more than ``shortest - 1`` tokens.
+    """The segments that begin the sequences.
 
-    Every sequence is the concatenation of the segments on its way, and ends with the last of them.
+    Every sequence is the concatenation of the segments on its way, and ends with the last of them. A beginning that
+    several share is a segment if it has ``shortest`` tokens and an eighth of what follows; else each has its own.
 
     Cost:    sorting the sequences, and one comparison of each token of neighbours
     Errors:  InputError for a sequence without tokens
@@ -68,7 +74,8 @@ def prefix_tree(sequences: Sequence[Sequence[int]], *, shortest: int = SHORTEST_
         # In order, what the first and the last share is shared by all between them.
         common = _common_length(first, last, begin)
         alike = common == len(last)
-        if alike or common - begin >= shortest:
+        follow = sum(len(sequences[i]) - common for i in members) / len(members)
+        if alike or common - begin >= max(shortest, LEAST_SHARED * follow):
             segment = Segment(first, begin, common, members, [i for i in members if len(sequences[i]) == common])
             siblings.append(segment)
             members, begin, siblings = members[len(segment.ends) :], common, segment.children
@@ -91,22 +98,24 @@ def walk(
              it was given
 
     A batch goes down to the ends of its sequences before the next begins, so that no more rows are held than the tree
-    is deep times the children of a batch. Segments of like length are read together.
+    is deep times the children of a batch. Only segments of like length are read together, since the longest sets the
+    time; those with children come first, so that few batches mix them with those whose state nobody needs.
     """
     pending: list[tuple[list[Segment], Tensor, Any]] = []
 
     def push(segments: Sequence[Segment], parents: Sequence[int], state: Any) -> None:
-        order = sorted(range(len(segments)), key=lambda i: segments[i].begin - segments[i].end)
+        order = sorted(range(len(segments)), key=lambda i: (not segments[i].children, -len(segments[i])))
         pending.append(([segments[i] for i in order], torch.tensor([parents[i] for i in order]), state))
 
     if roots:
         push(roots, [0] * len(roots), carried)
     while pending:
         segments, parents, state = pending.pop()
-        if len(segments) > batch_size:
-            pending.append((segments[batch_size:], parents[batch_size:], state))
-        batch = segments[:batch_size]
-        after = read(batch, select(state, parents[:batch_size]))
+        n = _alike(segments[:batch_size])
+        if len(segments) > n:
+            pending.append((segments[n:], parents[n:], state))
+        batch = segments[:n]
+        after = read(batch, select(state, parents[:n]))
         children = [(child, row) for row, segment in enumerate(batch) for child in segment.children]
         if children:
             push([child for child, _ in children], [row for _, row in children], after)
@@ -139,7 +148,7 @@ class Chunk(NamedTuple):
 def chunks(batch: Sequence[Segment], device: torch.device, *, n_tokens: int = CHUNK) -> Iterator[Chunk]:
     """A batch of segments, about ``n_tokens`` at a time, but no fewer than 64 of each row if it is that long."""
     each = max(min(n_tokens, SHORTEST_CHUNK), n_tokens // len(batch))
-    for begin in range(0, max(segment.end - segment.begin for segment in batch), each):
+    for begin in range(0, max(map(len, batch)), each):
         rows = []
         for segment in batch:
             here = segment.begin + begin
@@ -148,6 +157,13 @@ def chunks(batch: Sequence[Segment], device: torch.device, *, n_tokens: int = CH
         tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         ragged = bool((lengths < tokens.shape[1]).any())
         yield Chunk(tokens.to(device), lengths.to(device) if ragged else None, begin)
+
+
+def _alike(segments: Sequence[Segment]) -> int:
+    """How many at the front are about as long as the first, which is the longest of those with or without children."""
+    longest = len(segments[0])
+    least = min(longest * 3 // 4, longest - SHORTEST_CHUNK)
+    return next((i for i, segment in enumerate(segments) if not least <= len(segment) <= longest), len(segments))
 
 
 def _token(sequences: Sequence[Sequence[int]], at: int, i: int) -> int:

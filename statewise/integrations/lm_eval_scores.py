@@ -83,8 +83,11 @@ class _Scorer:
         self.is_greedy = np.ones(len(requests), bool)
 
     def read(self, batch: list[Segment], state: LanguageModelState) -> LanguageModelState:
+        # Padding changes what comes after it, so only the state, and costs time to be told apart. Where no state is
+        # needed it may as well be read, unless it has to have positions in a table.
+        goes_on = any(segment.children for segment in batch) or self.model.positions is not None
         for tokens, lengths, begin in chunks(batch, self.model.embedding.weight.device):
-            features, after = self.model.features(tokens, state, lengths=lengths)
+            features, after = self.model.features(tokens, state, lengths=lengths if goes_on else None)
             assert after is not None  # a state was given
             state = after
             wanted = [self._wanted(segment, begin, tokens.shape[1]) for segment in batch]
