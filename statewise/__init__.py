@@ -66,12 +66,15 @@ _EXPORTS = {
     "bidirectional": "statewise.operators.bidirectional",
     "discretize": "statewise.systems",
     "explain": "statewise.operators.plan",
+    "export_onnx": "statewise.export",
+    "export_step": "statewise.export",
     "hybrid_layers": "statewise.models.hybrid",
     "load": "statewise.checkpoints",
     "mass_spring_damper": "statewise.systems",
     "open_labelled": "statewise.data.labelled",
     "open_series": "statewise.data.series",
     "save": "statewise.checkpoints",
+    "save_as": "statewise.checkpoints.convert",
     "set_rate": "statewise.mixers.base",
     "train_stack": "statewise.train.stacked",
 }
@@ -83,6 +86,7 @@ _MODULES = (
     "data",
     "errors",
     "evaluate",
+    "export",
     "generate",
     "hippo",
     "kernels",
@@ -102,6 +106,7 @@ if TYPE_CHECKING:
     from statewise import data as data
     from statewise import errors as errors
     from statewise import evaluate as evaluate
+    from statewise import export as export
     from statewise import generate as generate
     from statewise import hippo as hippo
     from statewise import kernels as kernels
@@ -115,6 +120,7 @@ if TYPE_CHECKING:
     from statewise import train as train
     from statewise.checkpoints import load as load
     from statewise.checkpoints import save as save
+    from statewise.checkpoints.convert import save_as as save_as
     from statewise.data.labelled import LabelledDataConfig as LabelledDataConfig
     from statewise.data.labelled import open_labelled as open_labelled
     from statewise.data.memory_tasks import MemoryDataConfig as MemoryDataConfig
@@ -131,6 +137,8 @@ if TYPE_CHECKING:
     from statewise.errors import InputError as InputError
     from statewise.errors import StatewiseError as StatewiseError
     from statewise.errors import TrainingError as TrainingError
+    from statewise.export import export_onnx as export_onnx
+    from statewise.export import export_step as export_step
     from statewise.mixers.attention import AttentionConfig as AttentionConfig
     from statewise.mixers.base import Mixer as Mixer
     from statewise.mixers.base import MixerConfig as MixerConfig

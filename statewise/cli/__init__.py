@@ -1,4 +1,4 @@
-"""The command line: `statewise train`, `generate`, `evaluate`, `reproduce`, `convert`, `benchmark`, `profile`, `info`.
+"""The command line: `statewise train`, `generate`, `evaluate`, `convert`, `export`, `reproduce`, `convert`, `benchmark`, `profile`, `info`.
 
 It only translates: options to configurations, results to text. Nothing heavy is imported before a command runs.
 """
@@ -16,7 +16,9 @@ import typer
 from statewise import __version__
 from statewise.cli.commands.benchmark import benchmark, profile
 from statewise.cli.commands.convert import convert
+from statewise.cli.commands.convert import convert
 from statewise.cli.commands.evaluate import evaluate
+from statewise.cli.commands.export import export
 from statewise.cli.commands.generate import generate
 from statewise.cli.commands.info import info
 from statewise.cli.commands.reproduce import reproduce
