@@ -1,4 +1,4 @@
-"""The command line: `statewise train`, `generate`, `evaluate`, `convert`, `export`, `reproduce`, `convert`, `benchmark`, `profile`, `info`.
+"""The command line: `statewise train`, `generate`, `evaluate`, `convert`, `export`, `reproduce`, `benchmark` and so on.
 
 It only translates: options to configurations, results to text. Nothing heavy is imported before a command runs.
 """
@@ -15,7 +15,6 @@ import typer
 
 from statewise import __version__
 from statewise.cli.commands.benchmark import benchmark, profile
-from statewise.cli.commands.convert import convert
 from statewise.cli.commands.convert import convert
 from statewise.cli.commands.evaluate import evaluate
 from statewise.cli.commands.export import export
@@ -49,7 +48,7 @@ def _options(
     pass
 
 
-for command in (train, generate, evaluate, reproduce, convert, benchmark, profile, info):
+for command in (train, generate, evaluate, convert, export, reproduce, benchmark, profile, info):
     app.command()(command)
 
 
