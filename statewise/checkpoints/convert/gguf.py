@@ -11,8 +11,14 @@ import torch
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import read_entries, write_entries
-from statewise.checkpoints.convert.gguf_entries import ARCHITECTURES, build_entries, read_config, write_config
-from statewise.checkpoints.convert.gguf_file import GGUF, TYPES, Value, read_header, write_file
+from statewise.checkpoints.convert.gguf_entries import (
+    ARCHITECTURES,
+    EMBEDDING,
+    build_entries,
+    read_config,
+    write_config,
+)
+from statewise.checkpoints.convert.gguf_file import TYPES, Value, read_header, write_file
 from statewise.checkpoints.convert.gguf_tokenizer import read_tokenizer, write_tokenizer
 from statewise.checkpoints.empty import expected_shapes
 from statewise.checkpoints.files import SavedTokenizer
@@ -23,7 +29,6 @@ from statewise.models.language_model import LanguageModelConfig
 FILE_TYPES = {torch.float32: 0, torch.float16: 1}  # of general.file_type
 # Matrices that are always float32, since llama.cpp reads them so; with the vectors, and the norms of Mamba-2
 FLOAT32 = ("ssm_conv1d.weight", "ssm_a", "ssm_d", "norm.weight")
-EMBEDDING = "token_embd.weight"
 
 
 def read_gguf(path: str | os.PathLike[str]) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
@@ -49,7 +54,7 @@ def read_gguf(path: str | os.PathLike[str]) -> tuple[LanguageModelConfig, dict[s
         )
     assert isinstance(architecture, str)
     try:
-        config = read_config(architecture, file.metadata, _vocab_size(file), "output.weight" not in file.tensors)
+        config = read_config(architecture, file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
         shapes = expected_shapes(config)
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(f"{path}: {error}") from error
@@ -101,15 +106,6 @@ def gguf_tokenizer(path: str | os.PathLike[str]) -> str | None:
     Errors:  CheckpointError for a file that is no GGUF or damaged.
     """
     return read_tokenizer(read_header(Path(path)).metadata)
-
-
-def _vocab_size(file: GGUF) -> int:
-    if EMBEDDING not in file.tensors:
-        raise CheckpointError(f"the tensor {EMBEDDING} is missing")
-    shape = file.tensors[EMBEDDING].shape
-    if len(shape) != 2:
-        raise CheckpointError(f"{EMBEDDING} has shape {shape}, expected (vocabulary, width)")
-    return shape[0]
 
 
 def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,20 +17,29 @@ from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.language_model import LanguageModelConfig
 
 ARCHITECTURES: dict[str, type[MixerConfig]] = {"mamba": MambaConfig, "mamba2": Mamba2Config}
+EMBEDDING = "token_embd.weight"
 CONTEXT_LENGTH = 2**20  # llama.cpp's converter says so too: there is no bound
 # Keys that say nothing about what these models compute
 IDLE = ("context_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv", "vocab_size")
 
 
-def read_config(architecture: str, metadata: Mapping[str, Value], vocab_size: int, tied: bool) -> LanguageModelConfig:
-    """Our config of their values; ``vocab_size`` and whether the embedding is ``tied`` are in the tensors.
+def read_config(
+    architecture: str, metadata: Mapping[str, Value], shapes: Mapping[str, tuple[int, ...]]
+) -> LanguageModelConfig:
+    """Our config of their values; the vocabulary's size, and whether the embedding is tied, are in the tensors' shapes.
 
     Errors:  CheckpointError naming a key that is missing, unknown, or of a value that is not supported.
     """
+    if EMBEDDING not in shapes:
+        raise CheckpointError(f"the tensor {EMBEDDING} is missing")
+    if len(shapes[EMBEDDING]) != 2:
+        raise CheckpointError(f"{EMBEDDING} has shape {shapes[EMBEDDING]}, expected (vocabulary, width)")
     values = _Values(architecture, metadata)
     n_layers, d_model, d_inner = (values.count(k) for k in ("block_count", "embedding_length", "ssm.inner_size"))
     rank = values.count("ssm.time_step_rank")
     eps = values.positive("attention.layer_norm_rms_epsilon")
+    if n_layers > len(shapes):  # before a model of so many is described
+        raise values.wrong("block_count", f"the file has only {len(shapes)} tensors")
     if d_inner % d_model:
         raise values.wrong("ssm.inner_size", f"expected a multiple of {architecture}.embedding_length, {d_model}")
     sizes: dict[str, Any] = {
@@ -49,7 +58,11 @@ def read_config(architecture: str, metadata: Mapping[str, Value], vocab_size: in
         mixer = Mamba2Config(**sizes, d_head=d_inner // rank, n_groups=values.count("ssm.group_count"), norm_eps=eps)
     values.require_no_more()
     return LanguageModelConfig(
-        vocab_size=vocab_size, d_model=d_model, layers=(mixer,) * n_layers, norm_eps=eps, tie_embeddings=tied
+        vocab_size=shapes[EMBEDDING][0],
+        d_model=d_model,
+        layers=(mixer,) * n_layers,
+        norm_eps=eps,
+        tie_embeddings="output.weight" not in shapes,
     )
 
 
@@ -83,7 +96,7 @@ def write_config(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
 
 def build_entries(config: LanguageModelConfig) -> list[Entry]:
     """The table of a model that :func:`read_config` gave or :func:`write_config` took."""
-    entries = [same("token_embd.weight", "embedding.weight"), same("output_norm.weight", "norm.weight")]
+    entries = [same(EMBEDDING, "embedding.weight"), same("output_norm.weight", "norm.weight")]
     if not config.tie_embeddings:
         entries.append(same("output.weight", "head.weight"))
     for i, block in enumerate(config.blocks):

@@ -1,0 +1,195 @@
+"""What GGUF cannot hold or Statewise does not read: one clear error each, also for files that are damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf_examples import KINDS, build, write
+from torch import Tensor
+
+import statewise as sw
+from statewise.checkpoints.convert.gguf import gguf_tokenizer, read_gguf, write_gguf
+from statewise.checkpoints.convert.gguf_file import read_header, write_file
+from statewise.checkpoints.tensor_files import stored_tensors
+from statewise.errors import CheckpointError, InputError
+from statewise.mixers.mamba import MambaConfig
+from statewise.mixers.mamba2 import Mamba2Config
+from statewise.models.block import BlockConfig
+from statewise.models.mlp import MLPConfig
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(build("mamba", vocab_size=20, d_model=8), tmp_path_factory.mktemp("gguf") / "model.gguf")
+
+
+def rewritten(path: Path, to: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], object]) -> Path:
+    file = read_header(path)
+    tensors = {name: file.read(name) for name in file.tensors}
+    change(file.metadata, tensors)
+    write_file(to, file.metadata, tensors)
+    return to
+
+
+CHANGES: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], object]]] = {
+    "missing tensor": (r"blk\.1\.ssm_d is missing", lambda _, t: t.pop("blk.1.ssm_d")),
+    "renamed tensor": (
+        r"blk\.1\.ssm_out\.weight is missing; there is blk\.1\.ssm_outs\.weight",
+        lambda _, t: t.update({"blk.1.ssm_outs.weight": t.pop("blk.1.ssm_out.weight")}),
+    ),
+    "extra tensor": (r"blk\.2\.ssm_d is not one of", lambda _, t: t.update({"blk.2.ssm_d": torch.ones(16)})),
+    "wrong shape": (
+        r"ssm_x\.weight|x_proj\.weight has shape",
+        lambda _, t: t.update({"blk.0.ssm_x.weight": torch.ones(3, 16)}),
+    ),
+    "flat D": (r"blk\.0\.ssm_d has shape \(16, 1\)", lambda _, t: t.update({"blk.0.ssm_d": torch.ones(16, 1)})),
+    "A above 0": (r"ssm_a has values that are not below 0", lambda _, t: t["blk.0.ssm_a"].zero_()),
+    "no embedding": (r"token_embd\.weight is missing", lambda _, t: t.pop("token_embd.weight")),
+    "flat embedding": (
+        r"token_embd\.weight has shape \(160,\)",
+        lambda _, t: t.update({"token_embd.weight": torch.ones(160)}),
+    ),
+    "missing key": (r"the key mamba\.ssm\.state_size is missing", lambda m, _: m.pop("mamba.ssm.state_size")),
+    "unknown key": (r"mamba\.logit_scale=2\.0 is not known", lambda m, _: m.update({"mamba.logit_scale": 2.0})),
+    "many layers": (
+        r"block_count=4000000000; the file has only 22 tensors",
+        lambda m, _: m.update({"mamba.block_count": 4_000_000_000}),
+    ),
+    "no layers": (r"mamba\.block_count=0; expected an integer", lambda m, _: m.update({"mamba.block_count": 0})),
+    "eps": (
+        r"epsilon=-1\.0; expected a number above 0",
+        lambda m, _: m.update({"mamba.attention.layer_norm_rms_epsilon": -1.0}),
+    ),
+    "flag": (r"dt_b_c_rms=1; expected true or false", lambda m, _: m.update({"mamba.ssm.dt_b_c_rms": 1})),
+    "width": (r"inner_size=17; expected a multiple", lambda m, _: m.update({"mamba.ssm.inner_size": 17})),
+    "architecture": (
+        r"architecture llama with tensors in F32; read are mamba and mamba2, in F32, F16, Q8_0, BF16",
+        lambda m, _: m.update({"general.architecture": "llama"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_file_that_does_not_fit_is_refused_by_name(name: str, path: Path, tmp_path: Path) -> None:
+    message, change = CHANGES[name]
+    changed = rewritten(path, tmp_path / "changed.gguf", change)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        sw.load(changed)
+    assert str(changed) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_heads_have_to_divide_the_width(tmp_path: Path) -> None:
+    plain = write(build("mamba2"), tmp_path / "model.gguf")
+    for heads, message in ((5, "time_step_rank=5; as the number of heads"), (4, "shape")):  # 4 divides, but not these
+        changed = rewritten(
+            plain, tmp_path / f"{heads}.gguf", lambda m, _, n=heads: m.update({"mamba2.ssm.time_step_rank": n})
+        )
+        with pytest.raises(CheckpointError, match=message):
+            read_gguf(changed)
+
+
+def test_a_quantisation_that_is_not_read_is_named_with_the_architecture(path: Path, tmp_path: Path) -> None:
+    """A tensor's type is the number before its place, behind its name and shape."""
+    data = bytearray(path.read_bytes())
+    at = data.index(b"blk.0.ssm_in.weight") + len("blk.0.ssm_in.weight") + 4 + 2 * 8
+    for number, name in ((12, "Q4_K"), (2, "Q4_0"), (99, "number 99")):
+        data[at : at + 4] = number.to_bytes(4, "little")
+        (tmp_path / "quantised.gguf").write_bytes(data)
+        with pytest.raises(CheckpointError, match=rf"architecture mamba with tensors in F32, {name}; read .* F32, F16"):
+            read_gguf(tmp_path / "quantised.gguf")
+
+
+def test_every_file_that_is_cut_short_is_refused(path: Path, tmp_path: Path) -> None:
+    data = path.read_bytes()
+    n_header = min(tensor.start for tensor in read_header(path).tensors.values())
+    for n in [*range(0, n_header, 29), n_header, len(data) // 2, len(data) - 100]:
+        (tmp_path / "cut.gguf").write_bytes(data[:n])
+        with pytest.raises(CheckpointError, match=r"not a GGUF file|damaged|ends before"):
+            read_gguf(tmp_path / "cut.gguf")
+
+
+def test_a_header_of_any_bytes_is_read_or_refused_at_once(path: Path, tmp_path: Path) -> None:
+    """Also where it claims 2**60 values: no other error, no endless loop."""
+    data = path.read_bytes()
+    n_header = min(tensor.start for tensor in read_header(path).tensors.values())
+    generator = torch.Generator().manual_seed(0)
+    began = time.perf_counter()
+    for at in range(4, n_header, 4):
+        changed = bytearray(data)
+        changed[at] ^= int(torch.randint(1, 256, (), generator=generator))
+        (tmp_path / "changed.gguf").write_bytes(changed)
+        for reader in (gguf_tokenizer, read_gguf) if at % 32 == 0 else (gguf_tokenizer,):  # the first reads all of it
+            with contextlib.suppress(CheckpointError):
+                reader(tmp_path / "changed.gguf")
+    assert time.perf_counter() - began < 60
+
+
+def test_other_versions_and_names_that_are_there_twice(path: Path, tmp_path: Path) -> None:
+    data = path.read_bytes()
+    for version, message in ((b"\1\0\0\0", "version 1; versions 2 and 3"), (b"\0\0\0\3", "the other byte order")):
+        (tmp_path / "version.gguf").write_bytes(data[:4] + version + data[8:])
+        with pytest.raises(CheckpointError, match=message):
+            read_gguf(tmp_path / "version.gguf")
+    for old, new in ((b"blk.0.ssm_a", b"blk.1.ssm_a"), (b"mamba.ssm.inner_size", b"mamba.ssm.state_size")):
+        (tmp_path / "twice.gguf").write_bytes(data.replace(old, new))
+        with pytest.raises(CheckpointError, match=f"{new.decode()} is there twice"):
+            read_gguf(tmp_path / "twice.gguf")
+    with pytest.raises(CheckpointError, match="cannot read"):
+        read_gguf(tmp_path / "nothing.gguf")
+
+
+BLOCK = BlockConfig(mixer=MambaConfig())
+UNWRITTEN: dict[str, dict[str, Any]] = {
+    "norm='layer'": {"norm": "layer"},
+    "max_positions=9": {"max_positions": 9},
+    r"layers\[1\].mlp": {"layers": (BLOCK, replace(BLOCK, mlp=MLPConfig()))},
+    r"layers\[1\].norm='layer'": {"layers": (BLOCK, replace(BLOCK, norm="layer"))},
+    r"layers\[0\].norm_eps=1e-06": {"layers": (replace(BLOCK, norm_eps=1e-6),)},
+    "placement='post'": {"layers": (replace(BLOCK, placement="post"),)},
+    r"layers\[1\].mixer='Mamba2Config'": {"layers": (BLOCK, Mamba2Config(d_head=8))},
+    r"ssm.state_size=4; it needs 8": {"layers": (MambaConfig(d_state=8), MambaConfig(d_state=4))},
+    "mixer.bias=True": {"layers": (MambaConfig(bias=True),)},
+    "convolution_bias=False": {"layers": (Mamba2Config(d_head=8, convolution_bias=False),)},
+    "expand=3": {"layers": (MambaConfig(expand=3),)},
+    "method='zoh'": {"layers": (MambaConfig(method="zoh"),)},
+    "initialization='lin'": {"layers": (MambaConfig(initialization="lin"),)},
+    "norm_before_gate=True": {"layers": (Mamba2Config(d_head=8, norm_before_gate=True),)},
+    "dt_limit=": {"layers": (Mamba2Config(d_head=8, dt_limit=(0.0, 1.0)),)},
+    "norm_groups=1": {"layers": (Mamba2Config(d_head=8, n_groups=2, norm_groups=1),)},
+    "mixer.norm_eps=1e-06": {"layers": (Mamba2Config(d_head=8, norm_eps=1e-6),)},
+    "this one has S4DConfig": {"layers": (sw.S4DConfig(),)},
+}
+
+
+@pytest.mark.parametrize("message", UNWRITTEN)
+def test_a_model_that_gguf_has_no_form_for_is_refused_by_field(message: str, tmp_path: Path) -> None:
+    model = replace(build("mamba", vocab_size=20, d_model=8).config, **UNWRITTEN[message]).build()
+    with pytest.raises(CheckpointError, match=message):
+        write(model, tmp_path / "model.gguf")
+    assert not (tmp_path / "model.gguf").exists()
+
+
+def test_what_is_not_written(path: Path, tmp_path: Path) -> None:
+    model = build("mamba", vocab_size=20, d_model=8)
+    with pytest.raises(InputError, match=r"in float32 or float16, not in torch\.bfloat16"):
+        write(model, tmp_path / "model.gguf", dtype=torch.bfloat16)
+    with pytest.raises(FileExistsError):
+        write(model, path)
+    tensors = dict(stored_tensors(model))
+    large = tensors | {"embedding.weight": torch.full_like(tensors["embedding.weight"], 1e5)}
+    with pytest.raises(CheckpointError, match=r"token_embd\.weight has values beyond float16"):
+        write_gguf(model.config, large, tmp_path / "model.gguf", dtype=torch.float16)
+    del tensors["norm.weight"]
+    with pytest.raises(CheckpointError, match=r"norm\.weight is missing"):
+        write_gguf(model.config, tensors, tmp_path / "model.gguf")
+    classifier = sw.SequenceClassifierConfig(n_classes=2, d_model=8, layers=(KINDS["mamba"],), d_input=1).build()
+    with pytest.raises(CheckpointError, match="written for language models"):
+        write(classifier, tmp_path / "model.gguf")
