@@ -92,6 +92,8 @@ def read_entries(
     """
     entries = list(entries)
     known = {name for entry in entries for name in entry.theirs}
+    if len(known) != sum(len(entry.theirs) for entry in entries):
+        raise CheckpointError(f"{where}: the table of the format names a tensor twice")
     unknown = sorted(tensors.keys() - known)
     found: dict[str, Tensor] = {}
     for entry in entries:

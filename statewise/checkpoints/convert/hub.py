@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from statewise.checkpoints.convert.source import needed_files
+from statewise.checkpoints.convert.source import is_published, needed_files
 from statewise.errors import CheckpointError, InputError
 
 PREFIX = "hub:"
@@ -66,7 +66,7 @@ def fetch(source: str, revision: str | None = None) -> Path:
         raise InputError(f"{source!r} is no name of the hub: {' '.join(str(error).split())}") from error
     except Exception as error:  # of the network, whose library is the hub's own affair: then the cache, if it is there
         cached = _cached(hub, name)
-        if cached is None:
+        if cached is None or not is_published(cached):
             raise _unreachable(hub, source, error) from error
         folder = cached
     path = folder if name.file is None else folder / name.file

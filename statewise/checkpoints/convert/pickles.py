@@ -61,7 +61,7 @@ def load_pickle(path: Path) -> Any:
         with torch.serialization.safe_globals(stand_ins):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
-        raise _refused(path, error) from error
+        raise _refused(path, error) if is_zip or _begins_as_pickle(path) else _unreadable(path, error) from error
     except (RuntimeError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OSError) as error:
         raise _unreadable(path, error) from error
 
@@ -91,6 +91,11 @@ def _refused(path: Path, error: Exception) -> CheckpointError:
         f"{path} is a pickle that {what}, which would run code; nothing of it was run. "
         "Convert it to safetensors where you trust it"
     )
+
+
+def _begins_as_pickle(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(1) == pickle.PROTO
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
