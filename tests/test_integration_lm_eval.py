@@ -152,12 +152,12 @@ def instances(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
 
 def test_texts_of_requests() -> None:
     model = MODELS["mamba"]
-    lm = StatewiseLM(model, tokenizer="bytes")
+    lm = StatewiseLM(model, tokenizer="bytes", add_bos_token=False)
     (pair, empty) = lm.loglikelihood(instances("loglikelihood", ("what is ", "this"), ("", "that")), disable_tqdm=True)
     ids = ByteTokenizer().encode
     assert pair[0] == pytest.approx(defined(model, ids("what is"), ids(" this"))[0], rel=1e-5)  # as lm-eval cuts it
     assert empty[0] == pytest.approx(defined(model, [256], ids("that"))[0], rel=1e-5)
-    begun = StatewiseLM(model, tokenizer="bytes", add_bos_token=True)
+    begun = StatewiseLM(model, tokenizer="bytes")
     (pair,) = begun.loglikelihood(instances("loglikelihood", ("what", " is")), disable_tqdm=True)
     assert pair[0] == pytest.approx(defined(model, [256, *ids("what")], ids(" is"))[0], rel=1e-5)
     with pytest.raises(DataError, match="a continuation is empty"):
@@ -190,9 +190,8 @@ def test_generate_until_is_generate() -> None:
     options = {"until": ["q", "\n\n"], "max_gen_toks": 24, "do_sample": False}
     texts = lm.generate_until(instances("generate_until", *((c, options) for c in contexts)), disable_tqdm=True)
     for context, text in zip(contexts, texts):
-        prompt = torch.tensor(ByteTokenizer().encode(context) or [256])
         tokens = sw.generate(
-            model, prompt, max_new_tokens=24, temperature=0, stop=options["until"], tokenizer=ByteTokenizer()
+            model, context, max_new_tokens=24, temperature=0, stop=options["until"], tokenizer=ByteTokenizer()
         )
         assert text == "".join(token.text[0] for token in tokens)
     sampled = {"do_sample": True, "temperature": 0.9, "top_k": 20, "max_gen_toks": 8}
@@ -206,7 +205,7 @@ def test_generate_until_is_generate() -> None:
 def test_lengths_that_do_not_fit() -> None:
     lm = StatewiseLM(MODELS["positions"], tokenizer="bytes")
     assert lm.max_length == 400
-    long, cut = "x" * 500, "x" * 397
+    long, cut = "x" * 500, "x" * 450
     (a, b) = lm.loglikelihood(instances("loglikelihood", (long, "abcd"), (cut, "abcd")), disable_tqdm=True)
     assert a == pytest.approx(b, rel=1e-5)
     with pytest.raises(DataError, match="401 tokens and max_length is 400"):
@@ -219,7 +218,7 @@ def test_opening(tmp_path: Path) -> None:
     assert get_model("statewise") is StatewiseLM
     sw.save(MODELS["mamba"], tmp_path / "model", tokenizer=ByteTokenizer())
     lm = StatewiseLM.create_from_arg_string(f"pretrained={tmp_path}/model,batch_size=4", {"device": "cpu"})
-    assert (lm.batch_size, lm.tokenizer.kind, lm.get_model_info()["add_bos_token"]) == (4, "bytes", False)
+    assert (lm.batch_size, lm.tokenizer.kind, lm.get_model_info()["add_bos_token"]) == (4, "bytes", True)
     small = sw.LanguageModelConfig(vocab_size=20, d_model=8, layers=(MAMBA,)).build()
     for arguments, reason in (
         ({"pretrained": small, "tokenizer": "bytes"}, "257 ids and the model 20"),

@@ -59,8 +59,9 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
     batch_size:     rows read together; "auto" is 16
     max_length:     tokens that a prediction may depend on: longer contexts lose their beginning, as in lm-eval's own
                     models. None: all of them, but no more than there are learned positions
-    add_bos_token:  begin every context with the document token. lm-eval's models do so where the tokenizer asks for
-                    it, and those of GPT-2 and GPT-NeoX do not. Models trained here have seen it before every document
+    add_bos_token:  begin every context with the document token. None: as ``sw.generate`` begins a text, and as models
+                    trained here have seen every document begin; but not for a published model (:func:`sw.load`), since
+                    published numbers are measured without: the tokenizers of GPT-2 and GPT-NeoX add none
     max_gen_toks:   tokens to write where a task does not say how many
     seed:           of what is drawn, for tasks that sample
 
@@ -80,7 +81,7 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         max_length: int | None = None,
-        add_bos_token: bool = False,
+        add_bos_token: bool | None = None,
         max_gen_toks: int = 256,
         seed: int = 1234,
         **unknown: Any,
@@ -88,7 +89,7 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         super().__init__()
         if unknown:
             raise ConfigError(f"StatewiseLM has no argument {next(iter(unknown))!r}; see help(StatewiseLM) for those")
-        self.model, self.tokenizer = _opened(pretrained, tokenizer, device, dtype)
+        self.model, self.tokenizer, published = _opened(pretrained, tokenizer, device, dtype)
         if self.tokenizer.vocab_size > self.model.config.vocab_size:
             raise ConfigError(
                 f"the tokenizer has {self.tokenizer.vocab_size} ids and the model {self.model.config.vocab_size}; "
@@ -100,7 +101,8 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
                 raise ConfigError(f"StatewiseLM {name}={value!r} is out of range; use an integer of at least 1")
         limits = [module.num_embeddings for module in self.model.modules() if isinstance(module, LearnedPositions)]
         self.max_length = min([*limits, *([] if max_length is None else [max_length])], default=None)
-        self.add_bos_token, self.max_gen_toks, self.seed = add_bos_token, max_gen_toks, seed
+        self.add_bos_token = not published if add_bos_token is None else add_bos_token
+        self.max_gen_toks, self.seed = max_gen_toks, seed
         self._device = self.model.embedding.weight.device
 
     @property
@@ -288,7 +290,8 @@ def _opened(
     tokenizer: str | Tokenizer | None,
     device: str | None,
     dtype: str | torch.dtype | None,
-) -> tuple[LanguageModel, Tokenizer]:
+) -> tuple[LanguageModel, Tokenizer, bool]:
+    """The model, its tokenizer, and whether others published it."""
     if isinstance(tokenizer, (str, os.PathLike)):
         tokenizer = load_tokenizer(str(tokenizer))
     if isinstance(pretrained, LanguageModel):
@@ -296,7 +299,7 @@ def _opened(
             raise ConfigError('a model was given without its tokenizer; give tokenizer="bytes", a path or a tokenizer')
         if device is not None or dtype is not None:
             raise ConfigError("device and dtype are for a model that is loaded from a folder; use model.to(...) before")
-        return pretrained, tokenizer
+        return pretrained, tokenizer, False
     checkpoint = locate_source(pretrained)
     published = is_published(checkpoint)
     if not published:
@@ -310,11 +313,12 @@ def _opened(
         raise ConfigError(f"{pretrained} holds a {type(model).__name__}, which scores no text; give a language model")
     if tokenizer is None:
         tokenizer = _tokenizer_of(checkpoint, published)
-    return model, tokenizer
+    return model, tokenizer, published
 
 
 def _tokenizer_of(path: Path, published: bool) -> Tokenizer:
     """Errors: ConfigError if none lies there."""
+    found: Tokenizer | None
     if published:
         text = find_source(path).tokenizer
         found = None if text is None else FileTokenizer(text)

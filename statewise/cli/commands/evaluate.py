@@ -83,9 +83,14 @@ def evaluate(
         ),
     ] = None,
     document_token: Annotated[
-        bool,
-        typer.Option("--document-token", help="Begin every prompt with the document token.", rich_help_panel="Tasks"),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--document-token/--no-document-token",
+            help="Begin every prompt with the document token. Default: unless others published the model.",
+            show_default=False,
+            rich_help_panel="Tasks",
+        ),
+    ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(min=1, help="Rows read together. Default: 16.", show_default=False, rich_help_panel="Tasks"),
@@ -131,7 +136,7 @@ def evaluate(
         "--shots": shots,
         "--limit": limit,
         "--max-length": max_length,
-        "--document-token": document_token or None,
+        "--document-token": document_token,
         "--batch-size": batch_size,
         "--output": output,
     }
@@ -164,6 +169,7 @@ def evaluate(
     }
     options = {name: value for name, value in asked.items() if value is not None}
     if tasks is not None:
+        from statewise.checkpoints.convert.source import is_published
         from statewise.integrations.lm_eval import StatewiseLM
         from statewise.integrations.lm_eval_tasks import evaluate_tasks, require_new, task_tables, write_record
 
@@ -174,7 +180,7 @@ def evaluate(
             tokenizer=opened.tokenizer,
             batch_size=batch_size,
             max_length=max_length,
-            add_bos_token=document_token,
+            add_bos_token=not is_published(opened.checkpoint) if document_token is None else document_token,
         )
         names = [name.strip() for name in tasks.split(",") if name.strip()]
         record = {
