@@ -150,7 +150,7 @@ class TestHelp:
             (["train", "--out", "x", "--resume", "run"], "--out"),
             (["train", "--preset", "tiny", "--config", "x.json", "--out", "x"], "--config"),
             (["train", "--preset", "tiny", "--resume", "run"], "--preset"),
-            (["generate"], "FOLDER"),
+            (["generate"], "SOURCE"),
             (["generate", "run", "--prompt", "a", "--log-probabilities", "--echo"], "--echo"),
             (["evaluate", "run", "--text-file", "text/0.txt", "--split", "test"], "--split"),
             (["evaluate", "run", "--text-file", "text/0.txt", "--max-tokens", "50"], "--max-tokens"),

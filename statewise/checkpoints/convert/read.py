@@ -104,7 +104,7 @@ def recognise(source: Source, config: Config, names: frozenset[str]) -> Format:
     if kind:
         what = f"its config says {kind!r}"
     elif source.config_file is not None:
-        what = f"{source.config_file.name} has the fields {_few(config)}"
+        what = f"{source.config_file} has the fields {_few(config)}"
     else:
         what = "there is no config.json beside it"
     raise CheckpointError(

@@ -23,6 +23,7 @@ CONFIG_FILES = (CONFIG_FILE, "params.json")  # the second is Codestral's
 TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.json", "merges.txt")  # the latter two: GPT-2's, before there was the first
 # What training leaves beside the weights of a model
 NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt")
+OUR_FIELDS = {"format_version", "statewise_version"}  # of our config.json; one of them may be damaged
 PREFERRED = ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin", "model.pt")
 
 
@@ -89,7 +90,7 @@ def find_source(path: Path) -> Source:
         if weights.suffix != GGUF and config_file.is_file():
             require_inside(folder, config_file)
             config = read_json(config_file)
-            if "format_version" in config:
+            if OUR_FIELDS & config.keys():
                 raise CheckpointError(f"{path} is part of a checkpoint of Statewise; give its folder, {folder}")
             return Source(path, weights, config, config_file)
     return Source(path, weights)
@@ -179,7 +180,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _is_of_others(config: Path) -> bool:
     """Whether config.json is JSON that we did not write; what cannot be read may be ours, damaged."""
     try:
-        return config.is_file() and "format_version" not in read_json(config)  # a pipe would be waited for
+        return config.is_file() and not OUR_FIELDS & read_json(config).keys()  # a pipe would be waited for
     except CheckpointError:
         return False
 
