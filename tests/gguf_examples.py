@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from statewise.checkpoints.convert.gguf import read_gguf, write_gguf
@@ -17,6 +18,8 @@ from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.base import Model
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
+
+pytest.importorskip("gguf")  # for all tests with these
 
 KINDS: dict[str, MixerConfig] = {
     "mamba": MambaConfig(d_state=8, n_taps=3, dt_rank=5),

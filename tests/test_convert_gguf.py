@@ -12,9 +12,8 @@ from gguf_examples import KINDS, build, read, recurrence, write
 
 import statewise as sw
 from statewise.checkpoints.convert.gguf import read_gguf
-from statewise.checkpoints.convert.gguf_file import read_header
+from statewise.checkpoints.convert.gguf_file import read_file
 from statewise.checkpoints.tensor_files import stored_tensors
-from statewise.data.tokenizers import ByteTokenizer
 
 TOKENS = [(7 * i * i + 3 * i) % 260 for i in range(40)]
 
@@ -31,7 +30,7 @@ def logits(model: Any, tokens: list[int] = TOKENS) -> np.ndarray:
 def test_the_file_means_what_the_model_computes(kind: str, tied: bool, tmp_path: Path) -> None:
     """By a recurrence over the file's own tensors: a round trip would prove names, not meaning."""
     model = build(kind, tied=tied)
-    file = read_header(write(model, tmp_path / "model.gguf"))
+    file = read_file(write(model, tmp_path / "model.gguf"))
     raw = {name: file.read(name).numpy() for name in file.tensors}
     assert ("output.weight" in raw) is not tied
     known = recurrence(file.metadata, raw, TOKENS)
@@ -46,8 +45,8 @@ def test_round_trip(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = build(kind, tied=kind != "mamba2")
     config, tensors = read_gguf(write(model, tmp_path / "model.gguf", dtype=dtype))
     assert config == model.config
-    header = read_header(tmp_path / "model.gguf")
-    assert {t.type for t in header.tensors.values()} == ({"F32"} if dtype == torch.float32 else {"F32", "F16"})
+    file = read_file(tmp_path / "model.gguf")
+    assert {t.type for t in file.tensors.values()} == ({"F32"} if dtype == torch.float32 else {"F32", "F16"})
     for name, tensor in stored_tensors(model).items():
         if name.endswith("A_log"):
             torch.testing.assert_close(tensors[name], tensor.detach(), rtol=1e-6, atol=1e-6)
@@ -60,51 +59,10 @@ def test_round_trip(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
 def test_a_half_model_is_written_in_half_and_a_bfloat16_one_in_float32(tmp_path: Path) -> None:
     for dtype, found in ((torch.float16, "F16"), (torch.bfloat16, "F32")):
         model = build("mamba").to(dtype)
-        header = read_header(write(model, tmp_path / f"{found}.gguf"))
-        assert header.tensors["blk.1.ssm_in.weight"].type == found
-        assert header.tensors["blk.1.ssm_conv1d.weight"].type == "F32"
-        assert torch.equal(header.read("blk.1.ssm_in.weight"), model.blocks[1].mixer.in_proj.weight.float())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_the_gguf_package_reads_what_is_written(dtype: torch.dtype, tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
-    path = write(build("mamba2"), tmp_path / "model.gguf", dtype=dtype, tokenizer=ByteTokenizer())
-    header, theirs = read_header(path), gguf.GGUFReader(path)
-    for key, value in header.metadata.items():
-        assert theirs.fields[key].contents() == (pytest.approx(value) if isinstance(value, float) else value), key
-    assert [tensor.name for tensor in theirs.tensors] == list(header.tensors)
-    for tensor in theirs.tensors:
-        assert tuple(tensor.shape[::-1]) == header.tensors[tensor.name].shape
-        assert np.array_equal(tensor.data.astype(np.float32), header.read(tensor.name).numpy()), tensor.name
-
-
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0"])
-def test_what_the_gguf_package_writes_is_read(kind: str, tmp_path: Path) -> None:
-    """Each type, exactly; and values of every sort before the tensors."""
-    gguf = pytest.importorskip("gguf")
-    from gguf.quants import dequantize, quantize
-
-    numbers = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
-    stored = quantize(numbers, getattr(gguf.GGMLQuantizationType, kind))
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "mamba")
-    values = {"bool": True, "uint8": 3, "int16": -4, "uint64": 2**40, "float32": 1e-5, "float64": 1e-5, "string": "né"}
-    for name, value in values.items():
-        getattr(writer, f"add_{name}")(f"a.{name}", value)
-    writer.add_array("a.texts", ["", "x", "né"])
-    writer.add_array("a.numbers", [1, -2])
-    writer.add_tensor("odd", np.arange(5, dtype=np.float32))
-    writer.add_tensor("x", stored, raw_dtype=getattr(gguf.GGMLQuantizationType, kind))
-    for step in ("header_to_file", "kv_data_to_file", "tensors_to_file"):
-        getattr(writer, f"write_{step}")()
-    writer.close()
-    header = read_header(tmp_path / "x.gguf")
-    assert header.metadata | {f"a.{name}": value for name, value in values.items()} == header.metadata
-    assert header.metadata["a.texts"] == ["", "x", "né"]
-    assert header.metadata["a.numbers"] == [1, -2]
-    assert header.tensors["x"].type == kind
-    assert header.read("odd").tolist() == [0, 1, 2, 3, 4]
-    assert np.array_equal(header.read("x").numpy(), dequantize(stored, getattr(gguf.GGMLQuantizationType, kind)))
+        file = read_file(write(model, tmp_path / f"{found}.gguf"))
+        assert file.tensors["blk.1.ssm_in.weight"].type == found
+        assert file.tensors["blk.1.ssm_conv1d.weight"].type == "F32"
+        assert torch.equal(file.read("blk.1.ssm_in.weight"), model.blocks[1].mixer.in_proj.weight.float())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,7 +81,7 @@ def test_llama_cpp_computes_what_we_compute(kind: str, tmp_path: Path) -> None:
         assert np.abs(found - logits(read(path))[-1]).max() < tolerance * scale, dtype
     for weights, stored in (("float16", "F16"), ("bfloat16", "BF16"), ("q8_0", "Q8_0")):
         path = written(model, weights)
-        assert stored in {tensor.type for tensor in read_header(path).tensors.values()}
+        assert stored in {tensor.type for tensor in read_file(path).tensors.values()}
         found = LlamaCpp.of_file(path, 1, 64).read(TOKENS)
         assert np.abs(found - logits(read(path))[-1]).max() < 4e-2 * scale, weights  # it rounds the activations too
 

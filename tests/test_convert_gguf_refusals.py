@@ -16,7 +16,7 @@ from torch import Tensor
 
 import statewise as sw
 from statewise.checkpoints.convert.gguf import gguf_tokenizer, read_gguf, write_gguf
-from statewise.checkpoints.convert.gguf_file import read_header, write_file
+from statewise.checkpoints.convert.gguf_file import read_file, write_file
 from statewise.checkpoints.tensor_files import stored_tensors
 from statewise.errors import CheckpointError, InputError
 from statewise.mixers.mamba import MambaConfig
@@ -31,7 +31,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rewritten(path: Path, to: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], object]) -> Path:
-    file = read_header(path)
+    file = read_file(path)
     tensors = {name: file.read(name) for name in file.tensors}
     change(file.metadata, tensors)
     write_file(to, file.metadata, tensors)
@@ -96,30 +96,39 @@ def test_heads_have_to_divide_the_width(tmp_path: Path) -> None:
             read_gguf(changed)
 
 
-def test_a_quantisation_that_is_not_read_is_named_with_the_architecture(path: Path, tmp_path: Path) -> None:
+def test_a_quantisation_that_is_not_read_is_named_with_the_architecture(tmp_path: Path) -> None:
     """A tensor's type is the number before its place, behind its name and shape."""
-    data = bytearray(path.read_bytes())
+    wide = write(build("mamba", d_model=256), tmp_path / "wide.gguf")  # a block of Q4_K is 256 wide
+    data = bytearray(wide.read_bytes())
     at = data.index(b"blk.0.ssm_in.weight") + len("blk.0.ssm_in.weight") + 4 + 2 * 8
-    for number, name in ((12, "Q4_K"), (2, "Q4_0"), (99, "number 99")):
+    for number, message in (
+        (12, "architecture mamba with tensors in F32, Q4_K; read .* F32, F16"),
+        (2, "architecture mamba with tensors in F32, Q4_0; read .* F32, F16"),
+        (99, r"newer than the gguf package: .*99.* is not a valid"),
+    ):
         data[at : at + 4] = number.to_bytes(4, "little")
         (tmp_path / "quantised.gguf").write_bytes(data)
-        with pytest.raises(CheckpointError, match=rf"architecture mamba with tensors in F32, {name}; read .* F32, F16"):
+        with pytest.raises(CheckpointError, match=message):
             read_gguf(tmp_path / "quantised.gguf")
 
 
 def test_every_file_that_is_cut_short_is_refused(path: Path, tmp_path: Path) -> None:
+    from gguf import GGUFReader
+
     data = path.read_bytes()
-    n_header = min(tensor.start for tensor in read_header(path).tensors.values())
+    n_header = GGUFReader(path).data_offset
     for n in [*range(0, n_header, 29), n_header, len(data) // 2, len(data) - 100]:
         (tmp_path / "cut.gguf").write_bytes(data[:n])
-        with pytest.raises(CheckpointError, match=r"not a GGUF file|damaged|ends before"):
+        with pytest.raises(CheckpointError, match="is no GGUF file, is damaged, or is newer"):
             read_gguf(tmp_path / "cut.gguf")
 
 
 def test_a_header_of_any_bytes_is_read_or_refused_at_once(path: Path, tmp_path: Path) -> None:
     """Also where it claims 2**60 values: no other error, no endless loop."""
+    from gguf import GGUFReader
+
     data = path.read_bytes()
-    n_header = min(tensor.start for tensor in read_header(path).tensors.values())
+    n_header = GGUFReader(path).data_offset
     generator = torch.Generator().manual_seed(0)
     began = time.perf_counter()
     for at in range(4, n_header, 4):
@@ -134,13 +143,13 @@ def test_a_header_of_any_bytes_is_read_or_refused_at_once(path: Path, tmp_path: 
 
 def test_other_versions_and_names_that_are_there_twice(path: Path, tmp_path: Path) -> None:
     data = path.read_bytes()
-    for version, message in ((b"\1\0\0\0", "version 1; versions 2 and 3"), (b"\0\0\0\3", "the other byte order")):
+    for version, message in ((b"\1\0\0\0", "version 1 "), (b"\0\0\0\3", "ends before")):
         (tmp_path / "version.gguf").write_bytes(data[:4] + version + data[8:])
         with pytest.raises(CheckpointError, match=message):
             read_gguf(tmp_path / "version.gguf")
     for old, new in ((b"blk.0.ssm_a", b"blk.1.ssm_a"), (b"mamba.ssm.inner_size", b"mamba.ssm.state_size")):
         (tmp_path / "twice.gguf").write_bytes(data.replace(old, new))
-        with pytest.raises(CheckpointError, match=f"{new.decode()} is there twice"):
+        with pytest.raises(CheckpointError, match=f"[Dd]uplicate.* {new.decode()}"):
             read_gguf(tmp_path / "twice.gguf")
     with pytest.raises(CheckpointError, match="cannot read"):
         read_gguf(tmp_path / "nothing.gguf")

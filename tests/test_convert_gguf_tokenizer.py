@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import statewise as sw
 from statewise.checkpoints.convert.gguf import gguf_tokenizer
-from statewise.checkpoints.convert.gguf_file import read_header, write_file
+from statewise.checkpoints.convert.gguf_file import read_file, write_file
 from statewise.checkpoints.convert.gguf_tokenizer import SPLITTINGS, byte_letters
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer
 from statewise.errors import CheckpointError
@@ -55,7 +55,7 @@ def test_a_tokenizer_goes_into_the_file_and_comes_out(name: str, tmp_path: Path)
     tokenizer = trained(name)
     model = build("mamba", vocab_size=408, d_model=8)
     path = write(model, tmp_path / "model.gguf", tokenizer=tokenizer)
-    metadata = read_header(path).metadata
+    metadata = read_file(path).metadata
     assert metadata["tokenizer.ggml.pre"] == name
     assert len(metadata["tokenizer.ggml.tokens"]) == 408  # as many as llama.cpp takes the embedding to have
     assert metadata["tokenizer.ggml.eos_token_id"] == tokenizer.document_token
@@ -67,7 +67,7 @@ def test_a_tokenizer_goes_into_the_file_and_comes_out(name: str, tmp_path: Path)
         assert found.encode(each) == tokenizer.encode(each)
         assert found.decode(found.encode(each)) == tokenizer.decode(tokenizer.encode(each))
     again = write(model, tmp_path / "again.gguf", tokenizer=found)
-    assert read_header(again).metadata == metadata
+    assert read_file(again).metadata == metadata
 
 
 @pytest.mark.parametrize("name", ["bytes", *(splitting.names[0] for splitting in SPLITTINGS)])
@@ -114,13 +114,13 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_not_turned_is_none(name: str, tmp_path: Path) -> None:
-    file = read_header(write(build("mamba"), tmp_path / "model.gguf", tokenizer=ByteTokenizer()))
+    file = read_file(write(build("mamba"), tmp_path / "model.gguf", tokenizer=ByteTokenizer()))
     write_file(tmp_path / "changed.gguf", file.metadata | CHANGES[name], {})
     assert gguf_tokenizer(tmp_path / "changed.gguf") is None
 
 
 def test_a_file_that_names_no_splitting_has_that_of_gpt2_and_its_end_is_special(tmp_path: Path) -> None:
-    file = read_header(write(build("mamba"), tmp_path / "model.gguf", tokenizer=ByteTokenizer()))
+    file = read_file(write(build("mamba"), tmp_path / "model.gguf", tokenizer=ByteTokenizer()))
     old = {key: value for key, value in file.metadata.items() if key not in ("tokenizer.ggml.pre",)}
     old["tokenizer.ggml.token_type"] = [1] * 257 + [5] * 3
     write_file(tmp_path / "old.gguf", old, {})

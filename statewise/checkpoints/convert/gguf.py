@@ -1,5 +1,5 @@
 """llama.cpp's one-file format GGUF, for its architectures "mamba" and "mamba2": read in F32, F16, BF16 and Q8_0,
-written in F32 and F16."""
+written in F32 and F16. The file is read and written by the ``gguf`` package (extra ``gguf``), imported when needed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from statewise.checkpoints.convert.entries import read_entries, write_entries
 from statewise.checkpoints.convert.gguf_entries import (
     ARCHITECTURES,
     EMBEDDING,
+    Value,
     build_entries,
     read_config,
     write_config,
 )
-from statewise.checkpoints.convert.gguf_file import TYPES, Value, read_header, write_file
 from statewise.checkpoints.convert.gguf_tokenizer import read_tokenizer, write_tokenizer
 from statewise.checkpoints.empty import expected_shapes
 from statewise.checkpoints.files import SavedTokenizer
@@ -26,6 +26,7 @@ from statewise.errors import CheckpointError, ConfigError, InputError
 from statewise.models.base import ModelConfig
 from statewise.models.language_model import LanguageModelConfig
 
+TYPES = ("F32", "F16", "Q8_0", "BF16")  # that are read
 FILE_TYPES = {torch.float32: 0, torch.float16: 1}  # of general.file_type
 # Matrices that are always float32, since llama.cpp reads them so; with the vectors, and the norms of Mamba-2
 FLOAT32 = ("ssm_conv1d.weight", "ssm_a", "ssm_d", "norm.weight")
@@ -41,15 +42,17 @@ def read_gguf(path: str | os.PathLike[str]) -> tuple[LanguageModelConfig, dict[s
     Errors:  CheckpointError for a file that is no GGUF or damaged; for an architecture or a quantisation that is not
              read, with both; for a tensor or a key that is missing, of a wrong shape, or one too many.
     """
+    from statewise.checkpoints.convert.gguf_file import read_file
+
     path = Path(path)
-    file = read_header(path)
+    file = read_file(path)
     architecture = file.metadata.get("general.architecture")
-    unread = sorted({tensor.type for tensor in file.tensors.values()} - set(TYPES.values()))
+    unread = sorted({tensor.type for tensor in file.tensors.values()} - set(TYPES))
     if architecture not in ARCHITECTURES or unread:
         found = sorted({tensor.type for tensor in file.tensors.values()})
         raise CheckpointError(
             f"{path} is a GGUF file of architecture {architecture} with tensors in {', '.join(found) or 'no type'}; "
-            f"read are {' and '.join(ARCHITECTURES)}, in {', '.join(TYPES.values())}"
+            f"read are {' and '.join(ARCHITECTURES)}, in {', '.join(TYPES)}"
             + (f": {unread[0]} has to be made anew from the unquantised model" if unread else "")
         )
     assert isinstance(architecture, str)
@@ -80,6 +83,8 @@ def write_gguf(
     Errors:     CheckpointError for a model or a tokenizer that GGUF has no form for, and for numbers that float16 does
                 not hold; OSError, also if there is a file. It is not written atomically.
     """
+    from statewise.checkpoints.convert.gguf_file import write_file
+
     if not isinstance(config, LanguageModelConfig):
         raise CheckpointError(f"GGUF is written for language models; this is a {type(config).__name__}")
     if dtype not in (None, *FILE_TYPES):
@@ -105,7 +110,9 @@ def gguf_tokenizer(path: str | os.PathLike[str]) -> str | None:
 
     Errors:  CheckpointError for a file that is no GGUF or damaged.
     """
-    return read_tokenizer(read_header(Path(path)).metadata)
+    from statewise.checkpoints.convert.gguf_file import read_file
+
+    return read_tokenizer(read_file(Path(path)).metadata)
 
 
 def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import Entry, reshaped, same
-from statewise.checkpoints.convert.gguf_file import Value
 from statewise.errors import CheckpointError
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.language_model import LanguageModelConfig
+
+Value = bool | int | float | str | list[Any]
 
 ARCHITECTURES: dict[str, type[MixerConfig]] = {"mamba": MambaConfig, "mamba2": Mamba2Config}
 EMBEDDING = "token_embd.weight"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from statewise.checkpoints.convert.gguf_file import Value
+from statewise.checkpoints.convert.gguf_entries import Value
 from statewise.checkpoints.files import SavedTokenizer
 from statewise.configuration import parse_json
 from statewise.errors import CheckpointError, ConfigError
