@@ -39,7 +39,7 @@ def commands() -> list[tuple[str, list[str]]]:
 
 
 PYTHON_PAGES = [page for page in PAGES if blocks(page, "python")]
-NEEDED = {"transformers.md": "transformers", "checkpoints.md": "gguf"}  # pages that need a package of an extra
+NEEDED = {"transformers.md": "transformers"}  # pages that need a package of an extra
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
