@@ -31,6 +31,7 @@ def test_the_published_settings() -> None:
             train: Any = run.train
             assert (train.epochs, train.batch_size, train.seed) == (epochs, 32, 1)
             assert (train.lr, train.weight_decay, train.dynamics_lr_max) == (5e-4, 0.1, 1e-3)
+            assert (train.weight_decay_of, train.clip_norm) == ("all", None)
             at = {
                 p: train.lr
                 * learning_rate_factor(

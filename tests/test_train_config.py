@@ -53,6 +53,7 @@ from statewise.train.schedule import Cadence, learning_rate_factor
         ("betas", (0.9,)),
         ("eps", 0.0),
         ("weight_decay", -0.1),
+        ("weight_decay_of", "biases"),
         ("clip_norm", 0.0),
         ("schedule", "exponential"),
         ("warmup", -0.1),
@@ -156,6 +157,14 @@ def test_each_parameter_is_in_exactly_one_group(tie: bool) -> None:
         "embeddings": (1.0, 0.0),
         "vectors": (1.0, 0.0),
         "dynamics": (0.1, 0.0),
+    }
+
+    everything = parameter_groups(model, TrainConfig(steps=1, weight_decay_of="all"))
+    assert {g.name: g.weight_decay for g in everything} == {
+        "maps": 0.1,
+        "embeddings": 0.1,
+        "vectors": 0.1,
+        "dynamics": 0.0,
     }
 
 

@@ -9,6 +9,7 @@ from statewise.data.base import DataConfig
 from statewise.errors import ConfigError
 from statewise.models.base import ModelConfig
 
+DECAYED = ("maps", "all")
 SCHEDULES = ("cosine", "linear", "wsd")
 PRECISIONS = ("float32", "bfloat16")
 MATMULS = ("default", "fast")
@@ -74,7 +75,8 @@ class TrainConfig:
     dynamics_lr_max: float | None = None  # and at most this at its highest; S4's rule is 1e-3 with a ratio of 1
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
-    weight_decay: float = 0.1  # per unit of learning rate; of matrices only (see train/optimizer.py)
+    weight_decay: float = 0.1  # per unit of learning rate
+    weight_decay_of: str = "maps"  # or "all": embeddings, norms and biases as well (see train/optimizer.py)
     clip_norm: float | None = 1.0  # the gradient's norm over all parameters is clipped to this; None: never
     schedule: str = "cosine"  # or "linear"; or "wsd": warm-up, stable, decay
     warmup: float = 0.02  # fraction of the run in which the rate rises
@@ -125,6 +127,7 @@ class TrainConfig:
                 "and together may not exceed 1"
             )
         for name, known in (
+            ("weight_decay_of", DECAYED),
             ("schedule", SCHEDULES),
             ("precision", PRECISIONS),
             ("matmul", MATMULS),

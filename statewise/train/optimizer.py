@@ -48,6 +48,9 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> tuple[ParameterGr
     ``vectors``      norms, biases and whatever else has at most one axis: no decay.
     ``maps``         weights of linear layers and convolutions: decay.
 
+    With ``weight_decay_of="all"`` embeddings and vectors decay as well, as AdamW without groups has it: the settings of
+    many published runs. The dynamics never do.
+
     Errors: ConfigError naming a parameter of two or more axes that stands directly in a module of a type
             that is not listed here, for nothing says whether it should decay.
     """
@@ -60,13 +63,13 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> tuple[ParameterGr
         members[_group_of(module, name, parameter, in_dynamics)].append((name, parameter))
     most = math.inf if config.dynamics_lr_max is None else config.dynamics_lr_max / config.lr
     ratios = {"dynamics": min(config.dynamics_lr_ratio, most)}
-    decays = {"maps": config.weight_decay}
+    decayed = ("maps", "embeddings", "vectors") if config.weight_decay_of == "all" else ("maps",)
     return tuple(
         ParameterGroup(
             name=group,
             parameters=tuple(parameters),
             lr_ratio=ratios.get(group, 1.0),
-            weight_decay=decays.get(group, 0.0),
+            weight_decay=config.weight_decay if group in decayed else 0.0,
         )
         for group, parameters in members.items()
         if parameters

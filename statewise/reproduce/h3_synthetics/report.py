@@ -41,8 +41,8 @@ DIFFERENCES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("induction-head",), "The cosine of induction-head begins where the warm-up ends."),
     (
         (),
-        "Gradients are clipped to a norm of 1, and weight decay is for matrices alone: neither is published for these "
-        "runs.",
+        "The published code validates on the rows of its test and watches for the best epoch on them; here the epoch that "
+        "was best on rows of their own reads the test.",
     ),
     (
         ("attention",),
@@ -86,7 +86,7 @@ def make_report(config: H3SyntheticsSettings, found: Mapping[str, Mapping[str, A
             f"Two layers of width {D_MODEL}, each with an MLP of {4 * D_MODEL}; {config.n_train:,} rows in batches of "
             f"{BATCH_SIZE}, at most {_epochs(config)}, the loss on every next token, the "
             f"accuracy that of the last. {config.n_validation} rows of their own are looked at after every epoch, the "
-            f"{config.n_test} of the test once, by the model as it was at its end; no row is in two of these sets."
+            f"{config.n_test} of the test once, by the model that was best on them; no row is in two of these sets."
             f"{_early(config)} Training with its validation took {cpu_seconds / 60:,.1f} minutes of processor time: "
             f"for {everything} that is listed {minutes:,.1f} minutes of two cores that share it{more}. The start of "
             "the processes and the tests are not in it."

@@ -93,7 +93,7 @@ class Counting(Reporter):
 
 
 def _tested(run: RunConfig, folder: Path, result: TrainResult) -> dict[str, Any]:
-    model, task = load(resolve(folder, "latest")), open_task(run)
+    model, task = load(resolve(folder, "best")), open_task(run)
     record = task.evaluate(model, "test")
     course = [line["accuracy"] for line in read_metrics(folder / METRICS_FILE) if line["kind"] == "evaluation"]
     return {

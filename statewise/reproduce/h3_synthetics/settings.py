@@ -116,6 +116,8 @@ def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -
             dynamics_lr_max=1e-3,
             betas=(0.9, 0.999),
             weight_decay=0.1,
+            weight_decay_of="all",
+            clip_norm=None,
             warmup=0.1,
             **SCHEDULES[task],
             stop_at=config.stop_at,
@@ -125,7 +127,6 @@ def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -
             evaluate_minutes=None,
             save_minutes=2.0,
             keep_last=1,
-            keep_best=False,
             log_every=config.n_train // BATCH_SIZE,
         ),
     )
