@@ -41,8 +41,8 @@ DIFFERENCES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("induction-head",), "The cosine of induction-head begins where the warm-up ends."),
     (
         (),
-        "The published code validates on the rows of its test and watches for the best epoch on them; here the epoch that "
-        "was best on rows of their own reads the test.",
+        "The published code validates on the rows of its test and watches for the best epoch on them; here the epoch "
+        "that was best on rows of their own reads the test.",
     ),
     (
         ("attention",),
