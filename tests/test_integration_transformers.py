@@ -133,9 +133,10 @@ def test_other_tensors_are_refused_by_name(what: str, tmp_path: Path) -> None:
         del stored[f"{name}2"]
         stored[name] = tensor[:3].clone()
     save_file(stored, file, {"format": "pt"})
-    options = {"ignore_mismatched_sizes": True} if what == "mismatched" else {}
-    with pytest.raises(sw.CheckpointError, match=name.replace(".", r"\.")):
-        AutoModelForCausalLM.from_pretrained(tmp_path, **options)
+    shapes = r" of shape \(3, 4\) instead of \(32, 4\)" if what == "mismatched" else ""
+    for options in ({}, {"ignore_mismatched_sizes": True}):
+        with pytest.raises(sw.CheckpointError, match=name.replace(".", r"\.") + shapes):
+            AutoModelForCausalLM.from_pretrained(tmp_path, **options)
 
 
 def test_built_from_a_config_it_is_drawn_as_ours() -> None:
@@ -253,6 +254,13 @@ def test_documents_begin_at_their_token_or_where_positions_are_zero() -> None:
     torch.testing.assert_close(by_token(ids).logits, expected)
     positions = torch.stack([torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]), torch.tensor([0, 1, 2, 3, 4, 5, 6, 0, 1])])
     torch.testing.assert_close(by_position(ids, position_ids=positions).logits, expected)
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    for arguments in ({}, {"attention_mask": mask}):  # one row of positions for all
+        torch.testing.assert_close(
+            by_position(ids, position_ids=positions[:1], **arguments).logits,
+            by_position(ids, position_ids=positions[:1].repeat(2, 1), **arguments).logits,
+        )
     cache = by_token(ids[:, :4]).past_key_values
     torch.testing.assert_close(by_token(ids[:, 4:], past_key_values=cache).logits, expected[:, 4:])
 
@@ -284,6 +292,12 @@ def test_what_does_not_fit_is_refused() -> None:
         (r"attention_mask has the shape \(2, 4\)", {"input_ids": ids, "attention_mask": torch.ones(2, 4)}),
         ("other values than 0 and 1", {"input_ids": ids, "attention_mask": torch.full((2, 5), 0.5)}),
         ("outside the vocabulary", {"input_ids": ids + VOCABULARY}),
+        (r"position_ids have the shape \(1, 3\)", {"input_ids": ids, "position_ids": torch.arange(3)[None]}),
+        ("leave logits_to_keep out", {"input_ids": ids, "labels": ids, "logits_to_keep": 3}),
+        ("leave logits_to_keep out", {"input_ids": ids, "labels": ids, "logits_to_keep": torch.tensor([1])}),
+        (r"labels have the shape \(2, 3\)", {"input_ids": ids, "labels": ids[:, :3]}),
+        ("is outside the vocabulary of 31", {"input_ids": ids, "labels": ids + VOCABULARY}),
+        ("label -1 is outside", {"input_ids": ids, "labels": torch.full_like(ids, -1)}),
     ):
         with pytest.raises(sw.InputError, match=message):
             wrapped(**arguments)

@@ -169,6 +169,27 @@ def test_a_streamer_gets_the_text() -> None:
     assert "".join(streamer) == expected
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_stop_strings(beams: int) -> None:
+    """In generate and in a pipeline, which hand the tokenizer on as far as the model."""
+    model, tokenizer = build("mamba2", vocab_size=257), sw.ByteTokenizer()
+    wrapped, fast = from_statewise(model, tokenizer), fast_tokenizer(tokenizer)
+    prompt = fast("class Stack:", return_tensors="pt")
+    options = {"max_new_tokens": 9, "do_sample": False, "num_beams": beams}
+    options |= {"suppress_tokens": [*range(33), *range(127, 257)], "no_repeat_ngram_size": 1}  # other letters each time
+    free = fast.decode(wrapped.generate(**prompt, **options)[0], skip_special_tokens=True)
+    stop = free[-5]
+    stopped = wrapped.generate(**prompt, **options, stop_strings=[stop], tokenizer=fast)
+    again = wrapped.generate(**prompt, **options, stop_strings=[stop], tokenizer=fast, use_cache=False)
+    assert torch.equal(stopped, again)
+    if beams == 1:
+        assert fast.decode(stopped[0], skip_special_tokens=True) == free[:-4]
+        [answer] = pipeline("text-generation", model=wrapped, tokenizer=fast)(
+            "class Stack:", **options, stop_sequence=stop
+        )
+        assert answer["generated_text"] == free[:-4]
+
+
 def test_without_a_prompt_a_document_begins() -> None:
     model, tokenizer = build("mamba", vocab_size=257), sw.ByteTokenizer()
     out = from_statewise(model, tokenizer).generate(max_new_tokens=7, do_sample=False)
@@ -214,6 +235,8 @@ def test_what_a_state_cannot_do_is_refused() -> None:
     )
     with pytest.raises(sw.InputError, match="a state holds no history to do so"):
         llama.generate(ids, max_new_tokens=4, assistant_model=wrapped)
+    with pytest.raises(sw.InputError, match=r"the prompt has the shape \(2, 0\), which holds no token"):
+        wrapped.generate(torch.zeros(2, 0, dtype=torch.int64), max_new_tokens=4)
     with pytest.raises(sw.InputError, match="cache_implementation='static' is for keys and values"):
         wrapped.generate(ids, max_new_tokens=4, cache_implementation="static")
     with pytest.raises(sw.InputError, match="batch_repeat_interleave"):

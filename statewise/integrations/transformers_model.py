@@ -13,14 +13,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import CheckpointError, InputError
+from statewise.integrations.transformers_arguments import IGNORED, check_labels, refuse, starts_of
 from statewise.integrations.transformers_cache import StatewiseCache
 from statewise.integrations.transformers_config import StatewiseConfig
 from statewise.integrations.transformers_padding import from_right_padded, read_mask, to_right_padded
 from statewise.mixers.base import Dynamics
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel
-
-IGNORED = -100  # their label for positions without a target
 
 
 class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
@@ -56,7 +55,9 @@ class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
 
         Errors:  CheckpointError naming tensors that are missing, unexpected or of another shape.
         """
+        kwargs["ignore_mismatched_sizes"] = True  # or theirs ends without a name
         model, loaded = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        loaded["mismatched_keys"] = {_mismatch(key) for key in loaded.get("mismatched_keys", ())}
         for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
             if found := sorted(str(key) for key in loaded.get(what, ())):
                 raise CheckpointError(
@@ -81,7 +82,16 @@ class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
         )
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As theirs; mixers that are time-invariant discretise once and not at every token."""
+        """As theirs; mixers that are time-invariant discretise once and not at every token.
+
+        Errors:  InputError for ids without a column, and for what a state cannot do.
+        """
+        given = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
+        if isinstance(given, Tensor) and given.ndim == 2 and not given.shape[1]:
+            raise InputError(
+                f"the prompt has the shape {tuple(given.shape)}, which holds no token to go on from; "
+                "begin every row with a token, such as the tokenizer's bos token"
+            )
         if self.training or not has_operators_to_prepare(self.model):
             return super().generate(*args, **kwargs)
         self._readers.append(freeze(self.model))
@@ -89,6 +99,12 @@ class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
             return super().generate(*args, **kwargs)
         finally:
             self._readers.pop()
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As theirs, without the tokenizers of stop strings, which they pass on with what the model reads."""
+        for name in ("tokenizer", "assistant_tokenizer"):
+            kwargs.pop(name, None)
+        return cast("dict[str, Any]", super().prepare_inputs_for_generation(*args, **kwargs))
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any) -> None:
         """A cache of ours where the caller gave none."""
@@ -120,16 +136,20 @@ class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
         labels:          the tokens, -100 where there is no target; position t is compared with the label of t + 1.
                          Padding has no target, and neither has a row's first token.
         logits_to_keep:  logits of that many last columns alone, or of these columns; 0: all
-        position_ids:    only read for where they are 0: there a packed document begins
+                         With labels all of them are needed.
+        position_ids:    (batch, length) or (1, length), only read for where they are 0: there a packed document begins
 
         Shapes:  input_ids, attention_mask, labels: (batch, length)   ->   logits: (batch, length, vocab_size)
         Errors:  InputError for arguments that do not fit, and for arguments of theirs that have no meaning here.
         """
-        starts = _starts_of(kwargs.pop("position_ids", None))
+        position_ids = kwargs.pop("position_ids", None)
         loss_arguments = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
-        _refuse(kwargs)
+        refuse(kwargs)
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 2:
             raise InputError("input_ids must be a tensor (batch, length); a Statewise model reads ids, not embeddings")
+        starts = starts_of(position_ids, input_ids)
+        if labels is not None:
+            check_labels(labels, input_ids, logits_to_keep, self.model.config.vocab_size)
         cache = self._cache(past_key_values, use_cache, len(input_ids))
         fresh = cache is None or not cache.n_columns
         real = read_mask(attention_mask, input_ids)
@@ -221,21 +241,16 @@ def from_statewise(model: LanguageModel, tokenizer: Tokenizer | None = None) -> 
     return wrapped.train(model.training)
 
 
-def _starts_of(position_ids: Tensor | None) -> Tensor | None:
-    """Where documents begin, if positions are given."""
-    return None if position_ids is None else position_ids == 0
+def _mismatch(key: Any) -> str:
+    """One of theirs, (name, shape, shape of the model), in words."""
+    if not isinstance(key, tuple) or len(key) != 3:
+        return str(key)
+    return f"{key[0]} of shape {tuple(key[1])} instead of {tuple(key[2])}"
 
 
 def _no_target(real: Tensor, fresh: bool) -> Tensor:
     """Padding, and a row's first token, which nothing before it predicts."""
     return ~real | (real.cumsum(1) < 2) if fresh else ~real
-
-
-def _refuse(kwargs: dict[str, Any]) -> None:
-    """Arguments that other models have and this one gives no meaning."""
-    for name, value in kwargs.items():
-        if value is not None and value is not False:
-            raise InputError(f"{name} has no meaning for a Statewise model; leave it out")
 
 
 @contextmanager
