@@ -64,7 +64,8 @@ def main() -> None:
         native = StatewiseLM(arguments.source)
     wrapped, tokenizer = from_statewise(native.model), fast_tokenizer(native.tokenizer)
     # Its best batch size, and room for the whole prompt.
-    others = {n: HFLM(wrapped, tokenizer=tokenizer, batch_size=n, max_length=1 << 20) for n in (1, 4, 16)}
+    options = {"max_length": 1 << 20, "add_bos_token": native.add_bos_token}
+    others = {n: HFLM(wrapped, tokenizer=tokenizer, batch_size=n, **options) for n in (1, 4, 16)}
 
     requests = questions(arguments.questions, arguments.prompt, arguments.choice)
 

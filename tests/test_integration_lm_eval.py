@@ -219,6 +219,8 @@ def test_opening(tmp_path: Path) -> None:
     sw.save(MODELS["mamba"], tmp_path / "model", tokenizer=ByteTokenizer())
     lm = StatewiseLM.create_from_arg_string(f"pretrained={tmp_path}/model,batch_size=4", {"device": "cpu"})
     assert (lm.batch_size, lm.tokenizer.kind, lm.get_model_info()["add_bos_token"]) == (4, "bytes", True)
+    assert StatewiseLM(tmp_path / "model", dtype="auto").model.embedding.weight.dtype == torch.float32
+    assert StatewiseLM(tmp_path / "model", dtype="float64").model.embedding.weight.dtype == torch.float64
     small = sw.LanguageModelConfig(vocab_size=20, d_model=8, layers=(MAMBA,)).build()
     for arguments, reason in (
         ({"pretrained": small, "tokenizer": "bytes"}, "257 ids and the model 20"),
@@ -227,7 +229,9 @@ def test_opening(tmp_path: Path) -> None:
         ({"pretrained": MODELS["mamba"], "tokenizer": "bytes", "batch_size": 0}, "batch_size=0"),
         ({"pretrained": MODELS["mamba"], "tokenizer": "bytes", "max_length": 0}, "max_length=0"),
         ({"pretrained": MODELS["mamba"], "tokenizer": "bytes", "device": "cpu"}, "loaded from a folder"),
-        ({"pretrained": str(tmp_path / "model"), "dtype": "float9"}, "dtype is unknown"),
+        ({"pretrained": str(tmp_path / "model"), "dtype": "float9"}, "dtype='float9' is unknown; use"),
+        ({"pretrained": "nothing", "dtype": "int8"}, "dtype='int8' is unknown"),  # before anything is opened
+        ({"pretrained": "nothing", "device": "foo"}, "device='foo' cannot be used"),
     ):
         with pytest.raises(ConfigError, match=reason):
             StatewiseLM(**arguments)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from statewise.errors import ConfigError, DataError, InputError
@@ -33,15 +32,12 @@ import torch
 from tqdm import tqdm
 
 from statewise import __version__
-from statewise.checkpoints import load, read_tokenizer, resolve
-from statewise.checkpoints.convert.source import find_source, is_published
-from statewise.checkpoints.loading import locate_source
-from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
+from statewise.data.tokenizers import Tokenizer
+from statewise.integrations.lm_eval_opening import open_model, rows_together
 from statewise.integrations.lm_eval_scores import Score, score, write
 from statewise.mixers.positions import LearnedPositions
 from statewise.models.language_model import LanguageModel
 
-DEFAULT_BATCH = 16
 # Of a task's generation_kwargs: what has another name here, and what changes nothing at this value.
 NEUTRAL: Mapping[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "early_stopping": False, "use_cache": True}
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
@@ -55,7 +51,7 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
                     ("pretrained" is what lm-eval's models call it)
     tokenizer:      a tokenizer, "bytes" or the path of a tokenizer.json. None: that of the folder
     device:         of a folder's model, such as "cpu" or "cuda". None: the CPU
-    dtype:          of a folder's model, "float32", "bfloat16" or "float64". None: as saved
+    dtype:          of a folder's model, "float32", "float16", "bfloat16" or "float64". None or "auto": as saved
     batch_size:     rows read together; "auto" is 16
     max_length:     tokens that a prediction may depend on: longer contexts lose their beginning, as in lm-eval's own
                     models. None: all of them, but no more than there are learned positions
@@ -89,13 +85,13 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         super().__init__()
         if unknown:
             raise ConfigError(f"StatewiseLM has no argument {next(iter(unknown))!r}; see help(StatewiseLM) for those")
-        self.model, self.tokenizer, published = _opened(pretrained, tokenizer, device, dtype)
+        self.model, self.tokenizer, published = open_model(pretrained, tokenizer, device, dtype)
         if self.tokenizer.vocab_size > self.model.config.vocab_size:
             raise ConfigError(
                 f"the tokenizer has {self.tokenizer.vocab_size} ids and the model {self.model.config.vocab_size}; "
                 "use the tokenizer that the model was trained with"
             )
-        self.batch_size = _batch_size(batch_size, max_batch_size)
+        self.batch_size = rows_together(batch_size, max_batch_size)
         for name, value in (("max_length", max_length), ("max_gen_toks", max_gen_toks)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"StatewiseLM {name}={value!r} is out of range; use an integer of at least 1")
@@ -273,58 +269,3 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
                     f"until, max_gen_toks, do_sample, temperature, {', '.join(SAMPLING)}"
                 )
         return options
-
-
-def _batch_size(batch_size: int | str | None, most: int | None) -> int:
-    if batch_size is None or (isinstance(batch_size, str) and batch_size.split(":")[0] == "auto"):
-        size: Any = DEFAULT_BATCH if most is None else min(DEFAULT_BATCH, most)
-    else:
-        size = int(batch_size) if isinstance(batch_size, str) and batch_size.isdecimal() else batch_size
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ConfigError(f'StatewiseLM batch_size={batch_size!r} is unknown; use an integer of at least 1, or "auto"')
-    return size
-
-
-def _opened(
-    pretrained: str | os.PathLike[str] | LanguageModel,
-    tokenizer: str | Tokenizer | None,
-    device: str | None,
-    dtype: str | torch.dtype | None,
-) -> tuple[LanguageModel, Tokenizer, bool]:
-    """The model, its tokenizer, and whether others published it."""
-    if isinstance(tokenizer, (str, os.PathLike)):
-        tokenizer = load_tokenizer(str(tokenizer))
-    if isinstance(pretrained, LanguageModel):
-        if tokenizer is None:
-            raise ConfigError('a model was given without its tokenizer; give tokenizer="bytes", a path or a tokenizer')
-        if device is not None or dtype is not None:
-            raise ConfigError("device and dtype are for a model that is loaded from a folder; use model.to(...) before")
-        return pretrained, tokenizer, False
-    checkpoint = locate_source(pretrained)
-    published = is_published(checkpoint)
-    if not published:
-        checkpoint = resolve(checkpoint, "best")
-    if isinstance(dtype, str):
-        dtype = getattr(torch, dtype, None)
-        if not isinstance(dtype, torch.dtype):
-            raise ConfigError('dtype is unknown; use "float32", "bfloat16" or "float64"')
-    model = load(checkpoint, device=device or "cpu", dtype=dtype)
-    if not isinstance(model, LanguageModel):
-        raise ConfigError(f"{pretrained} holds a {type(model).__name__}, which scores no text; give a language model")
-    if tokenizer is None:
-        tokenizer = _tokenizer_of(checkpoint, published)
-    return model, tokenizer, published
-
-
-def _tokenizer_of(path: Path, published: bool) -> Tokenizer:
-    """Errors: ConfigError if none lies there."""
-    found: Tokenizer | None
-    if published:
-        text = find_source(path).tokenizer
-        found = None if text is None else FileTokenizer(text)
-    else:
-        stored = read_tokenizer(path)
-        found = None if stored is None else ByteTokenizer() if stored.json is None else FileTokenizer(stored.json)
-    if found is None:
-        raise ConfigError(f'{path} comes without its tokenizer; give tokenizer="bytes" or the path of a tokenizer.json')
-    return found

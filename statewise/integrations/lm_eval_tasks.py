@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from statewise.errors import ConfigError, DataError, InputError
+from statewise.errors import ConfigError, DataError, InputError, StatewiseError
 
 try:
     import lm_eval
+    from lm_eval import evaluator
     from lm_eval.api.group import Group
     from lm_eval.api.task import Task
     from lm_eval.tasks import TaskManager
@@ -22,6 +25,14 @@ except ImportError as error:
     raise InputError(f'evaluating on tasks needs lm-eval ({error}); pip install "statewise[eval]"') from error
 
 from statewise.integrations.lm_eval import StatewiseLM
+from statewise.integrations.lm_eval_problems import (
+    broken_yaml,
+    check_choices,
+    check_metrics,
+    evaluation_error,
+    loading_error,
+    named,
+)
 from statewise.train.metrics import write_bytes
 from statewise.train.tasks import Table
 
@@ -49,7 +60,9 @@ def evaluate_tasks(
 
     Returns:  {"results": [{"task", "metric", "filter", "value", "standard_error", "higher_is_better", "n_shots",
               "n_samples", "version"}], "groups": [the same of groups], "seconds", "lm_eval": lm-eval's own}
-    Errors:   ConfigError for a task that nobody knows; DataError for one whose data cannot be had.
+    Errors:   ConfigError for a task that nobody knows; DataError for one whose data cannot be had, that cannot be
+              evaluated, or that gives no value; and, of your own task files alone, for a question whose answer is not
+              among its choices, which lm-eval counts as answered wrongly.
     """
     if not tasks:
         raise ConfigError("no task is named; give at least one")
@@ -61,17 +74,30 @@ def evaluate_tasks(
         raise DataError(f"there is no folder {include_path} to take task files from")
     begin = time.perf_counter()
     with _quiet():
-        manager, names = _find(tasks, include_path)
-        result = lm_eval.simple_evaluate(
-            model,
-            tasks=[task for name in names for task in _load(manager, name)],
-            num_fewshot=n_shots,
-            limit=limit,
-            batch_size=model.batch_size,
-            bootstrap_iters=resamples,
-            log_samples=log_samples,
-            task_manager=manager,
-        )
+        manager, names, ours = _find(tasks, include_path)
+        loaded = [task for name in names for task in _load(manager, name, limit if name in ours else 0)]
+        leaves = [task for one in loaded for task in (one.get_all_tasks() if isinstance(one, Group) else [one])]
+        try:
+            result = lm_eval.simple_evaluate(
+                model,
+                tasks=loaded,
+                num_fewshot=n_shots,
+                limit=limit,
+                batch_size=model.batch_size,
+                bootstrap_iters=resamples,
+                log_samples=log_samples,
+                task_manager=manager,
+            )
+        except StatewiseError:
+            raise
+        except Exception as error:  # a task's own code and templates raise anything
+            raise evaluation_error(leaves, n_shots, error) from error
+    for task in leaves:
+        if not _rows(result, named(task)):
+            raise DataError(
+                f"the task {named(task)} gave no value: none of its metrics ({', '.join(task.higher_is_better())}) "
+                f"goes with its output_type {task.OUTPUT_TYPE}; correct its metric_list"
+            )
     return {
         "results": [
             row for name in result["results"] if name not in result.get("groups", {}) for row in _rows(result, name)
@@ -116,20 +142,21 @@ def write_record(record: dict[str, Any], path: Path) -> None:
     write_bytes(path, text)
 
 
-def _find(tasks: Sequence[str], include_path: str | os.PathLike[str] | None) -> tuple[TaskManager, list[str]]:
-    """The manager that knows all of these, and their names in full."""
+def _find(tasks: Sequence[str], include_path: str | os.PathLike[str] | None) -> tuple[TaskManager, list[str], set[str]]:
+    """The manager that knows all of these, their names in full, and which are the caller's own."""
     folder = None if include_path is None else str(include_path)
     # lm-eval reads the head of some 14,000 files to know its own tasks: seconds.
     manager = TaskManager(include_path=folder, include_defaults=False)
     names = [_matching(name, manager.all_subtasks) for name in tasks]
+    ours = {name for found in names for name in found}
     if not all(names):
         manager = TaskManager(include_path=folder)
         names = [_matching(name, manager.all_tasks) for name in tasks]
     for name, found in zip(tasks, names):
         if not found:
-            where = "" if folder is None else f", nor in {folder}"
+            where = "" if folder is None else f", nor in {folder}{broken_yaml(folder)}"
             raise ConfigError(f"lm-eval knows no task {name!r}{where}; `lm-eval ls tasks` lists its own")
-    return manager, list(dict.fromkeys(name for found in names for name in found))
+    return manager, list(dict.fromkeys(name for found in names for name in found)), ours
 
 
 def _matching(name: str, known: Sequence[str]) -> list[str]:
@@ -139,12 +166,18 @@ def _matching(name: str, known: Sequence[str]) -> list[str]:
     return matching
 
 
-def _load(manager: TaskManager, name: str) -> list[Task | Group]:
+def _load(manager: TaskManager, name: str, check: int | None) -> list[Task | Group]:
+    """``check``: questions to look at first. None: all."""
     try:
         loaded = manager.load([name])
+        for task in loaded["tasks"].values():
+            check_metrics(task)
+            check_choices(task, check)
+    except StatewiseError:
+        raise
     except Exception as error:  # what a missing file, a missing network or a wrong YAML raises is any of twenty classes
-        reason = " ".join(str(error).split())
-        raise DataError(f"the task {name} cannot be loaded: {type(error).__name__}: {reason[:300]}") from error
+        entry = manager.task_index.get(name)
+        raise loading_error(name, None if entry is None else entry.cfg, error) from error
     groups = loaded.get("groups", {})
     return [groups[name]] if name in groups else list(loaded["tasks"].values())
 
@@ -154,7 +187,7 @@ def _rows(result: dict[str, Any], name: str, key: str = "results") -> list[dict[
     rows = []
     for metric, value in values.items():
         measure, _, chosen = metric.partition(",")
-        if not chosen or measure.endswith("_stderr") or not isinstance(value, (int, float)):
+        if not chosen or measure.endswith("_stderr") or not isinstance(value, Real):
             continue
         error = values.get(f"{measure}_stderr,{chosen}")
         rows.append(
@@ -163,7 +196,7 @@ def _rows(result: dict[str, Any], name: str, key: str = "results") -> list[dict[
                 "metric": measure,
                 "filter": chosen,
                 "value": float(value),
-                "standard_error": float(error) if isinstance(error, (int, float)) else None,
+                "standard_error": float(error) if isinstance(error, Real) else None,
                 "higher_is_better": result.get("higher_is_better", {}).get(name, {}).get(measure),
                 "n_shots": result.get("n-shot", {}).get(name),
                 "n_samples": result.get("n-samples", {}).get(name, {}).get("effective"),
@@ -179,15 +212,27 @@ def _number(value: float) -> str:
     return f"{value:,.1f}" if abs(value) < 1e7 else f"{value:.3e}"
 
 
+def _git_hash() -> str | None:
+    """Of the folder's repository, as lm-eval's own; without git's complaint where there is none."""
+    try:
+        found = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return found.stdout.strip() or None
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Standard output is for the result; and no processes are forked to resample in, beside threads of computation."""
     previous = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"
+    look_up = evaluator.get_git_commit_hash
+    evaluator.get_git_commit_hash = _git_hash
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        evaluator.get_git_commit_hash = look_up
         if previous is None:
             del os.environ["DISABLE_MULTIPROC"]
         else:
