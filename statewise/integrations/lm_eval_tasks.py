@@ -226,7 +226,7 @@ def _quiet() -> Iterator[None]:
     """Standard output is for the result; and no processes are forked to resample in, beside threads of computation."""
     previous = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"
-    look_up = evaluator.get_git_commit_hash
+    look_up = getattr(evaluator, "get_git_commit_hash", _git_hash)  # not a part of its interface
     evaluator.get_git_commit_hash = _git_hash
     try:
         with contextlib.redirect_stdout(sys.stderr):
