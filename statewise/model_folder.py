@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from statewise.checkpoints import load, locate_source, read_config, resolve, save
-from statewise.checkpoints.convert import WRITTEN, Progress, open_published, save_as
+from statewise.checkpoints import load, locate_source, read_config, resolve
+from statewise.checkpoints.convert import Progress, open_published
 from statewise.checkpoints.convert.source import is_published
-from statewise.checkpoints.manifest import DTYPES, TOKENIZER_FILE, TokenizerRecord
-from statewise.checkpoints.tensor_files import dtype_name
+from statewise.checkpoints.manifest import TOKENIZER_FILE, TokenizerRecord
 from statewise.data.base import DataConfig
 from statewise.data.memory_tasks import TASKS as MEMORY_TASKS
 from statewise.data.memory_tasks import MemoryDataConfig
@@ -24,7 +23,6 @@ from statewise.data.text import TextDataConfig
 from statewise.data.tokenizers import (
     FileTokenizer,
     Tokenizer,
-    describe_tokenizer,
     load_tokenizer,
     require_same_tokenizer,
 )
@@ -41,7 +39,6 @@ from statewise.train.tasks.classification import ClassificationTask
 from statewise.train.tasks.language import evaluate_file, text_tables
 
 DEVICES = ("auto", "cpu", "cuda")
-CONVERT_DTYPES = ("float32", "float16", "bfloat16")
 DATA_FLAGS = {"source": "--data", "folder": "--data-dir", "tokenizer": "--tokenizer"}  # of fields of a DataConfig
 # Of a task's evaluate_options
 EVALUATE_FLAGS = {
@@ -295,48 +292,3 @@ def open_model(
         )
     checkpoint = resolve(folder, "latest" if which == "latest" else "best")
     return ModelFolder(folder, checkpoint, load(checkpoint, device=chosen, dtype=dtype), tokenizer)
-
-
-def convert_model(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    *,
-    to: str = "statewise",
-    dtype: str | None = None,
-    tokenizer: str | None = None,
-    which: str = "best",
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Reads a model of any format, writes it in another, and tells what it was; its tokenizer goes with it.
-
-    to:      "statewise", or one of ``checkpoints.convert.WRITTEN``
-    dtype:   "float32", "float16" or "bfloat16"; None: as it is. ``Dynamics`` stay float32 in a checkpoint of ours.
-    Errors:  ConfigError for an unknown format or dtype, else as :func:`open_model` and ``save_as``.
-    """
-    if to not in ("statewise", *WRITTEN):
-        raise ConfigError(f"--to {to!r} is unknown; use one of statewise, {', '.join(WRITTEN)}")
-    if dtype is not None and dtype not in CONVERT_DTYPES:
-        raise ConfigError(f"--dtype {dtype!r} is unknown; use one of {', '.join(CONVERT_DTYPES)}")
-    wanted = None if dtype is None else DTYPES[dtype]
-    opened = open_model(source, which=which, device="cpu", tokenizer=tokenizer, dtype=wanted, progress=progress)
-    carried = opened.tokenizer if opened.has_tokenizer else None
-    if carried is not None and carried.vocab_size > opened.language_model.config.vocab_size:
-        raise DataError(
-            f"the tokenizer has {carried.vocab_size} ids and the model only {opened.language_model.config.vocab_size}; "
-            "give the one it was trained with: --tokenizer FILE"
-        )
-    if to == "statewise":
-        save(opened.model, target, tokenizer=carried)
-    else:
-        save_as(opened.model, target, to, dtype=wanted, tokenizer=carried)
-    return {
-        "source": str(source),
-        "format": opened.format,
-        "target": str(target),
-        "to": to,
-        "model": type(opened.model).__name__,
-        "layers": len(opened.model.layers),
-        "parameters": sum(parameter.numel() for parameter in opened.model.parameters()),
-        "dtype": dtype_name(next(opened.model.parameters()).dtype),
-        "tokenizer": None if carried is None else describe_tokenizer(carried),
-    }

@@ -31,6 +31,7 @@ ORDER = (
     ("reproduce", "explore", "integrations"),
     ("benchmark",),
     ("info", "model_folder", "console"),
+    ("conversion",),
     ("cli",),
     ("__main__",),
 )

@@ -18,7 +18,7 @@ from statewise.checkpoints.tensor_files import count_bytes, require_finite, stor
 from statewise.errors import CheckpointError, ConfigError, InputError
 from statewise.models.base import Model
 
-WRITTEN = ("mamba_ssm", "transformers", "h3", "gguf")
+WRITTEN = ("mamba_ssm", "transformers", "h3", "s4", "s4d", "gguf")
 
 
 def save_as(

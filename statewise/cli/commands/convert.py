@@ -16,7 +16,7 @@ def convert(
         Path, typer.Argument(metavar="TARGET", help="A new folder; of gguf a new file.", show_default=False)
     ],
     to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="statewise, mamba_ssm, transformers, h3 or gguf.")
+        str, typer.Option("--to", metavar="FORMAT", help="statewise, mamba_ssm, transformers, h3, s4, s4d or gguf.")
     ] = "statewise",
     dtype: Annotated[
         str | None,
@@ -24,14 +24,18 @@ def convert(
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A tokenizer.json, or bytes. Default: the source's, if it has one."),
+        typer.Option(
+            metavar="FILE",
+            help="A tokenizer.json, bytes, or none. Default: the source's, if it has one.",
+            show_default=False,
+        ),
     ] = None,
     which: Which = "best",
     json: Json = None,
 ) -> None:
     """Turn a model into another format: a published one into a checkpoint, or a checkpoint into what others read."""
     from statewise.console import counted, show_conversion
-    from statewise.model_folder import convert_model
+    from statewise.conversion import convert_model
 
     with counted("tensors") as progress:
         record = convert_model(source, target, to=to, dtype=dtype, tokenizer=tokenizer, which=which, progress=progress)
