@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 import statewise as sw
 from statewise.cli.commands.export import export
 from statewise.errors import CheckpointError, InputError
-from statewise.export import export_file, export_step, state_names
+from statewise.export import export_file, export_onnx, export_step, state_names
 from statewise.export import files as export_files
 from statewise.export.real import Pair, RealArithmetic
 
@@ -111,6 +111,8 @@ def test_file_runs_without_this_package(
         export_file(tiny, path)
     with pytest.raises(InputError, match=r"FILE\.onnx or FILE\.pt2"):
         export_file(tiny, tmp_path / "step.bin")
+    with pytest.raises(InputError, match=r"exported as FILE\.onnx;"):
+        export_onnx(tiny, tmp_path / "step.bin")
 
 
 def test_bfloat16(tmp_path: Path) -> None:

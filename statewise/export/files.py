@@ -46,10 +46,9 @@ def export_file(model: LanguageModel, path: str | Path, *, batch: int = 1) -> Ex
     Errors:  InputError for another ending; else as these.
     """
     path = Path(path)
+    _require_ending(path, ".onnx", ".pt2")
     if path.suffix == ".onnx":
         return export_onnx(model, path, batch=batch)
-    if path.suffix != ".pt2":
-        raise InputError(f"{path}: a step is exported as FILE.onnx or FILE.pt2; give a name with one of these endings")
     _require_free(path)
     program = export_step(model, batch=batch)
     extra = {"statewise.json": json.dumps(_metadata(model, batch))}
@@ -76,11 +75,12 @@ def export_onnx(model: LanguageModel, path: str | Path, *, batch: int = 1) -> Ex
     file appears under its name complete, after onnxruntime has given the model's own logits over 16 steps.
 
     Cost:    of ``export_step``, and as much again; memory for the parameters, and for the file.
-    Errors:  as ``export_step``; InputError for a model that is not float32 on the CPU, and where a package of the extra
-             "onnx" is missing; CheckpointError if there is a file already, if it cannot be written, or if onnxruntime
-             computes something else.
+    Errors:  as ``export_step``; InputError for a name that does not end in ".onnx", for a model that is not float32 on
+             the CPU, and where a package of the extra "onnx" is missing; CheckpointError if there is a file already, if
+             it cannot be written, or if onnxruntime computes something else.
     """
     path = Path(path)
+    _require_ending(path, ".onnx")
     _require_free(path)
     require_onnx(model)
     program = export_step(model, batch=batch)
@@ -146,6 +146,12 @@ def _metadata(model: LanguageModel, batch: int) -> dict[str, str]:
         "statewise.state": json.dumps(state),
         "statewise.model": json.dumps(model_to_dict(model.config)),
     }
+
+
+def _require_ending(path: Path, *endings: str) -> None:
+    if path.suffix not in endings:
+        which = " or ".join(f"FILE{ending}" for ending in endings)
+        raise InputError(f"{path}: the step is exported as {which}; give a name that ends so")
 
 
 def _require_free(path: Path) -> None:
