@@ -126,6 +126,16 @@ def test_names() -> None:
     assert parse_hub_name("hub:a/b") == HubName("a/b", None, None)
     assert parse_hub_name("hub:a/b@refs/pr/1") == HubName("a/b", None, "refs/pr/1")
     assert parse_hub_name("hub:a/b/c/d.gguf@v1", "v1") == HubName("a/b", "c/d.gguf", "v1")
+    for name in (
+        "hub:a/b/../c.gguf",
+        "hub:../b",
+        "hub:a/b//c",
+        "hub:a/b@../x",
+        "hub:a/b/c\\..\\d",
+        "hub:a/b/C:/d.gguf",
+    ):
+        with pytest.raises(InputError, match="is a path out of the model"):
+            parse_hub_name(name)
     for name in ("hub:a", "hub:", "hub:/b", "hub:a/b@", "hub:../b c"):
         with pytest.raises(InputError, match="is no name of the hub; expected hub:owner/name"):
             parse_hub_name(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ class HubName(NamedTuple):
 
 
 def parse_hub_name(source: str, revision: str | None = None) -> HubName:
-    """Errors: InputError for a name that is none, and for two revisions.
+    """Errors: InputError for a name that is none, that leads out of the model's folder, and for two revisions.
 
     >>> parse_hub_name("hub:state-spaces/mamba-130m@main")
     HubName(repository='state-spaces/mamba-130m', file=None, revision='main')
@@ -33,7 +33,14 @@ def parse_hub_name(source: str, revision: str | None = None) -> HubName:
         raise InputError(f"{source!r} is no name of the hub; expected hub:owner/name, with @revision if you like")
     if revision is not None and match["revision"] not in (None, revision):
         raise InputError(f"{source!r} and revision={revision!r} name two revisions; give one")
-    return HubName(match["repository"], match["file"], revision or match["revision"])
+    name = HubName(match["repository"], match["file"], revision or match["revision"])
+    for what, value in name._asdict().items():
+        parts = [] if value is None else value.replace("\\", "/").split("/")
+        if {"", ".", ".."} & {*parts} or any(PureWindowsPath(part).drive or not part.isprintable() for part in parts):
+            raise InputError(
+                f"{source!r}: the {what} {value!r} is a path out of the model; expected names between slashes"
+            )
+    return name
 
 
 def fetch(source: str, revision: str | None = None) -> Path:
