@@ -15,7 +15,8 @@ from gguf_examples import KINDS, build, write
 from torch import Tensor
 
 import statewise as sw
-from statewise.checkpoints.convert.gguf import gguf_tokenizer, read_gguf, write_gguf
+from statewise.checkpoints.convert import save_as
+from statewise.checkpoints.convert.gguf import _advice, gguf_tokenizer, read_gguf, write_gguf
 from statewise.checkpoints.convert.gguf_file import read_file, write_file
 from statewise.checkpoints.tensor_files import stored_tensors
 from statewise.errors import CheckpointError, InputError
@@ -59,7 +60,7 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
     "missing key": (r"the key mamba\.ssm\.state_size is missing", lambda m, _: m.pop("mamba.ssm.state_size")),
     "unknown key": (r"mamba\.logit_scale=2\.0 is not known", lambda m, _: m.update({"mamba.logit_scale": 2.0})),
     "many layers": (
-        r"block_count=4000000000; the file has only 22 tensors",
+        r"block_count=4000000000, but the tensors are of 2 layers: blk\.2\. is missing",
         lambda m, _: m.update({"mamba.block_count": 4_000_000_000}),
     ),
     "no layers": (r"mamba\.block_count=0; expected an integer", lambda m, _: m.update({"mamba.block_count": 0})),
@@ -202,3 +203,29 @@ def test_what_is_not_written(path: Path, tmp_path: Path) -> None:
     classifier = sw.SequenceClassifierConfig(n_classes=2, d_model=8, layers=(KINDS["mamba"],), d_input=1).build()
     with pytest.raises(CheckpointError, match="written for language models"):
         write(classifier, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("A_log", [95.0, -110.0])
+def test_an_A_that_float32_does_not_hold(A_log: float, tmp_path: Path) -> None:
+    model = sw.LanguageModelConfig(vocab_size=16, d_model=16, layers=(sw.MambaConfig(d_state=4),)).build()
+    with torch.no_grad():
+        model.layers[0].mixer.dynamics.A_log[0, 0] = A_log  # type: ignore[union-attr, index, operator]
+    with pytest.raises(CheckpointError, match="is 0 or infinite in float32"):
+        save_as(model, tmp_path / "a.gguf", "gguf")
+
+
+@pytest.mark.parametrize(("own", "others", "kept"), [(1e-6, 1e-5, True), (1e-5, 1e-5, True), (1e-3, 1e-5, False)])
+def test_falcon_mambas_own_epsilon(own: float, others: float, kept: bool, tmp_path: Path) -> None:
+    mixer = sw.MambaConfig(d_state=4, norm_dt_b_c=True, norm_eps=own)
+    block = sw.BlockConfig(mixer=mixer, norm_eps=others)
+    model = sw.LanguageModelConfig(vocab_size=16, d_model=16, layers=(block,), norm_eps=others).build()
+    if kept:
+        save_as(model, tmp_path / "a.gguf", "gguf")
+    else:
+        with pytest.raises(CheckpointError, match=r"no form for layers\[0\].mixer.norm_eps=0.001; it needs 1e-05"):
+            save_as(model, tmp_path / "a.gguf", "gguf")
+
+
+def test_numbers_in_other_types_are_no_quantisation() -> None:
+    assert _advice(["F64"]) == ": F64 has to be written as F32"
+    assert "from the unquantised model" in _advice(["Q4_K"])

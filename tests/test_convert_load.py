@@ -214,3 +214,28 @@ def test_what_is_written_is_read_and_nothing_is_replaced(model: sw.LanguageModel
     with torch.no_grad():
         model.norm.weight[0] = torch.nan
     assert "not finite" in refusal(save_as, model, tmp_path / "d", "transformers")
+
+
+def test_numbers_that_the_written_dtype_does_not_hold(model: sw.LanguageModel, tmp_path: Path) -> None:
+    with torch.no_grad():
+        model.norm.weight[0] = 1e6
+    said = refusal(save_as, model, tmp_path / "a", "transformers", dtype=torch.float16)
+    assert "backbone.norm_f.weight has values beyond float16's 65504; write it in a wider dtype" in said
+    assert not (tmp_path / "a").exists()
+
+
+def test_systems_stay_wide_where_their_programs_have_them_so(tmp_path: Path) -> None:
+    mlp = sw.MLPConfig(activation="gelu_tanh")
+    block = sw.BlockConfig(mixer=sw.H3Config(d_state=4), mlp=mlp, norm="layer")
+    model = sw.LanguageModelConfig(vocab_size=16, d_model=16, layers=(block,), norm="layer").build()
+    written = torch.load(save_as(model, tmp_path / "h3", "h3", dtype=torch.float16) / "model.pt", weights_only=True)
+    for name, tensor in written.items():
+        wide = any(part in name for part in ("mixer.kernel.", "mixer.ssm_k_", "mixer.D"))
+        assert tensor.dtype == (torch.float32 if wide else torch.float16), name
+    assert sw.load(tmp_path / "h3").embedding.weight.dtype == torch.float32  # type: ignore[union-attr]
+    S4D = sw.BlockConfig(mixer=sw.S4DConfig(initialization="lin", learn_B=False), norm="layer", placement="post")
+    classifier = sw.SequenceClassifierConfig(d_input=2, n_classes=3, d_model=8, layers=(S4D,), norm=None).build()
+    written = load_file(save_as(classifier, tmp_path / "s4d", "s4d", dtype=torch.bfloat16) / "model.safetensors")
+    for name, tensor in written.items():
+        wide = ".kernel." in name or name.endswith(".D")
+        assert tensor.dtype == (torch.float32 if wide else torch.bfloat16), name

@@ -166,19 +166,19 @@ def test_fields_that_change_nothing() -> None:
 
 WRITTEN: list[tuple[Callable[[], LanguageModelConfig], str]] = [
     (lambda: of(sw.S4DConfig()), "no S4D"),
-    (lambda: of(sw.MambaConfig(method="zoh")), "no method='zoh'"),
-    (lambda: of(sw.MambaConfig(initialization="lin")), "no initialization='lin'"),
-    (lambda: of(sw.MambaConfig(norm_dt_b_c=True)), "no norm_dt_b_c=True"),
+    (lambda: of(sw.MambaConfig(method="zoh")), "has method='zoh'"),
+    (lambda: of(sw.MambaConfig(initialization="lin")), "has initialization='lin'"),
+    (lambda: of(sw.MambaConfig(norm_dt_b_c=True)), "has norm_dt_b_c=True"),
     (lambda: of(sw.MambaConfig(), sw.MambaConfig(d_state=4)), r"layers\[1\] differs"),
     (lambda: of(sw.MambaConfig(), sw.Mamba2Config(d_head=8)), r"layers\[1\] differs"),
     (lambda: of(sw.Mamba2Config(d_head=8, n_groups=2, norm_groups=1)), "norm_groups=1"),
-    (lambda: of(sw.Mamba2Config(d_head=8, norm_eps=1e-6)), "no norm_eps=1e-06"),
-    (lambda: of(sw.AttentionConfig(n_heads=2, window=4)), "no window=4"),
-    (lambda: of(sw.BlockConfig(mixer=sw.MambaConfig(), placement="post")), "no placement='post'"),
-    (lambda: of(sw.BlockConfig(mixer=sw.MambaConfig(), norm="layer")), "no norm='layer'"),
-    (lambda: of(sw.BlockConfig(mixer=sw.MambaConfig(), norm_eps=1e-6), norm_eps=1e-6), "no norm_eps=1e-06"),
-    (lambda: of(sw.BlockConfig(mixer=sw.MambaConfig(), mlp=sw.MLPConfig())), "no activation='gelu'"),
-    (lambda: of(sw.MambaConfig(), max_positions=8), "no max_positions=8"),
+    (lambda: of(sw.Mamba2Config(d_head=8, norm_eps=1e-6)), "has norm_eps=1e-06"),
+    (lambda: of(sw.AttentionConfig(n_heads=2, window=4)), "has window=4"),
+    (lambda: of(sw.BlockConfig(mixer=sw.MambaConfig(), placement="post")), "has placement='post'"),
+    (lambda: of(sw.BlockConfig(mixer=sw.MambaConfig(), norm="layer")), "has norm='layer'"),
+    (lambda: of(sw.BlockConfig(mixer=sw.MambaConfig(), norm_eps=1e-6), norm_eps=1e-6), "has norm_eps=1e-06"),
+    (lambda: of(sw.BlockConfig(mixer=sw.MambaConfig(), mlp=sw.MLPConfig())), "has activation='gelu'"),
+    (lambda: of(sw.MambaConfig(), max_positions=8), "has max_positions=8"),
 ]
 
 

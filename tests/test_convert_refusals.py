@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,7 @@ def test_a_pickle_that_would_run_code(folder: Path, tmp_path: Path, name: str, l
     torch.save(content, folder / name, _use_new_zipfile_serialization=not legacy)
     said = refusal(sw.load, folder)
     assert f"{folder / name} is a pickle that names" in said
-    assert "open, which would run code; nothing of it was run" in said
+    assert "open, which could run code; nothing of it was run" in said
     assert not made.exists()
     (folder / name).write_bytes(pickle.dumps(content["x"]))
     refusal(sw.load, folder)
@@ -172,3 +174,84 @@ def test_a_file_of_our_own_checkpoint(model: sw.LanguageModel, tmp_path: Path) -
 def test_a_revision_of_a_path(folder: Path) -> None:
     with pytest.raises(InputError, match="belongs to a name of the hub"):
         sw.load(folder, revision="main")
+
+
+NAME = "backbone.layers.0.mixer.conv1d.bias"
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        (NAME, torch.zeros(32, dtype=torch.complex64), "conv1d.bias is complex64, which is not read; give the weights"),
+        (NAME, torch.zeros(32, dtype=torch.int8), "conv1d.bias is int8, perhaps of a quantisation, which is not read"),
+        ("extra\nweight", torch.zeros(2), "'extra\\nweight' is no name of a tensor"),
+    ],
+)
+def test_tensors_that_are_no_weights(folder: Path, name: str, tensor: torch.Tensor, message: str) -> None:
+    save_file(weights_of(folder) | {name: tensor}, folder / "model.safetensors")
+    assert message in refusal(sw.load, folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": ["mamba"]}, "its config says ['mamba']"),
+        ({"model_type": {"a": 1}}, "its config says {'a': 1}"),
+        ({"hidden_size": 10**9, "intermediate_size": 2 * 10**9}, "has shape (16, 16), expected (16, 1000000000)"),
+        ({"state_size": 10**30}, "state_size has 31 digits; expected at most"),
+        ({"state_size": 10**9, "expand": 10**9, "intermediate_size": 16 * 10**9}, "its sizes make no model"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000, but the tensors are of 2 layers"),
+    ],
+)
+def test_a_config_of_other_sizes_or_kinds(folder: Path, fields: dict[str, Any], message: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    assert message in refusal(sw.load, folder)
+
+
+def test_a_link_to_itself(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("model.safetensors")
+    assert "is a link that leads nowhere" in refusal(sw.load, folder)
+
+
+@pytest.mark.parametrize("shard", ["a" * 5000, "a\nb.safetensors", "a\0b.safetensors"])
+def test_names_of_shards_that_are_none(folder: Path, shard: str) -> None:
+    index = {"weight_map": dict.fromkeys(weights_of(folder), shard)}
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "is no name of a shard" in refusal(sw.load, folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"cos\nsystem\n(S'exit 1'\ntR.", "names os.system, which could run code; nothing of it was run"),
+        (pickle.dumps(subprocess.run), "names subprocess.run, which could run code"),
+        (b"", "it is empty"),
+        (b"{}", "it is damaged, cut short, or something else"),
+        (b"PK\x03\x04" + bytes(99), "it is damaged or cut short (a zip without its end)"),
+    ],
+)
+def test_pickles_are_refused_in_our_own_words(folder: Path, content: bytes, message: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.pt").write_bytes(content)
+    said = refusal(sw.load, folder)
+    assert message in said
+    assert "weights_only" not in said
+
+
+def test_a_tar_of_an_old_pytorch(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with tarfile.open(folder / "model.pt", "w") as file:
+        file.add(folder / "config.json", "pickle")
+    assert "it is a tar, as PyTorch wrote before 0.2; nothing of it was run" in refusal(sw.load, folder)
+
+
+def test_a_config_without_weights_and_one_that_is_no_object(folder: Path) -> None:
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text("[1]")
+    assert "config.json holds no JSON object" in refusal(sw.load, folder)
+    (folder / "config.json").write_text(config)
+    (folder / "model.safetensors").unlink()
+    assert "no weights lie beside it" in refusal(sw.load, folder)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise.checkpoints.tensor_files import stored_tensors
+from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics
 from statewise.models.base import Model, ModelConfig
 
@@ -19,10 +20,14 @@ from statewise.models.base import Model, ModelConfig
 def build_empty(config: ModelConfig) -> Model:
     """The model on the meta device: every tensor has its shape and no memory. PyTorch's generators are left alone.
 
-    Errors:  ConfigError as ``config.build()``.
+    Errors:  ConfigError as ``config.build()``, and for sizes that no tensor can have.
     """
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return config.build()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return config.build()
+    except (RuntimeError, TypeError, OverflowError) as error:  # of PyTorch, for products and numbers beyond 64 bits
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"its sizes make no model: {reason}") from error
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

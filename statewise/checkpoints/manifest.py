@@ -97,8 +97,12 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except ConfigError as error:
         raise CheckpointError(f"{error}; the checkpoint is damaged") from error
-    if not isinstance(data, dict) or "format_version" not in data:
-        raise CheckpointError(f"{path} is not Statewise's (no format_version); convert that checkpoint first")
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} holds no JSON object, and so is no config; it is damaged, or of something else")
+    if "format_version" not in data:
+        weights = any(file.suffix in (".safetensors", ".gguf", *PICKLE_SUFFIXES) for file in folder.iterdir())
+        beside = "" if weights else ", and no weights lie beside it: no safetensors, .bin, .pt, .ckpt or .gguf file"
+        raise CheckpointError(f"{path} is not Statewise's (no format_version){beside}; give a whole model")
     version = data["format_version"]
     if type(version) is not int or version < 1:
         raise CheckpointError(f"{path} is damaged: format_version={version!r}, expected an integer of at least 1")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from statewise.errors import CheckpointError
 
+LONGEST_NAME = 200  # that a message shows in full
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -50,6 +51,13 @@ def require_finite(name: str, tensor: Tensor, where: str) -> None:
     if not math.isfinite(least.item()) or not math.isfinite(most.item()):
         n_wrong = int((~torch.isfinite(tensor)).sum())
         raise CheckpointError(f"{where}: {name} has {n_wrong:,} of {tensor.numel():,} values that are not finite")
+
+
+def require_held(name: str, tensor: Tensor, where: str) -> None:
+    """CheckpointError if a tensor that was cast from finite numbers is not finite any more."""
+    if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, map(float, tensor.aminmax()))):
+        kind, most = dtype_name(tensor.dtype), torch.finfo(tensor.dtype).max
+        raise CheckpointError(f"{where}: {name} has values beyond {kind}'s {most:.5g}; write it in a wider dtype")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -95,7 +103,7 @@ def read_expected(path: Path, expected: Mapping[str, Expected]) -> Iterator[tupl
         for problem, differing in (("missing", expected.keys() - names), ("unexpected", names - expected.keys())):
             if differing:
                 others = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-                raise CheckpointError(f"{path}: the tensor {min(differing)} is {problem}{others}")
+                raise CheckpointError(f"{path}: the tensor {shown(min(differing))} is {problem}{others}")
         for name, (shape, dtype) in expected.items():
             tensor = file.get_tensor(name)  # mapped, not read
             if tuple(tensor.shape) != shape:
@@ -112,6 +120,13 @@ def read_metadata(path: Path) -> dict[str, str]:
     """The text beside the tensors."""
     with _open(path) as file:
         return dict(file.metadata() or {})
+
+
+def shown(name: str) -> str:
+    """A name that a file gives, for a message of one line: as it is if it is short printable ASCII, else its repr."""
+    if len(name) > LONGEST_NAME:
+        name = f"{name[:LONGEST_NAME]}..."
+    return name if name.isascii() and name.isprintable() else ascii(name)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

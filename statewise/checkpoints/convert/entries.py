@@ -75,6 +75,12 @@ def require_shape(name: str, tensor: Tensor, expected: Sequence[int]) -> None:
         raise CheckpointError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(expected)}")
 
 
+def require_tensor(name: str, tensors: Mapping[str, Tensor], where: str) -> None:
+    """CheckpointError if it is missing, with one of almost that name if there is one."""
+    if name not in tensors:
+        raise CheckpointError(f"{where}: the tensor {name} is missing{_near(name, sorted(tensors))}")
+
+
 def read_entries(
     entries: Iterable[Entry],
     tensors: Mapping[str, Tensor],

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from statewise.checkpoints.tensor_files import shown
 from statewise.errors import CheckpointError
 
 
@@ -16,7 +18,7 @@ def refuse_unknown(config: Mapping[str, Any], known: Iterable[str], where: str) 
         if name not in known and value is not None:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise CheckpointError(f"{where}: the field {name}={value!r} is not known here{hint}")
+            raise CheckpointError(f"{where}: the field {shown(str(name))}={value!r} is not known here{hint}")
 
 
 def require(config: Mapping[str, Any], supported: Mapping[str, Any], where: str) -> None:
@@ -24,6 +26,35 @@ def require(config: Mapping[str, Any], supported: Mapping[str, Any], where: str)
     for name, value in supported.items():
         if name in config and config[name] != value:
             raise CheckpointError(f"{where}: {name}={config[name]!r} is not supported, only {value!r}")
+
+
+def count_layers(names: Iterable[str], prefix: str, where: str) -> int:
+    """How many layers tensors are of whose names are ``prefix``, the number of the layer, and a dot.
+
+    Errors:  CheckpointError for a number that is missing among them: one large number is not as many layers.
+    """
+    found = _layers(names, prefix)
+    missing = _first_missing(found)
+    if missing < len(found):
+        raise CheckpointError(f"{where}: no tensor begins with {prefix}{missing}., but some with {prefix}{max(found)}.")
+    return len(found)
+
+
+def require_layers(n_layers: int, field: str, names: Iterable[str], prefix: str) -> None:
+    """CheckpointError if a config says more layers than there are tensors for: before so many are described."""
+    found = _layers(names, prefix)
+    if n_layers > len(found):
+        missing = f"{prefix}{_first_missing(found)}."
+        raise CheckpointError(f"{field}={n_layers}, but the tensors are of {len(found)} layers: {missing} is missing")
+
+
+def _layers(names: Iterable[str], prefix: str) -> set[int]:
+    pattern = re.compile(rf"{re.escape(prefix)}([0-9]{{1,9}})\.")
+    return {int(match[1]) for name in names if (match := pattern.match(name))}
+
+
+def _first_missing(found: set[int]) -> int:
+    return next(i for i in range(len(found) + 1) if i not in found)
 
 
 def section(config: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:

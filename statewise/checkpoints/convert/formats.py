@@ -25,6 +25,7 @@ class Format:
                 (plain data). Names are as in the file, also where all begin with "model."
     read:       (their config, their tensors) -> (our config, our tensors), each of theirs used exactly once
     write:      the way back; None where nobody would read it
+    keeps_wide: (a name of theirs) -> whether their programs need the tensor in float32, whatever the others are in
     files:      what the two are called: the weights' file and the config's, as written
     """
 
@@ -33,6 +34,7 @@ class Format:
     recognises: Callable[[Config, frozenset[str]], bool]
     read: Callable[[Config, Tensors], tuple[ModelConfig, dict[str, Tensor]]]
     write: Callable[[ModelConfig, Tensors], tuple[dict[str, Any], dict[str, Tensor]]] | None = None
+    keeps_wide: Callable[[str], bool] = lambda name: False
     files: tuple[str, str] = ("model.safetensors", "config.json")
 
 

@@ -22,11 +22,13 @@ from statewise.checkpoints.convert.gguf_entries import (
 from statewise.checkpoints.convert.gguf_tokenizer import read_tokenizer, write_tokenizer
 from statewise.checkpoints.empty import expected_shapes
 from statewise.checkpoints.files import SavedTokenizer
+from statewise.checkpoints.tensor_files import require_held, shown
 from statewise.errors import CheckpointError, ConfigError, InputError
 from statewise.models.base import ModelConfig
 from statewise.models.language_model import LanguageModelConfig
 
 TYPES = ("F32", "F16", "Q8_0", "BF16")  # that are read
+NUMBERS = ("F64", "I8", "I16", "I32", "I64")  # that are not read, and are no quantisations
 FILE_TYPES = {torch.float32: 0, torch.float16: 1}  # of general.file_type
 # Matrices that are always float32, since llama.cpp reads them so; with the vectors, and the norms of Mamba-2
 FLOAT32 = ("ssm_conv1d.weight", "ssm_a", "ssm_d", "norm.weight")
@@ -46,16 +48,17 @@ def read_gguf(path: str | os.PathLike[str]) -> tuple[LanguageModelConfig, dict[s
 
     path = Path(path)
     file = read_file(path)
+    if strange := [name for name in file.tensors if shown(name) != name]:
+        raise CheckpointError(f"{path}: {shown(strange[0])} is no name of a tensor in any architecture that is read")
     architecture = file.metadata.get("general.architecture")
     unread = sorted({tensor.type for tensor in file.tensors.values()} - set(TYPES))
-    if architecture not in ARCHITECTURES or unread:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES or unread:
         found = sorted({tensor.type for tensor in file.tensors.values()})
         raise CheckpointError(
-            f"{path} is a GGUF file of architecture {architecture} with tensors in {', '.join(found) or 'no type'}; "
-            f"read are {' and '.join(ARCHITECTURES)}, in {', '.join(TYPES)}"
-            + (f": {unread[0]} has to be made anew from the unquantised model" if unread else "")
+            f"{path} is a GGUF file of architecture {shown(str(architecture))} "
+            f"with tensors in {', '.join(found) or 'no type'}; "
+            f"read are {' and '.join(ARCHITECTURES)}, in {', '.join(TYPES)}" + _advice(unread)
         )
-    assert isinstance(architecture, str)
     try:
         config = read_config(architecture, file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
         shapes = expected_shapes(config)
@@ -115,10 +118,18 @@ def gguf_tokenizer(path: str | os.PathLike[str]) -> str | None:
     return read_tokenizer(read_file(Path(path)).metadata)
 
 
+def _advice(unread: list[str]) -> str:
+    """unread: names of types that are not read"""
+    if not unread:
+        return ""
+    if unread[0] in NUMBERS:
+        return f": {unread[0]} has to be written as F32"
+    return f": {unread[0]} has to be made anew from the unquantised model"
+
+
 def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if tensor.ndim < 2 or name.endswith(FLOAT32):
         dtype = torch.float32
     made = tensor.detach().to("cpu", dtype)
-    if dtype == torch.float16 and not bool(torch.isfinite(made).all()):
-        raise CheckpointError(f"{name} has values beyond float16's 65,504, or none that are finite; use float32")
+    require_held(name, made, "GGUF")
     return made

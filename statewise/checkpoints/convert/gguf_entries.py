@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import Entry, reshaped, same
+from statewise.checkpoints.convert.fields import require_layers
+from statewise.checkpoints.tensor_files import shown
 from statewise.errors import CheckpointError
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.mamba import MambaConfig
@@ -20,6 +22,7 @@ Value = bool | int | float | str | list[Any]
 ARCHITECTURES: dict[str, type[MixerConfig]] = {"mamba": MambaConfig, "mamba2": Mamba2Config}
 EMBEDDING = "token_embd.weight"
 CONTEXT_LENGTH = 2**20  # llama.cpp's converter says so too: there is no bound
+FALCON_EPS = (1e-6, 1e-5)  # of the norms of dt, B and C, and of the others
 # Keys that say nothing about what these models compute
 IDLE = ("context_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv", "vocab_size")
 
@@ -39,8 +42,7 @@ def read_config(
     n_layers, d_model, d_inner = (values.count(k) for k in ("block_count", "embedding_length", "ssm.inner_size"))
     rank = values.count("ssm.time_step_rank")
     eps = values.positive("attention.layer_norm_rms_epsilon")
-    if n_layers > len(shapes):  # before a model of so many is described
-        raise values.wrong("block_count", f"the file has only {len(shapes)} tensors")
+    require_layers(n_layers, f"{architecture}.block_count", shapes, "blk.")
     if d_inner % d_model:
         raise values.wrong("ssm.inner_size", f"expected a multiple of {architecture}.embedding_length, {d_model}")
     sizes: dict[str, Any] = {
@@ -70,7 +72,8 @@ def read_config(
 def write_config(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
     """The architecture and its values.
 
-    Falcon-Mamba's own epsilon of dt, B and C has no key: llama.cpp takes that of the other norms for them.
+    Falcon-Mamba's own epsilon of dt, B and C has no key: llama.cpp takes that of the other norms for them. So it has
+    to be that, or :data:`FALCON_EPS` as in the published models, where llama.cpp's own converter loses it too.
 
     Errors:  CheckpointError naming what GGUF, or llama.cpp, has no form for.
     """
@@ -141,8 +144,17 @@ def log_of_A(A: Tensor) -> Tensor:
 
 
 def A_of_log(A_log: Tensor) -> Tensor:
-    """A = -exp(A_log), in float32."""
-    return -A_log.double().exp().float()
+    """A = -exp(A_log), in float32.
+
+    Errors:  CheckpointError where float32 has no such A but 0 or an infinity.
+    """
+    A = -A_log.double().exp().float()
+    if not bool(((A < 0) & A.isfinite()).all()):
+        raise CheckpointError(
+            f"A = -exp(A_log) is 0 or infinite in float32 where A_log is {A_log.min():.4g} or {A_log.max():.4g}; "
+            "GGUF holds A, so write another format"
+        )
+    return A
 
 
 def _log_of_column(A: Tensor) -> Tensor:
@@ -197,6 +209,8 @@ def _needs(config: LanguageModelConfig, architecture: str) -> Iterator[tuple[str
             yield f"{where}norm_groups", groups, mixer.n_groups
         else:
             fixed |= {"bidirectional": False, "method": "mamba", "initialization": "real", "expand": 2}
+            if isinstance(mixer, MambaConfig) and mixer.norm_dt_b_c and (mixer.norm_eps, config.norm_eps) != FALCON_EPS:
+                fixed["norm_eps"] = config.norm_eps
         for field, needed in fixed.items():
             found = getattr(mixer, field)
             yield f"{where}{field}", tuple(found) if isinstance(found, list) else found, needed
@@ -233,13 +247,14 @@ class _Values:
         return found
 
     def wrong(self, key: str, expected: str) -> CheckpointError:
-        return CheckpointError(f"{self.prefix}{key}={self.metadata[self.prefix + key]!r}; {expected}")
+        return CheckpointError(f"{self.prefix}{key}={shown(repr(self.metadata[self.prefix + key]))}; {expected}")
 
     def require_no_more(self) -> None:
         """An unknown key may change what the model computes."""
         more = sorted(key for key in self.metadata if key.startswith(self.prefix) and key not in self.asked)
         if more:
-            raise CheckpointError(f"{more[0]}={self.metadata[more[0]]!r} is not known, and may change the results")
+            value = shown(repr(self.metadata[more[0]]))
+            raise CheckpointError(f"{shown(more[0])}={value} is not known, and may change the results")
 
     def _of(self, key: str) -> Value:
         self.asked.add(self.prefix + key)

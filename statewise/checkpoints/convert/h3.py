@@ -29,6 +29,7 @@ from statewise.models.base import ModelConfig
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 
+_SYSTEMS = re.compile(r"\.mixer\.(kernel\.|ssm_k_|D$)")
 _SHIFT_B = re.compile(r"\.mixer\.ssm_k_kernel\.kernel\.B$")
 
 
@@ -174,6 +175,7 @@ FORMATS = (
         recognises=recognises,
         read=read,
         write=write,
+        keeps_wide=lambda name: bool(_SYSTEMS.search(name)),
         files=("model.pt", "config.json"),
     ),
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from statewise.checkpoints.convert.fields import refuse_unknown, require, section
 from statewise.checkpoints.convert.h3_names import Names
+from statewise.checkpoints.convert.mamba_fields import count, number
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.h3 import H3Config
@@ -46,7 +47,7 @@ def from_theirs(config: Mapping[str, Any], names: Names, tensors: Mapping[str, T
 
     def size(name: str, axis: int, default: int) -> int:
         tensor = tensors.get(names(name))
-        return tensor.shape[axis] if tensor is not None and tensor.ndim > axis else default
+        return (tensor.shape[axis] if tensor is not None and tensor.ndim > axis else 0) or default
 
     vocab_size, d_model = (size("backbone.embeddings.word_embeddings.weight", axis, 8) for axis in (0, 1))
     n_layers = names.n_layers
@@ -113,14 +114,15 @@ def _read_config(config: Mapping[str, Any], *, vocab_size: int, **of_the_file: A
         if given is not None and (list(given) if isinstance(given, (list, tuple)) else given) != value:
             raise CheckpointError(f"{_WHERE}: {name}={given!r}, but the file's tensors say {value}")
     smaller = config.get("vocab_size")
-    if smaller is not None and smaller > vocab_size:  # a smaller one is what was padded
+    if smaller is not None and count(config, "vocab_size", None, _WHERE) > vocab_size:  # a smaller one was padded
         raise CheckpointError(f"{_WHERE}: vocab_size={smaller!r}, but the file's tensors say {vocab_size}")
     require(attention, {"causal": True}, f"{_WHERE}: attn_cfg")
     require(ssm, _SSM_FIXED, f"{_WHERE}: ssm_cfg")
+    n_heads = {"n_heads": config.get("n_heads") or attention.get("num_heads")}
     return (
-        config.get("n_heads") or attention.get("num_heads"),
-        attention.get("rotary_emb_dim") or 0,
-        config.get("layer_norm_epsilon", EPS),
+        None if n_heads["n_heads"] is None else count(n_heads, "n_heads", None, _WHERE),
+        count({"rotary_emb_dim": attention.get("rotary_emb_dim") or 0}, "rotary_emb_dim", 0, _WHERE, at_least=0),
+        number(config, "layer_norm_epsilon", EPS, _WHERE),
     )
 
 

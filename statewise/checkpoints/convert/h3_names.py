@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from statewise.checkpoints.convert.fields import count_layers
+
 _LAYER = re.compile(r"backbone\.layers\.(\d+)\.norm([12])\.(weight|bias)$")
 
 
@@ -39,8 +41,7 @@ class Names:
         embedding = "embedding." if "embedding.weight" in bare else cls.embedding
         first = [f"{outer}{norm}" for outer in (encoder, "backbone.") for norm in ("norm.", "ln_0.")]
         before = next((name for name in first if f"{name}weight" in bare), None)
-        layers = [int(match[1]) for name in bare if (match := re.match(rf"{re.escape(encoder)}layers\.(\d+)\.", name))]
-        return cls(prefix, encoder, embedding, before, max(layers, default=-1) + 1)
+        return cls(prefix, encoder, embedding, before, count_layers(bare, f"{encoder}layers.", "the H3 checkpoint"))
 
     def __call__(self, name: str) -> str:
         if self.norm_after is not None:

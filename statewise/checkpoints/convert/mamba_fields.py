@@ -9,6 +9,7 @@ from typing import Any
 from statewise.errors import CheckpointError
 
 NO_LIMIT = (0.0, math.inf)
+LARGEST_COUNT = 2**31 - 1
 _LARGEST = 3.4e38  # in place of an infinity, which JSON does not have
 # How transformers writes what JSON has no number for.
 _INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
@@ -19,6 +20,8 @@ def count(config: Mapping[str, Any], name: str, default: int | None, where: str,
     value = config.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise wrong(name, value, f"an integer of at least {at_least}", where)
+    if value > LARGEST_COUNT:
+        raise CheckpointError(f"{where}: {name} has {len(str(value))} digits; expected at most {LARGEST_COUNT}")
     return value
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statewise.checkpoints.convert.entries import Entry, repeated, same
+from statewise.checkpoints.convert.entries import Entry, repeated, require_shape, same
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
@@ -44,6 +44,11 @@ def model_entries(
             table.append(Entry((f"{theirs}.mlp.fc1.weight",), (f"{ours}.mlp.in_proj.weight",), _swapped, _swapped))
             table.append(same(f"{theirs}.mlp.fc2.weight", f"{ours}.mlp.out_proj.weight"))
     return table
+
+
+def check_embedding(config: LanguageModelConfig, name: str, tensors: Mapping[str, Tensor], where: str) -> None:
+    """CheckpointError where the file's embedding has other sizes than its config: before a model of these is built."""
+    require_shape(f"{where}: {name}", tensors[name], (config.vocab_size, config.d_model))
 
 
 def _norm(theirs: str, ours: str, kind: str) -> list[Entry]:
@@ -110,7 +115,14 @@ def uniform(config: LanguageModelConfig, where: str) -> tuple[BlockConfig, Mixer
     mixers: dict[bool, MixerConfig] = {}
     for i, block in enumerate(blocks):
         name = f"layers[{i}]"
-        only(block, {**_BLOCK, "norm": config.norm, "norm_eps": config.norm_eps, "mlp": first.mlp}, name, where)
+        only(block, _BLOCK, name, where)
+        for other, whose, fields in ((config, "the model", ("norm", "norm_eps")), (first, "layers[0]", ("mlp",))):
+            for field in fields:
+                here, there = getattr(block, field), getattr(other, field)
+                if here != there:
+                    raise CheckpointError(
+                        f"{where}: {name} has {field}={here!r}, {whose} {field}={there!r}; the format has one for all"
+                    )
         mixer = block.mixer
         if type(mixer) not in (MambaConfig, Mamba2Config, AttentionConfig):
             raise CheckpointError(f"{where} has no {type(mixer).__name__.removesuffix('Config')}, which {name} is")
@@ -129,4 +141,6 @@ def only(config: Any, supported: Mapping[str, Any], what: str, where: str) -> No
     """CheckpointError if a field of ours has another value than the one that the format has."""
     for name, value in supported.items():
         if getattr(config, name) != value:
-            raise CheckpointError(f"{where} has no {name}={getattr(config, name)!r} as {what} has it, only {value!r}")
+            raise CheckpointError(
+                f"{where}: {what} has {name}={getattr(config, name)!r}; the format has only {value!r}"
+            )

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from statewise.checkpoints.convert.entries import read_entries, write_entries
-from statewise.checkpoints.convert.fields import refuse_unknown, require, section
+from statewise.checkpoints.convert.entries import read_entries, require_tensor, write_entries
+from statewise.checkpoints.convert.fields import refuse_unknown, require, require_layers, section
 from statewise.checkpoints.convert.formats import Config, Format, Tensors
 from statewise.checkpoints.convert.mamba_fields import NO_LIMIT, bounded, count, flag, interval, number, wrong
-from statewise.checkpoints.convert.mamba_layers import model_entries, only, uniform
+from statewise.checkpoints.convert.mamba_layers import check_embedding, model_entries, only, uniform
 from statewise.checkpoints.empty import expected_shapes
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
@@ -87,9 +87,14 @@ def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[st
              missing, left over, or of a wrong shape.
     """
     prefix = CODESTRAL_PREFIX if _is_codestral(config) else ""
-    ours = from_theirs(_codestral(config) if prefix else config)
+    config, where = _codestral(config) if prefix else config, "the mamba_ssm checkpoint"
+    embedding = f"{prefix}backbone.embedding.weight"
+    require_tensor(embedding, tensors, where)
+    require_layers(count(config, "n_layer", None, where), "n_layer", tensors, f"{prefix}backbone.layers.")
+    ours = from_theirs(config)
+    check_embedding(ours, embedding, tensors, where)
     table = model_entries(ours, prefix=prefix, head=f"{prefix}lm_head.weight" in tensors)
-    return ours, read_entries(table, tensors, expected_shapes(ours), where="the mamba_ssm checkpoint")
+    return ours, read_entries(table, tensors, expected_shapes(ours), where=where)
 
 
 def write(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -8,7 +8,10 @@ own, so that nothing of those libraries runs, nor has to be there.
 from __future__ import annotations
 
 import pickle
+import pickletools
 import re
+import tarfile
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any
 
 import torch
 
+from statewise.checkpoints.tensor_files import shown
 from statewise.errors import CheckpointError
 
 # Whose classes get a stand-in, and the names that such a file gives as the types of its values
@@ -23,6 +27,7 @@ LIBRARIES = ("omegaconf.", "pytorch_lightning.", "lightning.", "lightning_fabric
 TYPES = ("typing.Any", "collections.defaultdict") + tuple(
     f"builtins.{name}" for name in ("bool", "dict", "float", "int", "list", "object", "str", "tuple", "type")
 )
+ZIP = b"PK\x03\x04"  # what the file of a zip begins with
 SCALARS = (str, int, float, bool, type(None))
 
 
@@ -47,7 +52,7 @@ def load_pickle(path: Path) -> Any:
     Errors:  CheckpointError for a file that names anything else, of which nothing has then been run, and for one that
              is damaged or no file of torch.save.
     """
-    is_zip = zipfile.is_zipfile(path)
+    is_zip = _is_whole_zip(path)
     stand_ins: list[Any] = []
     if is_zip:
         try:
@@ -57,11 +62,21 @@ def load_pickle(path: Path) -> Any:
         stand_ins = [(StandIn, name) for name in unsafe if name.startswith(LIBRARIES)]
         if stand_ins:
             stand_ins += [(StandIn, name) for name in unsafe if name in TYPES]
+        if others := sorted({*unsafe} - {name for _, name in stand_ins}):
+            raise _refused(path, f"names {shown(others[0])}")
     try:
-        with torch.serialization.safe_globals(stand_ins):
+        with torch.serialization.safe_globals(stand_ins), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles that are then refused
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
-        raise _refused(path, error) if is_zip or _begins_as_pickle(path) else _unreadable(path, error) from error
+        text = " ".join(str(error).split())
+        named = re.search(r"GLOBAL ([\w.]+)", text)
+        name = named[1] if named else _first_global(path)
+        if name is not None:
+            raise _refused(path, f"names {shown(name)}") from error
+        if "Unsupported operand" in text and _begins_as_pickle(path):
+            raise _refused(path, "holds more than tensors and plain data") from error
+        raise _unreadable(path, error) from error
     except (RuntimeError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OSError) as error:
         raise _unreadable(path, error) from error
 
@@ -81,14 +96,49 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, SCALARS) else None
 
 
-def _refused(path: Path, error: Exception) -> CheckpointError:
-    text = " ".join(str(error).split())
-    named = re.search(r"GLOBAL ([\w.]+)", text)
-    if named is None and "Unsupported operand" not in text and "allowlisted" not in text:
-        return _unreadable(path, error)
-    what = f"names {named[1]}" if named else "holds more than tensors and plain data"
+def _is_whole_zip(path: Path) -> bool:
+    """Whether it is a zip, as torch.save writes. Errors: CheckpointError if it begins as one and is cut short."""
+    if zipfile.is_zipfile(path):
+        return True
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if not start:
+        raise CheckpointError(f"{path} is not a file of torch.save that can be read: it is empty")
+    if start == ZIP:
+        raise CheckpointError(
+            f"{path} is not a file of torch.save that can be read: it is damaged or cut short (a zip without its end)"
+        )
+    if tarfile.is_tarfile(path):
+        raise CheckpointError(
+            f"{path} is not a file of torch.save that can be read: it is a tar, as PyTorch wrote before 0.2; nothing "
+            "of it was run. Convert it to safetensors where you trust it"
+        )
+    return False
+
+
+def _first_global(path: Path) -> str | None:
+    """What a bare pickle asks for first that is no part of tensors, by reading its operations; nothing is run."""
+    strings = ["", ""]
+    try:
+        with open(path, "rb") as file:
+            for operation, value, _ in pickletools.genops(file):
+                name = None
+                if operation.name == "GLOBAL":
+                    name = str(value).replace(" ", ".")
+                elif operation.name == "STACK_GLOBAL":
+                    name = ".".join(strings)
+                elif isinstance(value, str):
+                    strings = [strings[1], value]
+                if name is not None and name.split(".")[0] not in ("torch", "collections"):
+                    return name
+    except (ValueError, OverflowError, MemoryError, EOFError):  # it is no pickle, or is cut short
+        pass
+    return None
+
+
+def _refused(path: Path, what: str) -> CheckpointError:
     return CheckpointError(
-        f"{path} is a pickle that {what}, which would run code; nothing of it was run. "
+        f"{path} is a pickle that {what}, which could run code; nothing of it was run. "
         "Convert it to safetensors where you trust it"
     )
 
@@ -99,5 +149,8 @@ def _begins_as_pickle(path: Path) -> bool:
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return CheckpointError(f"{path} is not a file of torch.save that can be read ({reason})")
+    """In our words: PyTorch's often tell to switch off what keeps a pickle from running code."""
+    why = "it is damaged, cut short, or something else"
+    if "torchscript" in str(error).lower():
+        why = "it is a program of TorchScript; save the state_dict() of its module with torch.save"
+    return CheckpointError(f"{path} is not a file of torch.save that can be read: {why}")

@@ -14,7 +14,7 @@ from statewise.checkpoints.convert.formats import Config, Format, formats
 from statewise.checkpoints.convert.source import GGUF, Source, find_source
 from statewise.checkpoints.convert.weights import owned, read_weights
 from statewise.checkpoints.empty import build_empty, fill
-from statewise.checkpoints.tensor_files import require_finite, stored_tensors
+from statewise.checkpoints.tensor_files import require_finite, shown, stored_tensors
 from statewise.errors import CheckpointError, ConfigError
 from statewise.mixers.base import Dynamics
 from statewise.models.base import Model, ModelConfig
@@ -102,7 +102,7 @@ def recognise(source: Source, config: Config, names: frozenset[str]) -> Format:
         known.append(candidate)
     kind = config.get("model_type") or config.get("architectures")
     if kind:
-        what = f"its config says {kind!r}"
+        what = f"its config says {shown(repr(kind))}"
     elif source.config_file is not None:
         what = f"{source.config_file} has the fields {_few(config)}"
     else:
@@ -114,7 +114,7 @@ def recognise(source: Source, config: Config, names: frozenset[str]) -> Format:
 
 
 def _few(names: Iterable[str]) -> str:
-    names = sorted(names)
+    names = sorted(map(shown, names))
     return ", ".join(names[:3]) + (f", ... ({len(names)})" if len(names) > 3 else "") if names else "none"
 
 

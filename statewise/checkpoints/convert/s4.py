@@ -141,6 +141,11 @@ def _folded_head(norm: str, decoder: str) -> list[Entry]:
     ]
 
 
+def _is_system(name: str) -> bool:
+    """Whether a tensor is of a kernel, or the skip around it."""
+    return ".kernel." in name or name.endswith(".D")
+
+
 FORMATS = (
     Format(
         name="s4d",
@@ -148,6 +153,7 @@ FORMATS = (
         recognises=s4d.recognises,
         read=s4d.read,
         write=s4d.write,
+        keeps_wide=_is_system,
     ),
     Format(
         name="s4",
@@ -155,5 +161,6 @@ FORMATS = (
         recognises=recognises,
         read=read,
         write=write,
+        keeps_wide=_is_system,
     ),
 )

@@ -165,7 +165,7 @@ def _one_of(config: Mapping[str, Any], name: str, default: str, known: Any) -> s
     value = config.get(name)
     if value is None:
         return default
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise CheckpointError(f"{WHERE}: model.layer.{name}={value!r} is not supported, only one of {list(known)}")
     return known[value] if known is ACTIVATION_NAMES else str(value)
 
@@ -200,6 +200,6 @@ def _pooling(decoder: Any) -> str | None:
     require(decoder, {"l_output": 0}, where)
     poolings = {"pool": "mean", "last": "last"}
     mode = decoder.get("mode", "last")
-    if mode not in poolings:
+    if not isinstance(mode, str) or mode not in poolings:
         raise CheckpointError(f"{where}: mode={mode!r} is not supported, only one of {list(poolings)}")
     return poolings[mode]

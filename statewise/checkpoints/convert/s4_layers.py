@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import Entry, same
+from statewise.checkpoints.convert.fields import count_layers
 from statewise.checkpoints.convert.formats import Tensors
 from statewise.checkpoints.convert.s4_config import LayerSettings, Settings
 from statewise.checkpoints.convert.s4_kernel import Kernel
@@ -96,10 +96,12 @@ def _columns(theirs: str, ours: str, kernel: Kernel) -> Entry:
 
 def find_layers(tensors: Tensors, settings: Settings, prefix: str) -> list[Layer]:
     """Our blocks: each S4 layer, with the MLP layer after it if there is one."""
-    numbers = {int(m[1]) for name in tensors if (m := re.match(rf"{re.escape(prefix)}(\d+)\.", name))}
+    n_layers = count_layers(tensors, prefix, _WHERE)
+    if n_layers < 1:
+        raise CheckpointError(f"{_WHERE}: no tensor begins with {prefix}0.")
     pre = f"{prefix.removesuffix('layers.')}norm.norm.weight" in tensors
     found: list[Layer] = []
-    for i in range(max(numbers) + 1):
+    for i in range(n_layers):
         here = f"{prefix}{i}."
         if any(name.startswith(f"{here}layer.ff.") for name in tensors):
             if not found or found[-1].mlp is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import Entry, read_entries, require_shape, reshaped, same, write_entries
-from statewise.checkpoints.convert.fields import refuse_unknown
+from statewise.checkpoints.convert.fields import count_layers, refuse_unknown
 from statewise.checkpoints.convert.formats import Config, Tensors
 from statewise.checkpoints.convert.s4_config import dropout_of
 from statewise.checkpoints.convert.s4_kernel import Kernel
@@ -81,7 +81,7 @@ def read(config: Config, tensors: Tensors) -> tuple[ModelConfig, dict[str, Tenso
     Errors:  CheckpointError for a tensor that is missing, left over or of a wrong shape, and for a field that is
              unknown or contradicts the tensors.
     """
-    n_layers = 1 + max(int(match[1]) for name in tensors if (match := _LAYER.match(name)))
+    n_layers = count_layers(tensors, "s4_layers.", _WHERE)
     kernels = [minimal_kernel(f"s4_layers.{i}.", tensors) for i in range(n_layers)]
     kernel = kernels[0]
     sizes = []
@@ -100,7 +100,7 @@ def read(config: Config, tensors: Tensors) -> tuple[ModelConfig, dict[str, Tenso
             raise CheckpointError(f"{_WHERE}'s config: {name}={config[name]!r}, but the file's tensors say {value}")
     dropout, prenorm = dropout_of(config, 0.1, f"{_WHERE}'s config"), config.get("prenorm", False)
     task = config.get("task", "classification" if d_output > 1 else "regression")
-    if not isinstance(prenorm, bool) or task not in TASKS:
+    if not isinstance(prenorm, bool) or not isinstance(task, str) or task not in TASKS:
         raise CheckpointError(
             f"{_WHERE}'s config: prenorm={prenorm!r}, task={task!r}; expected a truth value and one of {list(TASKS)}"
         )

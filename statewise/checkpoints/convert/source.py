@@ -11,7 +11,7 @@ from typing import Any
 
 from statewise.checkpoints.folders import RUN_FILE
 from statewise.checkpoints.manifest import CONFIG_FILE, TOKENIZER_FILE
-from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES
+from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, shown
 from statewise.configuration import parse_json
 from statewise.errors import CheckpointError, ConfigError
 
@@ -142,7 +142,11 @@ def shards_of(index: Path) -> dict[str, list[str]]:
     for file in shards:
         place, windows = PurePosixPath(file.replace("\\", "/")), PureWindowsPath(file)
         if place.is_absolute() or windows.drive or ".." in place.parts:
-            raise CheckpointError(f"{index}: the shard {file!r} leaves the folder; all shards have to lie in it")
+            raise CheckpointError(f"{index}: the shard {file[:200]!r} leaves the folder; all shards have to lie in it")
+        if shown(file) != file:
+            raise CheckpointError(
+                f"{index}: {shown(file)} is no name of a shard; expected one as model-00001.safetensors"
+            )
         if not (index.parent / file).is_file():
             raise CheckpointError(f"{index.parent / file} is missing; {index.name} names it as a shard")
         require_inside(index.parent, index.parent / file)
@@ -155,7 +159,10 @@ def require_inside(folder: Path, path: Path) -> None:
     The cache of ``huggingface_hub`` is made of links, models--owner--name/snapshots/REVISION/FILE to ../../blobs: in
     such a folder, links may lead there.
     """
-    resolved = path.resolve()
+    try:
+        resolved = path.resolve(strict=path.is_symlink())
+    except (OSError, RuntimeError) as error:  # the latter: a loop, before Python 3.13
+        raise CheckpointError(f"{path} is a link that leads nowhere; put the file itself there") from error
     allowed = [folder.resolve()]
     snapshot = Path(folder.absolute())
     if snapshot.parent.name == "snapshots" and snapshot.parent.parent.name.startswith("models--"):

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from statewise.checkpoints.convert.entries import read_entries, write_entries
-from statewise.checkpoints.convert.fields import require
+from statewise.checkpoints.convert.entries import read_entries, require_tensor, write_entries
+from statewise.checkpoints.convert.fields import require, require_layers
 from statewise.checkpoints.convert.formats import Config, Format, Tensors
 from statewise.checkpoints.convert.mamba_fields import NO_LIMIT, bounded, count, flag, interval, number, wrong
-from statewise.checkpoints.convert.mamba_layers import model_entries, only, uniform
+from statewise.checkpoints.convert.mamba_layers import check_embedding, model_entries, only, uniform
 from statewise.checkpoints.empty import expected_shapes
 from statewise.errors import CheckpointError
 from statewise.mixers.base import MixerConfig
@@ -37,7 +37,8 @@ _EMBEDDINGS = ("backbone.embeddings.weight", "backbone.embedding.weight")  # the
 
 def recognises(config: Config, names: frozenset[str]) -> bool:
     """By the model's type."""
-    return config.get("model_type") in _CLASSES and "dim" not in config
+    kind = config.get("model_type")
+    return isinstance(kind, str) and kind in _CLASSES and "dim" not in config
 
 
 def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
@@ -47,10 +48,16 @@ def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[st
     Errors:  CheckpointError for a value that is not supported, as a quantised model's, and for a tensor that is
              missing, left over, or of a wrong shape.
     """
-    ours = from_theirs(config)
+    kind = config["model_type"]
+    where = f"the {kind} checkpoint"
+    n_layers = count(config, "num_hidden_layers", _LAYERS[kind], where)
     embedding = next((name for name in _EMBEDDINGS if name in tensors), _EMBEDDINGS[0])
+    require_tensor(embedding, tensors, where)
+    require_layers(n_layers, "num_hidden_layers", tensors, "backbone.layers.")
+    ours = from_theirs(config)
+    check_embedding(ours, embedding, tensors, where)
     table = model_entries(ours, embedding=embedding, head="lm_head.weight" in tensors)
-    return ours, read_entries(table, tensors, expected_shapes(ours), where=f"the {config['model_type']} checkpoint")
+    return ours, read_entries(table, tensors, expected_shapes(ours), where=where)
 
 
 def write(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Tensor]]:

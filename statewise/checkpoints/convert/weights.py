@@ -12,12 +12,13 @@ from torch import Tensor
 from statewise.checkpoints.convert.pickles import load_pickle, plain
 from statewise.checkpoints.convert.source import INDEX, SAFETENSORS, Source, shards_of
 from statewise.checkpoints.manifest import DTYPES
-from statewise.checkpoints.tensor_files import dtype_name, map_tensors
+from statewise.checkpoints.tensor_files import dtype_name, map_tensors, shown
 from statewise.errors import CheckpointError
 
 Tensors = dict[str, Tensor]
 # Under which a training program's file has the weights: Lightning's, and the example of the S4 repository
 STATE_DICT_KEYS = ("state_dict", "model")
+COUNTERS = (torch.int32, torch.int64)  # as single numbers: lengths of filters, batches seen by a norm
 LIGHTNING_VERSION = "pytorch-lightning_version"
 
 
@@ -65,7 +66,9 @@ def _read_shards(index: Path) -> Tensors:
         _, tensors = _read_file(index.parent / file)
         for problem, differing in (("lacks", set(names) - tensors.keys()), ("also holds", tensors.keys() - set(names))):
             if differing:
-                raise CheckpointError(f"{index.parent / file} {problem} the tensor {min(differing)}, by {index.name}")
+                raise CheckpointError(
+                    f"{index.parent / file} {problem} the tensor {shown(min(differing))}, by {index.name}"
+                )
         found |= tensors
     return found
 
@@ -92,9 +95,14 @@ def _read_file(path: Path) -> tuple[dict[str, Any], Tensors]:
 def _require_plain(name: Any, tensor: Any, path: Path) -> None:
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
         raise CheckpointError(f"{path}: {name!r} is a {type(tensor).__name__}, expected tensors by name")
+    if shown(name) != name:
+        raise CheckpointError(f"{path}: {shown(name)} is no name of a tensor in any format that is known")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise CheckpointError(f"{path}: {name} is sparse, quantised or empty; expected a plain tensor")
-    if tensor.is_floating_point() and tensor.dtype not in DTYPES.values():
-        raise CheckpointError(
-            f"{path}: {name} is {dtype_name(tensor.dtype)}, which is not read; convert it to one of {list(DTYPES)}"
-        )
+    if tensor.dtype in DTYPES.values() or (tensor.ndim == 0 and tensor.dtype in COUNTERS):
+        return
+    quantised = "" if tensor.is_floating_point() or tensor.is_complex() else ", perhaps of a quantisation"
+    raise CheckpointError(
+        f"{path}: {name} is {dtype_name(tensor.dtype)}{quantised}, which is not read; "
+        f"give the weights in one of {', '.join(DTYPES)}"
+    )

@@ -14,7 +14,7 @@ from statewise.checkpoints.convert.formats import formats
 from statewise.checkpoints.convert.source import GGUF, SAFETENSORS
 from statewise.checkpoints.files import SavedTokenizer
 from statewise.checkpoints.manifest import TOKENIZER_FILE
-from statewise.checkpoints.tensor_files import count_bytes, require_finite, stored_tensors, write_tensors
+from statewise.checkpoints.tensor_files import count_bytes, require_finite, require_held, stored_tensors, write_tensors
 from statewise.errors import CheckpointError, ConfigError, InputError
 from statewise.models.base import Model
 
@@ -33,11 +33,12 @@ def save_as(
 
     path:      a folder that is to be made; of "gguf" a file named *.gguf
     format:    one of :data:`WRITTEN`
-    dtype:     of the floating tensors; None: as the model has them
+    dtype:     of the floating tensors; None: as the model has them. What h3, s4 and s4d have in float32 always, their
+               systems, stays float32, and in GGUF all but the matrices; mamba_ssm and transformers have all in one
     tokenizer: goes with the model: as tokenizer.json (the byte tokenizer has none), or into the GGUF file
     Errors:    CheckpointError for a model that the format cannot hold (with the reason), if something is at ``path``
-               already, for a tensor that is not finite, and if the disk does not take it. InputError for an unknown
-               format or dtype.
+               already, for a tensor that is not finite, or would not be in ``dtype``, and if the disk does not take it.
+               InputError for an unknown format or dtype.
     """
     if format not in WRITTEN:
         raise InputError(f"format={format!r} is unknown; use one of {list(WRITTEN)}")
@@ -61,7 +62,13 @@ def save_as(
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(f"cannot save {path} as {format}: {error}") from error
     if dtype is not None:
-        theirs = {name: t.to(dtype) if t.is_floating_point() else t for name, t in theirs.items()}
+        wide = torch.promote_types(dtype, torch.float32)
+        theirs = {
+            name: t.to(wide if chosen.keeps_wide(name) else dtype) if t.is_floating_point() else t
+            for name, t in theirs.items()
+        }
+    for name, tensor in theirs.items():
+        require_held(name, tensor, f"cannot save {path} as {format}")
     weights_name, config_name = chosen.files
     with write_folder(target, count_bytes(theirs), _refuse) as folder:
         (folder / config_name).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
