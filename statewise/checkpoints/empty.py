@@ -1,15 +1,16 @@
-"""Models before they have numbers: built without memory, for their shapes, and then given the tensors of a file.
+"""Models before they have numbers: built for their shapes, and then given the tensors of a file.
 
 So a model is in memory once while it is loaded, however large it is: nothing is drawn that is then thrown away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from statewise.checkpoints.tensor_files import stored_tensors
 from statewise.errors import ConfigError
@@ -17,13 +18,34 @@ from statewise.mixers.base import Dynamics
 from statewise.models.base import Model, ModelConfig
 
 
+class _NothingDrawn(TorchFunctionMode):
+    """Parameters are not written: memory that nobody has touched is not there yet, and their numbers come from a file.
+
+    The meta device would do as well, but PyTorch imports its compiler for it, a second's work.
+    """
+
+    WRITES = frozenset(
+        ("normal_", "uniform_", "kaiming_uniform_", "zeros_", "ones_", "zero_", "fill_", "copy_", "mul_")
+    )
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        target = args[0] if args else kwargs.get("tensor")
+        if isinstance(target, nn.Parameter) and getattr(func, "__name__", "") in self.WRITES:
+            return target
+        return func(*args, **kwargs)
+
+
 def build_empty(config: ModelConfig) -> Model:
-    """The model on the meta device: every tensor has its shape and no memory. PyTorch's generators are left alone.
+    """The model with parameters of their shapes and of no particular numbers; they take no memory until they are
+    written, which :func:`fill` never does. PyTorch's generators are left alone.
 
     Errors:  ConfigError as ``config.build()``, and for sizes that no tensor can have.
     """
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), _NothingDrawn():
             return config.build()
     except (RuntimeError, TypeError, OverflowError) as error:  # of PyTorch, for products and numbers beyond 64 bits
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -57,5 +79,5 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
             if parameter is not None:
                 module._parameters[parameter_name] = cast(nn.Parameter, given[id(parameter)])
         for buffer_name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
+            if buffer is not None and id(buffer) in given:
                 module._buffers[buffer_name] = given[id(buffer)]

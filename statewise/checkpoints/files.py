@@ -46,7 +46,7 @@ from statewise.checkpoints.tensor_files import (
 )
 from statewise.configuration import parse_json
 from statewise.errors import CheckpointError, ConfigError, InputError
-from statewise.models.base import Model
+from statewise.models.base import Model, ModelConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.registry import model_to_dict
 
@@ -139,24 +139,28 @@ def load(
     if dtype is not None and not dtype.is_floating_point:
         raise InputError(f"load takes a floating dtype, got {dtype}")
 
-    def read(path: Path, manifest: Manifest) -> Model:
+    empty: tuple[ModelConfig, Model] | None = None  # kept where the folder is replaced meanwhile and read again
+
+    def read(path: Path, manifest: Manifest) -> tuple[Model, dict[str, Tensor]]:
+        nonlocal empty
         file = verify_file(path, MODEL_FILE, manifest.files[MODEL_FILE])
-        try:
-            model = build_empty(manifest.model)
-        except ConfigError as error:
-            raise CheckpointError(f"{path / CONFIG_FILE}: {error}") from error
-        targets = stored_tensors(model)
+        if empty is None or empty[0] != manifest.model:
+            try:
+                empty = manifest.model, build_empty(manifest.model)
+            except ConfigError as error:
+                raise CheckpointError(f"{path / CONFIG_FILE}: {error}") from error
         expected = {
             name: Expected(
                 tuple(tensor.shape),
                 manifest.dtype_of.get(name, manifest.dtype) if tensor.is_floating_point() else tensor.dtype,
             )
-            for name, tensor in targets.items()
+            for name, tensor in stored_tensors(empty[1]).items()
         }
-        fill(model, read_expected(file, expected), dtype)
-        return model.to(device).eval()
+        return empty[1], dict(read_expected(file, expected))
 
-    return read_checkpoint(folder, read)
+    model, tensors = read_checkpoint(folder, read)
+    fill(model, ((name, tensors.pop(name)) for name in list(tensors)), dtype)
+    return model.to(device).eval()
 
 
 def load_into(model: Model, folder: str | os.PathLike[str]) -> None:

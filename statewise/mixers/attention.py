@@ -162,7 +162,8 @@ class Attention(Mixer):
             nn.init.normal_(self.positions.weight, std=0.02)
         if self.convolution is not None:
             self.convolution.reset_parameters()
-        self.out_proj.weight.data.mul_(residual_scale)
+        with torch.no_grad():
+            self.out_proj.weight.mul_(residual_scale)
 
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError
@@ -50,7 +51,8 @@ class MLP(nn.Module):
             nn.init.normal_(layer.weight, std=0.02)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
-        self.out_proj.weight.data.mul_(residual_scale)
+        with torch.no_grad():
+            self.out_proj.weight.mul_(residual_scale)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.in_proj(x)
