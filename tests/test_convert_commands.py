@@ -8,31 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+from published_folder import CONFIG, build_model, publish, same_logits
 
 import statewise as sw
-from statewise.checkpoints.convert import save_as
 from statewise.cli import run
 from statewise.errors import InputError
 from statewise.model_folder import open_model
 
-CONFIG = sw.LanguageModelConfig(vocab_size=16, d_model=16, layers=(sw.MambaConfig(d_state=4),) * 2)
-
 
 @pytest.fixture
 def model() -> sw.LanguageModel:
-    torch.manual_seed(0)
-    return CONFIG.build().eval()
+    return build_model()
 
 
 @pytest.fixture
 def folder(model: sw.LanguageModel, tmp_path: Path) -> Path:
-    """A published folder: safetensors and config.json."""
-    return save_as(model, tmp_path / "published", "transformers")
-
-
-def same_logits(one: Any, other: sw.LanguageModel) -> bool:
-    tokens = torch.arange(40)[None] % 16
-    return torch.equal(one(tokens)[0], other(tokens)[0])
+    return publish(model, tmp_path)
 
 
 def write_tokenizer(path: Path, n_ids: int) -> None:

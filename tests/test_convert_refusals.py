@@ -13,44 +13,21 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_examples import refusal
-from safetensors.torch import load_file, save_file
+from published_folder import build_model, publish, replaced, same_logits, weights_of
+from safetensors.torch import save_file
 
 import statewise as sw
-from statewise.checkpoints.convert import save_as
 from statewise.errors import InputError
-
-CONFIG = sw.LanguageModelConfig(vocab_size=16, d_model=16, layers=(sw.MambaConfig(d_state=4),) * 2)
 
 
 @pytest.fixture
 def model() -> sw.LanguageModel:
-    torch.manual_seed(0)
-    return CONFIG.build().eval()
+    return build_model()
 
 
 @pytest.fixture
 def folder(model: sw.LanguageModel, tmp_path: Path) -> Path:
-    """A published folder: safetensors and config.json."""
-    return save_as(model, tmp_path / "published", "transformers")
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
-
-
-def replaced(folder: Path, name: str, content: Any) -> Path:
-    """The folder with its weights in a file of torch.save instead."""
-    (folder / "model.safetensors").unlink()
-    torch.save(content, folder / name)
-    return folder
-
-
-def same_logits(one: Any, other: sw.LanguageModel) -> bool:
-    tokens = torch.arange(40)[None] % 16
-    return torch.equal(one(tokens)[0], other(tokens)[0])
-
-
-# -- pickles -----------------------------------------------------------------------------------------------------------
+    return publish(model, tmp_path)
 
 
 class Creates:

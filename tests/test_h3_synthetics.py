@@ -13,10 +13,10 @@ import pytest
 from statewise.errors import ConfigError
 from statewise.reproduce import find, reproduce, settings
 from statewise.reproduce.h3_synthetics.report import make_report
-from statewise.reproduce.h3_synthetics.runs import CPU_FILE, train_and_test
 from statewise.reproduce.h3_synthetics.settings import MIXERS, TASKS, H3SyntheticsSettings, run_config
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import Report, markdown
+from statewise.reproduce.seeds_of_a_run import CPU_FILE, train_and_test
 from statewise.train.report import Reporter
 from statewise.train.schedule import learning_rate_factor
 

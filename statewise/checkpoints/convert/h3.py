@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statewise.checkpoints.convert.entries import Entry, read_entries, reshaped, same, write_entries
+from statewise.checkpoints.convert.entries import Entry, read_entries, repeated, reshaped, same, write_entries
 from statewise.checkpoints.convert.formats import Config, Format, Tensors
 from statewise.checkpoints.convert.h3_config import check_written, from_theirs, to_theirs
 from statewise.checkpoints.convert.h3_names import Names
@@ -71,8 +71,7 @@ def _entries(config: LanguageModelConfig, names: Names, *, head: bool, frequenci
     embedding = names("backbone.embeddings.word_embeddings.weight")
     table = [same(embedding, "embedding.weight")]
     if head:
-        pair = (embedding, names("lm_head.weight"))
-        table = [Entry(pair, ("embedding.weight",), _the_same(*pair), lambda weight: (weight, weight))]
+        table = [repeated(embedding, names("lm_head.weight"), "embedding.weight")]
     if config.max_positions is not None:
         table.append(same(names("backbone.embeddings.position_embeddings.weight"), "positions.weight"))
     table += _both(names, "backbone.ln_f", "norm")
@@ -133,17 +132,6 @@ def _stacked(*parts: Tensor) -> Tensor:
 
 def _thirds(stacked: Tensor) -> tuple[Tensor, ...]:
     return stacked.chunk(3)
-
-
-def _the_same(first: str, second: str) -> Any:
-    def checked(embedding: Tensor, head: Tensor) -> Tensor:
-        if embedding.shape != head.shape or not torch.equal(embedding, head):
-            raise CheckpointError(
-                f"{second} differs from {first}, but H3's head is its embedding; remove the one that is not meant"
-            )
-        return embedding
-
-    return checked
 
 
 def _frequencies(mixer: AttentionConfig, config: LanguageModelConfig) -> Tensor:

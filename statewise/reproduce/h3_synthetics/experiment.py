@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from statewise.reproduce.h3_synthetics.report import make_report
-from statewise.reproduce.h3_synthetics.runs import train_and_test
 from statewise.reproduce.h3_synthetics.settings import H3SyntheticsSettings, run_config
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
+from statewise.reproduce.seeds_of_a_run import train_and_test
 from statewise.reproduce.work import Work
 from statewise.reproduce.workers import Job
 

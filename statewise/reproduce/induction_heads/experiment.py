@@ -9,12 +9,12 @@ from typing import Any, cast
 from statewise.checkpoints import load, resolve
 from statewise.data.synthetic_languages import SyntheticLanguageConfig
 from statewise.models.language_model import LanguageModel
-from statewise.reproduce.h3_synthetics.runs import train_and_test
 from statewise.reproduce.induction_heads.asking import ask
 from statewise.reproduce.induction_heads.report import make_report
 from statewise.reproduce.induction_heads.settings import InductionHeadsSettings, asked_config, quick, run_config
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
+from statewise.reproduce.seeds_of_a_run import train_and_test
 from statewise.reproduce.work import Work
 from statewise.reproduce.workers import Job
 from statewise.train.report import Reporter

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from statewise.reproduce.h3_synthetics.runs import train_and_test
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
+from statewise.reproduce.seeds_of_a_run import train_and_test
 from statewise.reproduce.selective_copying.report import make_report
 from statewise.reproduce.selective_copying.settings import SelectiveCopyingSettings, quick, run_config
 from statewise.reproduce.work import Work

@@ -1,4 +1,4 @@
-"""One model on one of H3's synthetic languages: all seeds trained side by side, and each tested once at its end."""
+"""One training run with several seeds: trained side by side, and each tested once at its end."""
 
 from __future__ import annotations
 
