@@ -64,8 +64,7 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
     dtype:    of the floating parameters; None: as the tensors are. Those that set a system's time scales (in a
               ``Dynamics`` module) are then float32 or wider. Buffers, which are tables, stay as they are.
     """
-    empty = stored_tensors(model)
-    dynamics = {id(p) for module in model.modules() if isinstance(module, Dynamics) for p in module.parameters()}
+    empty, dynamics = stored_tensors(model), _dynamics_of(model)
     given: dict[int, Tensor] = {}
     for name, tensor in tensors:
         old = empty[name]
@@ -81,3 +80,17 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
         for buffer_name, buffer in module._buffers.items():
             if buffer is not None and id(buffer) in given:
                 module._buffers[buffer_name] = given[id(buffer)]
+
+
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """The floating parameters in ``dtype``, each the same Parameter; those of ``Dynamics`` modules in float32 or wider.
+    Buffers, which are tables, stay as they are."""
+    dynamics = _dynamics_of(model)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            wide = torch.promote_types(dtype, torch.float32)
+            parameter.data = parameter.data.to(wide if id(parameter) in dynamics else dtype)
+
+
+def _dynamics_of(model: nn.Module) -> set[int]:
+    return {id(p) for module in model.modules() if isinstance(module, Dynamics) for p in module.parameters()}

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from statewise.checkpoints.empty import cast_parameters
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import CheckpointError, InputError
 from statewise.integrations.transformers_arguments import IGNORED, check_labels, refuse, starts_of
 from statewise.integrations.transformers_cache import StatewiseCache
 from statewise.integrations.transformers_config import StatewiseConfig
 from statewise.integrations.transformers_padding import from_right_padded, read_mask, to_right_padded
-from statewise.mixers.base import Dynamics
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel
 
@@ -42,7 +42,7 @@ class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
         dtype = torch.get_default_dtype()  # theirs say so which dtype they want
         with _default_dtype(torch.promote_types(dtype, torch.float32)):
             self.model = config.language_model().build()
-        _cast(self.model, dtype)
+        cast_parameters(self.model, dtype)
         self._readers: list[LanguageModel] = []  # frozen copies while they generate; in a list they are no submodules
         self.post_init()
 
@@ -261,11 +261,3 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def _cast(model: nn.Module, dtype: torch.dtype) -> None:
-    """The floating parameters in ``dtype``; those of Dynamics modules never narrower than float32."""
-    dynamics = {id(p) for module in model.modules() if isinstance(module, Dynamics) for p in module.parameters()}
-    for parameter in model.parameters():
-        wide = torch.promote_types(dtype, torch.float32)
-        parameter.data = parameter.data.to(wide if id(parameter) in dynamics else dtype)
