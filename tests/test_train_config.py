@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,11 @@ from statewise.configuration import from_dict, to_dict
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import Dynamics
+from statewise.mixers.h3 import H3Config
+from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.s4 import S4Config
+from statewise.mixers.s4d import S4DConfig
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
@@ -49,6 +54,8 @@ from statewise.train.schedule import Cadence, learning_rate_factor
         ("lr_min_ratio", 1.5),
         ("dynamics_lr_ratio", -1.0),
         ("dynamics_lr_max", 0.0),
+        ("dt_lr_ratio", 0.0),
+        ("dt_lr_max", -1.0),
         ("betas", (0.9, 1.0)),
         ("betas", (0.9,)),
         ("eps", 0.0),
@@ -166,6 +173,29 @@ def test_each_parameter_is_in_exactly_one_group(tie: bool) -> None:
         "vectors": 0.1,
         "dynamics": 0.0,
     }
+
+
+def test_dt_may_have_a_rate_of_its_own() -> None:
+    """As S4's published settings for ListOps: A and B at 1e-3, dt at the rate of everything else, 1e-2."""
+    mixers = (S4Config(d_state=4), S4DConfig(d_state=4), H3Config(d_state=4), MambaConfig(), Mamba2Config(d_head=4))
+    model = LanguageModelConfig(vocab_size=5, d_model=8, layers=mixers).build()
+    together = TrainConfig(steps=1, lr=1e-2, dynamics_lr_max=1e-3)
+    apart = replace(together, dt_lr_ratio=1.0)
+    groups = {g.name: g for g in parameter_groups(model, apart)}
+    assert (groups["dynamics"].lr_ratio, groups["dt"].lr_ratio) == pytest.approx((0.1, 1.0))
+    assert groups["dt"].weight_decay == 0.0
+    names = {name for name, _ in groups["dt"].parameters}
+    inside = ("dynamics.log_dt", "dynamics.log_dt", "dynamics.diagonal.log_dt")
+    assert {f"layers.{i}.mixer.{name}" for i, name in enumerate(inside)} < names
+    assert {name.rpartition(".")[2] for name in names} == {"log_dt", "dt_bias"}
+    assert len(names) == len(mixers)
+    before = {g.name: g for g in parameter_groups(model, together)}
+    assert "dt" not in before
+    assert {n for n, _ in before["dynamics"].parameters} == names | {n for n, _ in groups["dynamics"].parameters}
+    bounded = {g.name: g.lr_ratio for g in parameter_groups(model, replace(apart, dt_lr_ratio=0.5, dt_lr_max=2e-3))}
+    assert bounded["dt"] == pytest.approx(0.2)
+    with pytest.raises(ConfigError, match=r"dt_lr_max=0\.002 needs a rate of dt's own; set train\.dt_lr_ratio=1"):
+        replace(together, dt_lr_max=2e-3)
 
 
 def test_groups_survive_a_deepcopy() -> None:

@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,11 @@ class Dynamics(nn.Module):
 
     They live in a submodule of their own, so that the optimiser can give them their own group (no weight
     decay, often a smaller rate) and so that autocast and sharding can leave them in float32.
+
+    step_sizes: the names of those of its own parameters that dt is stored as, which may have a rate of their own again
     """
+
+    step_sizes: ClassVar[tuple[str, ...]] = ()
 
 
 class Freezable(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -115,6 +115,8 @@ class MambaDynamics(Dynamics):
 
     Shapes:  A_log, frequency: (d_inner, n), n being d_state, or d_state / 2 complex pairs   dt_bias, D: (d_inner,)
     """
+
+    step_sizes: ClassVar[tuple[str, ...]] = ("dt_bias",)
 
     def __init__(self, d_inner: int, config: MambaConfig) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -71,6 +71,8 @@ class Mamba2Config(MixerConfig):
 
 class Mamba2Dynamics(Dynamics):
     """A = -exp(A_log), the bias of dt before its softplus, and the skip D, one number a head each."""
+
+    step_sizes: ClassVar[tuple[str, ...]] = ("dt_bias",)
 
     def __init__(self, n_heads: int, config: Mamba2Config) -> None:
         super().__init__()

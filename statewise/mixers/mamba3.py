@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +76,8 @@ class Mamba3Config(MixerConfig):
 
 class Mamba3Dynamics(Dynamics):
     """The bias of dt before its softplus and the skip D, (n_heads,); the biases of B and C, (n_heads, d_state)."""
+
+    step_sizes: ClassVar[tuple[str, ...]] = ("dt_bias",)
 
     def __init__(self, n_heads: int, config: Mamba3Config) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,8 @@ class TimeInvariantConfig(MixerConfig):
 
 class StepSizes(Dynamics):
     """dt = exp(log_dt) * rate, one for each channel or one for all. Parent of the dynamics of S4, S4D and LSSL."""
+
+    step_sizes: ClassVar[tuple[str, ...]] = ("log_dt",)
 
     def __init__(self, d_model: int, config: TimeInvariantConfig) -> None:
         super().__init__()

@@ -73,6 +73,8 @@ class TrainConfig:
     lr_start_ratio: float = 0.0  # the rate that the warm-up rises from, as a fraction of lr
     dynamics_lr_ratio: float = 1.0  # rate of the parameters in a Dynamics module, as a multiple of the others'
     dynamics_lr_max: float | None = None  # and at most this at its highest; S4's rule is 1e-3 with a ratio of 1
+    dt_lr_ratio: float | None = None  # the same for the step sizes dt alone; None: as the rest of the dynamics
+    dt_lr_max: float | None = None
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1  # per unit of learning rate
@@ -110,11 +112,17 @@ class TrainConfig:
         self._require("evaluate_items", self.evaluate_items is None or self.evaluate_items >= 2, "at least 2, or None")
         for name in ("steps", "length", "evaluate_every", "evaluate_window", "save_every", "threads"):
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1, or None")
-        for name in ("minutes", "evaluate_minutes", "save_minutes", "clip_norm", "dynamics_lr_max"):
+        for name in ("minutes", "evaluate_minutes", "save_minutes", "clip_norm", "dynamics_lr_max", "dt_lr_max"):
             self._require(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0, or None")
         self._require("epochs", self.epochs is None or 0 < self.epochs < math.inf, "above 0 and finite, or None")
         for name in ("lr", "dynamics_lr_ratio", "eps"):
             self._require(name, 0 < getattr(self, name) < math.inf, "above 0")
+        self._require("dt_lr_ratio", self.dt_lr_ratio is None or 0 < self.dt_lr_ratio < math.inf, "above 0, or None")
+        if self.dt_lr_max is not None and self.dt_lr_ratio is None:
+            raise ConfigError(
+                f"TrainConfig.dt_lr_max={self.dt_lr_max} needs a rate of dt's own; set train.dt_lr_ratio=1, or leave "
+                "it out"
+            )
         for name in ("lr_min_ratio", "lr_start_ratio", "warmup", "decay"):
             self._require(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
         self._require("stop_at", self.stop_at is None or math.isfinite(self.stop_at), "finite, or None")

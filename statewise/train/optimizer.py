@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,6 +42,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> tuple[ParameterGr
     """Each trainable parameter in exactly one group; groups without parameters are left out.
 
     ``dynamics``     what a :class:`Dynamics` module holds: its own learning rate, no decay.
+    ``dt``           its step sizes, where ``dt_lr_ratio`` gives them a rate of their own: no decay.
     ``embeddings``   of ``nn.Embedding``: no decay, since rows of rare tokens would shrink with no gradient to
                      hold them (OLMo 2, arXiv:2501.00656, sec. 3.3). A tied head is the embedding.
     ``vectors``      norms, biases and whatever else has at most one axis: no decay.
@@ -54,15 +54,20 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> tuple[ParameterGr
     Errors: ConfigError naming a parameter of two or more axes that stands directly in a module of a type
             that is not listed here, for nothing says whether it should decay.
     """
-    members: dict[str, list[tuple[str, nn.Parameter]]] = {n: [] for n in ("maps", "embeddings", "vectors", "dynamics")}
+    names = ("maps", "embeddings", "vectors", "dynamics", "dt")
+    members: dict[str, list[tuple[str, nn.Parameter]]] = {name: [] for name in names}
+    ratios = {"dynamics": _ratio(config.dynamics_lr_ratio, config.dynamics_lr_max, config.lr)}
+    if config.dt_lr_ratio is not None:
+        ratios["dt"] = _ratio(config.dt_lr_ratio, config.dt_lr_max, config.lr)
     seen: set[int] = set()
     for module, name, parameter, in_dynamics in _walk(model):
         if id(parameter) in seen or not parameter.requires_grad:
             continue  # a tied parameter belongs where it is met first
         seen.add(id(parameter))
-        members[_group_of(module, name, parameter, in_dynamics)].append((name, parameter))
-    most = math.inf if config.dynamics_lr_max is None else config.dynamics_lr_max / config.lr
-    ratios = {"dynamics": min(config.dynamics_lr_ratio, most)}
+        group = _group_of(module, name, parameter, in_dynamics)
+        if group == "dynamics" and "dt" in ratios and _is_dt(module, name):
+            group = "dt"
+        members[group].append((name, parameter))
     decayed = ("maps", "embeddings", "vectors") if config.weight_decay_of == "all" else ("maps",)
     return tuple(
         ParameterGroup(
@@ -74,6 +79,15 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> tuple[ParameterGr
         for group, parameters in members.items()
         if parameters
     )
+
+
+def _ratio(ratio: float, most: float | None, lr: float) -> float:
+    """Of a group's rate to the run's highest, where the group's is at most so much."""
+    return ratio if most is None else min(ratio, most / lr)
+
+
+def _is_dt(module: nn.Module, name: str) -> bool:
+    return isinstance(module, Dynamics) and name.rpartition(".")[2] in module.step_sizes
 
 
 def _walk(
