@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from scored_models import MAMBA, MODELS, defined
 
 import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer
-from statewise.errors import ConfigError, DataError, InputError, NotFiniteError
+from statewise.errors import ConfigError, DataError
 
 pytest.importorskip("lm_eval", reason='lm-eval is not installed; pip install "statewise[eval]"')
 
@@ -19,131 +20,7 @@ from lm_eval.api.registry import get_model
 
 from statewise.evaluate import evaluate_text
 from statewise.integrations.lm_eval import StatewiseLM
-from statewise.integrations.lm_eval_prefixes import prefix_tree, walk
-from statewise.integrations.lm_eval_scores import score, write
-
-Pairs = list[tuple[list[int], list[int]]]
-
-
-def model_of(*layers: Any, **fields: Any) -> sw.LanguageModel:
-    torch.manual_seed(0)
-    return sw.LanguageModelConfig(vocab_size=257, d_model=32, layers=layers, **fields).build().eval()
-
-
-MAMBA = sw.MambaConfig(d_state=4)
-MODELS = {
-    "mamba": model_of(MAMBA, MAMBA),
-    "hybrid": model_of(MAMBA, sw.AttentionConfig(n_heads=4), sw.S4DConfig(d_state=8)),
-    "mamba2": model_of(sw.Mamba2Config(d_head=16, d_state=8)),
-    "positions": model_of(sw.H3Config(d_state=4), sw.AttentionConfig(n_heads=4), max_positions=400),
-}
-
-
-def requests_of(seed: int = 0) -> Pairs:
-    """Questions with common examples, of ragged lengths, four choices each; one whose choices are single tokens."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def ids(low: int, high: int) -> list[int]:
-        n = int(torch.randint(low, high, (), generator=generator))
-        return torch.randint(0, 256, (n,), generator=generator).tolist()
-
-    examples = ids(150, 151)
-    pairs = []
-    for _ in range(5):
-        context = examples + ids(3, 90)
-        pairs += [(context, ids(1, 9)) for _ in range(4)]
-    pairs += [(ids(1, 30), ids(1, 30)) for _ in range(6)]
-    pairs += [(examples, [token]) for token in (1, 2, 3)] + [(examples[:100], examples[100:]), ([7], [8])]
-    return pairs + pairs[:2]
-
-
-def defined(model: sw.LanguageModel, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-    """One request alone, in one call."""
-    with torch.no_grad():
-        logits = model(torch.tensor([context + continuation]))[0][0].double()
-    at = torch.arange(len(context) - 1, len(context) + len(continuation) - 1)
-    wanted = torch.tensor(continuation)
-    likeliest = logits[at].argmax(-1) == wanted
-    return float(logits.log_softmax(-1)[at, wanted].sum()), bool(likeliest.all())
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("batch_size", [1, 3, 16])
-def test_scores_are_those_of_each_request_alone(name: str, batch_size: int) -> None:
-    model, pairs = MODELS[name], requests_of()
-    expected = [defined(model, *pair) for pair in pairs]
-    told: dict[int, Any] = {}
-    for share in (True, False):
-        found = score(model, pairs, batch_size=batch_size, share=share, done=told.__setitem__)
-        assert [x.is_greedy for x in found] == [greedy for _, greedy in expected]
-        for got, (wanted, _) in zip(found, expected):
-            assert got.log_probability == pytest.approx(wanted, rel=1e-5)
-        assert [told.pop(i) for i in range(len(pairs))] == found
-
-
-def test_scores_in_float64_and_greedy_continuations() -> None:
-    model = model_of(MAMBA).double()
-    pairs = requests_of(1)
-    (token,) = sw.generate(model, torch.tensor(pairs[0][0]), max_new_tokens=1, temperature=0)
-    pairs.append((pairs[0][0], token.ids.tolist()))
-    found = score(model, pairs)
-    for got, pair in zip(found, pairs):
-        assert got.log_probability == pytest.approx(defined(model, *pair)[0], rel=1e-12)
-    assert found[-1].is_greedy
-    assert not found[0].is_greedy
-
-
-def test_every_sequence_is_its_way_through_the_tree() -> None:
-    sequences = [[*context, *continuation] for context, continuation in requests_of()]
-    found: dict[int, list[int]] = {}
-    n_read = 0
-
-    def read(batch: list[Any], state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The state is the text itself."""
-        nonlocal n_read
-        texts = []
-        for row, segment in enumerate(batch):
-            n_read += len(segment)
-            before = [int(x) for x in state[0][row] if x >= 0]
-            texts.append(before + list(segment.tokens[segment.begin : segment.end]))
-            found.update(dict.fromkeys(segment.ends, texts[-1]))
-        return (torch.nn.utils.rnn.pad_sequence([torch.tensor(x) for x in texts], True, padding_value=-1),)
-
-    walk(prefix_tree(sequences), (torch.full((1, 1), -1),), read, batch_size=3)
-    assert [found[i] for i in range(len(sequences))] == sequences
-    assert n_read < sum(map(len, sequences)) / 2.5
-    deep = [[1] * n for n in range(1, 1200)]  # each the beginning of the next
-    assert prefix_tree(deep, shortest=1)[0].members
-    assert prefix_tree([]) == []
-
-
-def test_common_text_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, read = model_of(MAMBA), []
-    features = model.features
-
-    def counted(tokens: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        read.append(tokens.numel())
-        return features(tokens, *args, **kwargs)
-
-    monkeypatch.setattr(model, "features", counted)
-    examples, question = list(range(200)), list(range(100))
-    pairs = [(examples + [i] + question, [choice, 1, 2]) for i in range(4) for choice in range(4)]
-    score(model, pairs)
-    assert sum(read) <= 200 + 4 * 101 + 16 * 2  # the last token of a continuation predicts nothing that is asked for
-
-
-def test_bad_requests() -> None:
-    model = model_of(MAMBA)
-    with pytest.raises(InputError, match="request 1 has a context without tokens"):
-        score(model, [([1], [2]), ([], [2])])
-    with pytest.raises(InputError, match="request 0 has a continuation without tokens"):
-        score(model, [([1], [])])
-    with pytest.raises(InputError, match="sequence without tokens"):
-        prefix_tree([[]])
-    with torch.no_grad():
-        model.norm.weight.fill_(float("nan"))
-    with pytest.raises(NotFiniteError):
-        score(model, [([1], [2])])
+from statewise.integrations.lm_eval_texts import write
 
 
 def instances(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:

@@ -213,12 +213,18 @@ def has_bounded_state(model: LanguageModel) -> bool:
     return all(mixer.bounded_state for mixer in model.modules() if isinstance(mixer, Mixer))
 
 
+def position_limit(model: LanguageModel) -> int | None:
+    """How many tokens the model has learned positions for; None: it reads texts of any length."""
+    limits = (module.num_embeddings for module in model.modules() if isinstance(module, LearnedPositions))
+    return min(limits, default=None)
+
+
 def _default_window(model: LanguageModel, *, forced: bool) -> int | None:
     """None where the state can be carried through a text of any length."""
-    limits = [module.num_embeddings for module in model.modules() if isinstance(module, LearnedPositions)]
-    if has_bounded_state(model) and not limits and not forced:
+    limit = position_limit(model)
+    if has_bounded_state(model) and limit is None and not forced:
         return None
-    return min([DEFAULT_WINDOW, *limits])
+    return min(DEFAULT_WINDOW, limit or DEFAULT_WINDOW)
 
 
 class _Block(NamedTuple):

@@ -21,10 +21,9 @@ from statewise.generate.sample import Sampling
 from statewise.generate.stopping import StopText, check_stop
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.freezing import freeze, has_operators_to_prepare
-from statewise.models.language_model import LanguageModel, LanguageModelState
+from statewise.models.language_model import SHORTEST_CHUNK, LanguageModel, LanguageModelState
 
 WORTH_PACKING = 16  # tokens: with fewer, packing the weights takes longer than it saves
-SHORTEST_CHUNK = 64  # steps of a row: what the chunked forms take at a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from statewise.errors import ConfigError, DataError, InputError
@@ -33,9 +33,10 @@ from tqdm import tqdm
 
 from statewise import __version__
 from statewise.data.tokenizers import Tokenizer
+from statewise.evaluate.likelihood import Score, keep_the_end, score
+from statewise.evaluate.perplexity import position_limit
 from statewise.integrations.lm_eval_opening import open_model, rows_together
-from statewise.integrations.lm_eval_scores import Score, score, write
-from statewise.mixers.positions import LearnedPositions
+from statewise.integrations.lm_eval_texts import write
 from statewise.models.language_model import LanguageModel
 
 # Of a task's generation_kwargs: what has another name here, and what changes nothing at this value.
@@ -95,8 +96,8 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         for name, value in (("max_length", max_length), ("max_gen_toks", max_gen_toks)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"StatewiseLM {name}={value!r} is out of range; use an integer of at least 1")
-        limits = [module.num_embeddings for module in self.model.modules() if isinstance(module, LearnedPositions)]
-        self.max_length = min([*limits, *([] if max_length is None else [max_length])], default=None)
+        limits = [limit for limit in (position_limit(self.model), max_length) if limit is not None]
+        self.max_length = min(limits, default=None)
         self.add_bos_token = not published if add_bos_token is None else add_bos_token
         self.max_gen_toks, self.seed = max_gen_toks, seed
         self._device = self.model.embedding.weight.device
@@ -150,7 +151,7 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
-        pairs = [self._cut(context, continuation) for _, context, continuation in requests]
+        pairs = [keep_the_end(context, continuation, self.max_length) for _, context, continuation in requests]
 
         def keep(i: int, result: Score) -> None:
             self.cache_hook.add_partial("loglikelihood", requests[i][0], tuple(result))
@@ -209,7 +210,10 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         return texts
 
     def _score(
-        self, pairs: list[tuple[list[int], list[int]]], keep: Callable[[int, Score], None], disable_tqdm: bool
+        self,
+        pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+        keep: Callable[[int, Score], None],
+        disable_tqdm: bool,
     ) -> list[Score]:
         with tqdm(total=len(pairs), desc="continuations scored", disable=disable_tqdm) as progress:
 
@@ -218,17 +222,6 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
                 progress.update()
 
             return score(self.model, pairs, batch_size=self.batch_size, done=done)
-
-    def _cut(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
-        """Without the beginning of a context that is too long."""
-        if self.max_length is None:
-            return context, continuation
-        if len(continuation) > self.max_length:
-            raise DataError(
-                f"a continuation has {len(continuation)} tokens and max_length is {self.max_length}; raise max_length, "
-                "or use a task that scores whole texts (loglikelihood_rolling)"
-            )
-        return context[-(self.max_length + 1 - len(continuation)) :], continuation
 
     def _windows(self, tokens: list[int]) -> list[tuple[list[int], list[int]]]:
         """(context, continuation) for a text: every token predicted once."""

@@ -19,6 +19,8 @@ from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance
 from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
 
+SHORTEST_CHUNK = 64  # steps of a row: what the chunked forms take at a time, and so the least worth reading at once
+
 
 class LanguageModelState(NamedTuple):
     """position: (batch,) int64, tokens read since the row's document began; layers: one state per layer."""

@@ -1,23 +1,18 @@
-"""The log-probabilities of many continuations of many contexts, and many continuations written."""
+"""The log-probabilities of many continuations of many contexts, of ids or of texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from statewise import kernels
 from statewise.data.tokenizers import Tokenizer
-from statewise.decoding import Decoder, why_not
-from statewise.errors import InputError, NotFiniteError
+from statewise.errors import DataError, InputError, NotFiniteError
 from statewise.evaluate.perplexity import MAX_LOGITS
-from statewise.generate import generate
-from statewise.generate.decode import WORTH_PACKING
-from statewise.generate.reading import Reading, extend, nothing_read, wide
-from statewise.integrations.lm_eval_prefixes import Segment, chunks, prefix_tree, select, walk
+from statewise.evaluate.prefixes import Segment, chunks, prefix_tree, walk
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel, LanguageModelState
@@ -66,7 +61,7 @@ def score(
             raise InputError(f"request {i} has a {empty} without tokens; give at least one")
     inputs = [[*context, *continuation[:-1]] for context, continuation in asked]
     roots = prefix_tree(inputs) if share else [Segment(x, 0, len(x), [i], [i]) for i, x in enumerate(inputs)]
-    scorer = _Scorer(_prepared(model), asked, done)
+    scorer = _Scorer(prepared(model), asked, done)
     with evaluation_mode(model), torch.inference_mode():
         walk(roots, model.initial_state(1), scorer.read, batch_size=batch_size)
     return [scorer.result(i) for i in range(len(asked))]
@@ -133,7 +128,7 @@ class _Scorer:
             part = places[begin : begin + at_once]
             here = np.flatnonzero((which >= begin) & (which < begin + len(part)))
             logits = self.model.head(flat[torch.from_numpy(part).to(flat.device)])
-            logits = logits.to(wide(logits.dtype))
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             at = torch.from_numpy(which[here] - begin).to(flat.device)
             wanted = torch.from_numpy(targets[here]).to(flat.device)
             log_probabilities = logits[at, wanted] - logits.logsumexp(-1)[at]
@@ -145,74 +140,53 @@ class _Scorer:
             np.logical_and.at(self.is_greedy, requests[here], likeliest.cpu().numpy())
 
 
-def write(
-    model: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    *,
-    tokenizer: Tokenizer,
-    max_new_tokens: int,
-    seed: int,
-    batch_size: int = 16,
-    done: Callable[[int, str], None] | None = None,
-    **options: Any,
-) -> list[str]:
-    """What the model writes after each prompt (ids, at least one): :func:`statewise.generate`, with ``options``.
-
-    What the beginnings of several prompts have in common is read once. Each prompt has a generator of its own, seeded
-    with ``seed`` and the number of prompts written before it: what is drawn may depend on ``batch_size``, what is
-    greedy does not.
-
-    done:    called with the index of a prompt and its text
-    Errors:  as for ``generate``
-    """
-    texts = [""] * len(prompts)
-    reader = _prepared(model)
-    every_batch: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "tokenizer": tokenizer,
-        "weights": _decoder(model, max_new_tokens),
-    }
-    n_written = 0
-
-    def read(batch: list[Segment], reading: Reading) -> Reading:
-        nonlocal n_written
-        with evaluation_mode(reader), torch.inference_mode():
-            for tokens, lengths, _ in chunks(batch, reader.embedding.weight.device):
-                reading = extend(reader, reading, tokens, lengths, None)
-        ended = [(row, i) for row, segment in enumerate(batch) for i in segment.ends]
-        for part in _cut(ended, batch_size):
-            state = select(reading, [row for row, _ in part])
-            indices = [i for _, i in part]
-            for i, text in zip(indices, continued(state, len(indices), seed + n_written)):
-                n_written += 1
-                texts[i] = text
-                if done is not None:
-                    done(i, text)
-        return reading
-
-    def continued(state: Reading, n_rows: int, seed: int) -> list[str]:
-        pieces: list[list[str]] = [[] for _ in range(n_rows)]
-        for token in generate(reader, state=state, seed=seed, **every_batch, **options):
-            assert token.text is not None  # a tokenizer was given
-            for row, piece in zip(pieces, token.text):
-                row.append(piece)
-        return ["".join(row) for row in pieces]
-
-    walk(prefix_tree(prompts), nothing_read(reader, 1, None), read, batch_size=batch_size)
-    return texts
-
-
-def _prepared(model: LanguageModel) -> LanguageModel:
+def prepared(model: LanguageModel) -> LanguageModel:
     """What does not depend on the input is computed once."""
     return freeze(model) if has_operators_to_prepare(model) else model
 
 
-def _decoder(model: LanguageModel, n_tokens: int) -> Decoder | None:
-    """One for all batches, where ``generate`` would make one for each."""
-    wanted = n_tokens > WORTH_PACKING and kernels.backend.backend() != "torch"
-    return Decoder(model) if wanted and why_not(model) is None else None
+def encode_pair(
+    tokenizer: Tokenizer, context: str, continuations: Sequence[str], *, document_token: bool = True
+) -> list[tuple[list[int], list[int]]]:
+    """The ids of a context and of each of its continuations, cut as lm-eval's models cut them.
+
+    A context and its continuation are tokenised together, and what the context alone makes is cut off, after the
+    context's white space has gone over to the continuation: " the" is one token where "the" after " " is another.
+
+    document_token: begin the context with it. An empty context is the document token in any case.
+
+    Errors:  DataError for a continuation that is empty or adds no token to its context.
+    """
+    stripped = context.rstrip()
+    begin = [tokenizer.document_token] if document_token or not stripped else []
+    inside = tokenizer.encode(stripped) if stripped else []
+    pairs = []
+    for continuation in continuations:
+        ids = tokenizer.encode(context + continuation)[len(inside) :]
+        if not continuation or not ids:
+            raise DataError(
+                f"the continuation {continuation!r} adds no token to its context, so there is nothing to score: begin "
+                "it with a space or another character that is a token of its own"
+            )
+        pairs.append((begin + inside, ids))
+    return pairs
 
 
-def _cut(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for begin in range(0, len(items), size):
-        yield items[begin : begin + size]
+def keep_the_end(
+    context: Sequence[int], continuation: Sequence[int], max_length: int | None
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Without the beginning of a context that is too long: a prediction depends on ``max_length`` tokens at most.
+
+    Errors:  DataError if the continuation alone is longer.
+
+    >>> keep_the_end([1, 2, 3, 4], [5, 6], 3)
+    ([3, 4], [5, 6])
+    """
+    if max_length is None:
+        return context, continuation
+    if len(continuation) > max_length:
+        raise DataError(
+            f"a continuation has {len(continuation)} tokens and max_length is {max_length}; raise max_length, "
+            "or score whole texts"
+        )
+    return context[-(max_length + 1 - len(continuation)) :], continuation

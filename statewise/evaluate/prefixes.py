@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from statewise.errors import InputError
-from statewise.generate.decode import SHORTEST_CHUNK
+from statewise.models.language_model import SHORTEST_CHUNK
 
 Carried = TypeVar("Carried")
 
