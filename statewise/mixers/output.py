@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise.mixers.activations import ACTIVATIONS
+from statewise.mixers.dropout import build_dropout
 from statewise.mixers.projection import Linear
 
 
@@ -20,12 +21,19 @@ class OutputHalf(nn.Module):
     """
 
     def __init__(
-        self, d_inner: int, d_model: int, *, activation: str = "gelu", dropout: float = 0.0, gated: bool = True
+        self,
+        d_inner: int,
+        d_model: int,
+        *,
+        activation: str = "gelu",
+        dropout: float = 0.0,
+        tied_dropout: bool = False,
+        gated: bool = True,
     ) -> None:
         super().__init__()
         self.d_model, self.gated = d_model, gated
         self.activation = ACTIVATIONS[activation]
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = build_dropout(dropout, tied=tied_dropout)
         self.linear = Linear(d_inner, 2 * d_model if gated else d_model)
         self.reset_parameters()
 

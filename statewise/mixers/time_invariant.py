@@ -28,6 +28,7 @@ class TimeInvariantConfig(MixerConfig):
     bidirectional: a second C reads the same systems run backwards in time; there is then no state, and no decoding
     dt_range:      dt is drawn log-uniformly from it
     tied_dt:       one dt for all channels
+    tied_dropout:  dropout takes whole features, at all steps alike: :class:`~statewise.mixers.dropout.TiedDropout`
     activation, dropout, gated_output: see :class:`~statewise.mixers.output.OutputHalf`
     """
 
@@ -38,6 +39,7 @@ class TimeInvariantConfig(MixerConfig):
     tied_dt: bool = False
     activation: str = "gelu"
     dropout: float = 0.0
+    tied_dropout: bool = False
     gated_output: bool = True
 
     def __post_init__(self) -> None:
@@ -139,6 +141,7 @@ class TimeInvariantMixer(PreparableMixer):
             d_model,
             activation=config.activation,
             dropout=config.dropout,
+            tied_dropout=config.tied_dropout,
             gated=config.gated_output,
         )
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from statewise.errors import ConfigError
 from statewise.mixers.base import MixerConfig, check_input
+from statewise.mixers.dropout import build_dropout
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.mlp import MLPConfig
 from statewise.models.rms_norm import RMSNorm
@@ -25,6 +26,11 @@ def build_norm(kind: str, d_model: int, eps: float) -> RMSNorm | nn.LayerNorm:
     return RMSNorm(d_model, eps=eps) if kind == "rms" else nn.LayerNorm(d_model, eps=eps)
 
 
+def build_any_norm(kind: str, d_model: int, eps: float) -> RMSNorm | nn.LayerNorm | BatchNorm:
+    """One of ``BLOCK_NORMS``; call it by :func:`apply_norm`."""
+    return BatchNorm(d_model, eps=eps) if kind == "batch" else build_norm(kind, d_model, eps)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
     """One layer. A bare mixer config stands for a block without an MLP (see :func:`as_block`).
@@ -32,6 +38,7 @@ class BlockConfig:
     norm:      "rms", "layer" or "batch" (:class:`~statewise.models.batch_norm.BatchNorm`)
     placement: "pre": x + f(norm(x)); "post": norm(x + f(x))
     dropout:   of each branch, before it joins the residual stream
+    tied_dropout: dropout takes whole features, at all steps alike: :class:`~statewise.mixers.dropout.TiedDropout`
     """
 
     mixer: MixerConfig
@@ -39,6 +46,7 @@ class BlockConfig:
     norm: str = "rms"
     norm_eps: float = 1e-5
     dropout: float = 0.0
+    tied_dropout: bool = False
     placement: str = "pre"
 
     def __post_init__(self) -> None:
@@ -79,17 +87,11 @@ class Block(nn.Module):
     def __init__(self, d_model: int, config: BlockConfig) -> None:
         super().__init__()
         self.d_model, self.config = d_model, config
-        self.mixer_norm = self._build_norm()
+        self.mixer_norm = build_any_norm(config.norm, d_model, config.norm_eps)
         self.mixer = config.mixer.build(d_model)
-        self.mlp_norm = None if config.mlp is None else self._build_norm()
+        self.mlp_norm = None if config.mlp is None else build_any_norm(config.norm, d_model, config.norm_eps)
         self.mlp = None if config.mlp is None else config.mlp.build(d_model)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def _build_norm(self) -> RMSNorm | nn.LayerNorm | BatchNorm:
-        config = self.config
-        if config.norm == "batch":
-            return BatchNorm(self.d_model, eps=config.norm_eps)
-        return build_norm(config.norm, self.d_model, config.norm_eps)
+        self.dropout = build_dropout(config.dropout, tied=config.tied_dropout)
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         for norm in (self.mixer_norm, self.mlp_norm):
@@ -111,18 +113,21 @@ class Block(nn.Module):
         if lengths is not None:
             x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)
         post = self.config.placement == "post"
-        y, state = self.mixer(x if post else _norm(self.mixer_norm, x, lengths), state, lengths=lengths, starts=starts)
+        y, state = self.mixer(
+            x if post else apply_norm(self.mixer_norm, x, lengths), state, lengths=lengths, starts=starts
+        )
         x = x + self.dropout(y)
         if post:
-            x = _norm(self.mixer_norm, x, lengths)
+            x = apply_norm(self.mixer_norm, x, lengths)
         if self.mlp is not None and self.mlp_norm is not None:
-            y = self.mlp(x if post else _norm(self.mlp_norm, x, lengths))
+            y = self.mlp(x if post else apply_norm(self.mlp_norm, x, lengths))
             x = x + self.dropout(y)
             if post:
-                x = _norm(self.mlp_norm, x, lengths)
+                x = apply_norm(self.mlp_norm, x, lengths)
         return x, state
 
 
-def _norm(norm: nn.Module, x: Tensor, lengths: Tensor | None) -> Tensor:
+def apply_norm(norm: nn.Module, x: Tensor, lengths: Tensor | None) -> Tensor:
+    """A norm of either kind: over each step alone, or over the real steps of the batch."""
     normed: Tensor = norm(x, lengths) if isinstance(norm, BatchNorm) else norm(x)
     return normed

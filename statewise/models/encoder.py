@@ -16,7 +16,7 @@ from statewise.kernels.batching import whole
 from statewise.mixers.base import MixerConfig, check_dtype
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance
-from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
+from statewise.models.block import BLOCK_NORMS, NORMS, BlockConfig, apply_norm, as_block, build_any_norm
 from statewise.models.frames import check_frame_state, frames, initial_frame_state
 from statewise.models.pooling import POOLINGS, build_pooling
 from statewise.operators.masks import mask_time
@@ -38,8 +38,8 @@ class SequenceModelConfig(ModelConfig):
     """The fields that every model of whole sequences has. Exactly one of ``d_input`` and ``vocab_size`` is given.
 
     pooling: "mean", "last" or "attention" over the steps of a sequence; None: an output for every step.
-    norm: "rms" or "layer", after the last layer; None: none. "auto": none where the last block is post-norm, whose
-    output is normed already; else the last block's norm, or "layer" where that is batch norm.
+    norm: "rms", "layer" or "batch", after the last layer; None: none. "auto": none where the last block is post-norm,
+    whose output is normed already; else the last block's norm, or "layer" where that is batch norm.
     frame_length: so many steps are read side by side as one step of the layers, which is cheaper by about that factor;
     steps behind the last whole frame wait for the next call (in the state), or are not read. Needs a pooling.
     """
@@ -73,8 +73,8 @@ class SequenceModelConfig(ModelConfig):
             )
         if self.pooling is not None and self.pooling not in POOLINGS:
             raise ConfigError(f"{name}.pooling={self.pooling!r} is unknown; use one of {list(POOLINGS)}, or None")
-        if self.norm is not None and self.norm not in ("auto", *NORMS):
-            raise ConfigError(f"{name}.norm={self.norm!r} is unknown; use one of {['auto', *NORMS]}, or None")
+        if self.norm is not None and self.norm not in ("auto", *BLOCK_NORMS):
+            raise ConfigError(f"{name}.norm={self.norm!r} is unknown; use one of {['auto', *BLOCK_NORMS]}, or None")
         number = isinstance(self.dropout, (int, float)) and not isinstance(self.dropout, bool)
         if not (number and 0.0 <= self.dropout < 1.0):
             raise ConfigError(f"{name}.dropout={self.dropout!r} is out of range; use a number, 0 <= dropout < 1")
@@ -142,13 +142,16 @@ class SequenceModel(Model, abc.ABC):
         else:
             self.embedding = nn.Embedding(cast("int", config.vocab_size), config.d_model)
         self.layers = nn.ModuleList(block.build(config.d_model) for block in config.blocks)
-        self.norm = (
-            None if config.final_norm is None else build_norm(config.final_norm, config.d_model, config.norm_eps)
-        )
+        final = config.final_norm
+        self.norm = None if final is None else build_any_norm(final, config.d_model, config.norm_eps)
         self.pooling = None if config.pooling is None else build_pooling(config.pooling, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.head = Linear(config.d_model, config.n_outputs)
+        self.head = self._build_head()
         self.reset_parameters()
+
+    def _build_head(self) -> Linear:
+        """What makes outputs of the features, pooled if there is a pooling; its weight has the model's dtype."""
+        return Linear(self.config.d_model, self.config.n_outputs)
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
@@ -218,7 +221,7 @@ class SequenceModel(Model, abc.ABC):
                 h, layer_state = layer(h, layer_state, lengths=lengths, starts=starts)
             states.append(layer_state)
         if self.norm is not None:
-            h = self.norm(h)
+            h = apply_norm(self.norm, h, lengths)
         if state is None or position is None:
             return h, lengths, None
         return h, lengths, SequenceState(position, tuple(states), state.pooling, waiting)

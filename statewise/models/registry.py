@@ -23,6 +23,7 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.forecaster import ForecasterConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
+from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.models.regressor import SequenceRegressorConfig
 
 # A new family of mixers, or a new kind of model, is one line here. Who has a class of their own adds it before a file
@@ -41,6 +42,7 @@ CONFIG_TYPES: dict[str, type] = {
     "Mamba2Config": Mamba2Config,
     "Mamba3Config": Mamba3Config,
     "MambaConfig": MambaConfig,
+    "PairClassifierConfig": PairClassifierConfig,
     "S4Config": S4Config,
     "S4DConfig": S4DConfig,
     "SequenceClassifierConfig": SequenceClassifierConfig,

@@ -125,7 +125,7 @@ def _ends(
 
 def _folded_head(norm: str, decoder: str) -> list[Entry]:
     """A batch norm after the last layer, as part of the head: as it runs in evaluation it is a scale and a shift of
-    each feature, which pooling does not touch. No model here ends in one, so its head is trained on without it."""
+    each feature, which pooling does not touch. Trained on, it goes without the norm's statistics of each batch."""
 
     def fold(weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, matrix: Tensor, offset: Tensor) -> Any:
         wide = matrix.double()
