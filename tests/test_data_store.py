@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_data_tokenizers import TEXT, byte_level
 
+from statewise.data.made_once import ABANDONED_SECONDS, cache_folder
 from statewise.data.sources import find_documents
 from statewise.data.splits import SPLITS, Part
 from statewise.data.text import Corpus, TextDataConfig, open_corpus
-from statewise.data.token_store import ABANDONED_SECONDS, _piece_end, cache_folder, read_part
+from statewise.data.token_store import _piece_end, read_part
 from statewise.data.tokenizers import FileTokenizer
 from statewise.errors import DataError
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import pickle
-import secrets
-import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from statewise.data.made_once import cache_folder, made_once
 from statewise.data.sequences import Found, Rows
-from statewise.data.token_store import cache_folder
 from statewise.errors import DataError
 
 FORMAT = 1
@@ -106,34 +103,12 @@ def _to_grey(pixels: np.ndarray) -> np.ndarray:
 
 
 def _open_or_build(place: Path, progress: Progress | None) -> _Images:
-    root = cache_folder() / "images"
-    final = root / _key(place)
-    images = _open(final)
-    if images is not None:
-        return images
-    temporary = root / f".{final.name}.{secrets.token_hex(4)}"
-    try:
-        temporary.mkdir(parents=True)
-        _build(temporary, place, progress)
-        if final.is_dir():  # damaged, or made by another process meanwhile
-            shutil.rmtree(final, ignore_errors=True)
-        os.rename(temporary, final)
-    except OSError as error:
-        images = _open(final)  # another process was first
-        if images is None:
-            raise DataError(
-                f"cannot write the image cache in {root}: {error.strerror or error}; "
-                "set STATEWISE_CACHE to a folder with room that you may write to"
-            ) from error
-        return images
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    images = _open(final)
-    if images is None:
-        raise DataError(
-            f"the image cache in {root} does not keep what is written to it; set STATEWISE_CACHE to another"
-        )
-    return images
+    return made_once(
+        cache_folder() / "images" / _key(place),
+        load=_open,
+        build=lambda folder: _build(folder, place, progress),
+        noun="image cache",
+    )
 
 
 def _key(place: Path) -> str:

@@ -19,6 +19,8 @@ class LabelledBatch(NamedTuple):
     targets: (batch,) int64 classes or (batch, d_output) float32; or a step at a time (batch, length) and
         (batch, length, d_output). A class of -100 does not count.
     lengths: (batch,) int64; None where every row is as long as the batch.
+
+    Of pairs, inputs and lengths have 2 batch rows: those of pair i are 2i and 2i + 1.
     """
 
     inputs: Tensor
@@ -27,14 +29,14 @@ class LabelledBatch(NamedTuple):
 
 
 class Split(Protocol):
-    """What batches are made from: ``LabelledSplit``, ``MemorySplit``."""
+    """What batches are made from: ``LabelledSplit``, ``MemorySplit``, ``TokenRowsSplit``."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def lengths(self) -> np.ndarray:
-        """(n,) int64, of the rows."""
+        """(n,) int64, of the rows; or (n, 2) where each is a pair."""
 
     def __len__(self) -> int: ...
 
@@ -74,7 +76,7 @@ class LabelledBatches:
     def _order(self, number: int) -> np.ndarray:
         generator = np.random.default_rng([self.seed, number])
         rows = generator.permutation(len(self.split))[: self.steps_per_epoch * self.batch_size]
-        lengths = self.split.lengths[rows]
+        lengths = _longest(self.split.lengths[rows])
         if (lengths == lengths[0]).all():
             return rows.reshape(-1, self.batch_size)
         pool = POOL_BATCHES * self.batch_size
@@ -84,16 +86,21 @@ class LabelledBatches:
 
 def batches_in_order(split: Split, batch_size: int, max_rows: int | None = None) -> Iterator[LabelledBatch]:
     """Every row once, or each of the first ``max_rows``: for evaluation. Sorted by length, so that little is padded."""
-    rows = np.argsort(split.lengths[:max_rows], kind="stable")
+    rows = np.argsort(_longest(split.lengths[:max_rows]), kind="stable")
     for low in range(0, len(rows), batch_size):
         yield read_batch(split, rows[low : low + batch_size])
 
 
 def read_batch(split: Split, rows: np.ndarray) -> LabelledBatch:
     """These rows of a split."""
-    lengths = split.lengths[rows]
+    lengths = split.lengths[rows].ravel()
     ragged = (lengths != lengths.max()).any()
     inputs, targets = split.read(rows)
     return LabelledBatch(
         torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(lengths) if ragged else None
     )
+
+
+def _longest(lengths: np.ndarray) -> np.ndarray:
+    """(n,): of a pair, the longer one's."""
+    return lengths if lengths.ndim == 1 else lengths.max(1)

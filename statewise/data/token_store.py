@@ -14,14 +14,10 @@ not agree with its checksums is built again.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
-import secrets
-import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +25,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from statewise.data.made_once import cache_folder, made_once, sync_folder
 from statewise.data.splits import Part
 from statewise.data.tokenizers import Tokenizer, token_dtype
 from statewise.errors import DataError
 
 FORMAT = 1
 PIECE_BYTES = 4 << 20  # text in memory at once; a longer document is tokenised in pieces
-ABANDONED_SECONDS = 3600  # a build that wrote nothing for so long has died
-ATTEMPTS = 5
 
 Progress = Callable[[int, int], None]
 
@@ -54,18 +49,6 @@ class TokenStore:
     fingerprint: str
 
 
-def cache_folder() -> Path:
-    """``$STATEWISE_CACHE``, else ``$XDG_CACHE_HOME/statewise``, else ``~/.cache/statewise``. Safe to delete."""
-    if chosen := os.environ.get("STATEWISE_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base, "statewise").absolute()
-    try:
-        return Path.home() / ".cache" / "statewise"
-    except RuntimeError as error:
-        raise DataError("no home folder to keep the token cache in; set STATEWISE_CACHE to a folder") from error
-
-
 def open_store(parts: Sequence[Part], tokenizer: Tokenizer, progress: Progress | None = None) -> TokenStore:
     """The tokens of these parts of documents, in order; tokenised now if no good store of them is in the cache.
 
@@ -76,30 +59,11 @@ def open_store(parts: Sequence[Part], tokenizer: Tokenizer, progress: Progress |
     Errors:  DataError if a document cannot be read, changes while it is read, or is not text that the tokenizer
              takes; if the cache cannot be written.
     """
-    root = cache_folder() / "tokens"
-    final = root / _key(parts, tokenizer)
-    temporary: Path | None = None
-    try:
-        for _ in range(ATTEMPTS):
-            if (store := _open(final)) is not None:
-                return store
-            try:
-                if temporary is None:
-                    temporary = _make_temporary(root, final.name)
-                    _build(temporary, parts, tokenizer, progress)
-                if _publish(temporary, final):
-                    temporary = None
-            except OSError as error:
-                raise DataError(
-                    f"cannot write the token cache in {root}: {error.strerror or error}; "
-                    "set STATEWISE_CACHE to a folder with room that you may write to"
-                ) from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-    raise DataError(
-        f"the token cache in {root} does not keep what is written to it: {final.name} was damaged {ATTEMPTS} times "
-        "over; set STATEWISE_CACHE to a folder on another disk"
+    return made_once(
+        cache_folder() / "tokens" / _key(parts, tokenizer),
+        load=_open,
+        build=lambda folder: _build(folder, parts, tokenizer, progress),
+        noun="token cache",
     )
 
 
@@ -179,21 +143,6 @@ def _open_checked(folder: Path, name: str, meta: dict[str, Any], dtype: np.dtype
     return array
 
 
-def _make_temporary(root: Path, name: str) -> Path:
-    """A new hidden folder beside the final one; those of builds that have died are removed."""
-    root.mkdir(parents=True, exist_ok=True)
-    for old in root.glob(".*"):
-        try:
-            latest = max(path.stat().st_mtime for path in [old, *old.iterdir()])
-        except OSError:  # its owner has just renamed or removed it
-            continue
-        if time.time() - latest > ABANDONED_SECONDS:
-            shutil.rmtree(old, ignore_errors=True)
-    temporary = root / f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
-    temporary.mkdir()
-    return temporary
-
-
 def _build(folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, progress: Progress | None) -> None:
     dtype = token_dtype(tokenizer.vocab_size)
     document_token = np.array([tokenizer.document_token], dtype).tobytes()
@@ -222,7 +171,7 @@ def _build(folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, progress: 
         writer = _Writer(file)
         writer.write(json.dumps(meta, indent=1).encode())
         writer.close()
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
 def _tokenize(tokenizer: Tokenizer, data: bytes, part: Part, position: int) -> np.ndarray:
@@ -255,39 +204,3 @@ class _Writer:
         self._file.flush()
         os.fsync(self._file.fileno())
         return {"bytes": self.n_bytes, "blake2b": self._digest.hexdigest()}
-
-
-def _publish(temporary: Path, final: Path) -> bool:
-    """Rename the finished folder into place; False if another process was first, or if what was there is damaged.
-
-    A damaged folder is moved aside under a hidden name, so that the next attempt finds the place free. Processes that
-    have it mapped keep their pages.
-    """
-    try:
-        os.rename(temporary, final)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            raise
-        if _open(final) is None:
-            aside = temporary.with_name(f"{temporary.name}.damaged")
-            try:
-                os.rename(final, aside)
-            except FileNotFoundError:  # another process has moved it
-                return False
-            if aside.is_dir():
-                shutil.rmtree(aside, ignore_errors=True)
-            else:
-                aside.unlink(missing_ok=True)
-        return False
-    _sync_folder(final.parent)
-    return True
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot open a folder to flush it
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

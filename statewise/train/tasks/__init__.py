@@ -10,6 +10,7 @@ from typing import Any
 
 from statewise.data.base import DataConfig
 from statewise.data.labelled import LabelledDataConfig
+from statewise.data.long_range import LongRangeDataConfig
 from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
 from statewise.data.synthetic_languages import SyntheticLanguageConfig
@@ -29,6 +30,7 @@ __all__ = ["TASKS", "BatchSource", "Table", "Task", "open_task", "run_types", "t
 # A new kind of data, with what is learned from it, is one line here. Where there are several tasks the model decides.
 TASKS: dict[type[DataConfig], tuple[type[Task[Any, Any]], ...]] = {
     LabelledDataConfig: (ClassificationTask, RegressionTask),
+    LongRangeDataConfig: (ClassificationTask,),
     MemoryDataConfig: (ClassificationTask, RegressionTask),
     SeriesDataConfig: (ForecastingTask,),
     SyntheticLanguageConfig: (RecallTask,),

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from statewise.data.base import DataConfig
 from statewise.data.labelled import LabelledData, LabelledDataConfig, open_labelled
 from statewise.data.labelled_batches import LabelledBatch, LabelledBatches
+from statewise.data.long_range import LongRangeData, LongRangeDataConfig, open_long_range
 from statewise.data.memory_tasks import MemoryData, MemoryDataConfig, open_memory_task
+from statewise.data.progress import on_terminal
 from statewise.data.splits import SPLITS
 from statewise.errors import ConfigError, DataError
 from statewise.models.classifier import SequenceClassifierConfig
@@ -29,10 +31,16 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
 
     unit = "sequences"
     noun = "data"
+    reads_pairs = False  # whether a row is a pair of sequences
 
     def __init__(self, run: RunConfig) -> None:
         super().__init__(run)
         self.data = open_sequences(run.data)
+        if isinstance(self.data, LongRangeData) and self.data.is_pairs and not self.reads_pairs:
+            raise ConfigError(
+                f"the rows of data.task={self.data.config.task!r} are pairs of documents; model is a "
+                f"{type(run.model).__name__}: use a PairClassifierConfig"
+            )
         is_classifier = isinstance(run.model, SequenceClassifierConfig)
         if is_classifier != bool(self.data.classes):
             needed, given = ("Regressor", "numbers") if is_classifier else ("Classifier", "classes")
@@ -100,15 +108,20 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
         return LabelledBatches(self.data.split("train"), self.run.train.batch_size, self.run.train.seed)
 
 
-def open_sequences(config: DataConfig) -> LabelledData | MemoryData:
-    """The data of either kind."""
+SequenceData = LabelledData | MemoryData | LongRangeData
+
+
+def open_sequences(config: DataConfig) -> SequenceData:
+    """The data of any of the kinds; on a terminal it shows how far images and rows are that are made once."""
     if isinstance(config, MemoryDataConfig):
         return open_memory_task(config)
+    if isinstance(config, LongRangeDataConfig):
+        return open_long_range(config, progress=on_terminal(f"{config.task}: making the rows,"))
     assert isinstance(config, LabelledDataConfig)
-    return open_labelled(config)
+    return open_labelled(config, progress=on_terminal(f"{config.source}: decoding the images,"))
 
 
-def fields_of(data: LabelledData | MemoryData) -> dict[str, Any]:
+def fields_of(data: SequenceData) -> dict[str, Any]:
     """The fields of a model that fits the data; the pooling only where there may be none."""
     fields: dict[str, Any] = {"d_input": data.d_input, "vocab_size": data.vocab_size}
     fields |= {"n_classes": len(data.classes)} if data.classes else {"d_output": data.d_output}

@@ -1,0 +1,105 @@
+"""The opened data of a task of the Long Range Arena."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from statewise.data.long_range.config import PAIRS, LongRangeDataConfig
+from statewise.data.long_range.split import TokenRowsSplit
+from statewise.data.sequences import LabelledSplit
+from statewise.data.splits import SPLITS
+from statewise.errors import ConfigError, DataError
+
+Split = TokenRowsSplit | LabelledSplit
+
+
+@dataclass(frozen=True)
+class LongRangeData:
+    """Opened data. ``split`` gives "train", "validation" and "test".
+
+    classes: their names.  vocabulary: the tokens in order; empty where steps are numbers.
+    content: equal only for the same rows.  notes: what a reader of results has to be told.
+    """
+
+    config: LongRangeDataConfig
+    splits: Mapping[str, Split]
+    classes: tuple[str, ...]
+    vocabulary: tuple[str, ...]
+    content: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_pairs(self) -> bool:
+        """Whether a row is a pair of documents."""
+        return self.config.task in PAIRS
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Of the tokens; None where steps are numbers."""
+        return len(self.vocabulary) or None
+
+    @property
+    def d_input(self) -> int | None:
+        """Numbers a step; None where steps are tokens."""
+        return None if self.vocabulary else 1
+
+    @property
+    def d_output(self) -> int:
+        """There are classes, and no numbers to predict."""
+        return 0
+
+    @property
+    def each_step(self) -> bool:
+        """Whether every step has a target of its own; here a row has one."""
+        return False
+
+    @property
+    def max_length(self) -> int:
+        """Of the longest row, or document of a pair, of all splits."""
+        return max(int(split.lengths.max()) for split in self.splits.values())
+
+    def split(self, name: str) -> Split:
+        """One of "train", "validation", "test".
+
+        Errors:  DataError if it has no rows; ConfigError for another name.
+        """
+        if name not in SPLITS:
+            raise ConfigError(f"there is no split {name!r}; use one of {list(SPLITS)}")
+        if name not in self.splits:
+            raise DataError(f"there is no {name} split: data.n_{name} or data.{name}_fraction is 0; set it above 0")
+        return self.splits[name]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal only for the same rows in the same splits: what a resumed run is held against."""
+        digest = hashlib.sha256(json.dumps([self.content, self.classes, self.vocabulary]).encode())
+        for name, split in sorted(self.splits.items()):
+            digest.update(name.encode())
+            for array in (split.begins, split.lengths, split.targets):
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def describe(self) -> str:
+        """The task and how much of it there is: a few lines to print."""
+        steps = f"tokens of {self.vocab_size}" if self.vocabulary else "numbers"
+        what = "pairs of documents" if self.is_pairs else "sequences"
+        lines = [
+            f"data       {self.config.task}: {len(self.classes)} classes; steps are {steps}",
+            *(f"note       {note}" for note in self.notes),
+        ]
+        for name in SPLITS:
+            if name in self.splits:
+                split = self.splits[name]
+                low, high = int(split.lengths.min()), int(split.lengths.max())
+                length = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+                share = np.bincount(split.targets).max() / len(split)
+                lines.append(
+                    f"{name:<10} {len(split):,} {what} of {length} steps; the most frequent class is {share:.1%}"
+                )
+        return "\n".join(lines)
