@@ -268,6 +268,7 @@ def test_what_may_change_may_change(tmp_path: Path) -> None:
         "device": "cpu",
         "threads": 1,
         "gradient_checkpointing": True,
+        "check_memory": False,
     }
     others = {"train.compile", "data.source", "data.folder"}
     assert {f"train.{name}" for name in changes} | others == CHANGEABLE_ON_RESUME

@@ -11,6 +11,9 @@ from torch.autograd import forward_ad
 
 from statewise.errors import InputError
 
+# What runs, by qualified name: for whoever follows what an operator does inside
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
+
 
 def register(
     name: str,
@@ -31,8 +34,9 @@ def register(
     autocast is off inside.
     """
     qualified = f"statewise::{name}"
+    IMPLEMENTATIONS[qualified] = _in_its_own_precision(implementation)
     torch.library.define(qualified, schema)
-    torch.library.impl(qualified, "default", _in_its_own_precision(implementation))
+    torch.library.impl(qualified, "default", IMPLEMENTATIONS[qualified])
     torch.library.register_fake(qualified, fake)
     torch.library.register_autograd(qualified, backward, setup_context=setup_context)
     if vmap is not None:

@@ -26,6 +26,7 @@ _PRECISIONS = {torch.float32: "_f32", torch.float64: "_f64", None: ""}
 _ARGUMENTS = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "d": ctypes.c_double}
 
 _forced: str | None = None
+_rehearsing = False
 
 
 def available() -> bool:
@@ -73,6 +74,19 @@ def forced(name: str) -> Iterator[None]:
         _forced = before
 
 
+@contextmanager
+def rehearsed() -> Iterator[None]:
+    """Within it, a call that is given a tensor without memory (a FakeTensor of PyTorch) does nothing: what it would
+    have written is not there either. What is around the calls, such as their scratch memory, can then be counted.
+    """
+    global _rehearsing
+    before, _rehearsing = _rehearsing, True
+    try:
+        yield
+    finally:
+        _rehearsing = before
+
+
 def n_threads() -> int:
     """How many threads a kernel may use: as many as PyTorch may."""
     return torch.get_num_threads()
@@ -84,7 +98,16 @@ def function(name: str, dtype: torch.dtype | None, arguments: str) -> Callable[.
     ``arguments`` has a letter for each: "p" a tensor (its memory; contiguous, on the CPU) or None, "l" an integer, "d"
     a float.
     """
-    return _function(name, dtype, arguments, instruction_set())
+    call = _function(name, dtype, arguments, instruction_set())
+    return _unless_fake(call) if _rehearsing else call
+
+
+def _unless_fake(call: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*values: Any) -> None:
+        if not any(hasattr(value, "fake_mode") for value in values):
+            call(*values)
+
+    return run
 
 
 @functools.cache

@@ -29,7 +29,8 @@ def in_huge_pages(fresh: Tensor) -> Tensor:
 
     They also spare what reads gigabytes, such as the weights of a model, most of the lookups of addresses.
     """
-    advise = _advise() if fresh.device.type == "cpu" and fresh.nbytes >= _LARGE else None
+    has_memory = fresh.device.type == "cpu" and type(fresh) is Tensor  # not so a FakeTensor
+    advise = _advise() if has_memory and fresh.nbytes >= _LARGE else None
     if advise is not None:
         first = -(-fresh.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         advise(first, (fresh.data_ptr() + fresh.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_HUGEPAGE)

@@ -14,6 +14,7 @@ SCHEDULES = ("cosine", "linear", "wsd")
 PRECISIONS = ("float32", "bfloat16")
 MATMULS = ("default", "fast")
 DEVICES = ("auto", "cpu", "cuda")
+DATA_PARALLEL = ("ddp", "fsdp")
 
 # What a resumed run may set anew: how long it goes on, what it leaves on the way, and the machine it runs on
 # with the place of the data there.
@@ -36,8 +37,34 @@ CHANGEABLE_ON_RESUME = frozenset(
         "train.threads",
         "train.compile",
         "train.gradient_checkpointing",
+        "train.check_memory",
+        "train.parallel.data",
+        "train.parallel.tensor",
+        "train.parallel.sequence",
     }
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the processes of one run share the work; see docs/distributed.md. What is left over shares the rows of each
+    batch: with torchrun's 8 processes, tensor=2 and sequence=2, two ranks have half of the rows each.
+
+    data:     "ddp": each rank has the whole model; "fsdp": each holds a part of every layer (FSDP2)
+    tensor:   so many ranks share the matrices of each layer's projections
+    sequence: so many ranks share each sequence, one contiguous piece each
+    """
+
+    data: str = "ddp"
+    tensor: int = 1
+    sequence: int = 1
+
+    def __post_init__(self) -> None:
+        if self.data not in DATA_PARALLEL:
+            raise ConfigError(f"ParallelConfig.data={self.data!r} is unknown; use one of {list(DATA_PARALLEL)}")
+        for name in ("tensor", "sequence"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"ParallelConfig.{name}={getattr(self, name)} is too small; use at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +116,10 @@ class TrainConfig:
     matmul: str = "default"  # float32 products: as PyTorch is set, or for the length of the run "fast" (see below)
     compile: bool = False  # torch.compile; needs a compiler, and a minute at the start
     gradient_checkpointing: bool = False  # recompute each block in the backward pass: less memory, more time
+    check_memory: bool = True  # refuse to begin where the estimate is more than what is free (train/memory_estimate.py)
     device: str = "auto"  # "auto": cuda where there is one
     threads: int | None = None  # of PyTorch on the CPU; None: as it is
+    parallel: ParallelConfig = ParallelConfig()  # over the processes that torchrun starts
 
     # What it leaves on the way, besides at its end; each by steps, by minutes, by both, or not at all
     evaluate_every: int | None = None
