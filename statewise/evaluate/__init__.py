@@ -1,5 +1,6 @@
 """Evaluation: how well a model predicts a text, beside general compressors; classifies; regresses; forecasts."""
 
+from statewise.evaluate.choice import QuestionResults, evaluate_questions, open_tasks
 from statewise.evaluate.classification import Classification, evaluate_classifier
 from statewise.evaluate.compression import Compression, compress
 from statewise.evaluate.forecasting import ForecastEvaluation, ForecastScores, evaluate_forecasts, plot_forecasts
@@ -19,15 +20,18 @@ __all__ = [
     "Evaluation",
     "ForecastEvaluation",
     "ForecastScores",
+    "QuestionResults",
     "Regression",
     "compress",
     "count_words",
     "evaluate_classifier",
     "evaluate_forecasts",
+    "evaluate_questions",
     "evaluate_regressor",
     "evaluate_split",
     "evaluate_text",
     "evaluate_tokens",
     "has_bounded_state",
+    "open_tasks",
     "plot_forecasts",
 ]

@@ -130,12 +130,6 @@ def task_tables(record: dict[str, Any]) -> list[Table]:
     return tables
 
 
-def require_new(path: Path) -> None:
-    """ConfigError if a result cannot be written there: told before the work, not after it."""
-    if path.exists():
-        raise ConfigError(f"{path} exists already; name a new file, nothing is overwritten")
-
-
 def write_record(record: dict[str, Any], path: Path) -> None:
     """The whole record as a JSON file, lm-eval's own result in it."""
     text = json.dumps(record, default=lm_eval.utils.handle_non_serializable, ensure_ascii=False, indent=1).encode()

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from statewise.cli.options import Device, Folder, Json, TokenizerOption, Weights, Which
+
+if TYPE_CHECKING:
+    from statewise.cli.questions import Shown
+
+PANEL = "Questions and tasks"
 
 
 def evaluate(
     folder: Folder,
     data: Annotated[str | None, typer.Option(help="Other data than the run's: a source as for train.")] = None,
     data_folder: Annotated[
-        str | None, typer.Option("--data-dir", help="Where the files of a data set are, if not where the run had them.")
+        str | None,
+        typer.Option(
+            "--data-dir", help="Where the files of a data set are, if not where the run had them; of questions."
+        ),
     ] = None,
     split: Annotated[
         str | None, typer.Option(help="test (the default), validation or train.", show_default=False)
@@ -47,18 +55,41 @@ def evaluate(
     compressors: Annotated[
         bool | None, typer.Option(help="Text: what xz -9 and zlib make of the same bytes.", show_default=False)
     ] = None,
+    published: Annotated[
+        str | None,
+        typer.Option(help="Text: print published perplexities on pile, openwebtext or wikitext103 beside the model's."),
+    ] = None,
+    questions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Questions instead of a text: superglue or boolq, cb, copa, multirc, record, rte, wic, wsc; lambada; "
+            "blimp; or a FILE.jsonl with question, choices and answer.",
+            show_default=False,
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--normalize",
+            help="Questions: choose by the log-probability a character.",
+            show_default=False,
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
     tasks: Annotated[
         str | None,
         typer.Option(
             metavar="A,B",
             help="Tasks of lm-eval instead of a text: names, patterns or YAML files.",
             show_default=False,
-            rich_help_panel="Tasks",
+            rich_help_panel=PANEL,
         ),
     ] = None,
     include_path: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where other task files are.", show_default=False, rich_help_panel="Tasks"),
+        typer.Option(metavar="FOLDER", help="Where other task files are.", show_default=False, rich_help_panel=PANEL),
     ] = None,
     shots: Annotated[
         int | None,
@@ -66,12 +97,12 @@ def evaluate(
             min=0,
             help="Examples before each question. Default: the task's.",
             show_default=False,
-            rich_help_panel="Tasks",
+            rich_help_panel=PANEL,
         ),
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Questions of each task. Default: all.", show_default=False, rich_help_panel="Tasks"),
+        typer.Option(min=1, help="Questions of each task. Default: all.", show_default=False, rich_help_panel=PANEL),
     ] = None,
     max_length: Annotated[
         int | None,
@@ -79,7 +110,7 @@ def evaluate(
             min=1,
             help="Tokens a prediction may depend on. Default: all.",
             show_default=False,
-            rich_help_panel="Tasks",
+            rich_help_panel=PANEL,
         ),
     ] = None,
     document_token: Annotated[
@@ -88,12 +119,12 @@ def evaluate(
             "--document-token/--no-document-token",
             help="Begin every prompt with the document token. Default: unless others published the model.",
             show_default=False,
-            rich_help_panel="Tasks",
+            rich_help_panel=PANEL,
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows read together. Default: 16.", show_default=False, rich_help_panel="Tasks"),
+        typer.Option(min=1, help="Rows read together. Default: 16.", show_default=False, rich_help_panel=PANEL),
     ] = None,
     output: Annotated[
         Path | None,
@@ -101,7 +132,7 @@ def evaluate(
             metavar="FILE",
             help="Also write all of it as JSON, every question with what the model said.",
             show_default=False,
-            rich_help_panel="Tasks",
+            rich_help_panel=PANEL,
         ),
     ] = None,
     weights: Weights = None,
@@ -110,55 +141,16 @@ def evaluate(
     device: Device = "auto",
     json: Json = None,
 ) -> None:
-    """Measure how well a model does on a split of its data, or on tasks of lm-eval.
+    """Measure how well a model does on a split of its data, on questions, or on tasks of lm-eval.
 
     A language model is told beside general compressors. Its text is read as one sequence with the state carried on,
-    with full attention in windows instead. Tasks (--tasks) need the extra "eval".
+    with full attention in windows instead. Tasks (--tasks) need the extra "eval", questions (--questions) their files.
     """
     from statewise.console import read_prompt, show_evaluation
 
-    of_a_split = {
-        "--data": data,
-        "--data-dir": data_folder,
-        "--split": split,
-        "--max-tokens": max_items,
-        "--plot": plot,
-        "--text-file": text_file,
-        "--chunk-length": chunk_length,
-        "--across-documents": across_documents or None,
-        "--streams": streams,
-        "--window": window,
-        "--stride": stride,
-        "--compressors": compressors,
-    }
-    of_tasks = {
-        "--include-path": include_path,
-        "--shots": shots,
-        "--limit": limit,
-        "--max-length": max_length,
-        "--document-token": document_token,
-        "--batch-size": batch_size,
-        "--output": output,
-    }
-    for name, given in (of_tasks if tasks is None else of_a_split).items():
-        if given is not None:
-            raise typer.BadParameter(
-                "goes with --tasks" if tasks is None else "has no place with --tasks", param_hint=name
-            )
-    if text_file is not None and data is not None:
-        raise typer.BadParameter("a text comes from one of --data and --text-file", param_hint="--text-file")
-    for name, given in (("--split", split), ("--max-tokens", max_items), ("--data-dir", data_folder)):
-        if text_file is not None and given is not None:
-            raise typer.BadParameter(
-                f"{name} chooses from a corpus that is divided; the file of --text-file is read as a whole",
-                param_hint=name,
-            )
-    text = None if text_file is None else read_prompt(text_file)
-    from statewise.model_folder import open_model
-
-    opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
-    if weights is not None:
-        opened = opened.with_weights(weights)
+    if tasks is not None and questions is not None:
+        raise typer.BadParameter("has no place with --tasks; ask one after the other", param_hint="--questions")
+    mode = "--tasks" if tasks is not None else "--questions" if questions is not None else ""
     asked = {
         "across_documents": across_documents or None,
         "chunk_length": chunk_length,
@@ -167,35 +159,104 @@ def evaluate(
         "stride": stride,
         "compressors": compressors,
     }
-    options = {name: value for name, value in asked.items() if value is not None}
-    if tasks is not None:
-        from statewise.checkpoints.convert.source import is_published
-        from statewise.integrations.lm_eval import StatewiseLM
-        from statewise.integrations.lm_eval_tasks import evaluate_tasks, require_new, task_tables, write_record
+    _refuse_what_has_no_place(
+        mode,
+        {
+            "": {
+                "--data": data,
+                "--split": split,
+                "--max-tokens": max_items,
+                "--plot": plot,
+                "--text-file": text_file,
+                "--across-documents": asked["across_documents"],
+                "--chunk-length": chunk_length,
+                "--streams": streams,
+                "--window": window,
+                "--stride": stride,
+                "--compressors": compressors,
+                "--published": published,
+            },
+            "--tasks": {"--include-path": include_path},
+            "--questions": {"--normalize": normalize},
+        },
+        {
+            ("", "--questions"): {"--data-dir": data_folder},
+            ("--questions", "--tasks"): {
+                "--shots": shots,
+                "--limit": limit,
+                "--max-length": max_length,
+                "--document-token": document_token,
+                "--batch-size": batch_size,
+                "--output": output,
+            },
+        },
+    )
+    if text_file is not None and data is not None:
+        raise typer.BadParameter("a text comes from one of --data and --text-file", param_hint="--text-file")
+    for name, given in (("--split", split), ("--max-tokens", max_items), ("--data-dir", data_folder)):
+        if text_file is not None and given is not None:
+            raise typer.BadParameter(
+                f"{name} chooses from a corpus that is divided; the file of --text-file is read as a whole",
+                param_hint=name,
+            )
+    if published is not None:
+        from statewise.evaluate.choice import PERPLEXITY
 
-        if output is not None:
-            require_new(output)
-        model = StatewiseLM(
-            opened.language_model,
-            tokenizer=opened.tokenizer,
-            batch_size=batch_size,
-            max_length=max_length,
-            add_bos_token=not is_published(opened.checkpoint) if document_token is None else document_token,
-        )
-        names = [name.strip() for name in tasks.split(",") if name.strip()]
-        record = {
-            "checkpoint": str(opened.checkpoint),
-            **evaluate_tasks(
-                model, names, include_path=include_path, n_shots=shots, limit=limit, log_samples=output is not None
-            ),
-        }
-        if output is not None:
-            write_record(record, output)
-        shown = {key: value for key, value in record.items() if key != "lm_eval"}
-        show_evaluation(shown, task_tables(record), as_json=json)
+        if published not in PERPLEXITY:
+            raise typer.BadParameter(f"{published} is none of {', '.join(PERPLEXITY)}", param_hint="--published")
+    if output is not None:
+        _require_new(output)
+    text = None if text_file is None else read_prompt(text_file)
+    opened_questions: Any = None
+    if questions is not None:  # before the model, which takes longer to open
+        from statewise.evaluate.choice import open_tasks
+
+        opened_questions = open_tasks(_names(questions), data_folder, n_shots=shots or 0, limit=limit)
+    from statewise.cli.questions import ask, beside_published, run_tasks
+    from statewise.model_folder import open_model
+
+    opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
+    if weights is not None:
+        opened = opened.with_weights(weights)
+    options = {name: value for name, value in asked.items() if value is not None}
+    of_questions = {"batch_size": batch_size, "max_length": max_length}
+    shown: Shown
+    if questions is not None:
+        of_questions |= {"n_shots": shots or 0}
+        begin = not opened.is_published if document_token is None else document_token
+        shown = ask(opened, opened_questions, bool(normalize), begin, output, of_questions)
+    elif tasks is not None:
+        task_options = {"include_path": include_path, "n_shots": shots, "limit": limit}
+        shown = run_tasks(opened, _names(tasks), document_token, output, of_questions, task_options)
     elif text is not None:
-        show_evaluation(*opened.evaluate_file(text, str(text_file), plot=plot, **options), as_json=json)
+        shown = opened.evaluate_file(text, str(text_file), plot=plot, **options)
     else:
         task = opened.task(data, data_folder)
-        result = opened.evaluate(task, split or "test", max_items=max_items, plot=plot, **options)
-        show_evaluation(*result, as_json=json)
+        shown = opened.evaluate(task, split or "test", max_items=max_items, plot=plot, **options)
+    if published is not None:
+        shown = beside_published(*shown, published)
+    show_evaluation(*shown, as_json=json)
+
+
+def _refuse_what_has_no_place(
+    mode: str, of_one: dict[str, dict[str, Any]], of_two: dict[tuple[str, str], dict[str, Any]]
+) -> None:
+    """``mode``: "" for data and texts, "--questions" or "--tasks"; the options by the modes they go with."""
+    for modes, options in [*(((one,), options) for one, options in of_one.items()), *of_two.items()]:
+        for name, given in options.items():
+            if given is not None and mode not in modes:
+                right = " or ".join(one for one in modes if one)
+                message = f"has no place with {mode}" if mode else f"goes with {right}"
+                raise typer.BadParameter(message, param_hint=name)
+
+
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def _require_new(path: Path) -> None:
+    """Told before the work, not after it."""
+    from statewise.errors import ConfigError
+
+    if path.exists():
+        raise ConfigError(f"{path} exists already; name a new file, nothing is overwritten")

@@ -1,0 +1,167 @@
+"""Questions and tasks for the command line: run, and as tables beside chance and beside what others published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from statewise.console import counted
+from statewise.errors import ConfigError
+from statewise.evaluate.choice import PERPLEXITY, SUPERGLUE_ORDER, QuestionTask, evaluate_questions, superglue_rows
+from statewise.model_folder import ModelFolder
+from statewise.train.metrics import write_bytes
+from statewise.train.tasks import Table
+
+Shown = tuple[dict[str, Any], list[Table]]
+
+SOURCE = "Fu et al. 2023 (H3), arXiv:2212.14052"
+UNPUBLISHED = "its prompts are not published; ours are lm-eval's"
+OTHER_TOKENS = "a token of GPT-2's tokenizer, not of another; GPT-2 was not trained on the Pile, the others were"
+TITLES = {"multirc": "MultiRC", "record": "ReCoRD", "boolq": "BoolQ", "wic": "WiC", "superglue": "average"}
+
+
+def ask(
+    opened: ModelFolder,
+    tasks: list[QuestionTask],
+    normalize: bool,
+    document_token: bool,
+    output: Path | None,
+    options: dict[str, Any],
+) -> Shown:
+    """The record and the tables of questions; with ``output`` also a file with every question."""
+    given = {name: value for name, value in options.items() if value is not None}
+    with counted("questions") as progress:
+        results = evaluate_questions(
+            opened.language_model,
+            opened.tokenizer,
+            tasks,
+            normalize=normalize,
+            document_token=document_token,
+            progress=progress,
+            **given,
+        )
+    record = {"checkpoint": str(opened.checkpoint), "document_token": document_token, **results.record()}
+    published = published_superglue(record, options["n_shots"])
+    if published is not None:
+        record["published"] = published
+    if output is not None:
+        whole = {**record, "questions": results.questions()}
+        write_bytes(output, json.dumps(whole, ensure_ascii=False, indent=1).encode("utf-8", "surrogateescape"))
+    return record, question_tables(record)
+
+
+def run_tasks(
+    opened: ModelFolder,
+    names: list[str],
+    document_token: bool | None,
+    output: Path | None,
+    options: dict[str, Any],
+    task_options: dict[str, Any],
+) -> Shown:
+    """The record and the tables of lm-eval's tasks; with ``output`` also a file with all of lm-eval's own result."""
+    from statewise.integrations.lm_eval import StatewiseLM
+    from statewise.integrations.lm_eval_tasks import evaluate_tasks, task_tables, write_record
+
+    begin = not opened.is_published if document_token is None else document_token
+    model = StatewiseLM(opened.language_model, tokenizer=opened.tokenizer, add_bos_token=begin, **options)
+    result = evaluate_tasks(model, names, log_samples=output is not None, **task_options)
+    record = {"checkpoint": str(opened.checkpoint), **result}
+    if output is not None:
+        write_record(record, output)
+    return {key: value for key, value in record.items() if key != "lm_eval"}, task_tables(record)
+
+
+def beside_published(record: dict[str, Any], tables: list[Table], corpus: str) -> Shown:
+    """What was measured of a text, and a table of published perplexities beside it.
+
+    Errors:  ConfigError for what is no text.
+    """
+    if "perplexity_per_token" not in record:
+        raise ConfigError("--published is for language models on text; leave it out")
+    published = published_perplexity(corpus, record["perplexity_per_token"])
+    return {**record, "published": published}, [*tables, _published_table(published)]
+
+
+def question_tables(record: Mapping[str, Any]) -> list[Table]:
+    """A table of the tasks, one of BLiMP's sets, one of means over groups and one of published rows, where there are
+    any. What does not fit a terminal of 80 columns is in the record alone: standard errors, and how intervals are made.
+    """
+    title, shots = record.get("checkpoint", ""), {measure["n_shots"] for measure in record["results"]}
+    notes = (f"{max(shots)} shots, {record['seconds']:,.1f} s", *record["notes"])
+    sets = [measure for measure in record["results"] if measure["task"].startswith("blimp_")]
+    others = [measure for measure in record["results"] if measure not in sets]
+    tables = [_table(title, "task", others), _table("BLiMP by set: chance is 0.5", "set", sets)]
+    tables = [*filter(None, tables), *filter(None, [_table("means", "over", record["groups"])])]
+    tables[-1] = tables[-1]._replace(notes=notes)
+    if "published" in record:
+        tables.append(_published_table(record["published"]))
+    return tables
+
+
+def published_superglue(results: Mapping[str, Any], n_shots: int) -> dict[str, Any] | None:
+    """The published rows of the tasks in a record of questions, ours first; None if nobody published such."""
+    ours: dict[str, float] = {}
+    for measure in (*results["results"], *results["groups"]):
+        ours.setdefault(measure["task"], 100 * measure["value"])
+    rows = superglue_rows(n_shots, ours)
+    if not rows:
+        return None
+    names = [name for name in (*SUPERGLUE_ORDER, "superglue") if name in ours]
+    return {
+        "what": f"SuperGLUE, {n_shots} shots, per cent",
+        "source": f"{SOURCE}; {UNPUBLISHED}",
+        "columns": names,
+        "rows": {"this model": {name: ours[name] for name in names}, **rows},
+    }
+
+
+def published_perplexity(name: str, perplexity: float) -> dict[str, Any]:
+    """The published perplexities on a corpus beside one of ours."""
+    return {
+        "what": f"perplexity a token on {name}",
+        "source": f"{SOURCE}; {OTHER_TOKENS}",
+        "columns": [name],
+        "rows": {
+            "this model": {name: perplexity},
+            **{model: {name: value} for model, value in PERPLEXITY[name].items()},
+        },
+    }
+
+
+def _published_table(published: Mapping[str, Any]) -> Table:
+    names = published["columns"]
+    rows = [
+        (model, *(f"{values[name]:,.1f}" if name in values else "" for name in names))
+        for model, values in published["rows"].items()
+    ]
+    headings = tuple(TITLES.get(name, name.upper() if name in SUPERGLUE_ORDER else name) for name in names)
+    return Table(published["what"], ("model", *headings), rows, (f"published: {published['source']}",))
+
+
+def _table(title: str, first: str, measures: Sequence[Mapping[str, Any]]) -> Table | None:
+    """Without the columns that say nothing of these measures."""
+    if not measures:
+        return None
+    columns = [first, "metric", "value", "95 %", "chance", "majority", "n"]
+    rows = [
+        [
+            measure["task"].removeprefix("blimp_") if first == "set" else measure["task"],
+            measure["metric"],
+            _number(measure["value"], 4),
+            f"{_number(measure['low'], 3)}–{_number(measure['high'], 3)}",
+            *("" if measure[name] is None else _number(measure[name], 3) for name in ("chance", "majority")),
+            f"{measure['n_samples']:,}",
+        ]
+        for measure in measures
+    ]
+    unsaid = {"metric", "chance", "n"} if first == "set" else set()
+    told = [i for i, name in enumerate(columns) if name not in unsaid and any(row[i] for row in rows)]
+    return Table(title, tuple(columns[i] for i in told), [tuple(row[i] for i in told) for row in rows])
+
+
+def _number(value: float, n_digits: int) -> str:
+    if value < 1000:
+        return f"{value:.{n_digits}f}"
+    return f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"

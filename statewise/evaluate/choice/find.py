@@ -1,0 +1,223 @@
+"""Where the questions are: in a folder, or under a name of ``datasets``; and what to do where they are not."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import os
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from statewise.errors import ConfigError, DataError
+from statewise.evaluate.choice.blimp import FIELDS, SETS, blimp_task
+from statewise.evaluate.choice.lambada import lambada_task
+from statewise.evaluate.choice.question import QuestionTask
+from statewise.evaluate.choice.question_file import open_question_file
+from statewise.evaluate.choice.rows import Row, parse_rows, read_rows
+from statewise.evaluate.choice.superglue import PROMPTS, superglue_task
+from statewise.evaluate.choice.superglue_rows import FOLDERS
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "superglue": tuple(PROMPTS),
+    "blimp": tuple(f"blimp_{name}" for name in SETS),
+    **{f"blimp_{field}": tuple(f"blimp_{name}" for name in names.split()) for field, names in FIELDS.items()},
+}
+TASKS = (*PROMPTS, "lambada", *GROUPS["blimp"])
+SPLITS = {"validation": ("val.jsonl", "validation.jsonl"), "train": ("train.jsonl",)}
+LAMBADA_FILES = ("lambada_test.jsonl", "lambada_test_en.jsonl", "lambada.jsonl")
+GET_SUPERGLUE = "curl -LO https://dl.fbaipublicfiles.com/glue/superglue/data/v2/{0}.zip && unzip {0}.zip -d {1}"
+GET_LAMBADA = (
+    "curl -L --create-dirs -o {1}/lambada_test.jsonl "
+    "https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl"
+)
+GET_BLIMP = "git clone https://github.com/alexwarstadt/blimp {1}"
+
+
+def open_tasks(
+    names: Sequence[str], folder: str | os.PathLike[str] | None = None, *, n_shots: int = 0, limit: int | None = None
+) -> list[QuestionTask]:
+    """The tasks of these names, each once, with their questions.
+
+    names:  "boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc", or "superglue" for all of them; "lambada";
+            "blimp", "blimp_<field>" or "blimp_<set>"; or the path of a file of JSON lines
+            (:func:`open_question_file`), told by its ending .jsonl or .json
+    folder: with BoolQ/val.jsonl and so on, as SuperGLUE is published or in the columns of ``datasets``;
+            lambada_test.jsonl; BLiMP's files or its blimp.zip. None: fetched by name by the package ``datasets``
+    n_shots: whether the examples are needed as well
+    limit:  only the first so many questions of each
+
+    Errors:  ConfigError for no name, an unknown one, or shots where there are no examples; DataError for what is not
+             there, with the command that gets it, or is not what it should be.
+    """
+    if not names:
+        raise ConfigError("no questions are named; give at least one of superglue, lambada, blimp, or a file.jsonl")
+    for option, value, least in (("n_shots", n_shots, 0), ("limit", limit, 1)):
+        if value is not None and value < least:
+            raise ConfigError(f"{option}={value} is out of range; use at least {least}")
+    expanded = [part for name in names for part in GROUPS.get(name, (name,))]
+    for name in expanded:
+        _check_name(name, n_shots)
+    place = None if folder is None else Path(folder).expanduser()
+    if place is not None and not place.exists():
+        raise DataError(f"there is no folder {place} to take questions from")
+    tasks, missing = [], []
+    for name in dict.fromkeys(expanded):
+        try:
+            tasks.append(_open(name, place, n_shots, limit))
+        except _NotThereError as error:
+            missing.append(error)
+    if missing:
+        raise _all_of(missing)
+    known: dict[str, str] = {}
+    for task in tasks:
+        if task.name in known:
+            raise ConfigError(f"{known[task.name]} and {task.source} are both called {task.name}; rename one of them")
+        known[task.name] = task.source
+    return tasks
+
+
+class _NotThereError(DataError):
+    """Files that are not in the folder. what: as "BoolQ/val.jsonl"; get: the command that gets them."""
+
+    def __init__(self, what: str, folder: Path, get: str) -> None:
+        super().__init__(f"{what} is not in {folder}; get it with: {get}")
+        self.what, self.folder, self.get = what, folder, get
+
+
+def _all_of(missing: Sequence[_NotThereError]) -> DataError:
+    """One line for all that is missing."""
+    if len(missing) == 1:
+        return missing[0]
+    what, folder = [error.what for error in missing], missing[0].folder
+    commands = list(dict.fromkeys(error.get for error in missing))
+    if len(commands) > 1 and all("superglue" in command for command in commands):
+        commands = [GET_SUPERGLUE.format("combined", folder)]
+    few = ", ".join(what[:8]) + (f" and {len(what) - 8} more" if len(what) > 8 else "")
+    return DataError(f"{few} are not in {folder}; get them with: {' && '.join(commands)}")
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).suffix in (".jsonl", ".json")
+
+
+def _check_name(name: str, n_shots: int) -> None:
+    if not _is_file(name) and name not in TASKS:
+        close = difflib.get_close_matches(name, [*TASKS, *GROUPS], 1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ConfigError(
+            f"there are no questions called {name!r}{hint}; known are {', '.join(PROMPTS)} (all eight: superglue), "
+            "lambada, blimp, blimp_<field or set>, and files of JSON lines (.jsonl)"
+        )
+    if n_shots and (name == "lambada" or name.startswith("blimp_")):
+        raise ConfigError(f"{name} has no examples to put before a question; leave shots out, or ask it alone")
+
+
+def _open(name: str, folder: Path | None, n_shots: int, limit: int | None) -> QuestionTask:
+    if _is_file(name):
+        task = open_question_file(Path(name).expanduser())
+        return _first(task, limit)
+    if name == "lambada":
+        rows, source = _lambada(folder)
+        return _first(lambada_task(islice(rows, limit), source), limit)
+    if name.startswith("blimp_"):
+        rows, source = _blimp(name.removeprefix("blimp_"), folder)
+        return blimp_task(name.removeprefix("blimp_"), islice(rows, limit), source)
+    rows, source = _superglue(name, "validation", folder)
+    examples = _superglue(name, "train", folder)[0] if n_shots else None
+    # A row of the official files may be many questions: no more rows are needed than questions.
+    return _first(superglue_task(name, islice(rows, limit), examples, source), limit)
+
+
+def _first(task: QuestionTask, limit: int | None) -> QuestionTask:
+    if limit is None or len(task.questions) <= limit:
+        return task
+    return replace(task, questions=task.questions[:limit])
+
+
+def _superglue(name: str, split: str, folder: Path | None) -> tuple[Iterator[Row], str]:
+    official = FOLDERS[name]
+    get = GET_SUPERGLUE.format(official, folder or "DIR")
+    if folder is None:
+        return _by_name("aps/super_glue", "wsc.fixed" if name == "wsc" else name, split, get)
+    wanted = {name, official.lower(), f"{name}.fixed"}
+    below = sorted(path for path in _folders(folder) if path.name.lower() in wanted)
+    for place in below:
+        for file in SPLITS[split]:
+            if (place / file).is_file():
+                return read_rows(place / file), str(place / file)
+    raise _NotThereError(f"{official}/{SPLITS[split][0]}", folder, get)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Those in it, and those one level further down, where an archive may have been unpacked."""
+    if not folder.is_dir():
+        return []
+    first = [path for path in folder.iterdir() if path.is_dir()]
+    return [folder, *first, *(path for one in first for path in one.iterdir() if path.is_dir())]
+
+
+def _lambada(folder: Path | None) -> tuple[Iterator[Row], str]:
+    get = GET_LAMBADA.format("", folder or "DIR")
+    if folder is None:
+        return _by_name("EleutherAI/lambada_openai", "default", "test", get)
+    if folder.is_file():
+        return read_rows(folder), str(folder)
+    for place in (folder, folder / "lambada", folder / "data"):
+        for file in LAMBADA_FILES:
+            if (place / file).is_file():
+                return read_rows(place / file), str(place / file)
+    raise _NotThereError(LAMBADA_FILES[0], folder, get)
+
+
+def _blimp(name: str, folder: Path | None) -> tuple[Iterator[Row], str]:
+    get = GET_BLIMP.format("", folder or "DIR")
+    if folder is None:
+        return _by_name("nyu-mll/blimp", name, "train", get)
+    for place in (folder, folder / "data", folder / "blimp", folder / "blimp" / "data"):
+        if (place / f"{name}.jsonl").is_file():
+            return read_rows(place / f"{name}.jsonl"), str(place / f"{name}.jsonl")
+    archive = folder if folder.is_file() else folder / "blimp.zip"
+    if archive.is_file():
+        return _from_archive(archive, f"{name}.jsonl"), f"{archive}, {name}.jsonl"
+    raise _NotThereError(f"BLiMP's {name}.jsonl", folder, get)
+
+
+def _from_archive(archive: Path, file: str) -> Iterator[Row]:
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            # An archive made on a Mac has a second file of the name, which is none of the data.
+            inside = [
+                name
+                for name in opened.namelist()
+                if name.rsplit("/", 1)[-1] == file and not name.startswith("__MACOSX/")
+            ]
+            if not inside:
+                raise DataError(f"{archive} has no {file}; give BLiMP's own archive")
+            with opened.open(inside[0]) as raw:
+                yield from parse_rows(io.TextIOWrapper(raw, "utf-8"), f"{archive}, {file}")
+    except (zipfile.BadZipFile, UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{archive} cannot be read: {error}") from error
+
+
+def _by_name(path: str, name: str, split: str, get: str) -> tuple[Iterator[Row], str]:
+    """From the hub, as lm-eval has it."""
+    source = f"{path} {name} {split}"
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{path} is fetched by name, for no folder was given, and that needs the package datasets: pip install "
+            f'"statewise[eval]"; or get the files with: {get}, and give their folder (--data-dir)'
+        ) from error
+    try:
+        loaded = datasets.load_dataset(path, name, split=split)
+    except Exception as error:  # without a network, a hub or a name it raises any of many classes
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(
+            f"{source} cannot be fetched by datasets ({type(error).__name__}: {reason}); get the files with: {get}, "
+            "and give their folder (--data-dir)"
+        ) from error
+    return (Row(dict(values), f"{source}, row {i}") for i, values in enumerate(loaded)), source

@@ -1,0 +1,93 @@
+"""Rows of data: lines of JSON whose place is known, so that what is wrong with one can be said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from statewise.errors import DataError
+
+KINDS = {str: "a text", int: "an integer", list: "a list", dict: "an object"}
+
+
+class Row(NamedTuple):
+    """values: of one row; place: where it stands, for errors."""
+
+    values: Mapping[str, Any]
+    place: str
+
+    def text(self, name: str) -> str:
+        """Errors: DataError if there is no text under this name; as the others."""
+        value: str = self._get(name, str)
+        return value
+
+    def integer(self, name: str) -> int:
+        value: int = self._get(name, int)
+        return value
+
+    def row(self, name: str) -> Row:
+        return Row(self._get(name, dict), f"{self.place}, {name}")
+
+    def rows(self, name: str) -> list[Row]:
+        found = [Row(value, f"{self.place}, {name}[{i}]") for i, value in enumerate(self._get(name, list))]
+        for row in found:
+            if not isinstance(row.values, Mapping):
+                raise DataError(f"{row.place} is {_shown(row.values)}, but has to be an object")
+        return found
+
+    def texts(self, name: str) -> list[str]:
+        values: list[Any] = self._get(name, list)
+        for i, value in enumerate(values):
+            if not isinstance(value, str):
+                raise DataError(f"{self.place}: {name}[{i}] is {_shown(value)}, but has to be a text")
+        return values
+
+    def _get(self, name: str, kind: type) -> Any:
+        if name not in self.values:
+            raise DataError(f'{self.place} has no "{name}"; it has {", ".join(self.values) or "nothing"}')
+        value = self.values[name]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise DataError(f'{self.place}: "{name}" is {_shown(value)}, but has to be {KINDS[kind]}')
+        return value
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The objects of a file of JSON lines; empty lines are passed over.
+
+    Errors:  DataError for a file that cannot be read or is empty, and for a line that is no JSON object.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            yield from parse_rows(file, str(path))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error.reason}; give a file of JSON lines") from error
+
+
+def parse_rows(lines: Iterable[str], name: str) -> Iterator[Row]:
+    """As :func:`read_rows`, of the lines of a file of this name."""
+    found = False
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        place = f"{name}, line {number}"
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"{place} is not JSON ({error.msg} at character {error.colno}); write one object a line"
+            ) from error
+        if not isinstance(values, dict):
+            raise DataError(f"{place} is {_shown(values)}; write one object a line")
+        found = True
+        yield Row(values, place)
+    if not found:
+        raise DataError(f"{name} is empty; write one JSON object a line")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 40 else text[:37] + "..."
