@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
-from statewise.mixers.attention_state import AttentionState, append, concatenate, empty_state
+from statewise.mixers.attention_state import AttentionState, SpreadHistory, append, concatenate, empty_state
 from statewise.mixers.base import Mixer, MixerConfig, check_input
 from statewise.mixers.causal_attention import attend
 from statewise.mixers.positions import LearnedPositions, document_positions
@@ -113,7 +113,7 @@ class ConvolvedAttentionState(NamedTuple):
     """convolution: the last queries, keys and values before their convolution; history: those after it."""
 
     convolution: ConvolutionState
-    history: AttentionState
+    history: AttentionState | SpreadHistory
 
 
 class Attention(Mixer):
@@ -179,11 +179,11 @@ class Attention(Mixer):
     def forward(
         self,
         x: Tensor,
-        state: AttentionState | ConvolvedAttentionState | None = None,
+        state: AttentionState | SpreadHistory | ConvolvedAttentionState | None = None,
         *,
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
-    ) -> tuple[Tensor, AttentionState | ConvolvedAttentionState | None]:
+    ) -> tuple[Tensor, AttentionState | SpreadHistory | ConvolvedAttentionState | None]:
         check_input(x, self.d_model, "Attention", lengths=lengths, starts=starts)
         before, history = self._parts(x, state)
         batch, length, _ = x.shape
@@ -193,7 +193,7 @@ class Attention(Mixer):
         starts = given_starts = masks.starts
         given_lengths = lengths
         x = mask_time(x, masks.valid)
-        if history is not None:
+        if isinstance(history, AttentionState):
             history, lengths, starts = _plain(history, length, lengths, starts)
         n_read = None if history is None else history.position
         position, began = document_positions(length, n_read, starts, device=x.device)
@@ -214,6 +214,8 @@ class Attention(Mixer):
             q, k, v = qkv.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=2)
         if history is None:
             y = attend(q, k, v, first=None if began is None else began.clamp(min=0), window=self.config.window)
+        elif isinstance(history, SpreadHistory):
+            y = self._attend_to_pieces(q, k, v, history, began)
         else:
             y, history = self._attend_with_history(q, k, v, history, lengths, began)
         y = self.out_proj(y.to(qkv.dtype).flatten(2))
@@ -232,8 +234,7 @@ class Attention(Mixer):
         self, q: Tensor, k: Tensor, v: Tensor, state: AttentionState, lengths: Tensor | None, began: Tensor | None
     ) -> tuple[Tensor, AttentionState]:
         """Attention in the state's dtype, so that the history is never cast."""
-        batch, length = q.shape[:2]
-        window = self.config.window
+        length, window = q.shape[1], self.config.window
         q, k, v = (x.to(state.keys.dtype) for x in (q, k, v))
         tracked = any(x.requires_grad for x in (k, state.keys, state.values)) and torch.is_grad_enabled()
         if tracked or began is not None or (window is not None and length >= window):
@@ -241,19 +242,24 @@ class Attention(Mixer):
             context, state = concatenate(state, k, v, lengths=lengths, last_start=last_start, window=window)
         else:
             context, state = append(state, k, v, lengths=lengths, window=window)
-        first = None
-        if context.first is not None:
-            first = context.first[:, None].expand(batch, length)
-        if began is not None:
-            n_history = context.n_history
-            assert isinstance(n_history, int)
-            first = torch.where(began >= 0, began, -n_history if first is None else first)
+        first = _first_seen(context.first, context.n_history, began, length)
         y = attend(q, context.keys, context.values, n_history=context.n_history, first=first, window=window)
         return y, state
 
+    def _attend_to_pieces(
+        self, q: Tensor, k: Tensor, v: Tensor, history: SpreadHistory, began: Tensor | None
+    ) -> Tensor:
+        """The keys and values of the earlier pieces are fetched for this call."""
+        window = self.config.window
+        if history.ring is not None and window is None and began is None and history.first is None:
+            return history.ring(q, k, v)
+        keys, values = history.gather(k, v)
+        first = _first_seen(history.first, history.n_history, began, q.shape[1])
+        return attend(q, keys, values, n_history=history.n_history, first=first, window=window)
+
     def _parts(
-        self, x: Tensor, state: AttentionState | ConvolvedAttentionState | None
-    ) -> tuple[ConvolutionState | None, AttentionState | None]:
+        self, x: Tensor, state: AttentionState | SpreadHistory | ConvolvedAttentionState | None
+    ) -> tuple[ConvolutionState | None, AttentionState | SpreadHistory | None]:
         """The convolution's state and the history, checked but for what the convolution checks."""
         if state is None:
             return None, None
@@ -262,6 +268,8 @@ class Attention(Mixer):
             if not isinstance(state, ConvolvedAttentionState):
                 raise InputError(f"state must be a ConvolvedAttentionState or None, got {type(state).__name__}")
             before, history = state
+        if isinstance(history, SpreadHistory):
+            return before, history
         batch = x.shape[0]
         if not isinstance(history, AttentionState):
             raise InputError(f"state must be an AttentionState or None, got {type(history).__name__}")
@@ -272,6 +280,15 @@ class Attention(Mixer):
                 expected = f"({batch}, capacity, {self.n_kv_heads}, {self.d_head})" if buffer else f"({batch},)"
                 raise InputError(f"state.{name} must have shape {expected}, got {tuple(leaf.shape)}")
         return before, history
+
+
+def _first_seen(first: Tensor | None, n_history: int | Tensor, began: Tensor | None, length: int) -> Tensor | None:
+    """(batch, length) the time of the first key of each query's document, from that of the row's oldest key."""
+    seen = None if first is None else first[:, None].expand(-1, length)
+    if began is None:
+        return seen
+    assert isinstance(n_history, int)
+    return torch.where(began >= 0, began, -n_history if seen is None else seen)
 
 
 def _plain(

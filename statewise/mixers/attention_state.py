@@ -10,6 +10,8 @@ save and load, move, select rows, concatenate) keeps buffer and mark together.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -49,6 +51,26 @@ class Context(NamedTuple):
     values: Tensor
     n_history: int | Tensor
     first: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class SpreadHistory:
+    """A history that lies with other processes, each of which holds a piece of every row; see ``train.distributed``.
+
+    It stands in a state's place for one call, and comes back as it is: there is nothing to hand on.
+
+    position:  (batch,) int64, tokens of the row's document that are in earlier pieces
+    n_history: how many tokens the earlier pieces have, of whatever document
+    first:     (batch,) time of the oldest key of the document that goes on; None: all that came before are of it
+    gather:    this piece's keys and values (batch, length, n_kv_heads, d_head) -> those of the pieces up to this one
+    ring:      q, k, v of this piece -> its outputs, by causal attention to all pieces without a mask; None: gather
+    """
+
+    position: Tensor
+    n_history: int
+    first: Tensor | None
+    gather: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    ring: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
 
 def empty_state(
