@@ -48,6 +48,7 @@ PLACES = {
     "co2": "trained_task",
     "h3-synthetics": "h3_synthetics.experiment",
     "mqar": "mqar.experiment",
+    "lra": "lra.experiment",
     "h3-at-work": "h3_at_work.experiment",
     "h3-language": "h3_language.experiment",
     "h3-throughput": "h3_throughput.experiment",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,15 +95,22 @@ class Counting(Reporter):
 def _tested(run: RunConfig, folder: Path, result: TrainResult) -> dict[str, Any]:
     model, task = load(resolve(folder, "best")), open_task(run)
     record = task.evaluate(model, "test")
-    course = [line["accuracy"] for line in read_metrics(folder / METRICS_FILE) if line["kind"] == "evaluation"]
+    looks = [line for line in read_metrics(folder / METRICS_FILE) if line["kind"] == "evaluation"]
     return {
         "accuracy": record["accuracy"],
         "loss": record["loss"],
-        "chance": record["chance"],
+        "chance": record["chance"] if "chance" in record else _most_frequent(record["confusion"]),
         "validation": result.validation,
         "epochs": result.step / task.batches.steps_per_epoch,
         "steps": result.step,
         "seconds": result.seconds,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "course": course,
+        "course": [line["accuracy"] for line in looks],
+        "course_seconds": [line["seconds"] for line in looks],
     }
+
+
+def _most_frequent(confusion: Sequence[Sequence[int]]) -> float:
+    """The share of the most frequent class: what is right without looking."""
+    rows = [sum(row) for row in confusion]
+    return max(rows) / sum(rows)

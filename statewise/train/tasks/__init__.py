@@ -22,6 +22,7 @@ from statewise.train.tasks.base import BatchSource, Table, Task
 from statewise.train.tasks.classification import ClassificationTask
 from statewise.train.tasks.forecasting import ForecastingTask
 from statewise.train.tasks.language import LanguageTask
+from statewise.train.tasks.pairs import PairClassificationTask
 from statewise.train.tasks.recall import RecallTask
 from statewise.train.tasks.regression import RegressionTask
 
@@ -30,7 +31,7 @@ __all__ = ["TASKS", "BatchSource", "Table", "Task", "open_task", "run_types", "t
 # A new kind of data, with what is learned from it, is one line here. Where there are several tasks the model decides.
 TASKS: dict[type[DataConfig], tuple[type[Task[Any, Any]], ...]] = {
     LabelledDataConfig: (ClassificationTask, RegressionTask),
-    LongRangeDataConfig: (ClassificationTask,),
+    LongRangeDataConfig: (ClassificationTask, PairClassificationTask),
     MemoryDataConfig: (ClassificationTask, RegressionTask),
     SeriesDataConfig: (ForecastingTask,),
     SyntheticLanguageConfig: (RecallTask,),

@@ -20,6 +20,7 @@ from statewise.data.splits import SPLITS
 from statewise.errors import ConfigError, DataError
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.encoder import SequenceModel
+from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.train.config import RunConfig
 from statewise.train.tasks.base import Task
 
@@ -36,12 +37,14 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
     def __init__(self, run: RunConfig) -> None:
         super().__init__(run)
         self.data = open_sequences(run.data)
-        if isinstance(self.data, LongRangeData) and self.data.is_pairs and not self.reads_pairs:
+        is_pairs = isinstance(self.data, LongRangeData) and self.data.is_pairs
+        if is_pairs != self.reads_pairs:
+            kind, needed = ("pairs of documents", "Pair") if is_pairs else ("single sequences", "Sequence")
             raise ConfigError(
-                f"the rows of data.task={self.data.config.task!r} are pairs of documents; model is a "
-                f"{type(run.model).__name__}: use a PairClassifierConfig"
+                f"model is a {type(run.model).__name__}, but the rows of the data are {kind}; use a "
+                f"{needed}ClassifierConfig"
             )
-        is_classifier = isinstance(run.model, SequenceClassifierConfig)
+        is_classifier = isinstance(run.model, (SequenceClassifierConfig, PairClassifierConfig))
         if is_classifier != bool(self.data.classes):
             needed, given = ("Regressor", "numbers") if is_classifier else ("Classifier", "classes")
             raise ConfigError(

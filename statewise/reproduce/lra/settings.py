@@ -1,0 +1,151 @@
+"""The settings of ``lra``: which models on which tasks, at which size, for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from statewise.configuration import assign
+from statewise.data.base import absolute
+from statewise.data.long_range.config import TASKS as DATA
+from statewise.errors import ConfigError
+from statewise.reproduce.lra.published import Setting
+from statewise.reproduce.lra.runs import MODELS, model_config, published_run, published_schedule, setting_of
+from statewise.train.config import RunConfig
+from statewise.train.presets import fit_model
+from statewise.train.tasks import run_types
+
+
+@dataclass(frozen=True, kw_only=True)
+class LraSettings:
+    """models:  of "s4", "s4d", "h3", "transformer"
+    tasks:   as ``LongRangeDataConfig`` names them: "listops", "text", "retrieval", "image", "pathfinder" and "path-x"
+             from their official files in ``folder``; "listops-gen", "pathfinder-gen" and "path-x-gen", drawn here;
+             "text-folder" and "retrieval-folder" from documents in ``folder``
+    folder:  that the official files lie in, each task's own folder in it
+    minutes, steps: of training, whichever is reached first; both null: the published number of steps
+    d_model, n_layers, d_state, batch_size, lr: null: as published
+    n_heads: of the Transformer's attention; transformer_lr: its rate
+    evaluations:    looks at the validation split on the way, of ``evaluate_items`` rows each (null: all)
+    seeds:   one run each
+    settings: further fields of the runs, as "data.n_train=1000"
+    workers: processes that train side by side, each with its share of the cores
+    device:  "auto", "cpu" or "cuda"
+    """
+
+    models: tuple[str, ...] = ("s4d", "transformer")
+    tasks: tuple[str, ...] = ("listops-gen", "image")
+    folder: str | None = None
+    minutes: float | None = 25.0
+    steps: int | None = None
+    d_model: int | None = 64
+    n_layers: int | None = 4
+    d_state: int | None = None
+    batch_size: int | None = 16
+    lr: float | None = None
+    n_heads: int = 4
+    transformer_lr: float = 1e-3
+    evaluations: int = 6
+    evaluate_items: int | None = 500
+    seeds: tuple[int, ...] = (0,)
+    settings: tuple[str, ...] = ()
+    workers: int = 2
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, known in (("models", tuple(MODELS)), ("tasks", tuple(DATA))):
+            chosen = getattr(self, name)
+            unknown = [one for one in chosen if one not in known]
+            if unknown:
+                raise ConfigError(f"LraSettings.{name}: {unknown[0]!r} is unknown; use some of {', '.join(known)}")
+            if not chosen or len(set(chosen)) < len(chosen):
+                raise ConfigError(f"LraSettings.{name}={chosen}; give at least one, each once")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"LraSettings.seeds={self.seeds}; give at least one, each once")
+        if self.workers < 1 or self.evaluations < 1:
+            raise ConfigError("LraSettings: workers and evaluations are at least 1")
+        if self.folder is not None:
+            object.__setattr__(self, "folder", absolute(self.folder))
+        for model in self.models:
+            for task in self.tasks:
+                run_config(self, model, task, self.seeds[0])  # refuses what no run could have
+
+    def scaled(self, model: str, task: str) -> Setting:
+        """The published setting with the sizes that were given."""
+        given = {name: getattr(self, name) for name in ("d_model", "n_layers", "d_state", "batch_size")}
+        given["lr"] = self.transformer_lr if model == "transformer" else self.lr
+        setting = replace(
+            setting_of(model, task), **{name: value for name, value in given.items() if value is not None}
+        )
+        if setting.n_systems is not None and setting.d_model % setting.n_systems:
+            setting = replace(setting, n_systems=1)
+        return setting
+
+
+def run_config(config: LraSettings, model: str, task: str, seed: int) -> RunConfig:
+    """The training run of a model on a task. What a model of text-folder and retrieval-folder reads is only known when
+    the data are opened: :func:`fitted`.
+    """
+    setting = config.scaled(model, task)
+    budget = (config.minutes, config.steps)
+    schedule = published_schedule(setting)
+    if budget != (None, None):
+        schedule = replace(
+            schedule,
+            minutes=config.minutes,
+            steps=config.steps,
+            evaluate_every=None if config.steps is None else max(1, config.steps // config.evaluations),
+            evaluate_minutes=None if config.minutes is None else config.minutes / config.evaluations,
+            log_every=20,
+        )
+    schedule = replace(
+        schedule,
+        seed=seed,
+        evaluate_items=config.evaluate_items,
+        save_minutes=5.0,
+        keep_last=1,
+        device=config.device,
+        clip_norm=1.0 if model == "transformer" else None,
+    )
+    run = replace(
+        published_run(model, task, None if task.endswith("-gen") else config.folder),
+        model=model_config(model, task, setting, n_heads=config.n_heads),
+        train=schedule,
+    )
+    return assign(run, config.settings, types=run_types())
+
+
+def require_folder(config: LraSettings) -> None:
+    """Errors:  ConfigError without a folder for a task that reads files."""
+    reading = [task for task in config.tasks if not task.endswith("-gen")]
+    if reading and config.folder is None:
+        raise ConfigError(
+            f"LraSettings.tasks: {reading[0]!r} reads files; set folder (--data-dir) to where they lie, or leave the "
+            'task out, as in tasks=["listops-gen"]'
+        )
+
+
+def fitted(run: RunConfig) -> RunConfig:
+    """The run with the vocabulary and the classes of its data, where these are the user's own documents."""
+    return fit_model(run) if run.data.task.endswith("-folder") else run  # type: ignore[attr-defined]
+
+
+def quick() -> LraSettings:
+    """All four models on short lists: a look at whether everything works, nothing to conclude."""
+    return LraSettings(
+        models=tuple(MODELS),
+        tasks=("listops-gen",),
+        minutes=0.3,
+        d_model=32,
+        n_layers=2,
+        d_state=8,
+        n_heads=2,
+        evaluations=2,
+        evaluate_items=64,
+        settings=(
+            "data.min_length=20",
+            "data.max_length=100",
+            "data.n_train=4000",
+            "data.n_validation=200",
+            "data.n_test=200",
+        ),
+    )
