@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from training import small_model
 
-from statewise.train.diagnose import first_non_finite, is_finite, non_finite_parameter
+from statewise.train.diagnose import first_non_finite, is_finite, non_finite
 
 
 class Breaks(torch.autograd.Function):
@@ -67,7 +67,7 @@ def test_a_parameter_that_was_bad_before() -> None:
     model = stack(None)
     with torch.no_grad():
         model[2].bias[0] = math.inf
-    assert non_finite_parameter(model) == "2.bias"
+    assert non_finite(dict(model.named_parameters())) == "2.bias"
     text = first_non_finite(model, lambda: model(torch.ones(2, 4)).sum())
     assert text is not None
     assert "2.bias" in text

@@ -77,9 +77,11 @@ def save(
     tokenizer: SavedTokenizer | None = None,
     overwrite: bool = False,
     trainer: Trainer | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Writes a checkpoint; it appears under its name complete, or not at all.
 
+    tensors:   the model's, by name and whole, where the model itself has only pieces of them; None: as it has them
     trainer:   (tensors, data) that :func:`read_trainer` gives back: named tensors and JSON data
     overwrite: replace a checkpoint that is there; anything else at ``folder`` is never replaced
     Cost:      one pass over the tensors, and waiting for the disk to have them.
@@ -98,13 +100,14 @@ def save(
         require_replaceable(path, overwrite)
 
     require_free(target, may_replace)
-    tensors = stored_tensors(model)
+    if tensors is None:
+        tensors = stored_tensors(model)
     for name, tensor in tensors.items():
         require_finite(name, tensor.detach(), f"cannot save {folder}")
     if tokenizer is not None:
         _require_vocabulary(model, tokenizer, str(folder))
     contents = _text_files(tokenizer, trainer, str(folder))
-    parts = {MODEL_FILE: tensors} if trainer is None else {MODEL_FILE: tensors, TRAINER_TENSORS: dict(trainer[0])}
+    parts = {MODEL_FILE: tensors, **({} if trainer is None else {TRAINER_TENSORS: trainer[0]})}
     n_bytes = sum(map(count_bytes, parts.values())) + sum(map(len, contents.values()))
     dtype, dtype_of = _dtypes(tensors)
     with write_folder(target, n_bytes, may_replace) as aside:

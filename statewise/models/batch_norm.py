@@ -19,7 +19,8 @@ class BatchNorm(nn.Module):
     Shapes:   x: (batch, length, d_model) -> the same; lengths: (batch,)
     Numerics: computed in float32 or wider, returned in the dtype of x. The running variance is the unbiased one. A call
               without a real position leaves the running statistics alone.
-    Limits:   each process has its own statistics; a block recomputed in the backward pass (gradient checkpointing)
+    Limits:   each process has its own statistics, but where training on several shares them
+              (``train/distributed/batch_norm.py``); a block recomputed in the backward pass (gradient checkpointing)
               moves the running ones twice, by the same batch.
     Source:   Ioffe & Szegedy 2015, arXiv:1502.03167, alg. 1 and 2.
     """
@@ -58,9 +59,13 @@ class BatchNorm(nn.Module):
         count = y.new_tensor(y.shape[0] * y.shape[1]) if valid is None else valid.sum().to(y.dtype)
         mean = y.sum((0, 1)) / count.clamp(min=1)
         variance = mask_time((y - mean).square(), valid).sum((0, 1)) / count.clamp(min=1)
-        with torch.no_grad():
-            weight = self.momentum * (count > 0)
-            unbiased = variance * count / (count - 1).clamp(min=1)
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight.to(self.running_mean.dtype))
-            self.running_variance.lerp_(unbiased.to(self.running_mean.dtype), weight.to(self.running_mean.dtype))
+        self.move(mean, variance, count)
         return mean, variance
+
+    @torch.no_grad()
+    def move(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        """Moves the running statistics towards those of so many positions."""
+        weight = self.momentum * (count > 0)
+        unbiased = variance * count / (count - 1).clamp(min=1)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight.to(self.running_mean.dtype))
+        self.running_variance.lerp_(unbiased.to(self.running_mean.dtype), weight.to(self.running_mean.dtype))

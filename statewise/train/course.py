@@ -12,7 +12,7 @@ import torch
 
 from statewise.errors import CheckpointError, InputError, TrainingError
 from statewise.models.evaluation_mode import evaluation_mode
-from statewise.train.metrics import MetricsFile
+from statewise.train.metrics import MetricsFile, NoMetrics
 from statewise.train.optimizer import describe_groups
 from statewise.train.report import Reporter
 from statewise.train.run_state import RunState
@@ -50,7 +50,9 @@ class Course:
     name: of the run among others that are trained with it; its records then have it under "run"
     """
 
-    def __init__(self, state: RunState, metrics: MetricsFile, reporter: Reporter, name: str | None = None) -> None:
+    def __init__(
+        self, state: RunState, metrics: MetricsFile | NoMetrics, reporter: Reporter, name: str | None = None
+    ) -> None:
         self.state, self.metrics, self.reporter, self.name = state, metrics, reporter, name
         config, seconds = state.config, state.progress.seconds
         self._evaluate_due = Cadence(config.evaluate_every, config.evaluate_minutes, seconds)
@@ -137,8 +139,9 @@ def _evaluate(state: RunState) -> dict[str, Any]:
     task, progress = state.task, state.progress
     generators = torch_generators(state.device)
     try:
-        with evaluation_mode(state.model), torch.no_grad():
-            record = task.validate(state.model)
+        with evaluation_mode(state.model), torch.no_grad(), state.ranks.unspread():
+            own = task.validate(state.model)
+        record = state.ranks.by_first(lambda: own)  # every rank has looked at all of it; what is decided has to be one
     except InputError as error:
         raise TrainingError(f"step {progress.step}: the evaluation failed: {error}; {state.what_remains()}") from error
     set_torch_generators(generators, state.device)
@@ -152,8 +155,8 @@ def _evaluate(state: RunState) -> dict[str, Any]:
         progress.held = progress.held + 1 if (score >= wanted if task.higher_is_better else score <= wanted) else 0
     progress.validation = score
     progress.best = score if is_best else best
-    own = {"kind": "evaluation", "step": progress.step, "seconds": progress.seconds}
-    return {**own, **{name: value for name, value in record.items() if name not in own}, "best": is_best}
+    first = {"kind": "evaluation", "step": progress.step, "seconds": progress.seconds}
+    return {**first, **{name: value for name, value in record.items() if name not in first}, "best": is_best}
 
 
 def is_done(state: RunState) -> bool:
@@ -198,6 +201,7 @@ def start_record(state: RunState) -> dict[str, Any]:
         "groups": describe_groups(state.groups, state.config.lr),
         "device": str(state.device),
         "threads": torch.get_num_threads(),
+        **({"ranks": state.ranks.size} if state.ranks.size > 1 else {}),
         "steps": state.total_steps,
         f"{task.unit}_per_step": units_per_step(state),
         "data": task.describe(),

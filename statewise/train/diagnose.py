@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,12 +20,9 @@ def is_finite(tree: Any) -> bool:
     )
 
 
-def non_finite_parameter(model: nn.Module) -> str | None:
-    """The name of the first parameter or buffer that is not finite."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not is_finite(tensor):
-            return name
-    return None
+def non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that is not finite."""
+    return next((name for name, tensor in tensors.items() if not is_finite(tensor)), None)
 
 
 def first_non_finite(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:

@@ -11,9 +11,9 @@ import torch
 from statewise.train.config import RunConfig
 from statewise.train.course import Course, TrainResult, end_record, fraction_done, is_done, learning_rate, start_record
 from statewise.train.environment import process_settings
-from statewise.train.metrics import MetricsFile
+from statewise.train.metrics import MetricsFile, NoMetrics
+from statewise.train.ranks import open_ranks
 from statewise.train.report import Reporter
-from statewise.train.run_folder import open_run
 from statewise.train.run_state import RunState
 from statewise.train.signals import StopSignals
 from statewise.train.update import loss_function, update
@@ -32,6 +32,10 @@ def train(
     every number is then the same, bit for bit, as if the run had never been stopped. A run that is given more steps
     follows the longer schedule from there on.
 
+    In a process that torchrun started, or that has joined a process group, all processes of it train one model, laid
+    out as ``train.parallel`` says: each calls this with the same arguments. Rank 0 writes the folder and reports.
+    After torchrun has started the processes anew (``--max-restarts``), the run that they had begun goes on.
+
     The first SIGINT or SIGTERM ends the run after its step, with a checkpoint; the second one at once. PyTorch's,
     Python's and numpy's global generators are seeded. The number of threads and the precision of float32 products
     are set as the configuration says, and back at the end.
@@ -41,12 +45,19 @@ def train(
     """
     reporter = Reporter() if reporter is None else reporter
     with ExitStack() as stack:
+        ranks = stack.enter_context(open_ranks())
+        if ranks.rank:
+            reporter = Reporter()
         stack.callback(reporter.close)
-        run = stack.enter_context(open_run(folder, config, resume=resume))
+        run = stack.enter_context(ranks.open_run(folder, config, resume=resume))
         stack.enter_context(process_settings(run.config.train))
-        state = RunState(run)
-        run.write_config()  # now that nothing in it was refused: a mistake leaves no run, and a run its old run.json
-        metrics = stack.enter_context(MetricsFile(run.metrics_path, keep_to_step=state.progress.step))
+        state = RunState(run, ranks=ranks)
+        # Now that nothing in it was refused: a mistake leaves no run, and a run its old run.json
+        ranks.by_first(run.write_config)
+        if ranks.rank:
+            metrics: MetricsFile | NoMetrics = NoMetrics()
+        else:
+            metrics = stack.enter_context(MetricsFile(run.metrics_path, keep_to_step=state.progress.step))
         if metrics.damaged is not None:
             message = (
                 f"{run.metrics_path} had damaged lines: what can be read goes on, the rest is in {metrics.damaged}"
@@ -56,20 +67,22 @@ def train(
         return _loop(state, metrics, reporter, stop)
 
 
-def _loop(state: RunState, metrics: MetricsFile, reporter: Reporter, stop: StopSignals) -> TrainResult:
-    progress, course = state.progress, Course(state, metrics, reporter)
+def _loop(state: RunState, metrics: MetricsFile | NoMetrics, reporter: Reporter, stop: StopSignals) -> TrainResult:
+    progress, course, ranks = state.progress, Course(state, metrics, reporter), state.ranks
     eager = loss_function(state)
-    loss_of = torch.compile(eager) if state.config.compile else eager
+    loss_of = ranks.loss_function(eager)
+    if state.config.compile:
+        loss_of = torch.compile(loss_of)
     reporter.begin(state.task)
     reporter.event(start_record(state))
     begun = time.monotonic() - progress.seconds
-    done = is_done(state)
-    while not done and stop.received is None:
+    done, stopped_by = is_done(state), None
+    while not done and (stopped_by := ranks.signal(stop.received)) is None:
         step_begun = time.monotonic()
         lr = learning_rate(state)
         loss, norm = update(state, lr, loss_of, eager)
         now = time.monotonic()
-        progress.seconds = now - begun
+        progress.seconds = ranks.clock(now - begun)
         record = course.count(loss, norm, lr, now - step_begun)
         done = is_done(state)
         reporter.progress(fraction_done(state), record)
@@ -78,12 +91,11 @@ def _loop(state: RunState, metrics: MetricsFile, reporter: Reporter, stop: StopS
         if course.should_evaluate(done):
             is_best = course.evaluate()
             done = is_done(state)
-            progress.seconds = time.monotonic() - begun
+            progress.seconds = ranks.clock(time.monotonic() - begun)
         if course.should_save(is_best, done):
             course.save()
-            progress.seconds = time.monotonic() - begun
+            progress.seconds = ranks.clock(time.monotonic() - begun)
     if not done and not course.is_saved:
         course.save()
-    stopped_by = None if done else stop.received
     reporter.event(end_record(state, stopped_by))
     return course.result(stopped_by)

@@ -117,6 +117,18 @@ class MetricsFile:
         self.close()
 
 
+class NoMetrics:
+    """In the place of a :class:`MetricsFile` where another process writes it."""
+
+    damaged: Path | None = None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+
 def _parse(line: bytes) -> dict[str, Any]:
     """ValueError for what is no record: also bytes that are not UTF-8, and NaN, which is no JSON."""
     record = json.loads(line, parse_constant=_refuse_constant)

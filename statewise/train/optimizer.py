@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -116,16 +116,20 @@ def _group_of(module: nn.Module, name: str, parameter: nn.Parameter, in_dynamics
     )
 
 
-def build_optimizer(groups: tuple[ParameterGroup, ...], config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over the groups. Set the rate of a step with :func:`set_learning_rate`."""
+def build_optimizer(
+    groups: tuple[ParameterGroup, ...],
+    config: TrainConfig,
+    alike: Callable[[Sequence[nn.Parameter]], list[list[nn.Parameter]]] = lambda parameters: [list(parameters)],
+) -> torch.optim.AdamW:
+    """AdamW over the groups. Set the rate of a step with :func:`set_learning_rate`.
+
+    alike: divides a group further, where one call cannot take all of it (parameters on different meshes)
+    """
     return torch.optim.AdamW(
         [
-            {
-                "params": [parameter for _, parameter in group.parameters],
-                "weight_decay": group.weight_decay,
-                "lr_ratio": group.lr_ratio,
-            }
+            {"params": parameters, "weight_decay": group.weight_decay, "lr_ratio": group.lr_ratio}
             for group in groups
+            for parameters in alike([parameter for _, parameter in group.parameters])
         ],
         lr=config.lr,
         betas=config.betas,

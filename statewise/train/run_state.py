@@ -9,21 +9,19 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from statewise import checkpoints
 from statewise.checkpoints import flatten_tree, unflatten_into
+from statewise.checkpoints.tensor_files import stored_tensors
 from statewise.errors import CheckpointError, DataError, TrainingError
-from statewise.train.diagnose import non_finite_parameter
-from statewise.train.environment import choose_device, seed_generators
+from statewise.train.diagnose import non_finite
+from statewise.train.environment import seed_generators
+from statewise.train.memory_estimate import require_memory
 from statewise.train.optimizer import ParameterGroup, build_optimizer, parameter_groups
+from statewise.train.ranks import Ranks
 from statewise.train.run_folder import RunFolder
-from statewise.train.snapshot import (
-    capture_generators,
-    capture_optimizer,
-    restore_generators,
-    restore_optimizer,
-)
+from statewise.train.snapshot import capture_optimizer, restore_optimizer
 from statewise.train.tasks import open_task
 
 
@@ -45,33 +43,45 @@ class Progress:
 class RunState:
     """A model in training, its optimiser, its data, and how far it is."""
 
-    def __init__(self, run: RunFolder, at: int | None = None, *, stacked: bool = False) -> None:
+    def __init__(
+        self, run: RunFolder, at: int | None = None, *, stacked: bool = False, ranks: Ranks | None = None
+    ) -> None:
         """Begins the run, or takes it up where its last checkpoint left it.
 
+        ranks:   the processes that share it; None: this one alone
         at:      take up the checkpoint of this step (0: begin); those that come after it have to be out of the way
                  before the next one is saved
         stacked: it is trained side by side with others, which its checkpoints then say
         """
         self.run, self.config = run, run.config.train
-        self.device = choose_device(self.config.device)
-        self.task = open_task(run.config)
+        self.ranks = ranks = Ranks() if ranks is None else ranks
+        self.device = ranks.arrange(self.config.parallel, self.config.device)
+        self.task = ranks.in_turn(lambda: open_task(run.config))
+        ranks.divide(run.config)
         self.batches = self.task.batches
         self.total_steps = self._total_steps()
+        if not stacked:
+            ranks.agree(lambda: require_memory(run.config, self.task, n_ranks=ranks.size))
         self.progress = Progress()
-        self.checkpoint = run.latest() if at is None else run.checkpoint_path(at) if at else None
+        latest = ranks.by_first(run.latest) if at is None else run.checkpoint_path(at) if at else None
+        self.checkpoint = latest
         self.stacked = stacked
         seed_generators(self.config.seed)
         self.model = run.config.model.build()
-        if self.checkpoint is not None:
-            checkpoints.load_into(self.model, self.checkpoint)
+        if latest is not None:
+            ranks.agree(lambda: checkpoints.load_into(self.model, latest))
         self.model.to(self.device).train()
         self.model.gradient_checkpointing = self.config.gradient_checkpointing
+        self.carried: Any = self.task.initial_state(self.model) if self.config.carry_state else None  # of all rows
+        ranks.spread(self)
         self.groups: tuple[ParameterGroup, ...] = parameter_groups(self.model, self.config)
         self.parameters: list[nn.Parameter] = [p for group in self.groups for _, p in group.parameters]
-        self.optimizer = build_optimizer(self.groups, self.config)
-        self.carried: Any = self.task.initial_state(self.model) if self.config.carry_state else None
-        if self.checkpoint is not None:
-            self._restore(self.checkpoint)
+        self.optimizer = build_optimizer(self.groups, self.config, ranks.alike)
+        if latest is not None:
+            self._restore(latest)
+        else:
+            ranks.begin_generators(self.config.seed, 0)
+        self.carried = ranks.rows_of(self.carried)
 
     def _total_steps(self) -> int | None:
         """The budget in steps, of steps and epochs whichever is less; None if it is in minutes alone."""
@@ -87,36 +97,52 @@ class RunState:
         Errors: TrainingError, before anything is written, if a parameter is not finite; CheckpointError if the
                 disk does not take it, saying which checkpoint remains.
         """
-        name = non_finite_parameter(self.model)
+        ranks, path = self.ranks, self.run.checkpoint_path(self.progress.step)
+        model = ranks.whole(stored_tensors(self.model))
+        moments = ranks.whole(capture_optimizer(self.optimizer, self.groups))
+        carried = flatten_tree(ranks.whole_rows(self.carried), "state")
+        tensors, generators = ranks.capture_generators(self.device)
+        trainer = {**tensors, **moments, **carried}
+        ranks.by_first(lambda: self._write(path, model, trainer, generators, before))
+        self.checkpoint = path
+        if prune:
+            ranks.by_first(self.prune)
+        return path
+
+    def _write(
+        self,
+        path: Path,
+        model: Mapping[str, Tensor],
+        trainer: Mapping[str, Tensor],
+        generators: Mapping[str, Any],
+        before: Callable[[], None],
+    ) -> None:
+        name = non_finite(model)
         if name is not None:
             raise TrainingError(
                 f"the parameter {name} is not finite after step {self.progress.step}; {self.what_remains()}. "
                 f"{self.advice()}"
             )
-        path = self.run.checkpoint_path(self.progress.step)
-        tensors, generators = capture_generators(self.device)
-        tensors |= capture_optimizer(self.optimizer, self.groups) | flatten_tree(self.carried, "state")
         data = {
             **asdict(self.progress),
             "metric": self.task.metric,
             "higher_is_better": self.task.higher_is_better,
-            "generators": generators,
+            **generators,
             "data": self.task.fingerprint,
             **({"stacked": True} if self.stacked else {}),
         }
         try:
             before()
-            checkpoints.save(self.model, path, tokenizer=self.task.tokenizer, trainer=(tensors, data))
-            self.checkpoint = path
-            if prune:
-                self.prune()
+            checkpoints.save(self.model, path, tokenizer=self.task.tokenizer, trainer=(trainer, data), tensors=model)
         except (OSError, CheckpointError) as error:
             raise CheckpointError(f"{error}; {self.what_remains()}") from error
-        return path
 
     def prune(self) -> None:
         """Deletes the checkpoints that are no longer kept."""
-        checkpoints.prune(self.run.path, self.config.keep_last, self.config.keep_best)
+        try:
+            checkpoints.prune(self.run.path, self.config.keep_last, self.config.keep_best)
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(f"{error}; {self.what_remains()}") from error
 
     def what_remains(self) -> str:
         if self.checkpoint is None:
@@ -131,7 +157,7 @@ class RunState:
         return "A smaller train.lr, or a longer train.warmup, may help; for that begin a new run with another --out"
 
     def _restore(self, checkpoint: Path) -> None:
-        tensors, data = checkpoints.read_trainer(checkpoint)
+        tensors, data = self.ranks.agree(lambda: checkpoints.read_trainer(checkpoint))
         data = _as_written_now(data)
         if data["data"] != self.task.fingerprint:
             source = getattr(self.run.config.data, "source", None)
@@ -140,12 +166,11 @@ class RunState:
                 f"the {self.task.noun}{at} is not the one that {checkpoint} was trained on: "
                 "files were added, removed or changed; put them back as they were, or begin a new run"
             )
-        generators = data["generators"]
         self.progress = Progress(**{field.name: data[field.name] for field in fields(Progress)})
-        restore_optimizer(self.optimizer, self.groups, tensors)
+        restore_optimizer(self.optimizer, self.groups, tensors, self.ranks.part_like)
         if self.carried is not None:
             self.carried = unflatten_into(self.carried, tensors, "state", same_shapes=False)
-        restore_generators(tensors, generators, self.device)
+        self.ranks.restore_generators(tensors, data, self.device, self.config.seed)
 
 
 def _as_written_now(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -68,24 +68,29 @@ def capture_optimizer(optimizer: torch.optim.Optimizer, groups: tuple[ParameterG
 
 
 def restore_optimizer(
-    optimizer: torch.optim.Optimizer, groups: tuple[ParameterGroup, ...], tensors: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer,
+    groups: tuple[ParameterGroup, ...],
+    tensors: Mapping[str, Tensor],
+    part_like: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Puts back what :func:`capture_optimizer` gave.
+    """Puts back what :func:`capture_optimizer` gave. part_like: (tensor, parameter) -> what is kept of the tensor here.
 
     Errors: CheckpointError for a parameter that the model does not have, or has in another shape.
     """
-    parameters = [(name, parameter) for group in groups for name, parameter in group.parameters]
-    numbers = {name: number for number, (name, _) in enumerate(parameters)}
+    parameters = {name: parameter for group in groups for name, parameter in group.parameters}
+    in_order = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    numbers = {id(parameter): number for number, parameter in enumerate(in_order)}
     state: dict[int, dict[str, Tensor]] = {}
     for tensor_name, value in tensors.items():
         if not tensor_name.startswith("optimizer."):
             continue
         _, key, name = tensor_name.split(".", 2)
-        if name not in numbers:
+        if name not in parameters:
             raise CheckpointError(f"the trainer's state has {tensor_name}, but the model has no parameter {name}")
-        shape = parameters[numbers[name]][1].shape
+        parameter = parameters[name]
+        shape = parameter.shape
         if key != "step" and value.shape != shape:
             raise CheckpointError(f"{tensor_name} has shape {tuple(value.shape)}; expected {tuple(shape)}")
-        # A clone is aligned as PyTorch aligns: a view into a file's buffer may be summed in another order.
-        state.setdefault(numbers[name], {})[key] = value.clone()
+        own = value.clone() if key == "step" else part_like(value, parameter)
+        state.setdefault(numbers[id(parameter)], {})[key] = own
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

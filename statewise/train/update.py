@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._pytree import tree_map
 
 from statewise.errors import TrainingError
 from statewise.train.diagnose import first_non_finite, is_finite
 from statewise.train.environment import autocast
 from statewise.train.optimizer import set_learning_rate
+from statewise.train.ranks import Loss
 from statewise.train.run_state import RunState
 from statewise.train.snapshot import set_torch_generators, torch_generators
-
-Loss = Callable[[Any, Any], tuple[Tensor, Any]]
 
 
 def loss_function(state: RunState) -> Loss:
@@ -42,19 +39,20 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
     config = state.config
     generators, carried = torch_generators(state.device), state.carried
     set_learning_rate(state.optimizer, lr)
-    total = torch.zeros((), device=state.device)
+    ranks, total = state.ranks, torch.zeros((), device=state.device)
     for number in range(config.accumulation):
-        loss = _share_of_loss(state, number, loss_of)
-        loss.backward()
+        with ranks.gathering(last=number == config.accumulation - 1):
+            loss = _share_of_loss(state, number, loss_of)
+            ranks.backward(loss)
         total += loss.detach()
-    norm = get_total_norm(_gradients(state))
-    total_value, norm_value = torch.stack([total, norm]).tolist()
+    norm = ranks.norm(_gradients(state))
+    total_value, norm_value = ranks.numbers(total, norm)
     if not (math.isfinite(total_value) and math.isfinite(norm_value)):
         set_torch_generators(generators, state.device)
         state.carried = carried
         raise not_finite(state, total_value, norm_value, eager)
     if config.clip_norm is not None:
-        clip_grads_with_norm_(state.parameters, config.clip_norm, norm)
+        ranks.clip(state.parameters, config.clip_norm, norm)
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     state.progress.step += 1
@@ -63,14 +61,17 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
 
 
 def _share_of_loss(state: RunState, number: int, loss_of: Loss) -> Tensor:
-    """What a micro-batch adds to the loss of the step to come; passes the carried state on."""
+    """What a micro-batch adds to the loss of the step to come, or this rank's part; passes the carried state on."""
     config = state.config
     batch = state.batches[state.progress.step * config.accumulation + number]
+    batch, share = state.ranks.part_of(state.task, batch)
     batch = tree_map(lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, batch)
     with autocast(config, state.device):
         loss, carried = loss_of(batch, state.carried)
     if carried is not None:
         state.carried = tree_map(torch.Tensor.detach, carried)  # gradients end where the batch began
+    if share is not None:
+        loss = loss * share if share else loss.nan_to_num(0.0) * 0.0  # the mean of no targets is not a number
     return loss / config.accumulation
 
 
@@ -84,14 +85,24 @@ def not_finite(state: RunState, loss: float, norm: float, eager: Loss) -> Traini
     The generators and the carried state have to be as they were before the step.
     """
     what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {norm}"
-    where = None if is_finite(state.carried) else "the state carried into the step was not finite"
+    where = state.ranks.first_of(_culprit(state, eager))
+    if where is None:
+        finite = is_finite(_gradients(state))
+        where = "done again layer by layer, every number in it is finite" + (" but that norm" if finite else "")
+    return TrainingError(f"step {state.progress.step + 1}: {what}; {where}; {state.what_remains()}. {state.advice()}")
+
+
+def _culprit(state: RunState, eager: Loss) -> str | None:
+    if not state.ranks.works_apart:
+        return "which layer it was is not looked for where the ranks share the layers; one process, or ddp, finds it"
+    if not is_finite(state.carried):
+        return "the state carried into the step was not finite"
     state.optimizer.zero_grad(set_to_none=True)
     try:
         for number in range(state.config.accumulation):
-            where = where or first_non_finite(state.model, partial(_share_of_loss, state, number, eager))
-        if where is None:
-            finite = is_finite(_gradients(state))
-            where = "done again layer by layer, every number in it is finite" + (" but that norm" if finite else "")
+            where = first_non_finite(state.model, partial(_share_of_loss, state, number, eager))
+            if where is not None:
+                return where
     except RuntimeError as error:  # out of memory, most likely: what is known has to be said all the same
-        where = f"the layer was not found ({str(error).splitlines()[0]})"
-    return TrainingError(f"step {state.progress.step + 1}: {what}; {where}; {state.what_remains()}. {state.advice()}")
+        return f"the layer was not found ({str(error).splitlines()[0]})"
+    return None

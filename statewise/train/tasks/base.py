@@ -137,6 +137,24 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
         Called under autocast if the run asks for it, and perhaps compiled.
         """
 
+    def n_targets(self, batch: BatchType) -> int:
+        """How many targets the loss of a batch is the mean of: what it counts beside the losses of other rows.
+
+        By default the number of rows.
+        """
+        return next(len(leaf) for leaf in batch if isinstance(leaf, Tensor))
+
+    def piece(self, batch: BatchType, number: int, n_pieces: int) -> BatchType:
+        """One of so many contiguous pieces of the rows of a batch, for ranks that share them. Targets of whole rows
+        stay whole.
+
+        Errors: ConfigError if rows are not cut, or do not divide.
+        """
+        raise ConfigError(
+            f"train.parallel.sequence={n_pieces}: the rows of {type(self.run.data).__name__} are not cut in pieces; "
+            "set train.parallel.sequence=1"
+        )
+
     def alike(self, batches: Sequence[BatchType]) -> Sequence[BatchType]:
         """Batches of several runs on the same data, padded to one shape, for models that are trained side by side.
 

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from statewise.data.labelled_batches import LabelledBatch
+from statewise.data.memory_tasks import IGNORED
 from statewise.evaluate.classification import MAX_SHOWN, cross_entropy, draw_confusion, evaluate_classifier, f1_scores
 from statewise.models.classifier import SequenceClassifier, SequenceClassifierConfig
 from statewise.train.plotting import figure
@@ -31,6 +32,9 @@ class ClassificationTask(SequenceTask[SequenceClassifier]):
         """The mean cross-entropy in nats."""
         logits, state = model(batch.inputs, state, lengths=batch.lengths)
         return cross_entropy(logits, batch.targets), state
+
+    def n_targets(self, batch: LabelledBatch) -> int:
+        return int((batch.targets != IGNORED).sum())
 
     def evaluate(
         self, model: SequenceClassifier, split: str, *, max_items: int | None = None, **options: Any

@@ -72,6 +72,9 @@ class ForecastingTask(Task[Forecaster, SeriesBatch]):
             lengths=batch.lengths,
         )
 
+    def n_targets(self, batch: SeriesBatch) -> int:
+        return int((~batch.targets.isnan()).sum())
+
     def evaluate(
         self, model: Forecaster, split: str, *, max_items: int | None = None, stride: int = 1, **options: Any
     ) -> dict[str, Any]:

@@ -94,6 +94,19 @@ class LanguageTask(Task[LanguageModel, Batch]):
         features, state = model.features(batch.inputs, state, starts=batch.starts)
         return token_loss(model, features, batch.targets), state
 
+    def n_targets(self, batch: Batch) -> int:
+        return batch.targets.numel()
+
+    def piece(self, batch: Batch, number: int, n_pieces: int) -> Batch:
+        length, rest = divmod(self._length, n_pieces)
+        if rest:
+            raise ConfigError(
+                f"train.parallel.sequence={n_pieces} does not divide train.length={self._length}; use a length that is "
+                "a multiple of it"
+            )
+        inputs, targets, starts = (leaf.narrow(1, number * length, length) for leaf in batch)
+        return Batch(inputs, targets, starts)
+
     def from_loss(self, loss: float) -> dict[str, float]:
         return {"bits_per_byte": loss * self._bits_per_nat}
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.data.base import DataConfig
+from statewise.data.memory_tasks import IGNORED
 from statewise.data.splits import SPLITS
 from statewise.data.synthetic_languages import SyntheticLanguageConfig, open_synthetic_language
 from statewise.data.synthetic_languages.batches import RecallBatch, RecallBatches
@@ -73,6 +74,9 @@ class RecallTask(Task[LanguageModel, RecallBatch]):
         """The mean cross-entropy in nats of the targets that count."""
         features, state = model.features(batch.inputs, state)
         return token_loss(model, _at(features, batch.positions), batch.targets), state
+
+    def n_targets(self, batch: RecallBatch) -> int:
+        return int((batch.targets != IGNORED).sum())
 
     def evaluate(
         self, model: LanguageModel, split: str, *, max_items: int | None = None, **options: Any

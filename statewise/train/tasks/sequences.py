@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from statewise.data.base import DataConfig
 from statewise.data.labelled import LabelledData, LabelledDataConfig, open_labelled
@@ -99,12 +100,30 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
             return list(batches)
         padded = []
         for inputs, targets, lengths in batches:
-            missing = longest - inputs.shape[1]
             if lengths is None:
                 lengths = torch.full((len(inputs),), inputs.shape[1])
-            behind = (0, 0, 0, missing) if inputs.ndim == 3 else (0, missing)
-            padded.append(LabelledBatch(F.pad(inputs, behind), targets, lengths))
+            padded.append(LabelledBatch(_padded(inputs, longest - inputs.shape[1]), targets, lengths))
         return padded
+
+    def piece(self, batch: LabelledBatch, number: int, n_pieces: int) -> LabelledBatch:
+        """With one target a row the rows are padded to a length that divides."""
+        inputs, targets, lengths = batch
+        length, frame_length = inputs.shape[1], getattr(self.run.model, "frame_length", 1)
+        missing = -length % (n_pieces * frame_length)
+        if missing and self.data.each_step:
+            raise ConfigError(
+                f"train.parallel.sequence={n_pieces} does not divide rows of {length} steps with a target each; set "
+                "train.parallel.sequence=1"
+            )
+        if missing and lengths is None:
+            lengths = torch.full((len(inputs),), length)
+        own = (length + missing) // n_pieces
+        here = slice(number * own, (number + 1) * own)
+        return LabelledBatch(
+            _padded(inputs, missing)[:, here],
+            targets[:, here] if self.data.each_step else targets,
+            None if lengths is None else (lengths - number * own).clamp(0, own),
+        )
 
     @cached_property
     def batches(self) -> LabelledBatches:
@@ -112,6 +131,10 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
 
 
 SequenceData = LabelledData | MemoryData | LongRangeData
+
+
+def _padded(inputs: Tensor, n_steps: int) -> Tensor:
+    return F.pad(inputs, (0, 0) * (inputs.ndim - 2) + (0, n_steps))
 
 
 def open_sequences(config: DataConfig) -> SequenceData:

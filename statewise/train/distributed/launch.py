@@ -1,0 +1,90 @@
+"""Joining the processes of a launch, and parting: what ends one of them ends all, with one reason."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from statewise.checkpoints.folders import RUN_FILE
+from statewise.errors import StatewiseError, TrainingError
+from statewise.train.distributed.several import SeveralRanks
+from statewise.train.run_folder import LOCK_FILE
+
+TIMEOUT = timedelta(hours=1)  # the others wait while rank 0 writes; who died is noticed by torchrun long before
+REASON = "statewise-error"
+NETWORK = ("gloo", "nccl", "connection", "timed out", "socket")  # words of PyTorch's errors when a peer is gone
+
+
+@contextmanager
+def join() -> Iterator[SeveralRanks]:
+    """The processes of this launch. A StatewiseError of one is raised on those that wait for it, too.
+
+    Errors: TrainingError where another process has ended without a word.
+    """
+    own = not dist.is_initialized()
+    if own:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        dist.init_process_group(timeout=TIMEOUT)
+    store = distributed_c10d._get_default_store()
+    try:
+        yield SeveralRanks()
+    except StatewiseError as error:
+        with suppress(Exception):  # the store may be gone, and then nobody reads it
+            store.set(REASON, pickle.dumps((type(error), str(error))).hex())
+        raise
+    except RuntimeError as error:
+        if not any(word in str(error).lower() for word in NETWORK):
+            raise
+        raise _reason_of(store, error) from error
+    finally:
+        if own:
+            with suppress(RuntimeError):  # of a group that has lost a member
+                dist.destroy_process_group()
+
+
+def _reason_of(store: dist.Store, error: RuntimeError) -> StatewiseError:
+    """Why another process is gone, if it could say so."""
+    with suppress(Exception):
+        if store.check([REASON]):
+            kind, message = pickle.loads(bytes.fromhex(store.get(REASON).decode()))
+            found: StatewiseError = kind(message)
+            return found
+    reason = " ".join(str(error).split())[:200]
+    return TrainingError(
+        f"another process of the run has ended ({reason}); its own message says why. The run goes on from its last "
+        "checkpoint with --resume, or by itself under torchrun --max-restarts"
+    )
+
+
+def goes_on(folder: Path) -> bool:
+    """Whether torchrun has started these processes anew, and it was they who had begun the run in this folder."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0 or not (folder / RUN_FILE).exists():
+        return False
+    try:
+        return (folder / LOCK_FILE).read_text("utf-8") == _launch()
+    except OSError:
+        return False
+
+
+def sign(folder: Path) -> None:
+    """Says in the lock's file which launch the run was begun by, so that no other is taken for it."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        (folder / LOCK_FILE).write_text(_launch(), "utf-8")
+
+
+def _launch() -> str:
+    """The same for every attempt of one torchrun, whose process is the parent of its workers."""
+    parent = os.getppid()
+    begun = ""
+    with suppress(OSError, IndexError):  # where there is such a file: a number is given to another process one day
+        begun = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {parent} {begun}"

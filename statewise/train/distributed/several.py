@@ -1,0 +1,241 @@
+"""The ranks of a run that share it: what ``statewise.train.ranks`` says of one process, of several."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from statewise.configuration import to_dict
+from statewise.errors import ConfigError, StatewiseError
+from statewise.train.config import ParallelConfig, RunConfig
+from statewise.train.distributed import tensors as parted
+from statewise.train.distributed.mesh import Layout, lay_out
+from statewise.train.distributed.wrap import Wrapped, require_divisible, wrap
+from statewise.train.environment import choose_device, seed_generators
+from statewise.train.ranks import Generators, Loss, Ranks
+from statewise.train.run_folder import RunFolder, _flat, open_run
+from statewise.train.snapshot import capture_generators, restore_generators
+
+if TYPE_CHECKING:
+    from statewise.train.run_state import RunState
+    from statewise.train.tasks.base import Task
+
+Result = TypeVar("Result")
+
+
+class SeveralRanks(Ranks):
+    """The process group that there is. Until ``arrange`` has been called its ranks only talk."""
+
+    layout: Layout
+    wrapped: Wrapped
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    # -- before the run ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def open_run(self, folder: Path | str, config: RunConfig | None, *, resume: bool) -> Iterator[RunFolder]:
+        from statewise.train.distributed.launch import goes_on, sign
+
+        self._require_same(config)
+        with ExitStack() as stack:
+
+            def open_here() -> RunFolder:
+                run = stack.enter_context(open_run(folder, config, resume=resume or goes_on(Path(folder))))
+                sign(run.path)
+                return run
+
+            yield self.by_first(open_here)
+
+    def _require_same(self, config: RunConfig | None) -> None:
+        """Errors: ConfigError naming the first field in which a rank's configuration differs from rank 0's."""
+        own = {} if config is None else _flat(to_dict(config))
+        digests = self._all(hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest())
+        if len(set(digests)) == 1:
+            return
+        each = self._all(own)
+        rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+        first, other = each[0], each[rank]
+        name = next(key for key in sorted(first.keys() | other.keys()) if first.get(key) != other.get(key))
+        raise ConfigError(
+            f"the processes have different configurations: {name} is {first.get(name)!r} on rank 0 and "
+            f"{other.get(name)!r} on rank {rank}; start all of them with the same"
+        )
+
+    def arrange(self, config: ParallelConfig, device: str) -> torch.device:
+        chosen = choose_device(device)
+        if chosen.type == "cuda":
+            local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+            chosen = torch.device("cuda", local)
+            torch.cuda.set_device(chosen)
+        self.layout = lay_out(config, chosen.type)
+        return chosen
+
+    def divide(self, run: RunConfig) -> None:
+        require_divisible(run, self.layout)
+
+    # -- agreement ---------------------------------------------------------------------------------------------------
+
+    def _all(self, value: Any) -> list[Any]:
+        """What every rank has."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def agree(self, work: Callable[[], Result]) -> Result:
+        result, failure = None, None
+        try:
+            result = work()
+        except StatewiseError as error:
+            failure = (type(error), str(error))
+        failures = self._all(failure)
+        for rank, found in enumerate(failures):
+            if found is not None:
+                kind, message = found
+                alone = failures.count(None) and rank
+                raise kind(f"rank {rank}: {message}" if alone else message)
+        return result  # type: ignore[return-value]
+
+    def in_turn(self, work: Callable[[], Result]) -> Result:
+        done: Result | None = None
+
+        def first() -> None:
+            nonlocal done
+            if self.rank == 0:
+                done = work()
+
+        self.agree(first)
+        return self.agree(lambda: work() if self.rank else done)  # type: ignore[return-value]
+
+    def by_first(self, work: Callable[[], Result]) -> Result:
+        message: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                message[0] = work()
+            except StatewiseError as error:
+                message[1] = (type(error), str(error))
+        result = message[0]
+        dist.broadcast_object_list(message, src=0)
+        if message[1] is not None:
+            kind, text = message[1]
+            raise kind(text)
+        return result if self.rank == 0 else message[0]
+
+    def clock(self, seconds: float) -> float:
+        value = torch.tensor(seconds, dtype=torch.float64)
+        dist.broadcast(value, src=0)
+        return value.item()
+
+    def signal(self, received: int | None) -> int | None:
+        number = torch.tensor(received or 0)
+        dist.all_reduce(number, dist.ReduceOp.MAX)
+        return int(number) or None
+
+    def first_of(self, found: str | None) -> str | None:
+        each = self._all(found)
+        return next((text for text in each if text is not None), None)
+
+    # -- the model ---------------------------------------------------------------------------------------------------
+
+    @property
+    def works_apart(self) -> bool:  # type: ignore[override]
+        return self.wrapped.works_apart
+
+    def spread(self, state: RunState) -> None:
+        self.wrapped = wrap(state.task, state.model, self.layout, state.config)
+
+    def loss_function(self, loss_of: Loss) -> Loss:
+        return loss_of if self.wrapped.ddp is None else self.wrapped.ddp
+
+    def unspread(self) -> AbstractContextManager[object]:
+        sequence = self.wrapped.sequence
+        return nullcontext() if sequence is None else sequence.disabled()
+
+    def alike(self, parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+        return parted.by_mesh(parameters)
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def part_of(self, task: Task[Any, Any], batch: Any) -> tuple[Any, float | None]:
+        layout, sequence = self.layout, self.wrapped.sequence
+        n_targets = max(task.n_targets(batch), 1)
+        rows = parted.rows(batch, layout.data_rank, layout.n_data)
+        if sequence is None:
+            return rows, task.n_targets(rows) / n_targets
+        piece = task.piece(rows, layout.sequence_rank, layout.config.sequence)
+        copies = layout.config.sequence if piece.targets.shape == rows.targets.shape else 1  # of pooled rows: one each
+        return piece, task.n_targets(piece) / n_targets / copies
+
+    def gathering(self, *, last: bool) -> AbstractContextManager[object]:
+        ddp = self.wrapped.ddp
+        return nullcontext() if last or ddp is None else ddp.no_sync()
+
+    def backward(self, loss: Tensor) -> None:
+        """DDP and FSDP take the mean over the parts; the loss is a sum of theirs."""
+        (loss * self.layout.n_parts).backward()
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        return parted.total_norm(gradients)
+
+    def clip(self, parameters: Sequence[nn.Parameter], most: float, norm: Tensor) -> None:
+        parted.clip(parameters, most, norm)
+
+    def numbers(self, loss: Tensor, norm: Tensor) -> tuple[float, float]:
+        loss = loss.clone()
+        dist.all_reduce(loss, group=self.layout.parts.get_group())
+        return super().numbers(loss, norm)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def rows_of(self, tree: Any) -> Any:
+        return parted.rows(tree, self.layout.data_rank, self.layout.n_data)
+
+    def whole_rows(self, tree: Any) -> Any:
+        return parted.gather_rows(tree, self.layout.mesh.get_group("data"))
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return parted.gather(tensors)
+
+    def part_like(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        return parted.part_like(tensor, parameter)
+
+    def begin_generators(self, seed: int, step: int) -> None:
+        """Those of the first part go on as a single process's would; ranks that share tensors draw the same."""
+        if self.layout.part:
+            seed_generators(parted.seed_of(seed, step, self.layout.part))
+
+    def capture_generators(self, device: torch.device) -> Generators:
+        tensors, data = capture_generators(device)
+        each = self._all((self.layout.part, {name: tensor.cpu() for name, tensor in tensors.items()}, data))
+        by_part = {part: (named, plain) for part, named, plain in each}
+        found = {**by_part[0][0]}
+        for part in range(1, len(by_part)):
+            found |= {f"part{part}.{name}": tensor for name, tensor in by_part[part][0].items()}
+        return found, {
+            "generators": by_part[0][1],
+            "generators_of_parts": [by_part[part][1] for part in range(len(by_part))],
+        }
+
+    def restore_generators(
+        self, tensors: Mapping[str, Tensor], data: Mapping[str, Any], device: torch.device, seed: int
+    ) -> None:
+        """With as many parts as before each has its own again; else all but the first begin anew."""
+        part, saved = self.layout.part, data.get("generators_of_parts", [])
+        if part == 0:
+            restore_generators(tensors, data["generators"], device)
+        elif len(saved) == self.layout.n_parts:
+            prefix = f"part{part}."
+            own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            restore_generators(own, saved[part], device)
+        else:
+            self.begin_generators(seed, int(data["step"]))

@@ -1,0 +1,117 @@
+"""Tensors of which each rank has a part (DTensor), beside ordinary ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.utils._pytree import tree_map
+
+from statewise.errors import ConfigError
+
+T = TypeVar("T", bound=Tensor)
+
+
+def by_mesh(tensors: Sequence[T]) -> list[list[T]]:
+    """The tensors in groups of those that one operation can take together: on one mesh, or on none."""
+    groups: dict[Any, list[T]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return list(groups.values())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, on every rank that has a part of it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gather(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each of them whole, on the CPU of rank 0; on the other ranks nothing. One after the other: no rank but that has
+    more than one of them at a time."""
+    first, found = dist.get_rank() == 0, {}
+    for name, tensor in tensors.items():
+        full = whole(tensor.detach())
+        if first:
+            found[name] = full.cpu()
+    return found
+
+
+def part_like(full: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, divided as ``like`` is; no rank hears of another's."""
+    if not isinstance(like, DTensor):
+        return full.clone()
+    own, mesh = full, like.device_mesh
+    # The last axis of a mesh divides first: FSDP cuts what tensor parallelism has left
+    for axis in reversed(range(mesh.ndim)):
+        placement = like.placements[axis]
+        if isinstance(placement, (Shard, _StridedShard)):
+            parts, number = own.chunk(mesh.size(axis), placement.dim), mesh.get_local_rank(axis)
+            own = parts[number] if number < len(parts) else own.narrow(placement.dim, 0, 0)
+    local = own.clone(memory_format=torch.contiguous_format).to(like.device)
+    assert local.shape == like.to_local().shape
+    return DTensor.from_local(
+        local, mesh, like.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
+    )
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm over all of them, equal on every rank."""
+    norms = [whole(get_total_norm(group)) for group in by_mesh(gradients)]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def clip(parameters: Sequence[Tensor], most: float, norm: Tensor) -> None:
+    for group in by_mesh([parameter for parameter in parameters if parameter.grad is not None]):
+        clip_grads_with_norm_(group, most, norm)
+
+
+def rows(tree: Any, number: int, n_parts: int) -> Any:
+    """One of so many equal parts of the rows of every tensor."""
+
+    def cut(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        n = leaf.shape[0] // n_parts
+        return leaf.narrow(0, number * n, n)
+
+    return tree_map(cut, tree)
+
+
+def gather_rows(tree: Any, group: dist.ProcessGroup) -> Any:
+    """The inverse of :func:`rows`: the rows of all ranks of the group, on each of them.
+
+    Errors: ConfigError for a state whose rows have not the same size on all ranks.
+    """
+
+    def join(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        shapes: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(shapes, tuple(leaf.shape), group=group)
+        if len(set(shapes)) > 1:
+            raise ConfigError(
+                f"the carried state has rows of shapes {sorted(set(shapes))} on different ranks, which make no whole; "
+                "set train.carry_state=false"
+            )
+        parts = [torch.empty_like(leaf, memory_format=torch.contiguous_format) for _ in shapes]
+        dist.all_gather(parts, leaf.contiguous(), group=group)
+        return torch.cat(parts)
+
+    return tree_map(join, tree)
+
+
+def seed_of(seed: int, step: int, part: int) -> int:
+    """A seed below 2^32 for a part of a batch that draws numbers of its own.
+
+    >>> len({seed_of(0, step, part) for step in range(4) for part in range(4)})
+    16
+    """
+    words = torch.Generator().manual_seed(math.prod((seed + 1, 2**20)) + 2**10 * step + part)
+    return int(torch.randint(2**32, (), generator=words))

@@ -1,0 +1,111 @@
+"""What is done to a model so that several ranks can train it: batch norm, tensor parallelism, then DDP or FSDP2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.nn.parallel import DistributedDataParallel
+
+from statewise.errors import ConfigError
+from statewise.mixers.projection import Linear
+from statewise.models.base import Model
+from statewise.models.batch_norm import BatchNorm
+from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.distributed.batch_norm import share_statistics
+from statewise.train.distributed.mesh import Layout
+from statewise.train.distributed.sequence import SequenceParallel, apply_sequence_parallel
+from statewise.train.distributed.tensor_parallel import share_projections
+from statewise.train.tasks.base import Task
+
+# What tasks call of a model besides the model itself: before it runs, the parameters outside of the layers are gathered
+METHODS = ("features", "loss", "scaled_forecasts")
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A model that several ranks share.
+
+    ddp:         its loss, with gradients gathered by DDP; None where the model itself sees to them
+    works_apart: whether a pass through the model alone needs no other rank
+    sequence:    what lets it read pieces of rows; None: it reads whole ones
+    """
+
+    ddp: DistributedDataParallel | None
+    works_apart: bool
+    sequence: SequenceParallel | None
+
+
+class _Loss(nn.Module):
+    """The loss as a module, for DDP wraps the call of one."""
+
+    def __init__(self, task: Task[Any, Any], model: Model) -> None:
+        super().__init__()
+        self.task, self.model = task, model
+
+    def forward(self, batch: Any, carried: Any) -> tuple[Tensor, Any]:
+        loss, carried = self.task.loss(self.model, batch, carried)
+        return loss, carried
+
+
+def require_divisible(run: RunConfig, layout: Layout) -> None:
+    """Errors: ConfigError if the rows of a batch cannot be divided, or for what does not work on several ranks."""
+    train = run.train
+    if train.batch_size % layout.n_data:
+        raise ConfigError(
+            f"train.batch_size={train.batch_size} is that of all processes together, and {layout.n_data} data ranks do "
+            f"not divide it; use a multiple of {layout.n_data}, or another number of processes"
+        )
+    if train.compile:
+        raise ConfigError("train.compile=true works in one process; set train.compile=false")
+
+
+def wrap(task: Task[Any, Any], model: Model, layout: Layout, config: TrainConfig) -> Wrapped:
+    """The model is changed in place: its config, its methods and the names of its parameters stay.
+
+    Errors: ConfigError if its sizes do not divide, or a layer cannot be cut along the sequence.
+    """
+    parallel, ddp, sequence = layout.config, None, None
+    if parallel.sequence > 1:
+        sequence = apply_sequence_parallel(model, layout.mesh.get_group("sequence"))
+        task.piece(task.batches[0], 0, parallel.sequence)  # refuses what cannot be cut, before anything is begun
+    has_batch_norm = any(isinstance(module, BatchNorm) for module in model.modules())
+    if has_batch_norm and layout.n_parts > 1:
+        share_statistics(model, layout.parts.get_group())
+    if parallel.tensor > 1:
+        share_projections(model, layout.mesh["tensor"])
+    if layout.n_parts > 1 and parallel.data == "fsdp":
+        _shard(model, layout.parts, config)
+    elif layout.n_parts > 1:
+        ddp = DistributedDataParallel(
+            _Loss(task, model),
+            process_group=layout.parts.get_group(),
+            broadcast_buffers=False,  # they are the same everywhere: see batch_norm.py
+            gradient_as_bucket_view=True,
+        )
+    return Wrapped(ddp, ddp is not None and sequence is None and not has_batch_norm, sequence)
+
+
+def _shard(model: Model, mesh: DeviceMesh, config: TrainConfig) -> None:
+    """FSDP2: each rank holds a part of every parameter, and a layer is whole only while it is used.
+
+    Everything is gathered in float32, but under bfloat16 the matrices of linear maps, which autocast would round in any
+    case: the numbers are those of one process, and the dynamics, norms and readouts of a layer stay float32 throughout.
+    """
+    for block in model.blocks:
+        if config.precision == "bfloat16":
+            policy = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
+            for module in block.modules():
+                if isinstance(module, Linear):
+                    fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for name in METHODS:
+        if callable(getattr(model, name, None)):
+            register_fsdp_forward_method(model, name)

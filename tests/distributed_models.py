@@ -1,0 +1,90 @@
+"""Small runs for the cases of several ranks, and what a single process makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+from distributed_harness import Place
+from training import small_model, small_run
+
+from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.h3 import H3Config
+from statewise.mixers.mamba import MambaConfig
+from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.s4d import S4DConfig
+from statewise.models.block import BlockConfig
+from statewise.models.mlp import MLPConfig
+from statewise.train import RunConfig
+from statewise.train.config import ParallelConfig
+from statewise.train.distributed.several import SeveralRanks
+from statewise.train.ranks import Ranks
+from statewise.train.run_folder import RunFolder
+from statewise.train.run_state import RunState
+from statewise.train.update import loss_function, update
+
+MAMBA2 = Mamba2Config(d_state=8, d_head=8, chunk_length=8)
+ATTENTION = AttentionConfig(n_heads=4, n_kv_heads=2)
+MIXERS: dict[str, tuple[Any, ...]] = {
+    "mamba": (MambaConfig(d_state=4),) * 2,
+    "mamba2": (MAMBA2,) * 2,
+    "s4d": (S4DConfig(d_state=8),) * 2,
+    "h3": (H3Config(d_state=8, d_head=4),) * 2,
+    "hybrid": (
+        BlockConfig(mixer=MAMBA2, mlp=MLPConfig(expand=2)),
+        BlockConfig(mixer=ATTENTION, mlp=MLPConfig(expand=2, gated=True)),
+        MAMBA2,
+    ),
+}
+N_STEPS = 4
+TOLERANCE = 1e-5
+_single: dict[str, list[tuple[float, float]]] = {}
+
+
+def a_run(place: Place, model: str = "mamba2", **train: Any) -> RunConfig:
+    """Four rows in a batch, so that two and four ranks can share it; no dropout, whose numbers would be others."""
+    if place.rank == 0:
+        run = small_run(place.folder)  # writes the text
+    dist.barrier()
+    layers = tuple(layer for layer in MIXERS[model])
+    settings: dict[str, Any] = {"batch_size": 4, "steps": 8, "length": 16, "lr": 1e-2, "evaluate_minutes": None}
+    run = small_run(place.folder, model=small_model(d_model=16, layers=layers), **{**settings, **train})
+    return run
+
+
+def parallel(run: RunConfig, **how: Any) -> RunConfig:
+    return replace(run, train=replace(run.train, parallel=ParallelConfig(**how)))
+
+
+def steps(place: Place, run: RunConfig, ranks: Ranks, n: int = N_STEPS) -> tuple[list[tuple[float, float]], RunState]:
+    """The losses and the gradients' norms of the first steps, without a folder; and where they led."""
+    state = RunState(RunFolder(place.folder / "nowhere", run), ranks=ranks)
+    eager = loss_function(state)
+    loss_of = ranks.loss_function(eager)
+    return [update(state, run.train.lr, loss_of, eager) for _ in range(n)], state
+
+
+def single(place: Place, run: RunConfig) -> list[tuple[float, float]]:
+    """The same in one process; computed once for all cases of a rank."""
+    alone = parallel(run)
+    if repr(alone) not in _single:
+        _single[repr(alone)] = steps(place, alone, Ranks())[0]
+    return _single[repr(alone)]
+
+
+def together(place: Place, run: RunConfig, **how: Any) -> RunState:
+    """Trains on all ranks and compares each step with the single process; gives where it led."""
+    expected = single(place, run)
+    found, state = steps(place, parallel(run, **how), SeveralRanks())
+    require_close(found, expected)
+    return state
+
+
+def require_close(found: Sequence[tuple[float, float]], expected: Sequence[tuple[float, float]]) -> None:
+    assert len(found) == len(expected)
+    for number, (one, other) in enumerate(zip(found, expected)):
+        for what, a, b in zip(("loss", "norm"), one, other):
+            assert math.isclose(a, b, rel_tol=TOLERANCE), f"step {number + 1}: {what} is {a}, one process has {b}"
