@@ -1,14 +1,14 @@
-"""What every rank runs of the sequence-parallel cases: a piece of each sequence, beside the whole on one process."""
+"""Operators and mixers of which every rank reads a piece of each sequence, beside the whole on one process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from distributed_harness import Place, case
 from families import FAMILIES
 from laws import prepared
 from torch import Tensor
@@ -25,7 +25,7 @@ from statewise.mixers.s4d import S4DConfig
 from statewise.operators.base import Operator
 from statewise.train.distributed.sequence import sequence_parallel
 
-CUTS = {1: [0, 23], 2: [0, 9, 23], 4: [0, 5, 6, 15, 23]}  # pieces of different lengths
+CUTS = {2: [0, 9, 23], 4: [0, 5, 6, 15, 23]}  # pieces of different lengths
 
 MIXERS: dict[str, MixerConfig] = {
     "Mamba": sw.MambaConfig(d_state=4),
@@ -141,7 +141,15 @@ def check_mixer(mixer: Any, x: Tensor, weight: Tensor, masks: dict[str, Tensor],
         close(summed(gradient), expected, f"gradient of {name} with {list(masks)}", 1e-9)
 
 
-CASES: dict[str, Callable[[], None]] = {
-    **{f"operator: {name}": partial(operator_case, name) for name in FAMILIES},
-    **{f"mixer: {name}": partial(mixer_case, name) for name in MIXERS},
-}
+def _register(kind: str, name: str) -> None:
+    def equals_the_whole(place: Place) -> None:
+        (operator_case if kind == "operator" else mixer_case)(name)
+
+    equals_the_whole.__name__ = f"sequence_{kind}_{re.sub('[^a-z0-9]+', '_', name.lower())}"
+    case(2, 4)(equals_the_whole)
+
+
+for _name in FAMILIES:
+    _register("operator", _name)
+for _name in MIXERS:
+    _register("mixer", _name)

@@ -47,6 +47,9 @@ class Line:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._on_the_way: list[tuple[dist.Work, Tensor]] = []
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Line:
+        return self  # a copy of a model is read by the same ranks
+
     @property
     def is_first(self) -> bool:
         return self.rank == 0
