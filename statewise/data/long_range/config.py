@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from statewise.data.base import DataConfig, absolute
 from statewise.errors import ConfigError
 
+OWN_FILES = "<class>/*.txt, or train/<class>/*.txt and test/<class>/*.txt"
+OWN_SOURCE = "a folder of your own"
 RELEASE = "lra_release.gz of github.com/google-research/long-range-arena"
 
 
@@ -62,7 +64,9 @@ TASKS: dict[str, TaskFacts] = {
     "listops-gen": _drawn((96_000, 2_000, 2_000), min_length=500, max_length=2000, max_depth=10, max_args=10),
     "pathfinder-gen": _drawn((160_000, 20_000, 20_000)),
     "path-x-gen": _drawn((160_000, 20_000, 20_000)),
-    "text-folder": TaskFacts({"max_length": 4096, "validation_fraction": 0.1, "test_fraction": 0.1}),
+    "text-folder": TaskFacts(
+        {"max_length": 4096, "validation_fraction": 0.1, "test_fraction": 0.1}, OWN_FILES, (".",), OWN_SOURCE
+    ),
     "retrieval-folder": TaskFacts(
         {
             "max_length": 4000,
@@ -71,7 +75,10 @@ TASKS: dict[str, TaskFacts] = {
             "n_train": None,
             "n_validation": None,
             "n_test": None,
-        }
+        },
+        OWN_FILES,
+        (".",),
+        OWN_SOURCE,
     ),
 }
 FIELDS = tuple(sorted({name for facts in TASKS.values() for name in facts.defaults}))

@@ -22,7 +22,8 @@ def locate(config: LongRangeDataConfig, holds: Callable[[Path], bool]) -> Path:
         if holds(folder / name):
             return folder / name
     places = ", ".join(name for name in facts.folders if name != ".")
+    below = f", and below it in {places}," if places else ""
     raise DataError(
-        f"no {config.task} in {folder}: looked there, and below it in {places}, for {facts.files}; they come from "
-        f"{facts.source}: set data.folder (--data-dir) to them"
+        f"no {config.task} in {folder}: looked there{below} for {facts.files}; they come from {facts.source}: set "
+        "data.folder (--data-dir) to them"
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
+
 import numpy as np
 
-from statewise.data.long_range.config import SIDES, LongRangeDataConfig
+from statewise.data.long_range.config import LongRangeDataConfig
 from statewise.data.long_range.data import LongRangeData, Split
+from statewise.data.long_range.division import divide_documents
 from statewise.data.long_range.split import TokenRowsSplit
 from statewise.data.long_range.store import Progress, Stored
-from statewise.data.sequences import LabelledSplit
+from statewise.data.sequences import LabelledSplit, Rows, begins_of
 from statewise.data.splits import SPLITS
 from statewise.errors import DataError
 
@@ -35,12 +39,14 @@ def open_long_range(config: LongRangeDataConfig, *, progress: Progress | None = 
              should be.
     """
     data = _open(config, progress)
-    if config.task in N_PUBLISHED:
-        counts = tuple(len(data.splits[name]) if name in data.splits else 0 for name in SPLITS)
-        if counts != N_PUBLISHED[config.task] and config.validation_fraction is None:
-            note = f"the published rows are {', '.join(f'{n:,}' for n in N_PUBLISHED[config.task])}; these are not they"
-            data = LongRangeData(**{**vars(data), "notes": (*data.notes, note)})
-    return data
+    if "train" not in data.splits:
+        raise DataError(f"{config.task}: no rows are left for training; give more, or hold out fewer")
+    published = N_PUBLISHED.get(config.task)
+    counts = tuple(len(data.splits.get(name, ())) for name in SPLITS)
+    if published is None or counts == published or config.validation_fraction:
+        return data
+    note = f"the published rows are {', '.join(f'{n:,}' for n in published)}; these are not they"
+    return replace(data, notes=(*data.notes, note))
 
 
 def _open(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeData:
@@ -48,27 +54,105 @@ def _open(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeDa
     if task == "listops":
         from statewise.data.long_range.listops import find_listops
 
-        return from_store(config, find_listops(config, progress), DIGITS)
+        return _tokens(config, find_listops(config, progress), DIGITS)
     if task == "listops-gen":
         from statewise.data.long_range.listops_drawn import draw_listops
 
-        return from_store(config, draw_listops(config, progress), DIGITS, notes=("drawn by the published grammar",))
-    raise DataError(f"{task} {SIDES} {CONNECTED} {LabelledSplit}")
+        return _tokens(config, draw_listops(config, progress), DIGITS, ("drawn by the published grammar",))
+    if task == "retrieval":
+        from statewise.data.long_range.retrieval import find_papers
+
+        return _tokens(config, find_papers(config, progress), ("no citation shared", "a citation shared"))
+    if task == "retrieval-folder":
+        from statewise.data.long_range.retrieval import pair_own_documents
+
+        return _tokens(config, pair_own_documents(config, progress), ("two classes", "one class"))
+    if task in ("text", "text-folder"):
+        return _text(config, progress)
+    if task == "image":
+        return _image(config, progress)
+    if task in ("pathfinder", "path-x"):
+        from statewise.data.long_range.images import find_pathfinder
+
+        return _pixels(config, find_pathfinder(config, progress))
+    from statewise.data.long_range.drawing import draw_pathfinder
+
+    return _pixels(config, draw_pathfinder(config, progress), ("drawn by Statewise; not the published images",))
 
 
-def from_store(
-    config: LongRangeDataConfig, stored: Stored, classes: tuple[str, ...], *, notes: tuple[str, ...] = ()
-) -> LongRangeData:
-    """The splits of a store of tokens, as its ``parts`` say."""
+def _text(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeData:
+    from statewise.data.long_range.documents import find_own_documents, find_reviews
+
+    if config.task == "text-folder":
+        stored, tree = find_own_documents(config, progress)
+        parts = divide_documents(config, tree.labels, tree.parts)
+        return _tokens(config, stored._replace(items=stored.items._replace(parts=parts)), tree.classes)
+    stored, tree = find_reviews(config, progress)
+    if config.resolved("validation_fraction"):
+        parts = divide_documents(config, tree.labels, tree.parts)
+        return _tokens(config, stored._replace(items=stored.items._replace(parts=parts)), tree.classes)
+    test = np.flatnonzero(tree.parts == 2)
+    items = stored.items._replace(
+        rows=np.concatenate([np.arange(len(tree.parts)), test]),
+        targets=np.concatenate([tree.labels, tree.labels[test]]),
+        parts=np.concatenate([tree.parts, np.ones(len(test), np.int64)]),
+    )
+    notes = ("validation is the test split, as published; data.validation_fraction=0.1 holds out training rows",)
+    return _tokens(config, stored._replace(items=items), tree.classes, notes)
+
+
+def _image(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeData:
+    from statewise.data.long_range.images import DEVIATION, MEAN, find_grey_cifar
+
+    found, parts = find_grey_cifar(config, progress)
+    assert found.test is not None
+    test = np.full(len(found.test.lengths), 2)
     splits: dict[str, Split] = {}
-    rows = np.arange(len(stored.lengths)) if stored.items.rows is None else stored.items.rows
+    for own, rows in ((parts, found.train), (test, found.test)):
+        splits |= _pixel_splits(config, rows, own, 1 / DEVIATION, -MEAN / DEVIATION)
+    digest = hashlib.sha256()
+    for rows in (found.train, found.test):
+        digest.update(np.ascontiguousarray(rows.values).data)
+    return LongRangeData(config, splits, found.classes, (), digest.hexdigest(), found.notes)
+
+
+def _pixels(config: LongRangeDataConfig, stored: Stored, notes: tuple[str, ...] = ()) -> LongRangeData:
+    rows = Rows(stored.values[:, None], stored.lengths, stored.items.targets)
+    splits = _pixel_splits(config, rows, stored.items.parts, 1 / 255, 0.0)
+    return LongRangeData(config, splits, CONNECTED, (), stored.checksum, notes)
+
+
+def _pixel_splits(
+    config: LongRangeDataConfig, rows: Rows, parts: np.ndarray, scale: float, shift: float
+) -> dict[str, Split]:
+    by, to = (np.full((1, 1), value, np.float32) for value in (scale, shift))
+    begins = begins_of(rows.lengths)
+    return {
+        name: LabelledSplit(name, rows.values, begins[chosen], rows.lengths[chosen], rows.targets[chosen], by, to)
+        for name, chosen in _chosen(config, parts).items()
+    }
+
+
+def _tokens(
+    config: LongRangeDataConfig, stored: Stored, classes: tuple[str, ...], notes: tuple[str, ...] = ()
+) -> LongRangeData:
+    items = stored.items
+    rows = np.arange(len(stored.lengths)) if items.rows is None else items.rows
+    splits: dict[str, Split] = {
+        name: TokenRowsSplit(
+            name, stored.values, stored.begins[rows[chosen]], stored.lengths[rows[chosen]], items.targets[chosen]
+        )
+        for name, chosen in _chosen(config, items.parts).items()
+    }
+    return LongRangeData(config, splits, classes, items.vocabulary, stored.checksum, notes)
+
+
+def _chosen(config: LongRangeDataConfig, parts: np.ndarray) -> dict[str, np.ndarray]:
+    """The items of each split that has any."""
+    found = {}
     for part, name in enumerate(SPLITS):
-        chosen = np.flatnonzero(stored.items.parts == part)
-        if name != "train":
-            chosen = np.random.default_rng([config.seed, 2]).permutation(chosen)
+        chosen = np.flatnonzero(parts == part)
         if len(chosen):
-            own = rows[chosen]
-            splits[name] = TokenRowsSplit(
-                name, stored.values, stored.begins[own], stored.lengths[own], stored.items.targets[chosen]
-            )
-    return LongRangeData(config, splits, classes, stored.items.vocabulary, stored.checksum, notes)
+            generator = np.random.default_rng([config.seed, 2])
+            found[name] = chosen if name == "train" else generator.permutation(chosen)
+    return found
