@@ -271,6 +271,7 @@ def test_what_may_change_may_change(tmp_path: Path) -> None:
         "check_memory": False,
     }
     others = {"train.compile", "data.source", "data.folder"}
+    others |= {f"train.parallel.{name}" for name in ("data", "tensor", "sequence")}  # see test_distributed.py
     assert {f"train.{name}" for name in changes} | others == CHANGEABLE_ON_RESUME
     assert all(getattr(TrainConfig(steps=1), name) != value for name, value in changes.items())
     config, run = begun(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -36,7 +37,9 @@ def join() -> Iterator[SeveralRanks]:
         dist.init_process_group(timeout=TIMEOUT)
     store = distributed_c10d._get_default_store()
     try:
-        yield SeveralRanks()
+        with warnings.catch_warnings():  # of views that somebody might change in place: nothing here does
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
+            yield SeveralRanks()
     except StatewiseError as error:
         with suppress(Exception):  # the store may be gone, and then nobody reads it
             store.set(REASON, pickle.dumps((type(error), str(error))).hex())

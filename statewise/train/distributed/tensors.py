@@ -62,9 +62,27 @@ def part_like(full: Tensor, like: Tensor) -> Tensor:
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The norm over all of them, equal on every rank."""
-    norms = [whole(get_total_norm(group)) for group in by_mesh(gradients)]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    """The norm over all of them, equal to the bit on every rank, so that all clip alike.
+
+    What every rank has in full needs no talk; of parts the squares are added up, in float64 and in one go.
+    """
+    whole_here = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    parts: dict[int, list[Tensor]] = {}  # by how many ranks have the same part
+    for gradient in gradients:
+        if isinstance(gradient, DTensor):
+            n_parts = math.prod(
+                gradient.device_mesh.size(axis)
+                for axis, placement in enumerate(gradient.placements)
+                if not placement.is_replicate()
+            )
+            parts.setdefault(dist.get_world_size() // n_parts, []).append(gradient.to_local())
+    if not parts:
+        return get_total_norm(whole_here)
+    shared = torch.stack([get_total_norm(own).double().square() / copies for copies, own in parts.items()]).sum()
+    dist.all_reduce(shared)
+    if whole_here:
+        shared = shared + get_total_norm(whole_here).double().square()
+    return shared.sqrt().to(gradients[0].dtype)
 
 
 def clip(parameters: Sequence[Tensor], most: float, norm: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,11 @@ from statewise.train.distributed.sequence import SequenceParallel, apply_sequenc
 from statewise.train.distributed.tensor_parallel import share_projections
 from statewise.train.tasks.base import Task
 
+_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")  # the latter before PyTorch 2.13
+    if name in inspect.signature(DistributedDataParallel).parameters
+)
 # What tasks call of a model besides the model itself: before it runs, the parameters outside of the layers are gathered
 METHODS = ("features", "loss", "scaled_forecasts")
 
@@ -84,8 +90,8 @@ def wrap(task: Task[Any, Any], model: Model, layout: Layout, config: TrainConfig
         ddp = DistributedDataParallel(
             _Loss(task, model),
             process_group=layout.parts.get_group(),
-            broadcast_buffers=False,  # they are the same everywhere: see batch_norm.py
             gradient_as_bucket_view=True,
+            **{_BUFFERS: False},  # they are the same everywhere: see batch_norm.py
         )
     return Wrapped(ddp, ddp is not None and sequence is None and not has_batch_norm, sequence)
 
