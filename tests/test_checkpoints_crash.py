@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_examples import TINY, WIDE, refusal, same_tensors, tiny_model
+from disks import small_disk  # noqa: F401
 
 import statewise as sw
 from statewise import checkpoints
@@ -244,21 +245,7 @@ def test_a_name_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.Monkey
     sw.load(tmp_path / "model")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte, where this process may mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if os.name != "posix" or os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("only root can mount a small disk")
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("this system does not let root mount a tmpfs")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def test_a_disk_that_is_full(small_disk: Path) -> None:
+def test_a_disk_that_is_full(small_disk: Path) -> None:  # noqa: F811
     folder = sw.save(tiny_model(0, WIDE), small_disk / "model")
     for target, overwrite in ((folder, True), (small_disk / "new", False)):
         said = refusal(sw.save, tiny_model(1, WIDE), target, overwrite=overwrite)

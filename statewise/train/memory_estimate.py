@@ -223,10 +223,10 @@ def _part(leaf: Tensor, share: Share) -> Tensor:
 
 def _bound(model: Model, batch: Any) -> int:
     """Bytes that the run does not exceed, by far, from the shapes of the parameters; nothing is followed."""
-    parameters = list(model.parameters())
-    widths = sum(sum(p.shape) for p in parameters)
-    numbers = (2 + MOMENTS) * sum(p.numel() for p in parameters) + NUMBERS_PER_WIDTH * widths * _n_numbers(batch)
-    return 4 * numbers
+    tables = [*model.parameters(), *model.buffers()]
+    widths = sum(sum(table.shape) for table in tables)
+    numbers = 4 * (2 + MOMENTS) * sum(table.numel() for table in tables)
+    return 4 * (numbers + NUMBERS_PER_WIDTH * widths * _n_numbers(batch))
 
 
 def _n_numbers(batch: Any) -> int:

@@ -71,10 +71,13 @@ def run_from_dict(data: Any, *, where: str = "run") -> RunConfig:
 class RunFolder:
     """An open run folder; :func:`open_run` makes one."""
 
-    def __init__(self, path: Path, config: RunConfig, *, begins_anew: bool = False) -> None:
+    def __init__(
+        self, path: Path, config: RunConfig, lock: tuple[int, int] | None = None, *, begins_anew: bool = False
+    ) -> None:
         self.path = path
         self.config = config
         self.begins_anew = begins_anew  # with another configuration than its run.json, which has no checkpoint
+        self._lock = lock  # the device and number of the file that is locked; None: nothing will be written
         self.metrics_path = path / METRICS_FILE
 
     def checkpoint_path(self, step: int) -> Path:
@@ -84,6 +87,18 @@ class RunFolder:
         """None of a run that has not begun: run.json is written once nothing in it has been refused."""
         found = list_checkpoints(self.path) if (self.path / RUN_FILE).exists() else None
         return found[-1].path if found else None
+
+    def require_own(self) -> None:
+        """Before something is written: a folder that was moved or removed meanwhile would be begun anew at its old
+        place, beside its checkpoints, or within another process's run.
+
+        Errors: CheckpointError if the folder that is at this path is not the one that was opened.
+        """
+        if self._lock is not None and _identity(self.path / LOCK_FILE) != self._lock:
+            raise CheckpointError(
+                f"the folder {self.path} was moved, removed or replaced while the run was training in it; nothing more "
+                "is written. Resume the run from where its folder is now"
+            )
 
     def write_config(self) -> None:
         """What a failed attempt with another configuration left is kept as run.json.failed and metrics.jsonl.failed."""
@@ -142,9 +157,18 @@ def open_run(folder: Path | str, config: RunConfig | None, *, resume: bool) -> I
             begins_anew = not list_checkpoints(path) and _from_anywhere(before) != config
             if not begins_anew:
                 _require_same(_from_anywhere(before), config, path)
-        run = RunFolder(path, config, begins_anew=begins_anew)
+        held = os.fstat(lock.fileno())
+        run = RunFolder(path, config, (held.st_dev, held.st_ino), begins_anew=begins_anew)
         clean_unfinished(path)
         yield run
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _from_anywhere(config: RunConfig) -> RunConfig:

@@ -132,6 +132,7 @@ class RunState:
             **({"stacked": True} if self.stacked else {}),
         }
         try:
+            self.run.require_own()
             before()
             checkpoints.save(self.model, path, tokenizer=self.task.tokenizer, trainer=(trainer, data), tensors=model)
         except (OSError, CheckpointError) as error:

@@ -19,6 +19,7 @@ from statewise.train.config import RunConfig
 from statewise.train.course import Course, TrainResult, end_record, fraction_done, is_done, start_record
 from statewise.train.environment import process_settings
 from statewise.train.loop import train
+from statewise.train.memory_estimate import require_memory
 from statewise.train.metrics import MetricsFile, read_metrics
 from statewise.train.report import Reporter
 from statewise.train.run_folder import METRICS_FILE, open_run, read_run
@@ -114,6 +115,8 @@ def train_stack(
             if not members:
                 stack.enter_context(process_settings(run.config.train))
             state = RunState(run, at=step or 0, stacked=True)
+            if not members:
+                require_memory(run.config, state.task, copies=len(names))
             members.append(Member(name, state, RandomNumbers(state.device)))
         _require_alike({member.name: member.state.run.config for member in members})
         joined = Stack(members)

@@ -48,6 +48,9 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the run as JSON, for --config, and stop.")
     ] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Print the memory that a step takes and what is free, and stop.")
+    ] = False,
 ) -> None:
     """Train a model: a preset, a file, or either with some fields set.
 
@@ -65,7 +68,8 @@ def train(
             "a resumed run has its own configuration, in its folder; leave out --preset",
             param_hint="--preset",
         )
-    if (out is None) == (resume is None) and not print_config:
+    only_tells = print_config or estimate
+    if (out is None) == (resume is None) and not only_tells:
         raise typer.BadParameter(
             "give the folder for a new run, or with --resume that of the run to go on with", param_hint="--out"
         )
@@ -90,7 +94,7 @@ def train(
         )
     if lrs is not None and lr is not None:
         raise typer.BadParameter("give the learning rates by --lrs, or one by --lr", param_hint="--lrs")
-    if resume is not None and not print_config:
+    if resume is not None and not only_tells:
         from statewise.train.stack_folder import runs_in
 
         names = runs_in(resume)
@@ -98,13 +102,16 @@ def train(
             runs = {name: _run_config(None, config, resume / name, flags, assignments or []) for name in names}
             _train_stack(runs, resume, resume=True)
     run = _run_config(preset, config, resume, flags, assignments or [])
-    if several and not print_config:
+    if several and not only_tells:
         from statewise.train.stack_folder import seeds_and_rates
 
         assert out is not None  # since this is no resume
         _train_stack(seeds_and_rates(run, 1 if seeds is None else seeds, _rates(lrs)), out, resume=False)
     if print_config:
         _print_run(run)
+        return
+    if estimate:
+        _print_estimate(run)
         return
     from statewise.train.loop import train as train_run
     from statewise.train.report import make_reporter
@@ -174,3 +181,17 @@ def _print_run(run: Any) -> None:
     from statewise.configuration import to_dict
 
     print(dumps(to_dict(run), indent=2))
+
+
+def _print_estimate(run: Any) -> None:
+    """Under torchrun of one of its processes, by the first."""
+    from os import environ
+
+    from statewise.console import show_evaluation
+    from statewise.train.memory_estimate import estimate_memory
+
+    if environ.get("RANK", "0") == "0":
+        parallel = run.train.parallel
+        n_ranks = max(int(environ.get("WORLD_SIZE", "1")), parallel.tensor * parallel.sequence)
+        found = estimate_memory(run, n_ranks=n_ranks)
+        show_evaluation(found.record(), [found.table()], as_json=None)
