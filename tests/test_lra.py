@@ -1,0 +1,221 @@
+"""``reproduce lra``: settings, the report, a whole run at its smallest, and training from an experiment file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from statewise.cli import run as command_line
+from statewise.data.labelled_batches import LabelledBatches, batches_in_order
+from statewise.data.long_range import LongRangeDataConfig, TokenRowsSplit
+from statewise.errors import ConfigError
+from statewise.evaluate.classification import evaluate_classifier
+from statewise.mixers.s4d import S4DConfig
+from statewise.models.classifier import SequenceClassifierConfig
+from statewise.models.pair_classifier import PairClassifierConfig
+from statewise.reproduce import reproduce, settings
+from statewise.reproduce.lra.published import TASKS
+from statewise.reproduce.lra.report import make_report
+from statewise.reproduce.lra.runs import MODELS
+from statewise.reproduce.lra.settings import LraSettings, run_config
+from statewise.train import RunConfig, TrainConfig
+from statewise.train.tasks import open_task, task_type
+from statewise.train.tasks.pairs import PairClassificationTask
+
+PLOTS = find_spec("matplotlib") is not None
+FILES = Path(__file__).parents[1] / "experiments" / "lra"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STATEWISE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"models": ("s5",)}, "models: 's5' is unknown; use some of s4, s4d, h3, transformer"),
+            ({"tasks": ("pathfindre",)}, "tasks: 'pathfindre' is unknown; use some of listops, "),
+            ({"tasks": ("image", "image")}, "give at least one, each once"),
+            ({"seeds": ()}, "give at least one, each once"),
+            ({"workers": 0}, "workers and evaluations are at least 1"),
+            ({"n_layers": 0}, "layers must be a tuple with at least one"),
+            ({"minutes": -1.0}, "minutes=-1.0 is out of range"),
+            ({"settings": ("data.n_rows=3",)}, "n_rows"),
+        ],
+    )
+    def test_refused(self, changes: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            LraSettings(**changes)
+
+    def test_files_are_asked_for_before_anything_is_done(self, tmp_path: Path) -> None:
+        config = settings("lra", assignments=['tasks=["listops-gen","image"]'])
+        with pytest.raises(ConfigError, match=r"'image' reads files; set folder \(--data-dir\)"):
+            reproduce("lra", tmp_path / "run", config, plots=False)
+        assert list((tmp_path / "run" / "parts").iterdir()) == []
+
+    def test_runs_are_the_published_ones_with_what_was_set(self) -> None:
+        config = LraSettings(folder="/data", minutes=None, steps=60, d_model=33, n_layers=2, d_state=6, lr=0.02)
+        run = run_config(config, "s4d", "image", 3)
+        assert run.data == LongRangeDataConfig(task="image", folder="/data")
+        mixer = run.model.layers[0].mixer  # type: ignore[attr-defined]
+        assert (mixer.d_state, mixer.n_systems) == (6, 1)  # two published ones do not divide 33 channels
+        assert (run.train.lr, run.train.dt_lr_ratio, run.train.dynamics_lr_max) == (0.02, 1.0, 1e-3)
+        assert (run.train.steps, run.train.minutes, run.train.evaluate_every, run.train.seed) == (60, None, 10, 3)
+        other = run_config(replace(config, d_model=32), "transformer", "listops-gen", 0)
+        assert (other.train.lr, other.train.clip_norm, other.data.folder) == (1e-3, 1.0, None)  # type: ignore[attr-defined]
+
+    def test_with_nothing_set_it_is_the_published_run(self) -> None:
+        names = ("minutes", "steps", "d_model", "n_layers", "d_state", "batch_size", "lr")
+        config = LraSettings(**dict.fromkeys(names), folder="/data", evaluate_items=None)  # type: ignore[arg-type]
+        for model in ("s4", "s4d", "h3"):
+            for task in TASKS:
+                run = run_config(config, model, task, 0)
+                published = json.loads((FILES / f"{model}-{task}.json").read_text("utf-8"))
+                assert run.train.steps == published["train"]["steps"]
+                assert run.train.evaluate_every == published["train"]["evaluate_every"]
+                assert run.model.d_model == published["model"]["d_model"]  # type: ignore[attr-defined]
+
+
+def part(accuracy: float) -> dict[str, Any]:
+    found = {"accuracy": accuracy, "chance": 0.5, "parameters": 1000, "steps": 7, "epochs": 0.5, "seconds": 60.0}
+    course = {"course": [accuracy / 2, accuracy], "course_seconds": [30.0, 60.0]}
+    return {"seeds": {"seed": {**found, **course}}, "cpu_seconds": 70.0, "ms_per_step": 10_000.0}
+
+
+def test_the_report_says_what_was_run_and_what_was_not() -> None:
+    config = LraSettings(tasks=("listops", "listops-gen", "image"), folder="/data", seeds=(0, 1))
+    data = {task: {"sizes": {"train": 3}, "described": ""} for task in config.tasks}
+    ours = {(m, t): {0: part(0.5), 1: part(0.25)} for m in config.models for t in config.tasks}
+    beside, each, scaled = make_report(config, data, ours).tables
+    rows = {row[0]: row[1:] for row in beside.rows}
+    assert rows["ours: S4D-LegS"] == ("37.50 37.50*", "-", "-", "37.50", "-", "-", "-")
+    assert rows["S4D-Lin"] == ("60.52", "86.97", "90.96", "87.93", "93.96", "fails", "78.39")
+    notes = " ".join(beside.notes)
+    assert "not the published rows but listops-gen" in notes
+    assert "Not run: Text, Retrieval, Pathfinder, Path-X." in notes
+    assert "Not run: S4, H3." in notes
+    assert len(each.rows) == 12
+    assert ("listops, S4D-LegS", "64 (128)", "4 (8)", "64", "16 (50)", "0.01", "7 (80,000)") in scaled.rows
+    assert ("image, Transformer", "64", "4", "-", "16", "0.001", "7") in scaled.rows
+
+
+def test_six_tasks_have_an_average() -> None:
+    config = LraSettings(models=("h3",), tasks=TASKS, folder="/data")
+    data = {task: {"sizes": {"train": 3}, "described": ""} for task in TASKS}
+    ours = {("h3", task): {0: part(i / 10)} for i, task in enumerate(TASKS)}
+    report = make_report(config, data, ours)
+    assert report.tables[0].rows[-1] == ("ours: H3", "0.00", "10.00", "20.00", "30.00", "40.00", "50.00", "25.00")
+    assert "Not run: Text" not in " ".join(report.tables[0].notes)
+    assert any("no settings for these tasks are published" in line for line in report.differences)
+
+
+def test_quick(tmp_path: Path, cache: Path) -> None:
+    small = ["minutes=null", "steps=2", "batch_size=4", "evaluate_items=8", "workers=1"]
+    rows = [
+        'settings=["data.min_length=8","data.max_length=40","data.n_train=16","data.n_validation=8","data.n_test=8"]'
+    ]
+    config = settings("lra", quick=True, assignments=[*small, *rows])
+    outcome = reproduce("lra", tmp_path / "run", config, plots=PLOTS)
+    assert outcome.record is not None
+    runs = outcome.record["figures"]["runs"]
+    assert set(runs) == {f"listops-gen-{model}" for model in MODELS}
+    assert all(0 < run["0"]["chance"] < 1 and run["0"]["steps"] == 2 for run in runs.values())
+    page = (tmp_path / "run" / "report.md").read_text()
+    assert "Each run ends after 2 steps" in page
+    assert not PLOTS or (tmp_path / "run" / "lra.png").exists()
+    again = reproduce("lra", tmp_path / "run", config, plots=False)
+    assert again.record is not None
+    assert again.record["figures"] == outcome.record["figures"]  # everything was found done
+
+
+def test_an_experiment_file_trains(tmp_path: Path, cache: Path) -> None:
+    """The whole published S4 for ListOps, one step of it, from files in the official format."""
+    (tmp_path / "data").mkdir()
+    lines = [f"( ( ( [MAX {i} ) {(3 * i) % 10} ) ] )\t{max(i, (3 * i) % 10)}" for i in range(10)]
+    for name in ("train", "val", "test"):
+        (tmp_path / "data" / f"basic_{name}.tsv").write_text("\n".join(["Source\tTarget", *lines]) + "\n")
+    given = ["--config", str(FILES / "s4-listops.json"), "--data-dir", str(tmp_path / "data"), "--steps", "1"]
+    sizes = ["--batch-size", "2", "--set", "train.evaluate_items=2", "--set", "train.device=cpu"]
+    assert command_line(["train", *given, *sizes, "--out", str(tmp_path / "run")]) == 0
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (run["model"]["d_model"], len(run["model"]["layers"]), run["train"]["dt_lr_ratio"]) == (256, 6, 1.0)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000001").exists()
+
+
+class TestPairs:
+    """The task of pairs, on rows in memory."""
+
+    def split(self, n: int = 7) -> TokenRowsSplit:
+        generator = np.random.default_rng(0)
+        lengths = generator.integers(1, 12, (n, 2))
+        begins = np.cumsum(lengths.ravel()).reshape(n, 2) - lengths
+        values = generator.integers(1, 11, int(lengths.sum())).astype(np.uint8)
+        return TokenRowsSplit("test", values, begins, lengths, generator.integers(0, 3, n))
+
+    def config(self, **options: Any) -> PairClassifierConfig:
+        return PairClassifierConfig(n_classes=3, vocab_size=11, d_model=8, layers=(S4DConfig(d_state=4),), **options)
+
+    def test_evaluated_like_each_pair_alone(self) -> None:
+        torch.manual_seed(0)
+        model, split = self.config().build().eval(), self.split()
+        found = evaluate_classifier(model, split, batch_size=3)  # type: ignore[arg-type]
+        right = 0
+        for i in range(len(split)):
+            pair = [torch.from_numpy(split.sequence(i))[j, : int(split.lengths[i, j])] for j in range(2)]
+            u, v = (model.features(document[None])[0].mean(1) for document in pair)
+            logits = model.head(torch.cat([u, v]))
+            right += int(logits.argmax()) == int(split.targets[i])
+        assert found.n_predictions == len(split)
+        assert found.accuracy == pytest.approx(right / len(split))
+
+    def test_batches_hold_both_documents(self) -> None:
+        split = self.split()
+        for batch in (LabelledBatches(split, 3, seed=0)[0], next(batches_in_order(split, 3))):
+            assert (batch.inputs.shape[0], batch.targets.shape) == (6, (3,))
+            assert batch.lengths is not None
+            assert batch.lengths.shape == (6,)
+
+    def test_which_task_it_is(self) -> None:
+        data, train = LongRangeDataConfig(task="retrieval"), TrainConfig(steps=1)
+        assert task_type(RunConfig(model=self.config(), data=data, train=train)) is PairClassificationTask
+
+    def test_a_model_of_the_other_kind_is_refused(self, cache: Path, tmp_path: Path) -> None:
+        lists = LongRangeDataConfig(min_length=5, max_length=30, n_train=4, n_validation=2, n_test=2)
+        with pytest.raises(ConfigError, match="rows of the data are single sequences; use a SequenceClassifierConfig"):
+            open_task(RunConfig(model=self.config(), data=lists, train=TrainConfig(steps=1)))
+        for name, text in {"a": "one two", "b": "three", "c": "four five six"}.items():
+            (tmp_path / "documents" / name).mkdir(parents=True)
+            for i in range(6):
+                (tmp_path / "documents" / name / f"{i}.txt").write_text(f"{text} {i}")
+        own = LongRangeDataConfig(task="retrieval-folder", folder=str(tmp_path / "documents"))
+        single = SequenceClassifierConfig(n_classes=2, vocab_size=11, d_model=8, layers=(S4DConfig(d_state=4),))
+        with pytest.raises(ConfigError, match="rows of the data are pairs of documents; use a PairClassifierConfig"):
+            open_task(RunConfig(model=single, data=own, train=TrainConfig(steps=1)))
+
+    def test_own_documents_are_learned_to_be_told_apart(self, tmp_path: Path, cache: Path) -> None:
+        """Through reproduce: what the model reads is fitted to the documents."""
+        generator = np.random.default_rng(0)
+        for letters in ("abcd", "wxyz"):
+            folder = tmp_path / "documents" / letters
+            folder.mkdir(parents=True)
+            for i in range(40):
+                (folder / f"{i}.txt").write_text("".join(generator.choice(list(letters), 12)))
+        few = ['tasks=["retrieval-folder"]', 'models=["s4d"]', "minutes=null", "steps=60", "lr=0.01"]
+        sizes = ["d_model=16", "n_layers=1", "d_state=4", "batch_size=16", "evaluate_items=null", "workers=1"]
+        folder_given = f"folder={json.dumps(str(tmp_path / 'documents'))}"
+        config = settings("lra", assignments=[*few, *sizes, folder_given])
+        outcome = reproduce("lra", tmp_path / "run", config, plots=False)
+        assert outcome.record is not None
+        found = outcome.record["figures"]["runs"]["retrieval-folder-s4d"]["0"]
+        assert max(found["course"]) == 1.0
+        assert found["accuracy"] > 0.9
