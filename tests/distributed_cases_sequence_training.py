@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
@@ -15,9 +17,16 @@ from distributed_models import MIXERS, a_run, together
 from torch import Tensor
 
 import statewise as sw
+from statewise.data.memory_tasks import MemoryDataConfig
+from statewise.mixers.s4d import S4DConfig
+from statewise.models.classifier import SequenceClassifierConfig
+from statewise.models.regressor import SequenceRegressorConfig
+from statewise.train import RunConfig, TrainConfig
 from statewise.train.distributed import sequence, sequence_attention
 from statewise.train.distributed.sequence import apply_sequence_parallel, sequence_parallel
 from statewise.train.tasks.language import token_loss
+
+NAP = 0.04  # seconds
 
 
 def _register(model: str) -> None:
@@ -35,6 +44,26 @@ for _model in MIXERS:
 @case(2)
 def sequence_training_layers_computed_again(place: Place) -> None:
     together(place, a_run(place, "hybrid", gradient_checkpointing=True, accumulation=2), sequence=2)
+
+
+@case(2)
+def sequence_training_carries_the_state(place: Place) -> None:
+    """What the next batch begins with is the state behind whole rows, on every rank."""
+    together(place, a_run(place, "mamba2", carry_state=True), sequence=2)
+    together(place, a_run(place, "s4d", carry_state=True), sequence=2)
+
+
+@case(2, 4)
+def sequence_training_of_rows_and_steps(place: Place) -> None:
+    """One target a row, the rows padded to a length that divides; and targets of which the first pieces have none."""
+    layers = (sw.Mamba2Config(d_state=8, d_head=8, chunk_length=8), S4DConfig(d_state=8))
+    rows = MemoryDataConfig(task="adding", length=18, n_train=16, n_validation=4, n_test=4)
+    regressor = SequenceRegressorConfig(d_input=2, d_output=1, d_model=16, layers=layers)
+    steps = MemoryDataConfig(task="copying", length=20, n_copied=4, n_train=16, n_validation=4, n_test=4)
+    classifier = SequenceClassifierConfig(vocab_size=10, n_classes=8, d_model=16, layers=layers, pooling=None)
+    for data, model in ((rows, regressor), (steps, classifier)):
+        run = RunConfig(model=model, data=data, train=TrainConfig(steps=8, batch_size=4, lr=1e-2))
+        together(place, run, sequence=place.size)
 
 
 @case(4)
@@ -90,8 +119,8 @@ def gathered_attention() -> Iterator[None]:
         assert is_causal
         lengths = [q.shape[2]] * line.size
         k, v = (sequence_attention._Gather.apply(x.transpose(1, 2), line, lengths).transpose(1, 2) for x in (k, v))
-        time = torch.arange(k.shape[2])
-        return attention(q, k, v, attn_mask=time <= time[-q.shape[2] :, None])
+        step = torch.arange(k.shape[2])
+        return attention(q, k, v, attn_mask=step <= step[-q.shape[2] :, None])
 
     with mock.patch.object(F, "scaled_dot_product_attention", spread):
         yield
@@ -114,3 +143,31 @@ def sequence_ring(place: Place) -> None:
     gradients = torch.autograd.grad((got * weight[:, here]).sum(), list(mixer.parameters()))
     for gradient, expected in zip(gradients, want):
         close(summed(gradient), expected, "gradient")
+
+
+class Slow(torch.autograd.Function):
+    """Takes a while, forward and backward, without computing anything."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        time.sleep(NAP)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        time.sleep(NAP)
+        return gradient
+
+
+@case(4)
+def sequence_ranks_work_at_once(place: Place) -> None:
+    """Each rank is a layer ahead of the one behind: 3 + 4 - 1 layers of a piece one after the other, and not 3 * 4."""
+    model = sw.LanguageModelConfig(vocab_size=8, d_model=8, layers=(sw.Mamba2Config(d_state=4, d_head=4),) * 3).build()
+    for block in model.blocks:
+        block.mixer.in_proj.register_forward_pre_hook(lambda module, args: (Slow.apply(args[0]),))
+    apply_sequence_parallel(model)
+    dist.barrier()
+    begun = time.perf_counter()
+    model(torch.randint(8, (1, 4)))[0].sum().backward()
+    dist.barrier()
+    assert time.perf_counter() - begun < 20 * NAP  # 12 naps where all is well, 24 where they wait for one another

@@ -144,7 +144,7 @@ class SequenceParallel:
         def read(
             model: Any, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
         ) -> tuple[Tensor, Any]:
-            if self._is_disabled:
+            if self._is_disabled or not isinstance(x, Tensor):
                 return original.__func__(model, x, state, lengths=lengths, starts=starts)
             self._check_call(x, state)
             self.line.settle()

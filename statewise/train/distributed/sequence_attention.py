@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.attention_state import SpreadHistory
 from statewise.models.base import advance
+from statewise.operators.masks import build_masks
 from statewise.train.distributed.sequence_relay import Line
 
 ATTENTION = ("auto", "gather", "ring")
@@ -44,8 +45,9 @@ def find_places(
 ) -> Places:
     """From what every rank knows of its own piece x (batch, length, ...); a few integers a row travel.
 
-    position: (batch,) where the whole rows begin; None: at 0. Costs one wait for the device.
+    position: (batch,) where the whole rows begin; None: at 0. The host waits for the device.
     """
+    build_masks(x.shape[0], x.shape[1], lengths, starts)  # refuses what does not fit, before anybody waits for it
     at = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
     own = advance(at, x, lengths, starts)
     begins = advance(at - x.shape[1] - 1, x, lengths, starts) >= 0  # a count goes on below 0, and restarts at 0
