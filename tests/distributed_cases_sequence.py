@@ -44,6 +44,8 @@ MIXERS: dict[str, MixerConfig] = {
     "attention": sw.AttentionConfig(n_heads=4),
     "attention, grouped": sw.AttentionConfig(n_heads=4, n_kv_heads=2, positions=None),
     "attention, window": sw.AttentionConfig(n_heads=2, window=7),
+    "attention, window of one": sw.AttentionConfig(n_heads=2, window=1),
+    "attention, short window": sw.AttentionConfig(n_heads=2, window=4),
     "attention, learned positions": sw.AttentionConfig(n_heads=2, positions="learned", max_positions=23),
     "attention, convolution": sw.AttentionConfig(n_heads=2, n_taps=3, window=11),
 }

@@ -206,6 +206,10 @@ def sequence_refusals(place: Place) -> None:
         model(tokens(), model.initial_state(3))
     with pytest.raises(InputError, match="at least one in each"):
         model(tokens()[:, : 5 * place.rank])
+    carried = language_model((MAMBA2,))
+    apply_sequence_parallel(carried)
+    with pytest.raises(InputError, match=r"needs states of one form.*the state given to it is float32"):
+        carried(tokens(), carried.initial_state(3, dtype=torch.float32))
     framed = classifier(frame_length=3)
     apply_sequence_parallel(framed)
     with pytest.raises(InputError, match="cuts a frame of frame_length=3"):

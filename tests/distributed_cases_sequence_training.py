@@ -118,7 +118,8 @@ def gathered_attention() -> Iterator[None]:
     def spread(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
         assert is_causal
         lengths = [q.shape[2]] * line.size
-        k, v = (sequence_attention._Gather.apply(x.transpose(1, 2), line, lengths).transpose(1, 2) for x in (k, v))
+        earlier = (sequence_attention._Earlier.apply(x.transpose(1, 2), line, lengths).transpose(1, 2) for x in (k, v))
+        k, v = (torch.cat(pair, 2) for pair in zip(earlier, (k, v)))
         step = torch.arange(k.shape[2])
         return attention(q, k, v, attn_mask=step <= step[-q.shape[2] :, None])
 

@@ -60,9 +60,9 @@ class SpreadHistory:
     It stands in a state's place for one call, and comes back as it is: there is nothing to hand on.
 
     position:  (batch,) int64, tokens of the row's document that are in earlier pieces
-    n_history: how many tokens the earlier pieces have, of whatever document
+    n_history: how many keys of earlier pieces ``gather`` puts before this piece's, of whatever document
     first:     (batch,) time of the oldest key of the document that goes on; None: all that came before are of it
-    gather:    this piece's keys and values (batch, length, n_kv_heads, d_head) -> those of the pieces up to this one
+    gather:    this piece's keys and values (batch, length, n_kv_heads, d_head) -> with those before them
     ring:      q, k, v of this piece -> its outputs, by causal attention to all pieces without a mask; None: gather
     """
 

@@ -66,43 +66,50 @@ def find_places(
     return Places(positions[line.rank], positions[-1], piece_lengths, any(begun for _, begun in told[: line.rank + 1]))
 
 
-def spread_history(line: Line, places: Places, ring: Ring | None) -> SpreadHistory:
-    """What :class:`~statewise.mixers.attention.Attention` needs to attend from this piece to all before it."""
-    n_earlier = places.n_earlier(line.rank)
+def spread_history(line: Line, places: Places, window: int | None, ring: Ring | None) -> SpreadHistory:
+    """What :class:`~statewise.mixers.attention.Attention` needs to attend from this piece to all before it.
+
+    With a window only what the first query of the next piece can see leaves a rank.
+    """
+    sent = [length if window is None else min(length, window - 1) for length in places.lengths]
+    n_history = sum(sent[: line.rank]) if window is None else min(sum(sent[: line.rank]), window - 1)
 
     def gather(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        both: Tensor = _Gather.apply(torch.cat((k, v), 2), line, places.lengths)
+        both = torch.cat((k, v), 2)
+        if any(sent):
+            earlier = _Earlier.apply(both[:, both.shape[1] - sent[line.rank] :], line, sent)
+            both = torch.cat((earlier[:, earlier.shape[1] - n_history :], both), 1)
         keys, values = both.chunk(2, 2)
         return keys, values
 
     first = -places.before if places.has_start else None
-    return SpreadHistory(places.before, n_earlier, first, gather, ring)
+    return SpreadHistory(places.before, n_history, first, gather, ring if len(set(places.lengths)) == 1 else None)
 
 
-class _Gather(torch.autograd.Function):
-    """(batch, length, ...) of this piece -> (batch, n, ...) of all pieces up to it. Backward: each rank's own part of
-    what all ranks found, summed.
+class _Earlier(torch.autograd.Function):
+    """What this rank sends, (batch, lengths[rank], ...) -> what those before it send, (batch, their sum, ...).
+    Backward: of each rank's part what all behind it found, summed.
 
-    Recomputed under gradient checkpointing it fetches again, rather than to keep what all ranks hold.
+    Recomputed under gradient checkpointing it fetches again, rather than to keep what other ranks hold.
     """
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, line: Line, lengths: list[int]) -> Tensor:
         ctx.line, ctx.lengths = line, lengths
-        longest = max(lengths)
-        padded = F.pad(own, (0, 0) * (own.ndim - 2) + (0, longest - own.shape[1])).contiguous()
+        padded = F.pad(own, (0, 0) * (own.ndim - 2) + (0, max(lengths) - own.shape[1])).contiguous()
         every = [torch.empty_like(padded) for _ in lengths]
         dist.all_gather(every, padded, group=line.group)
-        return torch.cat([piece[:, :length] for piece, length in zip(every[: line.rank + 1], lengths)], 1)
+        earlier = [piece[:, :length] for piece, length in zip(every[: line.rank], lengths)]
+        return torch.cat(earlier, 1) if earlier else own[:, :0].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         line, lengths = ctx.line, ctx.lengths
         dtype = torch.promote_types(gradient.dtype, torch.float32)
-        batch, longest = gradient.shape[0], max(lengths)
-        every = torch.zeros(len(lengths), batch, longest, *gradient.shape[2:], dtype=dtype, device=gradient.device)
-        for piece, part in zip(every, gradient.split(lengths[: line.rank + 1], 1)):
+        shape = (len(lengths), gradient.shape[0], max(lengths), *gradient.shape[2:])
+        every = torch.zeros(shape, dtype=dtype, device=gradient.device)
+        for piece, part in zip(every, gradient.split(lengths[: line.rank], 1) if line.rank else ()):
             piece[:, : part.shape[1]] = part
         dist.all_reduce(every, group=line.group)
         return every[line.rank, :, : lengths[line.rank]].to(gradient.dtype), None, None

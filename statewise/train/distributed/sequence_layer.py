@@ -23,7 +23,7 @@ def stand_in(mixer: nn.Module, line: Line, places: Places | None, ring: Ring | N
     if not isinstance(mixer, Attention):
         return Relay(line, given)
     assert places is not None
-    history = spread_history(line, places, ring)
+    history = spread_history(line, places, mixer.config.window, ring)
     return history if mixer.convolution is None else ConvolvedAttentionState(Relay(line), history)  # type: ignore[arg-type]
 
 

@@ -130,6 +130,8 @@ class Relay:
         """x, and the state before this piece. ``rest`` is the state of a sequence that has not begun."""
         leaves, self._spec = pytree.tree_flatten(rest)
         self._forms = [Form(leaf.shape, leaf.dtype) for leaf in leaves]
+        if self.given is not None:  # on every rank, so that none waits for one that has refused it
+            self._check(self.given, "the state given to it is")
         received: Sequence[Tensor]
         if torch.is_grad_enabled():
             x, *received = _Begin.apply(_anchor(x), x, self)
@@ -141,19 +143,23 @@ class Relay:
 
     def end(self, y: Tensor, state: Any) -> Tensor:
         """y, after the state behind this piece has been handed on."""
-        leaves, spec = pytree.tree_flatten(state)
-        forms = [Form(leaf.shape, leaf.dtype) for leaf in leaves]
-        if spec != self._spec or forms != self._forms:
-            raise InputError(
-                "sequence parallelism needs a state whose form is known beforehand; this layer's begins as "
-                f"{', '.join(map(str, self._forms))} and ends as {', '.join(map(str, forms))}"
-            )
+        leaves = self._check(state, "it ends as")
         if self.line.is_last and self.after is None:
             self.after = pytree.tree_map(torch.Tensor.detach, state)
         if torch.is_grad_enabled():
             return _End.apply(_anchor(y), y, self, *leaves)
         self._send(leaves)
         return y
+
+    def _check(self, state: Any, what: str) -> list[Tensor]:
+        leaves, spec = pytree.tree_flatten(state)
+        forms = [Form(leaf.shape, leaf.dtype) for leaf in leaves]
+        if spec != self._spec or forms != self._forms:
+            raise InputError(
+                "sequence parallelism needs states of one form; this layer's begins as "
+                f"{', '.join(map(str, self._forms))}, and {what} {', '.join(map(str, forms))}"
+            )
+        return leaves
 
     def _receive(self, device: torch.device) -> list[Tensor]:
         if self._received is None:
