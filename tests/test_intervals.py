@@ -1,0 +1,56 @@
+"""Standard errors and intervals: against their definitions, and against scipy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from statewise.errors import InputError
+from statewise.evaluate.intervals import bootstrap, normal, standard_error_of_mean, wilson
+
+
+@pytest.mark.parametrize(("n_right", "n"), [(0, 5), (5, 5), (1, 1), (27, 56), (666, 1000), (5153, 5153)])
+def test_wilson_is_scipys(n_right: int, n: int) -> None:
+    found = wilson(n_right, n)
+    expected = stats.binomtest(n_right, n).proportion_ci(0.95, method="wilson")
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert found.kind == "wilson"
+
+
+def test_wilson_is_where_the_score_test_turns() -> None:
+    """Its definition: at its ends p, the observed share is 1.96 of p's own standard errors away."""
+    found = wilson(30, 104)
+    for p in (found.low, found.high):
+        assert abs(30 / 104 - p) / math.sqrt(p * (1 - p) / 104) == pytest.approx(stats.norm.ppf(0.975))
+
+
+def test_standard_error_of_mean() -> None:
+    values = np.array([0.0, 1, 1, 0, 1, 0.5])
+    assert standard_error_of_mean(values) == pytest.approx(stats.sem(values))
+    assert standard_error_of_mean(values[:1]) is None
+
+
+def test_bootstrap() -> None:
+    values = np.random.default_rng(1).normal(2.0, 3.0, 400)
+    error, interval = bootstrap(values, lambda drawn: float(drawn.mean()))
+    assert error == pytest.approx(stats.sem(values), rel=0.1)
+    assert interval.low == pytest.approx(values.mean() - 1.96 * stats.sem(values), abs=0.05)
+    assert interval.high == pytest.approx(values.mean() + 1.96 * stats.sem(values), abs=0.05)
+    assert bootstrap(values, lambda drawn: float(drawn.mean())) == (error, interval)
+    assert bootstrap(values[:1], lambda drawn: float(drawn.mean()))[0] is None
+
+
+def test_normal_stays_within_shares() -> None:
+    assert normal(0.99, 0.1).high == 1.0
+    assert normal(0.01, 0.1).low == 0.0
+
+
+def test_refusals() -> None:
+    for n_right, n in ((1, 0), (-1, 4), (5, 4)):
+        with pytest.raises(InputError, match="is no share"):
+            wilson(n_right, n)
+    with pytest.raises(InputError, match="needs 1 row and 2 resamples"):
+        bootstrap(np.zeros(0), lambda drawn: 0.0)
