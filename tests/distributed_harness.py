@@ -43,10 +43,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a case: what each rank returned, or the traceback of the first one that raised."""
+    """Of a case: what each rank returned, or the traceback of the first one that raised; CPU seconds of all ranks."""
 
     returned: list[Any]
     failure: str | None
+    seconds: float
 
 
 def case(*worlds: int) -> Callable[[Callable[[Place], Any]], Callable[[Place], Any]]:
@@ -76,7 +77,8 @@ def outcome_of(folder: Path, world: int, name: str) -> Outcome:
     if not failures and None in records:
         failures = [f"{name} did not end on rank {records.index(None)}"]
     first = min(failures, key=lambda text: any(w in text for w in ("closed by peer", "Timed out")), default=None)
-    return Outcome([None if record is None else record[0] for record in records], first)
+    seconds = sum(record[2] for record in records if record is not None)
+    return Outcome([None if record is None else record[0] for record in records], first, seconds)
 
 
 def run_program(folder: Path) -> None:
@@ -143,13 +145,15 @@ def run_rank(folder: Path, rank: int, world: int, names: list[str], attempt: int
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=TOGETHER)
     place = Place(rank, world, folder)
     for name in names:
-        returned, failure = None, None
+        returned, failure, begun = None, None, time.process_time()
         try:
             returned = CASES[name][0](place)
             dist.barrier()
         except BaseException:
             failure = f"on rank {rank}: {traceback.format_exc()}"
-        (folder / str(world) / f"{name}.{rank}").write_bytes(pickle.dumps((returned, failure)))
+        (folder / str(world) / f"{name}.{rank}").write_bytes(
+            pickle.dumps((returned, failure, time.process_time() - begun))
+        )
         if failure is not None:
             return 1
     dist.destroy_process_group()

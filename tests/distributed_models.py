@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +43,6 @@ MIXERS: dict[str, tuple[Any, ...]] = {
 }
 N_STEPS = 4
 TOLERANCE = 1e-5
-_single: dict[str, list[tuple[float, float]]] = {}
 
 
 def a_run(place: Place, model: str = "mamba2", **train: Any) -> RunConfig:
@@ -68,11 +69,13 @@ def steps(place: Place, run: RunConfig, ranks: Ranks, n: int = N_STEPS) -> tuple
 
 
 def single(place: Place, run: RunConfig) -> list[tuple[float, float]]:
-    """The same in one process; computed once for all cases of a rank."""
+    """The same in one process: rank 0 computes it, once for all cases and worlds."""
     alone = parallel(run)
-    if repr(alone) not in _single:
-        _single[repr(alone)] = steps(place, alone, Ranks())[0]
-    return _single[repr(alone)]
+    file = place.folder / f"single-{hashlib.sha256(repr(alone).encode()).hexdigest()}.json"
+    if place.rank == 0 and not file.exists():
+        file.write_text(json.dumps(steps(place, alone, Ranks())[0]))
+    dist.barrier()
+    return [(loss, norm) for loss, norm in json.loads(file.read_text())]
 
 
 def together(place: Place, run: RunConfig, **how: Any) -> RunState:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from distributed_harness import load_cases, outcome_of, run_program
+from training import curve
+
+from statewise import checkpoints
+from statewise.errors import ConfigError
+from statewise.train import read_run, train
+from statewise.train.config import ParallelConfig, TrainConfig
 
 pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not hasattr(__import__("os"), "fork"), reason="needs gloo and fork"
+    not torch.distributed.is_available() or not hasattr(os, "fork"), reason="needs gloo and fork"
 )
 ALL = [(world, name) for name, (_, worlds) in load_cases().items() for world in worlds]
 
 
 @pytest.fixture(scope="session")
-def distributed_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def distributed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the cases left, which ran when the first test asked for them; one folder for all workers of pytest-xdist."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "distributed"
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "distributed"
     run_program(folder)
     return folder
 
@@ -27,3 +37,38 @@ def distributed_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str)
 def test_distributed(distributed_folder: Path, world: int, name: str) -> None:
     outcome = outcome_of(distributed_folder, world, name)
     assert outcome.failure is None, f"{outcome.failure}\n{(distributed_folder / 'done').read_text()[-4000:]}"
+
+
+def test_distributed_runs_go_on_with_any_number_of_processes(distributed_folder: Path, tmp_path: Path) -> None:
+    """Two ranks saved it at step 4: one process, four ranks by three layouts, and one that trains alone, all agree."""
+    saved, alone = distributed_folder / "saved-by-two", tmp_path / "alone"
+    config = replace(read_run(saved), train=replace(read_run(saved).train, parallel=ParallelConfig()))
+    train(config, alone)
+    shutil.copytree(saved, tmp_path / "on-one")
+    result = train(config, tmp_path / "on-one", resume=True)
+    assert result.checkpoint is not None
+    assert checkpoints.load(result.checkpoint).config == config.model
+    curves = {"on one": curve(tmp_path / "on-one", "train")}
+    curves["by two"] = curve(distributed_folder / "straight-by-two", "train")
+    by_four = outcome_of(distributed_folder, 4, "four_go_on_from_two").returned[0]
+    curves |= {f"by four, {found['how']}": found["curve"] for found in by_four}
+    expected = curve(alone, "train")
+    assert len(expected) == 8
+    for name, lines in curves.items():
+        assert len(lines) == 8, name
+        for line, other in zip(lines, expected):
+            for key in ("loss", "gradient_norm", "lr"):
+                assert math.isclose(line[key], other[key], rel_tol=1e-5), (name, line["step"], key)
+
+
+def test_distributed_options_need_processes(tmp_path: Path, distributed_folder: Path) -> None:
+    config = read_run(distributed_folder / "saved-by-two")
+    run = replace(config, train=replace(config.train, parallel=ParallelConfig(tensor=2, sequence=2)))
+    with pytest.raises(ConfigError, match="there is one process; start the run with torchrun --nproc-per-node 4"):
+        train(run, tmp_path / "run")
+
+
+@pytest.mark.parametrize("wrong", [{"data": "dp"}, {"tensor": 0}, {"sequence": -1}])
+def test_distributed_options_out_of_range(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"ParallelConfig.{next(iter(wrong))}="):
+        TrainConfig(steps=1, parallel=ParallelConfig(**wrong))  # type: ignore[arg-type]

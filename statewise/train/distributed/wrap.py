@@ -87,12 +87,9 @@ def wrap(task: Task[Any, Any], model: Model, layout: Layout, config: TrainConfig
     if layout.n_parts > 1 and parallel.data == "fsdp":
         _shard(model, layout.parts, config)
     elif layout.n_parts > 1:
-        ddp = DistributedDataParallel(
-            _Loss(task, model),
-            process_group=layout.parts.get_group(),
-            gradient_as_bucket_view=True,
-            **{_BUFFERS: False},  # they are the same everywhere: see batch_norm.py
-        )
+        options: dict[str, Any] = {_BUFFERS: False}  # they are the same everywhere: see batch_norm.py
+        group = layout.parts.get_group()
+        ddp = DistributedDataParallel(_Loss(task, model), process_group=group, gradient_as_bucket_view=True, **options)
     return Wrapped(ddp, ddp is not None and sequence is None and not has_batch_norm, sequence)
 
 

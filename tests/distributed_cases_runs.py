@@ -1,0 +1,217 @@
+"""Whole runs: stopped by a signal on any rank, taken up by any number of ranks, refused alike by all of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed_harness import Place, case
+from distributed_models import ATTENTION, MAMBA2, a_run, parallel
+from training import curve
+
+from statewise import checkpoints
+from statewise.data.text import TextDataConfig
+from statewise.errors import CheckpointError, ConfigError, DataError, StatewiseError, TrainingError
+from statewise.models.block import BlockConfig
+from statewise.train import RunConfig, TrainResult, course, run_state, train
+from statewise.train.report import Reporter
+
+SAVED, STRAIGHT = "saved-by-two", "straight-by-two"
+
+
+def long_run(place: Place, **how: Any) -> RunConfig:
+    """Eight steps on windows, half of which are saved by two ranks; and looks at the validation split between."""
+    return parallel(a_run(place, "hybrid", evaluate_every=3, evaluate_items=100), **how)
+
+
+class Heard(Reporter):
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def event(self, record: Any) -> None:
+        self.kinds.append(record["kind"])
+
+
+@contextmanager
+def a_signal_on(rank: int, place: Place, step: int) -> Iterator[None]:
+    """SIGTERM for one rank after its step."""
+    log = course.Course.log
+
+    def log_and_kill(self: course.Course, record: dict[str, Any], done: bool) -> None:
+        log(self, record, done)
+        if place.rank == rank and record["step"] == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with mock.patch.object(course.Course, "log", log_and_kill):
+        yield
+
+
+def trained(place: Place, run: RunConfig, name: str, stop: int | None = None, **options: Any) -> TrainResult:
+    with a_signal_on(place.size - 1, place, -1 if stop is None else stop):
+        result = train(run, place.folder / name, **options)
+    dist.barrier()
+    return result
+
+
+def copied(place: Place, name: str, to: str) -> None:
+    if place.rank == 0:
+        shutil.copytree(place.folder / name, place.folder / to)
+    dist.barrier()
+
+
+def everything(run: Path) -> dict[str, torch.Tensor]:
+    latest = checkpoints.resolve(run, "latest")
+    return {**checkpoints.load(latest).state_dict(), **checkpoints.read_trainer(latest)[0]}
+
+
+def require_equal(one: Path, other: Path) -> None:
+    assert curve(one) == curve(other)
+    first, second = everything(one), everything(other)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+@case(2)
+def a_run_is_saved_by_two(place: Place) -> None:
+    """The signal comes to the last rank only; rank 0 writes, and speaks alone."""
+    heard = Heard()
+    result = trained(place, long_run(place, data="fsdp"), SAVED, stop=4, reporter=heard)
+    assert (result.step, result.signal, result.exit_code) == (4, signal.SIGTERM, 143)
+    assert ("stop" in heard.kinds) == (place.rank == 0)
+    latest = checkpoints.resolve(place.folder / SAVED, "latest")
+    names = {name for name, _ in long_run(place).model.build().named_parameters()}
+    assert set(checkpoints.load(latest).state_dict()) >= names
+    trained(place, long_run(place, data="fsdp"), STRAIGHT)
+
+
+@case(2)
+def two_go_on_bit_for_bit(place: Place) -> None:
+    copied(place, SAVED, "on-two")
+    result = trained(place, long_run(place, data="fsdp"), "on-two", resume=True)
+    assert (result.step, result.signal) == (8, None)
+    require_equal(place.folder / "on-two", place.folder / STRAIGHT)
+
+
+@case(4)
+def four_go_on_from_two(place: Place) -> list[dict[str, Any]]:
+    """By other meshes than it was saved by; what the losses have to be, test_distributed.py compares."""
+    curves = []
+    for number, how in enumerate(({"data": "ddp"}, {"data": "fsdp", "tensor": 2}, {"sequence": 2, "data": "fsdp"})):
+        copied(place, SAVED, f"on-four-{number}")
+        trained(place, long_run(place, **how), f"on-four-{number}", resume=True)
+        curves.append({"how": how, "curve": curve(place.folder / f"on-four-{number}", "train")})
+    return curves
+
+
+@case(2)
+def dropout_and_carried_states_go_on_bit_for_bit(place: Place) -> None:
+    window = replace(ATTENTION, window=6)
+    layers = tuple(BlockConfig(mixer=mixer, dropout=0.2) for mixer in (MAMBA2, window))
+    run = a_run(place, carry_state=True, accumulation=2, steps=6)
+    run = replace(run, model=replace(run.model, layers=layers))
+    trained(place, run, "dropout-straight")
+    trained(place, run, "dropout-stopped", stop=3)
+    trained(place, run, "dropout-stopped", resume=True)
+    require_equal(place.folder / "dropout-straight", place.folder / "dropout-stopped")
+
+
+@case(2)
+def the_clock_is_rank_zeros(place: Place) -> None:
+    """A budget in minutes ends all ranks at one step, also where their clocks differ."""
+    run = a_run(place, steps=None, minutes=0.01)
+    with mock.patch("time.monotonic", side_effect=clock(1000.0 * place.rank)):
+        result = train(run, place.folder / "minutes")
+    steps: list[Any] = [None] * place.size
+    dist.all_gather_object(steps, (result.step, result.seconds))
+    assert len(set(steps)) == 1
+
+
+def clock(begin: float) -> Iterator[float]:
+    """Each look is 0.1 s later, and the ranks' clocks are apart and run at different speeds."""
+    now = begin
+    while True:
+        now += 0.1 + begin / 1e4
+        yield now
+
+
+@case(2)
+def all_refuse_alike(place: Place) -> None:
+    """What one rank, or rank 0 alone, cannot do is one error for all, and leaves no run."""
+    run = a_run(place)
+    other = replace(run, train=replace(run.train, lr=run.train.lr * (1 + place.rank)))
+    with pytest.raises(ConfigError, match=r"train.lr is 0.01 on rank 0 and 0.02 on rank 1"):
+        train(other, place.folder / "refused")
+    missing = replace(run, data=TextDataConfig(source=str(place.folder / "no-such-text")))
+    with pytest.raises(DataError, match="no-such-text"):
+        train(missing, place.folder / "refused")
+    unmounted, full = DataError("the disk is not mounted"), CheckpointError("the disk is full")
+    refused = pytest.raises(DataError, match="rank 1: the disk is not mounted")
+    with only_on(1, place, run_state, "open_task", unmounted), refused:
+        train(run, place.folder / "refused")
+    with pytest.raises(ConfigError, match="does not divide the 2 processes"):
+        train(parallel(run, tensor=3), place.folder / "refused")
+    assert not (place.folder / "refused" / "run.json").exists()
+    dist.barrier()
+    train(replace(run, train=replace(run.train, steps=1)), place.folder / "refused")
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        train(run, place.folder / "refused")
+    refused = pytest.raises(CheckpointError, match=r"the disk is full; the last good checkpoint is .*00000001")
+    with only_on(0, place, checkpoints, "save", full), refused:
+        train(run, place.folder / "refused", resume=True)
+
+
+@contextmanager
+def only_on(rank: int, place: Place, module: Any, name: str, error: StatewiseError) -> Iterator[None]:
+    if place.rank != rank:
+        yield
+        return
+    with mock.patch.object(module, name, side_effect=error):
+        yield
+
+
+@case(2)
+def numbers_that_are_not_finite(place: Place) -> None:
+    """The rows of one rank go wrong: all stop at that step, and with DDP the layer is named."""
+    for data, named in (
+        ("ddp", r"the first layer whose output is not finite is layers\.1"),
+        ("fsdp", "which layer it was is not looked for"),
+    ):
+        run = parallel(a_run(place), data=data)
+        refused = pytest.raises(TrainingError, match=f"step 3: the loss is nan; .*{named}")
+        with mock.patch.object(run_state, "open_task", spoiled(place, run_state.open_task)), refused:
+            train(run, place.folder / f"not-finite-{data}")
+        dist.barrier()
+
+
+def spoiled(place: Place, open_task: Any) -> Any:
+    """A task whose loss is not a number in the third step of the last rank."""
+
+    def spoil(run: RunConfig) -> Any:
+        task = open_task(run)
+        loss, n_calls = task.loss, 0
+
+        def with_nan(model: Any, batch: Any, state: Any) -> Any:
+            nonlocal n_calls
+            n_calls += 1
+            if place.rank == place.size - 1 and n_calls >= 3:
+                handle = model.blocks[1].mixer.register_forward_hook(lambda m, i, o: (o[0] * float("nan"), o[1]))
+                try:
+                    return loss(model, batch, state)
+                finally:
+                    handle.remove()
+            return loss(model, batch, state)
+
+        task.loss = with_nan
+        return task
+
+    return spoil
