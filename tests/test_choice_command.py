@@ -73,7 +73,7 @@ def test_published_perplexities(
         (["--questions", "own.jsonl", "--published", "pile"], "has no place with --questions"),
         (["--tasks", "x", "--normalize"], "has no place with --tasks"),
         (["--tasks", "x", "--data-dir", "data"], "has no place with --tasks"),
-        (["--limit", "4"], "goes with --questions or --tasks"),
+        (["--limit", "4"], "goes with --tasks or --questions"),
         (["--normalize"], "goes with --questions"),
         (["--questions", "own.jsonl", "--output", "text.txt"], "text.txt exists already"),
         (["--questions", "bolq", "--data-dir", "data"], "did you mean boolq?"),

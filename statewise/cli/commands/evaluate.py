@@ -181,7 +181,7 @@ def evaluate(
         },
         {
             ("", "--questions"): {"--data-dir": data_folder},
-            ("--questions", "--tasks"): {
+            ("--tasks", "--questions"): {
                 "--shots": shots,
                 "--limit": limit,
                 "--max-length": max_length,
