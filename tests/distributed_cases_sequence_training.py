@@ -26,7 +26,7 @@ from statewise.train.distributed import sequence, sequence_attention
 from statewise.train.distributed.sequence import apply_sequence_parallel, sequence_parallel
 from statewise.train.tasks.language import token_loss
 
-NAP = 0.04  # seconds
+N_LAYERS = 3
 
 
 def _register(model: str) -> None:
@@ -146,29 +146,37 @@ def sequence_ring(place: Place) -> None:
         close(summed(gradient), expected, "gradient")
 
 
-class Slow(torch.autograd.Function):
-    """Takes a while, forward and backward, without computing anything."""
+class Meeting(torch.autograd.Function):
+    """In the middle of a layer a rank waits until the one ahead of it, forward or backward, is a layer further on."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        time.sleep(NAP)
+    def forward(ctx: Any, x: Tensor, place: Place, layer: int) -> Tensor:
+        ctx.place, ctx.layer = place, layer
+        meet(place, "forward", layer, place.rank - 1, layer + 1)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        time.sleep(NAP)
-        return gradient
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        meet(ctx.place, "backward", ctx.layer, ctx.place.rank + 1, ctx.layer - 1)
+        return gradient, None, None
+
+
+def meet(place: Place, direction: str, layer: int, other: int, other_layer: int) -> None:
+    (place.folder / f"{direction}-{place.rank}-{layer}").touch()
+    expected, end = place.folder / f"{direction}-{other}-{other_layer}", time.monotonic() + 30
+    while 0 <= other < place.size and 0 <= other_layer < N_LAYERS and not expected.exists():
+        assert time.monotonic() < end, f"rank {other} does not begin layer {other_layer} while {layer} is at work here"
+        time.sleep(0.001)
 
 
 @case(4)
 def sequence_ranks_work_at_once(place: Place) -> None:
     """Each rank is a layer ahead of the one behind: 3 + 4 - 1 layers of a piece one after the other, and not 3 * 4."""
-    model = sw.LanguageModelConfig(vocab_size=8, d_model=8, layers=(sw.Mamba2Config(d_state=4, d_head=4),) * 3).build()
-    for block in model.blocks:
-        block.mixer.in_proj.register_forward_pre_hook(lambda module, args: (Slow.apply(args[0]),))
+    layers = (sw.Mamba2Config(d_state=4, d_head=4),) * N_LAYERS
+    model = sw.LanguageModelConfig(vocab_size=8, d_model=8, layers=layers).build()
+    for layer, block in enumerate(model.blocks):
+        block.mixer.in_proj.register_forward_pre_hook(
+            lambda module, args, layer=layer: (Meeting.apply(args[0], place, layer),)
+        )
     apply_sequence_parallel(model)
-    dist.barrier()
-    begun = time.perf_counter()
     model(torch.randint(8, (1, 4)))[0].sum().backward()
-    dist.barrier()
-    assert time.perf_counter() - begun < 20 * NAP  # 12 naps where all is well, 24 where they wait for one another
