@@ -361,8 +361,8 @@ def broken_at(step: int, monkeypatch: pytest.MonkeyPatch, break_it: Any) -> None
     build = run_state_module.RunState
 
     class Broken(build):  # type: ignore[valid-type, misc]
-        def __init__(self, run: Any) -> None:
-            super().__init__(run)
+        def __init__(self, run: Any, **options: Any) -> None:
+            super().__init__(run, **options)
             features = self.model.features
 
             def broken(*args: Any, **kwargs: Any) -> Any:

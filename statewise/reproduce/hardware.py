@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from statewise import __version__
 from statewise.errors import DataError
+from statewise.train.memory_available import available_memory
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:
@@ -54,12 +54,8 @@ def require_memory(n_bytes: int, what: str, remedy: str) -> None:
 
     Errors: DataError, with the bytes needed and the bytes free.
     """
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"))
-    except OSError:
-        return
-    if found is not None and int(found[1]) * 1024 < n_bytes:
+    free = available_memory(torch.device("cpu"))
+    if free is not None and free < n_bytes:
         raise DataError(
-            f"{what} needs about {n_bytes / 1e9:.1f} GB of memory and {int(found[1]) * 1024 / 1e9:.1f} GB are free; "
-            f"{remedy}"
+            f"{what} needs about {n_bytes / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free; {remedy}"
         )
