@@ -92,8 +92,12 @@ def question_tables(record: Mapping[str, Any]) -> list[Table]:
     notes = (f"{max(shots)} shots, {record['seconds']:,.1f} s", *record["notes"])
     sets = [measure for measure in record["results"] if measure["task"].startswith("blimp_")]
     others = [measure for measure in record["results"] if measure not in sets]
-    tables = [_table(title, "task", others), _table("BLiMP by set: chance is 0.5", "set", sets)]
-    tables = [*filter(None, tables), *filter(None, [_table("means", "over", record["groups"])])]
+    made = (
+        _table(title, "task", others),
+        _table("BLiMP by set: chance is 0.5", "set", sets),
+        _table("means", "over", record["groups"]),
+    )
+    tables = [table for table in made if table is not None]
     tables[-1] = tables[-1]._replace(notes=notes)
     if "published" in record:
         tables.append(_published_table(record["published"]))
