@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed_harness import Place, case
+from distributed_killed import killed_config
 from distributed_models import ATTENTION, MAMBA2, a_run, parallel
 from training import curve
 
-from statewise import checkpoints
+from statewise import checkpoints, cli
+from statewise.configuration import to_dict
 from statewise.data.text import TextDataConfig
 from statewise.errors import CheckpointError, ConfigError, DataError, StatewiseError, TrainingError
 from statewise.models.block import BlockConfig
@@ -215,3 +219,37 @@ def spoiled(place: Place, open_task: Any) -> Any:
         return task
 
     return spoil
+
+
+@case(2)
+def nobody_disturbs_it(place: Place) -> list[dict[str, Any]]:
+    """What the run of distributed_killed.py has to come to."""
+    a_run(place)  # writes the text
+    train(killed_config(place.folder, "fsdp", 12), place.folder / "undisturbed")
+    return curve(place.folder / "undisturbed")
+
+
+@case(2)
+def the_command_line_speaks_once(place: Place) -> None:
+    """A mistake is one line of rank 0, and one exit code of all; several seeds side by side are one of them."""
+    file = place.folder / f"run-{place.rank}.json"
+    run = a_run(place, steps=1)
+    file.write_text(json.dumps(to_dict(run)))
+    out = str(place.folder / "by-command")
+    environment = {"RANK": str(place.rank), "WORLD_SIZE": str(place.size)}
+    for words, code, message in (
+        (["--set", "train.parallel.tensor=3"], 2, "does not divide the 2 processes"),
+        (["--set", "train.parallel.data=dp"], 2, "ParallelConfig.data='dp' is unknown"),
+        (["--set", "model.vocab_size=3"], 2, "set model.vocab_size=257"),
+        (["--seeds", "2"], 2, "several runs are trained side by side in one process"),
+        (["--lr", "1e-3", "--lrs", "1e-3"], 2, "give the learning rates by --lrs"),
+        (["--set", "train.parallel.data=fsdp"], 0, ""),
+    ):
+        errors, said = io.StringIO(), io.StringIO()
+        with mock.patch.dict(os.environ, environment), redirect_stderr(errors), redirect_stdout(said):
+            assert cli.run(["train", "--config", str(file), "--out", out, *words]) == code
+        lines = errors.getvalue().splitlines()
+        assert len(lines) == (1 if message and place.rank == 0 else 0)
+        assert not lines or message in lines[0]
+        assert ("done after step 1" in said.getvalue()) == (code == 0 and place.rank == 0)
+        dist.barrier()

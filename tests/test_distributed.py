@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from distributed_harness import load_cases, outcome_of, run_program
 from training import curve
 
 from statewise import checkpoints
+from statewise.configuration import to_dict
 from statewise.errors import ConfigError
 from statewise.train import read_run, train
 from statewise.train.config import ParallelConfig, TrainConfig
@@ -72,3 +76,44 @@ def test_distributed_options_need_processes(tmp_path: Path, distributed_folder: 
 def test_distributed_options_out_of_range(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"ParallelConfig.{next(iter(wrong))}="):
         TrainConfig(steps=1, parallel=ParallelConfig(**wrong))  # type: ignore[arg-type]
+
+
+def test_distributed_run_goes_on_after_killed_ranks(distributed_folder: Path, tmp_path: Path) -> None:
+    """kill -9 between saves, of rank 0 in a save, and of another rank in a save: the agent of torchrun starts all anew,
+    and the run is to the bit what it is when nobody disturbs it."""
+    undisturbed = outcome_of(distributed_folder, 2, "nobody_disturbs_it").returned[0]
+    kills = [(1, "step", 3), (0, "save", 6), (1, "save", 4)]
+    program = Path(__file__).with_name("distributed_killed.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "STATEWISE_CACHE": str(tmp_path / "cache")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(program.parents[1]), str(program.parent)])
+    result = subprocess.run(
+        [sys.executable, str(program), str(tmp_path), "2", json.dumps(kills)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found == {"steps": [12, 12], "before": [0, 2, 2, 2], "dead": [True, True, True]}
+    assert curve(tmp_path / "killed") == undisturbed
+
+
+def test_distributed_command(distributed_folder: Path, tmp_path: Path) -> None:
+    """torchrun itself, with the command of docs/distributed.md."""
+    config = replace(read_run(distributed_folder / "saved-by-two").train, steps=2, parallel=ParallelConfig())
+    file = tmp_path / "run.json"
+    run = replace(read_run(distributed_folder / "saved-by-two"), train=config)
+    file.write_text(json.dumps(to_dict(run)))
+    words = ["-m", "statewise", "train", "--config", str(file), "--out", str(tmp_path / "run")]
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        + [*words, "--set", "train.parallel.data=fsdp"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    kinds = [json.loads(line)["kind"] for line in result.stdout.splitlines()]
+    assert kinds == ["start", "train", "train", "evaluation", "checkpoint", "end"]

@@ -21,6 +21,7 @@ from statewise.train.environment import process_settings
 from statewise.train.loop import train
 from statewise.train.memory_estimate import require_memory
 from statewise.train.metrics import MetricsFile, read_metrics
+from statewise.train.ranks import require_one_process
 from statewise.train.report import Reporter
 from statewise.train.run_folder import METRICS_FILE, open_run, read_run
 from statewise.train.run_state import RunState
@@ -96,6 +97,7 @@ def train_stack(
     """
     reporter = Reporter() if reporter is None else reporter
     folder = Path(folder)
+    require_one_process("several runs are trained side by side")
     _require_alike({name: run for name, run in runs.items() if run is not None})
     diverged, reached = _left(runs, folder) if resume else ({}, [])
     names = [name for name in runs if name not in diverged and name not in reached]

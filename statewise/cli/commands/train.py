@@ -8,9 +8,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from statewise.cli.one_voice import one_voice
 from statewise.errors import ConfigError
 
 
+@one_voice
 def train(
     preset: Annotated[str | None, typer.Option(help="A run by name, such as demo (the default) or tiny.")] = None,
     config: Annotated[Path | None, typer.Option(help="A run as JSON, such as the run.json of another run.")] = None,
@@ -60,6 +62,9 @@ def train(
 
     With --seeds or --lrs the folder holds several runs, each as if it had been trained alone, and --resume takes them
     all up, or one of them.
+
+    Under torchrun its processes train one model, laid out as train.parallel says: torchrun --nproc-per-node 4 -m
+    statewise train ... --set train.parallel.data=fsdp. See docs/distributed.md.
     """
     if preset is not None and config is not None:
         raise typer.BadParameter("a run comes from one of --preset and --config, not from both", param_hint="--config")
@@ -164,10 +169,12 @@ def _rates(text: str | None) -> list[float] | None:
 
 
 def _train_stack(runs: dict[str, Any], folder: Path, *, resume: bool) -> NoReturn:
+    from statewise.train.ranks import require_one_process
     from statewise.train.report import make_reporter
     from statewise.train.stack_folder import begin_folder
     from statewise.train.stacked import train_stack
 
+    require_one_process("several runs are trained side by side")
     if not resume:
         begin_folder(folder, list(runs))
     result = train_stack(runs, folder, resume=resume, reporter=make_reporter())

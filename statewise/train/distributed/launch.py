@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
 
 from statewise.checkpoints.folders import RUN_FILE
 from statewise.errors import StatewiseError, TrainingError
@@ -34,7 +35,7 @@ def join() -> Iterator[SeveralRanks]:
     if own:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        dist.init_process_group(timeout=TIMEOUT)
+        _meet()
     store = distributed_c10d._get_default_store()
     try:
         with warnings.catch_warnings():  # of views that somebody might change in place: nothing here does
@@ -52,6 +53,21 @@ def join() -> Iterator[SeveralRanks]:
         if own:
             with suppress(RuntimeError):  # of a group that has lost a member
                 dist.destroy_process_group()
+
+
+def _meet() -> None:
+    """Joins the processes that the environment tells of.
+
+    On one machine the names by which they find each other have the number of the attempt in them: torchrun's store
+    outlives the processes, and one that is early would find the address of another's dead predecessor.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    if attempt is None or os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
+        dist.init_process_group(timeout=TIMEOUT)
+        return
+    store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+    store = dist.PrefixStore(f"statewise-attempt-{attempt}", store)
+    dist.init_process_group(store=store, rank=rank, world_size=size, timeout=TIMEOUT)
 
 
 def _reason_of(store: dist.Store, error: RuntimeError) -> StatewiseError:
