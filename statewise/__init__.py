@@ -42,6 +42,7 @@ _EXPORTS = {
     "LanguageModelConfig": "statewise.models.language_model",
     "LanguageModelState": "statewise.models.language_model",
     "LinearAttentionConfig": "statewise.mixers.linear_attention",
+    "LongRangeDataConfig": "statewise.data.long_range",
     "MLPConfig": "statewise.models.mlp",
     "Mamba2Config": "statewise.mixers.mamba2",
     "Mamba3Config": "statewise.mixers.mamba3",
@@ -50,6 +51,8 @@ _EXPORTS = {
     "Mixer": "statewise.mixers.base",
     "MixerConfig": "statewise.mixers.base",
     "Operator": "statewise.operators.base",
+    "PairClassifierConfig": "statewise.models.pair_classifier",
+    "ParallelConfig": "statewise.train.config",
     "RunConfig": "statewise.train.config",
     "S4Config": "statewise.mixers.s4",
     "S4DConfig": "statewise.mixers.s4d",
@@ -65,6 +68,7 @@ _EXPORTS = {
     "TrainingError": "statewise.errors",
     "bidirectional": "statewise.operators.bidirectional",
     "discretize": "statewise.systems",
+    "evaluate_questions": "statewise.evaluate",
     "explain": "statewise.operators.plan",
     "export_onnx": "statewise.export",
     "export_step": "statewise.export",
@@ -72,7 +76,9 @@ _EXPORTS = {
     "load": "statewise.checkpoints",
     "mass_spring_damper": "statewise.systems",
     "open_labelled": "statewise.data.labelled",
+    "open_long_range": "statewise.data.long_range",
     "open_series": "statewise.data.series",
+    "open_tasks": "statewise.evaluate",
     "save": "statewise.checkpoints",
     "save_as": "statewise.checkpoints.convert",
     "set_rate": "statewise.mixers.base",
@@ -123,6 +129,8 @@ if TYPE_CHECKING:
     from statewise.checkpoints.convert import save_as as save_as
     from statewise.data.labelled import LabelledDataConfig as LabelledDataConfig
     from statewise.data.labelled import open_labelled as open_labelled
+    from statewise.data.long_range import LongRangeDataConfig as LongRangeDataConfig
+    from statewise.data.long_range import open_long_range as open_long_range
     from statewise.data.memory_tasks import MemoryDataConfig as MemoryDataConfig
     from statewise.data.series import SeriesDataConfig as SeriesDataConfig
     from statewise.data.series import open_series as open_series
@@ -137,6 +145,8 @@ if TYPE_CHECKING:
     from statewise.errors import InputError as InputError
     from statewise.errors import StatewiseError as StatewiseError
     from statewise.errors import TrainingError as TrainingError
+    from statewise.evaluate import evaluate_questions as evaluate_questions
+    from statewise.evaluate import open_tasks as open_tasks
     from statewise.export import export_onnx as export_onnx
     from statewise.export import export_step as export_step
     from statewise.mixers.attention import AttentionConfig as AttentionConfig
@@ -161,6 +171,7 @@ if TYPE_CHECKING:
     from statewise.models.language_model import LanguageModelConfig as LanguageModelConfig
     from statewise.models.language_model import LanguageModelState as LanguageModelState
     from statewise.models.mlp import MLPConfig as MLPConfig
+    from statewise.models.pair_classifier import PairClassifierConfig as PairClassifierConfig
     from statewise.models.regressor import SequenceRegressorConfig as SequenceRegressorConfig
     from statewise.operators.base import Operator as Operator
     from statewise.operators.bidirectional import bidirectional as bidirectional
@@ -176,6 +187,7 @@ if TYPE_CHECKING:
     from statewise.systems import DiscreteSystem as DiscreteSystem
     from statewise.systems import discretize as discretize
     from statewise.systems import mass_spring_damper as mass_spring_damper
+    from statewise.train.config import ParallelConfig as ParallelConfig
     from statewise.train.config import RunConfig as RunConfig
     from statewise.train.config import TrainConfig as TrainConfig
     from statewise.train.stacked import train_stack as train_stack
