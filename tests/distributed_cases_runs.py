@@ -110,7 +110,7 @@ def two_go_on_bit_for_bit(place: Place) -> None:
 def four_go_on_from_two(place: Place) -> list[dict[str, Any]]:
     """By other meshes than it was saved by; what the losses have to be, test_distributed.py compares."""
     curves = []
-    for number, how in enumerate(({"data": "ddp"}, {"data": "fsdp", "tensor": 2}, {"sequence": 2, "data": "fsdp"})):
+    for number, how in enumerate(({"data": "ddp"}, {"data": "fsdp", "tensor": 2})):
         copied(place, SAVED, f"on-four-{number}")
         trained(place, long_run(place, **how), f"on-four-{number}", resume=True)
         curves.append({"how": how, "curve": curve(place.folder / f"on-four-{number}", "train")})

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 WORLDS = (2, 4)
-PATIENCE = 240.0  # seconds for all cases of a world; on a quiet machine they take a few
-TOGETHER = timedelta(seconds=120)  # before a rank gives the others up
+PATIENCE = 300.0  # seconds without another case's end; on a quiet machine all of them take a few
+TOGETHER = timedelta(seconds=240)  # before a rank gives the others up
 CASES: dict[str, tuple[Callable[[Place], Any], tuple[int, ...]]] = {}
 
 
@@ -125,12 +125,15 @@ def spawn(folder: Path, world: int, names: list[str], attempt: int) -> None:
         if child == 0:
             os._exit(run_rank(folder, rank, world, names, attempt))
         children.add(child)
-    end = time.monotonic() + PATIENCE
+    end, n_before = time.monotonic() + PATIENCE, 0
     while children:
         child, status = os.waitpid(-1, os.WNOHANG)
         if child == 0:
-            time.sleep(0.01)
+            time.sleep(0.05)
         children.discard(child)
+        n_ended = len(os.listdir(folder / str(world)))
+        if n_ended > n_before:
+            end, n_before = time.monotonic() + PATIENCE, n_ended
         if status or time.monotonic() > end:
             time.sleep(1.0 if status else 0.0)  # the others say what they met
             for other in children:

@@ -41,7 +41,7 @@ MIXERS: dict[str, tuple[Any, ...]] = {
         MAMBA2,
     ),
 }
-N_STEPS = 4
+N_STEPS = 3
 TOLERANCE = 1e-5
 
 

@@ -44,7 +44,7 @@ def test_distributed(distributed_folder: Path, world: int, name: str) -> None:
 
 
 def test_distributed_runs_go_on_with_any_number_of_processes(distributed_folder: Path, tmp_path: Path) -> None:
-    """Two ranks saved it at step 4: one process, four ranks by three layouts, and one that trains alone, all agree."""
+    """Two ranks saved it at step 4: one process, four ranks by two layouts, and one that trains alone, all agree."""
     saved, alone = distributed_folder / "saved-by-two", tmp_path / "alone"
     config = replace(read_run(saved), train=replace(read_run(saved).train, parallel=ParallelConfig()))
     train(config, alone)

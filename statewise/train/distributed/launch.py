@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import warnings
@@ -40,6 +41,8 @@ def join() -> Iterator[SeveralRanks]:
     try:
         with warnings.catch_warnings():  # of views that somebody might change in place: nothing here does
             warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
+            # That a parameter on two axes of the mesh is gathered along one after the other, as it is for a checkpoint
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
             yield SeveralRanks()
     except StatewiseError as error:
         with suppress(Exception):  # the store may be gone, and then nobody reads it
