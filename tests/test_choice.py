@@ -176,9 +176,26 @@ def test_groups_are_means_of_all_their_tasks(superglue: Path) -> None:
     assert average.standard_error == pytest.approx(math.sqrt(sum(one.standard_error**2 for one in first)) / 8)
     assert (average.task, average.n_samples) == ("superglue", 16)
     assert any("multirc: lm-eval's file" in note for note in results.notes)
+    assert average.low < average.value < average.high
+    (one,) = evaluate_questions(model, TOKENIZER, open_tasks(["superglue"], superglue / "official", limit=1)).groups
+    assert one.standard_error is None
+    assert one.high - one.low > 0.5
     few = evaluate_questions(model, TOKENIZER, open_tasks(["rte", "wsc", "rte"], superglue / "official"))
     assert [one.task for one in few.tasks] == ["rte", "wsc"]
     assert few.groups == ()
+
+
+def test_a_file_of_ones_own_is_in_no_mean(tmp_path: Path) -> None:
+    names = [name.removeprefix("blimp_") for name in GROUPS["blimp_semantics"]]
+    for name in names:
+        write_rows(tmp_path / f"{name}.jsonl", [{"sentence_good": "a b", "sentence_bad": "b a"}])
+    own = str(write_rows(tmp_path / f"blimp_{names[0]}.jsonl", [QUESTION]))
+    model = MODELS["mamba"]
+    results = evaluate_questions(model, TOKENIZER, open_tasks([own, *GROUPS["blimp_semantics"][1:]], tmp_path))
+    assert (results.groups, results.tasks[0].official) == ((), False)
+    (mean,) = evaluate_questions(model, TOKENIZER, open_tasks(["blimp_semantics"], tmp_path)).groups
+    assert (mean.n_samples, mean.standard_error, mean.official) == (9, None, True)
+    assert mean.high - mean.low > 0.2
 
 
 def test_the_sets_of_blimp() -> None:

@@ -50,6 +50,33 @@ def test_questions(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "Hybrid" not in shown
 
 
+def test_what_sets_a_row_apart_from_the_published_ones(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    words = ["evaluate", "model", "--data-dir", "data/official", "--normalize", "--limit", "1"]
+    assert run([*words, "--questions", "copa"]) == 0
+    notes = json.loads(capsys.readouterr().out)["published"]["notes"]
+    assert notes == ["length-normalised (--normalize)", "not of the whole validation split: COPA 1 of 100"]
+    assert run([*words, "--questions", "copa", "--no-json"]) == 0
+    shown = capsys.readouterr().out
+    assert "this model *" in shown
+    assert "* length-normalised" in shown
+    for name in ("boolq", "blimp_mine"):
+        Path(f"{name}.jsonl").write_text(Path("own.jsonl").read_text())
+    assert run(["evaluate", "model", "--questions", "boolq.jsonl,blimp_mine.jsonl", "--no-json"]) == 0
+    shown = capsys.readouterr().out
+    assert "Hybrid" not in shown
+    assert "by set" not in shown
+    assert "chance" in shown
+    Path("causative.jsonl").write_text('{"sentence_good": "a b", "sentence_bad": "b a"}\n' * 3)
+    words = ["evaluate", "model", "--data-dir", ".", "--questions", "blimp_causative", "--no-json"]
+    assert run([*words, "--normalize"]) == 0
+    shown = capsys.readouterr().out
+    assert "length-normalised" in shown
+    assert " n " in shown
+
+
 def test_published_perplexities(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from statewise.errors import InputError
-from statewise.evaluate.intervals import bootstrap, normal, standard_error_of_mean, wilson
+from statewise.evaluate.intervals import bootstrap, mean_of_shares, standard_error_of_mean, wilson
 
 
 @pytest.mark.parametrize(("n_right", "n"), [(0, 5), (5, 5), (1, 1), (27, 56), (666, 1000), (5153, 5153)])
@@ -43,14 +43,33 @@ def test_bootstrap() -> None:
     assert bootstrap(values[:1], lambda drawn: float(drawn.mean()))[0] is None
 
 
-def test_normal_stays_within_shares() -> None:
-    assert normal(0.99, 0.1).high == 1.0
-    assert normal(0.01, 0.1).low == 0.0
+@pytest.mark.parametrize(("k", "n"), [(67, 1), (9, 1), (67, 2), (8, 5), (9, 20)])
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.05, 0.95), (0.95, 0.95), (0.5, 1.0)])
+def test_mean_of_shares_holds_the_mean(k: int, n: int, shares: tuple[float, float]) -> None:
+    """At 95 %, or close to it: also of single trials, of which each alone looks certain."""
+    behind = np.array([shares[i % 2] for i in range(k)])
+    drawn = np.random.default_rng(2).binomial(n, behind, (400, k)) / n
+    found = [mean_of_shares(list(row), [n] * k) for row in drawn]
+    assert np.mean([one.low <= behind.mean() <= one.high for one in found]) > 0.91
+
+
+def test_mean_of_shares() -> None:
+    shares, n = np.array([0.7, 0.9, 0.4]), 100_000
+    found = mean_of_shares(list(shares), [n] * 3)
+    assert found.high - found.low == pytest.approx(
+        2 * 1.96 * math.sqrt((shares * (1 - shares) / n).sum()) / 3, rel=1e-3
+    )
+    assert mean_of_shares([1.0, 1.0], [5, 1]).high == 1.0
+    assert mean_of_shares([0.0], [1]).low == 0.0
+    assert mean_of_shares([1.0] * 8, [2] * 8).low < 0.9
 
 
 def test_refusals() -> None:
     for n_right, n in ((1, 0), (-1, 4), (5, 4)):
         with pytest.raises(InputError, match="is no share"):
             wilson(n_right, n)
+    for shares, counts in (([], []), ([0.5], [1, 2]), ([0.5, 0.5], [1, 0])):
+        with pytest.raises(InputError, match="have no mean"):
+            mean_of_shares(shares, counts)
     with pytest.raises(InputError, match="needs 1 row and 2 resamples"):
         bootstrap(np.zeros(0), lambda drawn: 0.0)

@@ -9,7 +9,14 @@ from typing import Any
 
 from statewise.console import counted
 from statewise.errors import ConfigError
-from statewise.evaluate.choice import PERPLEXITY, SUPERGLUE_ORDER, QuestionTask, evaluate_questions, superglue_rows
+from statewise.evaluate.choice import (
+    PERPLEXITY,
+    SUPERGLUE_ORDER,
+    SUPERGLUE_SIZES,
+    QuestionTask,
+    evaluate_questions,
+    superglue_rows,
+)
 from statewise.model_folder import ModelFolder
 from statewise.train.metrics import write_bytes
 from statewise.train.tasks import Table
@@ -90,12 +97,12 @@ def question_tables(record: Mapping[str, Any]) -> list[Table]:
     """
     title, shots = record.get("checkpoint", ""), {measure["n_shots"] for measure in record["results"]}
     notes = (f"{max(shots)} shots, {record['seconds']:,.1f} s", *record["notes"])
-    sets = [measure for measure in record["results"] if measure["task"].startswith("blimp_")]
+    sets = [measure for measure in record["results"] if measure["official"] and measure["task"].startswith("blimp_")]
     others = [measure for measure in record["results"] if measure not in sets]
     made = (
         _table(title, "task", others),
-        _table("BLiMP by set: chance is 0.5", "set", sets),
-        _table("means", "over", record["groups"]),
+        _table("BLiMP by set: chance is 0.5" + _how(sets), "set", sets),
+        _table("means" + _how(sets), "over", record["groups"]),
     )
     tables = [table for table in made if table is not None]
     tables[-1] = tables[-1]._replace(notes=notes)
@@ -105,19 +112,33 @@ def question_tables(record: Mapping[str, Any]) -> list[Table]:
 
 
 def published_superglue(results: Mapping[str, Any], n_shots: int) -> dict[str, Any] | None:
-    """The published rows of the tasks in a record of questions, ours first; None if nobody published such."""
-    ours: dict[str, float] = {}
+    """The published rows of the tasks in a record of questions, ours first; None if nobody published such.
+
+    "notes" has what sets ours apart from a whole measurement by the sum of log-probabilities.
+    """
+    first: dict[str, Mapping[str, Any]] = {}
     for measure in (*results["results"], *results["groups"]):
-        ours.setdefault(measure["task"], 100 * measure["value"])
+        if measure["official"]:
+            first.setdefault(measure["task"], measure)
+    ours = {name: 100 * measure["value"] for name, measure in first.items()}
     rows = superglue_rows(n_shots, ours)
     if not rows:
         return None
     names = [name for name in (*SUPERGLUE_ORDER, "superglue") if name in ours]
+    parts = [
+        f"{TITLES.get(name, name.upper())} {first[name]['n_samples']:,} of {size:,}"
+        for name, size in SUPERGLUE_SIZES.items()
+        if name in first and first[name]["n_samples"] != size
+    ]
     return {
         "what": f"SuperGLUE, {n_shots} shots, per cent",
         "source": f"{SOURCE}; {UNPUBLISHED}",
         "columns": names,
         "rows": {"this model": {name: ours[name] for name in names}, **rows},
+        "notes": [
+            *(["length-normalised (--normalize)"] if _how(list(first.values())) else []),
+            *(["not of the whole validation split: " + ", ".join(parts)] if parts else []),
+        ],
     }
 
 
@@ -136,12 +157,22 @@ def published_perplexity(name: str, perplexity: float) -> dict[str, Any]:
 
 def _published_table(published: Mapping[str, Any]) -> Table:
     names = published["columns"]
+    marked = published.get("notes", [])
     rows = [
-        (model, *(f"{values[name]:,.1f}" if name in values else "" for name in names))
+        (
+            f"{model} *" if marked and model == "this model" else model,
+            *(f"{values[name]:,.1f}" if name in values else "" for name in names),
+        )
         for model, values in published["rows"].items()
     ]
+    notes = (*(f"* {note}" for note in marked), f"published: {published['source']}")
     headings = tuple(TITLES.get(name, name.upper() if name in SUPERGLUE_ORDER else name) for name in names)
-    return Table(published["what"], ("model", *headings), rows, (f"published: {published['source']}",))
+    return Table(published["what"], ("model", *headings), rows, notes)
+
+
+def _how(measures: Sequence[Mapping[str, Any]]) -> str:
+    """Of measures that were all taken in one way: ", length-normalised", or nothing."""
+    return ", length-normalised" if any(measure["metric"].endswith("_norm") for measure in measures) else ""
 
 
 def _table(title: str, first: str, measures: Sequence[Mapping[str, Any]]) -> Table | None:
@@ -160,7 +191,9 @@ def _table(title: str, first: str, measures: Sequence[Mapping[str, Any]]) -> Tab
         ]
         for measure in measures
     ]
-    unsaid = {"metric", "chance", "n"} if first == "set" else set()
+    unsaid = {"metric", "chance"} if first == "set" else set()
+    if first == "set" and all(measure["n_samples"] == 1000 for measure in measures):
+        unsaid.add("n")  # as each of the published sets has
     told = [i for i, name in enumerate(columns) if name not in unsaid and any(row[i] for row in rows)]
     return Table(title, tuple(columns[i] for i in told), [tuple(row[i] for i in told) for row in rows])
 

@@ -1,7 +1,7 @@
 """Questions by likelihood: SuperGLUE, LAMBADA, BLiMP and files of your own, beside what others published."""
 
 from statewise.evaluate.choice.find import GROUPS, TASKS, open_tasks
-from statewise.evaluate.choice.published import PERPLEXITY, SUPERGLUE, SUPERGLUE_ORDER, superglue_rows
+from statewise.evaluate.choice.published import PERPLEXITY, SUPERGLUE, SUPERGLUE_ORDER, SUPERGLUE_SIZES, superglue_rows
 from statewise.evaluate.choice.question import ACCURACY, Answered, Metric, Question, QuestionTask
 from statewise.evaluate.choice.question_file import open_question_file
 from statewise.evaluate.choice.run import Measure, QuestionResults, evaluate_questions
@@ -12,6 +12,7 @@ __all__ = [
     "PERPLEXITY",
     "SUPERGLUE",
     "SUPERGLUE_ORDER",
+    "SUPERGLUE_SIZES",
     "TASKS",
     "Answered",
     "Measure",

@@ -46,4 +46,4 @@ def blimp_task(name: str, rows: Iterable[Row], source: str) -> QuestionTask:
     Errors:  DataError, with the place, for a row without its two sentences.
     """
     questions = [asked(row.values, "", (row.text("sentence_good"), row.text("sentence_bad")), 0) for row in rows]
-    return QuestionTask(name=f"blimp_{name}", questions=questions, examples=None, source=source)
+    return QuestionTask(name=f"blimp_{name}", questions=questions, examples=None, official=True, source=source)

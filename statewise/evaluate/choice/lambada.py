@@ -58,5 +58,10 @@ def lambada_task(rows: Iterable[Row], source: str) -> QuestionTask:
             raise DataError(f'{row.place}: "text" has no last word after a space; give a passage')
         questions.append(asked(row.values, context, (word,), 0))
     return QuestionTask(
-        name="lambada", questions=questions, examples=None, metrics=(LAST_WORD, PERPLEXITY), source=source
+        name="lambada",
+        questions=questions,
+        examples=None,
+        metrics=(LAST_WORD, PERPLEXITY),
+        official=True,
+        source=source,
     )

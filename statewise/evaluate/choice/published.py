@@ -10,6 +10,18 @@ from collections.abc import Mapping
 
 SUPERGLUE_ORDER = ("wsc", "wic", "rte", "cb", "multirc", "record", "boolq", "copa")
 
+# How many questions its validation splits have: of MultiRC answers, of ReCoRD queries, that are asked about each.
+SUPERGLUE_SIZES = {
+    "wsc": 104,
+    "wic": 638,
+    "rte": 277,
+    "cb": 56,
+    "multirc": 4_848,
+    "record": 10_000,
+    "boolq": 3_270,
+    "copa": 100,
+}
+
 # By number of shots: the eight tasks in that order, then the average as printed; per cent.
 SUPERGLUE: dict[int, dict[str, tuple[float, ...]]] = {
     0: {

@@ -99,6 +99,8 @@ class QuestionTask:
     questions: those that are asked
     examples:  those that few-shot examples are drawn from; None: the task has none
     metrics:   the first stands for the task in averages over several
+    official:  whether these are the questions of the published task of this name. Only such count in means over groups
+               and stand beside published numbers; a file of one's own does not, whatever its name
     labels:    whether the choices mean the same in every question, so that always giving one is a way to guess
     source:    where the questions came from
     note:      what a reader of the numbers has to know
@@ -108,6 +110,7 @@ class QuestionTask:
     questions: Sequence[Question]
     examples: Sequence[Question] | None
     metrics: tuple[Metric, ...] = (ACCURACY,)
+    official: bool = False
     labels: bool = False
     source: str = ""
     note: str = field(default="", compare=False)

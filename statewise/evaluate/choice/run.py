@@ -16,7 +16,7 @@ from statewise.errors import ConfigError, InputError
 from statewise.evaluate.choice.find import GROUPS
 from statewise.evaluate.choice.question import Answered, Metric, Question, QuestionTask, decide, mean
 from statewise.evaluate.choice.shots import contexts
-from statewise.evaluate.intervals import Interval, bootstrap, normal, standard_error_of_mean, wilson
+from statewise.evaluate.intervals import Interval, bootstrap, mean_of_shares, standard_error_of_mean, wilson
 from statewise.evaluate.likelihood import Score, encode_pair, keep_the_end, prepared, score
 from statewise.evaluate.perplexity import position_limit
 from statewise.models.evaluation_mode import evaluation_mode
@@ -30,8 +30,10 @@ Progress = Callable[[int, int], None]
 class Measure:
     """A metric of a task, or the mean of the tasks of a group.
 
-    standard_error: as lm-eval's where it has a formula, else resampled; None for a single question
-    low, high, interval: the 95 % interval, and how it was made ("wilson", "bootstrap", "normal"). It takes the
+    official: whether these are the questions of the published task of this name, and not a file of one's own
+    standard_error: as lm-eval's where it has a formula, else resampled; None for a single question, and for a mean
+        over tasks of which one has a single question
+    low, high, interval: the 95 % interval, and how it was made ("wilson", "bootstrap", "plus four"). It takes the
         questions for independent of each other
     chance:   what guessing is worth; None where that is not a number of its own
     majority: what always giving the commonest answer is worth, where the choices are the same in every question
@@ -49,6 +51,7 @@ class Measure:
     higher_is_better: bool
     n_shots: int
     n_samples: int
+    official: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +136,7 @@ def evaluate_questions(
         measures += [measure(task, metric, answers[task.name], n_shots, normalize) for metric in task.metrics]
     return QuestionResults(
         tasks=tuple(measures),
-        groups=tuple(_group_measures(tasks, measures, n_shots)),
+        groups=tuple(_group_measures(measures, n_shots)),
         answers=answers,
         sources={task.name: task.source for task in tasks},
         notes=tuple(task.note for task in tasks if task.note),
@@ -205,6 +208,7 @@ def measure(task: QuestionTask, metric: Metric, answers: Sequence[Answered], n_s
         higher_is_better=metric.higher_is_better,
         n_shots=n_shots,
         n_samples=len(answers),
+        official=task.official,
     )
 
 
@@ -225,23 +229,25 @@ def _majority(answers: Sequence[Answered]) -> float:
     return Counter(answered.question.answers[0] for answered in answers).most_common(1)[0][1] / len(answers)
 
 
-def _group_measures(tasks: Sequence[QuestionTask], measures: Sequence[Measure], n_shots: int) -> Iterator[Measure]:
-    """The unweighted mean over the first metrics of a group's tasks, where all of them were asked."""
+def _group_measures(measures: Sequence[Measure], n_shots: int) -> Iterator[Measure]:
+    """The unweighted mean over the first metrics of a group's tasks, all shares, where all of them were asked."""
     first: dict[str, Measure] = {}
     for one in measures:
-        first.setdefault(one.task, one)
+        if one.official:
+            first.setdefault(one.task, one)
     for name, members in GROUPS.items():
         if not all(member in first for member in members):
             continue
         parts = [first[member] for member in members]
         value = math.fsum(part.value for part in parts) / len(parts)
-        error = math.sqrt(math.fsum((part.standard_error or 0.0) ** 2 for part in parts)) / len(parts)
-        interval = normal(value, error)
+        errors = [part.standard_error for part in parts if part.standard_error is not None]
+        known = len(errors) == len(parts)
+        interval = mean_of_shares([part.value for part in parts], [part.n_samples for part in parts])
         yield Measure(
             task=name,
             metric="mean",
             value=value,
-            standard_error=error,
+            standard_error=math.hypot(*errors) / len(parts) if known else None,
             low=interval.low,
             high=interval.high,
             interval=interval.kind,
@@ -250,6 +256,7 @@ def _group_measures(tasks: Sequence[QuestionTask], measures: Sequence[Measure], 
             higher_is_better=True,
             n_shots=n_shots,
             n_samples=sum(part.n_samples for part in parts),
+            official=True,
         )
 
 

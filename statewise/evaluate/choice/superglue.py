@@ -173,6 +173,7 @@ def superglue_task(name: str, rows: Iterable[Row], examples: Iterable[Row] | Non
         questions=made(rows),
         examples=() if examples is None else made(examples),
         metrics=METRICS.get(name, (ACCURACY,)),
+        official=True,
         labels=name not in NOT_LABELS,
         source=source,
         note=NOTES.get(name, ""),
