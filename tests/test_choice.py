@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 import types
@@ -266,6 +267,10 @@ def test_published_rows() -> None:
         ([{**QUESTION, "choices": ["b", 1]}], r"line 1: choices\[1\] is 1, but has to be a text"),
         ([{**QUESTION, "choices": ["b"]}], 'line 1: "choices" has 1 of them; give at least two'),
         ([{**QUESTION, "choices": ["b", ""]}], "line 1: choice 1 is empty"),
+        ([{**QUESTION, "choices": [" \t", "b"]}], "line 1: choice 0 is empty"),
+        ([{**QUESTION, "choices": ["b", "c", "b"]}], "line 1: choices 0 and 2 are the same text"),
+        ([QUESTION, "[" * 100_000], "line 2 has brackets too deep to be read"),
+        ([QUESTION, f'{{"answer": {"1" * 5_000}}}'], "line 2 has a number of too many digits to be read"),
         ([QUESTION, {**QUESTION, "answer": 2}], "line 2 has the answer 2, which should be one of its 2 choices"),
         ([{**QUESTION, "answer": "z"}], "line 1 has the answer 'z'"),
         ([{**QUESTION, "answer": True}], "line 1 has the answer True"),
@@ -278,9 +283,63 @@ def test_a_wrong_line_is_named(rows: list[Any], reason: str, tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
 
 
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text(json.dumps(QUESTION), "utf-8-sig")
+    assert open_tasks([str(tmp_path / "own.jsonl")])[0].questions[0].prompt == "a"
+    with zipfile.ZipFile(tmp_path / "blimp.zip", "w") as archive:
+        archive.writestr("causative.jsonl", "\ufeff" + json.dumps({"sentence_good": "a\u2028b", "sentence_bad": "b"}))
+    assert open_tasks(["blimp_causative"], tmp_path)[0].questions[0].choices == ("a\u2028b", "b")
+
+
+@pytest.mark.parametrize("kind", ["damaged", "locked", "packed otherwise"])
+def test_an_archive_that_cannot_be_read(kind: str, tmp_path: Path) -> None:
+    path, name = tmp_path / "blimp.zip", "causative.jsonl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, json.dumps({"sentence_good": "a b", "sentence_bad": "b a"}) * 9)
+    raw = bytearray(path.read_bytes())
+    listed = raw.index(b"PK\1\2")  # its flags are 8 bytes on, its kind of packing 10; 6 and 8 of the file itself
+    if kind == "damaged":
+        raw[30 + len(name) : 40 + len(name)] = b"\xff" * 10
+    elif kind == "locked":
+        raw[6] |= 1
+        raw[listed + 8] |= 1
+    else:
+        raw[8] = raw[listed + 10] = 97
+    path.write_bytes(raw)
+    with pytest.raises(
+        DataError, match=r"blimp.zip cannot be read for its causative.jsonl \(.*get .* git clone"
+    ) as error:
+        open_tasks(["blimp_causative"], tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("which", ["good", "bad"])
+def test_a_sentence_of_blimp_is_not_empty(which: str, tmp_path: Path) -> None:
+    row = {"sentence_good": "a", "sentence_bad": "b", f"sentence_{which}": " "}
+    write_rows(tmp_path / "causative.jsonl", [row])
+    with pytest.raises(DataError, match=f'causative.jsonl, line 1: "sentence_{which}" is empty'):
+        open_tasks(["blimp_causative"], tmp_path)
+
+
+WIC = {"word": "mill", "sentence1": "a mill", "sentence2": "mill", "start1": 2, "end1": 6, "start2": 0, "end2": 4}
+WSC = {"text": "a b", "span1_text": "a", "span1_index": 0, "span2_text": "b", "span2_index": 1, "label": 0}
+RECORD = {"passage": "Ann ran", "query": "@placeholder sat", "entities": ["Ann"], "answers": ["Ann"]}
+PASSAGE = {"text": "Ann ran", "entities": [{"start": 0, "end": 7}]}
+
+
 @pytest.mark.parametrize(
     ("task", "row", "reason"),
     [
+        ("copa", {"premise": "p", "choice1": "a", "choice2": "b", "question": "why", "label": 0}, "expected cause or"),
+        ("cb", {"premise": "p", "hypothesis": "h", "label": True}, "has the label True; expected one of entailment"),
+        ("copa", {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": False}, "label False"),
+        ("wic", {**WIC, "end1": 7, "label": 1}, "word of sentence1 is said to be from character 2 to 7 of 6; expected"),
+        ("wic", {**WIC, "start2": -4, "label": 1}, "line 1: the word of sentence2 is said to be from character -4 to"),
+        ("wsc", {**WSC, "span2_index": 2}, 'line 1: "span2_index" is 2; expected the number of one of its 2 words'),
+        ("wsc", {**WSC, "span2_index": -1}, '"span2_index" is -1'),
+        ("record", {**RECORD, "query": "who sat"}, 'line 1: "query" has no @placeholder'),
+        ("record", {**RECORD, "answers": ["Bo"]}, "line 1 has the answer 'Bo', which is none of its 1 entities"),
+        ("record", {"passage": PASSAGE, "qas": []}, r"passage, entities\[0\] is from character 0 to 7 of 7; expected"),
         ("boolq", {"question": "q", "label": True}, 'line 1 has no "passage"'),
         ("boolq", {"question": "q", "passage": "p"}, "has no label; expected one of False, True"),
         ("rte", {"premise": "p", "hypothesis": "h", "label": "yes"}, "has the label 'yes'; expected one of entailment"),
@@ -351,7 +410,7 @@ def test_bad_requests(superglue: Path, tmp_path: Path) -> None:
         evaluate_questions(MODELS["mamba"], TOKENIZER, [word], n_shots=1)
 
 
-def test_by_name(superglue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_name(superglue: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A stand-in for the package datasets: what it is asked for, and what becomes of its failure or its absence."""
     calls: list[tuple[str, str, str]] = []
     module: Any = types.ModuleType("datasets")
@@ -363,7 +422,11 @@ def test_by_name(superglue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = superglue / "columns" / name.removesuffix(".fixed") / f"{split}.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()]
 
-    module.load_dataset = load_dataset
+    def load_dataset_loudly(*args: str, **options: str) -> list[dict[str, Any]]:
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 8s")
+        return load_dataset(*args, **options)
+
+    module.load_dataset = load_dataset_loudly
     monkeypatch.setitem(sys.modules, "datasets", module)
     (fetched,) = open_tasks(["wsc"], n_shots=2)
     (local,) = open_tasks(["wsc"], superglue / "columns", n_shots=2)
@@ -372,6 +435,9 @@ def test_by_name(superglue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lambada", "blimp_causative"):
         with pytest.raises(DataError, match=r"cannot be fetched by datasets \(ConnectionError: no network here\); get"):
             open_tasks([name])
+    assert "Retrying" not in caplog.text
+    logging.getLogger("huggingface_hub.utils._http").warning("Retrying of others")
+    assert "Retrying of others" in caplog.text
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r'pip install "statewise\[eval\]"; or get the files with: curl'):
         open_tasks(["rte"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from statewise.errors import DataError
 from statewise.evaluate.choice.question import QuestionTask, asked
 from statewise.evaluate.choice.rows import Row
 
@@ -45,5 +46,12 @@ def blimp_task(name: str, rows: Iterable[Row], source: str) -> QuestionTask:
     Source:  Warstadt et al. 2020, "BLiMP", arXiv:1912.00582; as lm-eval's blimp_<set>.
     Errors:  DataError, with the place, for a row without its two sentences.
     """
-    questions = [asked(row.values, "", (row.text("sentence_good"), row.text("sentence_bad")), 0) for row in rows]
+    questions = [asked(row.values, "", (_sentence(row, "good"), _sentence(row, "bad")), 0) for row in rows]
     return QuestionTask(name=f"blimp_{name}", questions=questions, examples=None, official=True, source=source)
+
+
+def _sentence(row: Row, which: str) -> str:
+    sentence = row.text(f"sentence_{which}")
+    if not sentence.strip():
+        raise DataError(f'{row.place}: "sentence_{which}" is empty; give a sentence')
+    return sentence

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import io
+import logging
 import os
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -194,12 +196,16 @@ def _from_archive(archive: Path, file: str) -> Iterator[Row]:
                 for name in opened.namelist()
                 if name.rsplit("/", 1)[-1] == file and not name.startswith("__MACOSX/")
             ]
-            if not inside:
-                raise DataError(f"{archive} has no {file}; give BLiMP's own archive")
-            with opened.open(inside[0]) as raw:
-                yield from parse_rows(io.TextIOWrapper(raw, "utf-8"), f"{archive}, {file}")
-    except (zipfile.BadZipFile, UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{archive} cannot be read: {error}") from error
+            text = opened.read(inside[0]).decode("utf-8-sig") if inside else None
+    except Exception as error:  # damaged, locked or packed by other means, it raises any of many classes
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(
+            f"{archive} cannot be read for its {file} ({type(error).__name__}: {reason}); get the files with: "
+            f"{GET_BLIMP.format('', archive.parent / 'blimp')}, and give their folder"
+        ) from error
+    if text is None:
+        raise DataError(f"{archive} has no {file}; give BLiMP's own archive")
+    yield from parse_rows(io.StringIO(text, newline=None), f"{archive}, {file}")
 
 
 def _by_name(path: str, name: str, split: str, get: str) -> tuple[Iterator[Row], str]:
@@ -213,7 +219,8 @@ def _by_name(path: str, name: str, split: str, get: str) -> tuple[Iterator[Row],
             f'"statewise[eval]"; or get the files with: {get}, and give their folder (--data-dir)'
         ) from error
     try:
-        loaded = datasets.load_dataset(path, name, split=split)
+        with _quiet("datasets", "huggingface_hub"):  # of each of its attempts; what came of them is said below
+            loaded = datasets.load_dataset(path, name, split=split)
     except Exception as error:  # without a network, a hub or a name it raises any of many classes
         reason = " ".join(str(error).split())[:160]
         raise DataError(
@@ -221,3 +228,17 @@ def _by_name(path: str, name: str, split: str, get: str) -> tuple[Iterator[Row],
             "and give their folder (--data-dir)"
         ) from error
     return (Row(dict(values), f"{source}, row {i}") for i, values in enumerate(loaded)), source
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """These packages log errors alone."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -13,7 +13,7 @@ def open_question_file(path: Path) -> QuestionTask:
     """The questions of a file, one JSON object a line, named after it.
 
     "question": a text, which may be empty: then the choices are whole texts
-    "choices":  two texts or more, which follow the question after a space
+    "choices":  two different texts or more, which follow the question after a space
     "answer":   which of them is right: its number from 0, or its text
 
     Other fields are passed over. Examples are drawn from the file's other questions.
@@ -28,8 +28,13 @@ def _question(row: Row) -> Question:
     choices = row.texts("choices")
     if len(choices) < 2:
         raise DataError(f'{row.place}: "choices" has {len(choices)} of them; give at least two')
-    if "" in choices:
-        raise DataError(f"{row.place}: choice {choices.index('')} is empty; write a text for each")
+    for i, choice in enumerate(choices):
+        if not choice.strip():
+            raise DataError(f"{row.place}: choice {i} is empty; write a text for each")
+        if choice in choices[:i]:
+            raise DataError(
+                f"{row.place}: choices {choices.index(choice)} and {i} are the same text; give each choice once"
+            )
     return asked(row.values, row.text("question"), choices, _answer(row, choices))
 
 

@@ -59,7 +59,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     Errors:  DataError for a file that cannot be read or is empty, and for a line that is no JSON object.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # some editors begin a file with a byte order mark
             yield from parse_rows(file, str(path))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
@@ -80,6 +80,9 @@ def parse_rows(lines: Iterable[str], name: str) -> Iterator[Row]:
             raise DataError(
                 f"{place} is not JSON ({error.msg} at character {error.colno}); write one object a line"
             ) from error
+        except (RecursionError, ValueError) as error:
+            what = "brackets too deep" if isinstance(error, RecursionError) else "a number of too many digits"
+            raise DataError(f"{place} has {what} to be read; write one object a line") from error
         if not isinstance(values, dict):
             raise DataError(f"{place} is {_shown(values)}; write one object a line")
         found = True

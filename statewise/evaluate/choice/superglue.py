@@ -7,8 +7,6 @@ Source:  Wang et al. 2019, "SuperGLUE", arXiv:1905.00537; prompts and metrics: l
 from __future__ import annotations
 
 import re
-import string
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,6 +15,7 @@ import numpy as np
 from statewise.evaluate.choice.question import ACCURACY, Answered, Metric, Question, QuestionTask, asked
 from statewise.evaluate.choice.rows import Row
 from statewise.evaluate.choice.superglue_rows import in_columns
+from statewise.evaluate.choice.words import exact_match, word_f1
 from statewise.evaluate.classification import confusion_matrix, f1_scores
 
 Columns = Mapping[str, Any]
@@ -90,36 +89,6 @@ def _macro_f1(values: np.ndarray) -> float:
     """Of (n, 2) answers and predictions: the mean F1 of CB's three classes, 0 for one that never occurs."""
     golds, predictions = values.astype(int).T
     return float(np.mean(np.nan_to_num(f1_scores(confusion_matrix(golds, predictions, 3)))))
-
-
-def _words(text: str) -> list[str]:
-    """As SQuAD compares answers: in lower case, without punctuation and articles."""
-    bare = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
-
-
-def exact_match(one: str, other: str) -> float:
-    """Whether two answers are the same words.
-
-    >>> exact_match("The U.S.", "us")
-    1.0
-    """
-    return float(_words(one) == _words(other))
-
-
-def word_f1(one: str, other: str) -> float:
-    """The F1 of the words that two answers share.
-
-    Source:  Rajpurkar et al. 2016, "SQuAD", arXiv:1606.05250, section 6.1.
-
-    >>> word_f1("the White House", "House of Lords")
-    0.4
-    """
-    a, b = _words(one), _words(other)
-    if not a or not b:
-        return float(a == b)
-    shared = sum((Counter(a) & Counter(b)).values())
-    return 2 * (shared / len(a)) * (shared / len(b)) / (shared / len(a) + shared / len(b)) if shared else 0.0
 
 
 def _best(compare: Callable[[str, str], float]) -> Callable[[Answered], float]:

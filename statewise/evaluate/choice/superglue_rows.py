@@ -7,6 +7,7 @@ from typing import Any
 
 from statewise.errors import DataError
 from statewise.evaluate.choice.rows import Row
+from statewise.evaluate.choice.words import exact_match
 
 Columns = dict[str, Any]
 
@@ -46,7 +47,7 @@ def in_columns(task: str, row: Row) -> Iterator[Columns]:
     """The questions of a row: one, but for MultiRC and ReCoRD, where a passage of the official files has many.
 
     Source:  the loader of the data set "super_glue" (TensorFlow Datasets, and ``datasets`` after it), wsc.fixed.
-    Errors:  DataError, with the place, for a row that lacks a field or a label.
+    Errors:  DataError, with the place, for a row that lacks a field or a label, or whose spans are not in its text.
     """
     if task == "record":
         yield from _record(row)
@@ -68,7 +69,29 @@ def in_columns(task: str, row: Row) -> Iterator[Columns]:
         columns: Columns = {name: (spans if "span" in name else row).text(name) for name in TEXTS[task]}
         columns |= {name: spans.integer(name) for name in INTEGERS.get(task, ())}
         columns |= {"idx": _index(row), "label": _label(task, row)}
-        yield _with_spans_in_the_text(columns) if nested else columns
+        columns = _with_spans_in_the_text(columns) if nested else columns
+        _check(task, columns, row.place)
+        yield columns
+
+
+def _check(task: str, columns: Columns, place: str) -> None:
+    """That the prompt can be made of them."""
+    if task == "copa" and columns["question"] not in ("cause", "effect"):
+        raise DataError(f'{place}: "question" is {columns["question"]!r}; expected cause or effect')
+    if task == "wic":
+        for i in (1, 2):
+            begin, end, length = columns[f"start{i}"], columns[f"end{i}"], len(columns[f"sentence{i}"])
+            if not 0 <= begin < end <= length:
+                raise DataError(
+                    f"{place}: the word of sentence{i} is said to be from character {begin} to {end} of {length}; "
+                    f"expected 0 <= start{i} < end{i} <= {length}"
+                )
+    if task == "wsc":
+        index, n_words = columns["span2_index"], len(columns["text"].split())
+        if not 0 <= index < n_words:
+            raise DataError(
+                f'{place}: "span2_index" is {index}; expected the number of one of its {n_words} words, from 0'
+            )
 
 
 def _record(row: Row) -> Iterator[Columns]:
@@ -78,17 +101,31 @@ def _record(row: Row) -> Iterator[Columns]:
         return
     passage = row.row("passage")
     text = passage.text("text")
-    spans = [(entity.integer("start"), entity.integer("end")) for entity in passage.rows("entities")]
-    entities = sorted({text[start : end + 1] for start, end in spans})
+    entities = sorted({_entity(span, text) for span in passage.rows("entities")})
     for query in row.rows("qas"):
         answers = sorted({answer.text("text") for answer in query.rows("answers")})
         index = {"passage": _index(row), "query": _index(query)}
         yield _record_columns(query, text, query.text("query"), entities, answers, index)
 
 
+def _entity(span: Row, text: str) -> str:
+    start, end = span.integer("start"), span.integer("end")
+    if not 0 <= start <= end < len(text):
+        raise DataError(
+            f"{span.place} is from character {start} to {end} of {len(text)}; expected 0 <= start <= end < {len(text)}"
+        )
+    return text[start : end + 1]
+
+
 def _record_columns(row: Row, passage: str, query: str, entities: list[str], answers: list[str], index: Any) -> Columns:
     if not entities or not answers:
         raise DataError(f"{row.place} has {len(entities)} entities and {len(answers)} answers; expected some of both")
+    if "@placeholder" not in query:
+        raise DataError(f'{row.place}: "query" has no @placeholder for the entity that is asked for')
+    if not any(exact_match(answer, entity) for answer in answers for entity in entities):
+        raise DataError(
+            f"{row.place} has the answer {answers[0]!r}, which is none of its {len(entities)} entities; expected one"
+        )
     return {"passage": passage, "query": query, "entities": entities, "answers": answers, "idx": index}
 
 
@@ -97,7 +134,7 @@ def _label(task: str, row: Row) -> int:
     names, label = LABELS[task], row.values.get("label")
     if isinstance(label, str) and label in names:
         return names.index(label)
-    if isinstance(label, int) and 0 <= label < len(names):
+    if isinstance(label, int) and (names is _NO_YES or not isinstance(label, bool)) and 0 <= label < len(names):
         return int(label)
     given = "has no label" if label is None or label == -1 else f"has the label {label!r}"
     raise DataError(
