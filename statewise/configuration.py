@@ -206,7 +206,19 @@ def _wrong(path: str, value: Any, declared: Any) -> ConfigError:
     shown = repr(value)
     if len(shown) > 60:
         shown = f"{shown[:57]}..."
-    return ConfigError(f"{path}={shown} has the wrong type ({_kind(value)}), expected {expected}")
+    return ConfigError(
+        f"{path}={shown} has the wrong type ({_kind(value)}), expected {expected}{_as_list(value, declared)}"
+    )
+
+
+def _as_list(value: Any, declared: Any) -> str:
+    """How a list is written, where there is a string, as of ``tasks=["a"]`` whose quotes a shell has taken."""
+    item = next((typing.get_args(one)[0] for one in _tuples_of(declared)), None)
+    if not isinstance(value, str) or item not in (str, int, float):
+        return ""
+    parts = [part.strip() for part in value.strip("[]").split(",") if part.strip()]
+    written = ", ".join(json.dumps(part) if item is str else part for part in parts)
+    return f"; write [{written}], in a shell within single quotes"
 
 
 def _kind(value: Any) -> str:
