@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,9 @@ def test_validation_reviews_may_be_held_out(tmp_path: Path, reviews: dict[str, l
     data = open_long_range(config)
     assert [len(data.split(name)) for name in ("train", "validation", "test")] == [36, 4, 40]
     assert np.bincount(data.split("validation").targets).tolist() == [2, 2]
+    note = "4 training rows are held out for validation, which published runs train on"
+    assert data.caveats[0] == note
+    assert "the vocabulary has" in data.caveats[-1]
     begins = np.concatenate([data.split(name).begins for name in ("train", "validation", "test")])
     assert len(set(begins.tolist())) == 80
     path = tmp_path / "aclImdb" / "test" / "pos" / "00_7.txt"
@@ -87,6 +91,10 @@ def test_validation_reviews_may_be_held_out(tmp_path: Path, reviews: dict[str, l
         open_long_range(config)
     with pytest.raises(DataError, match=r"no text in .* for train/pos/\*.txt, .* they come from aclImdb_v1.tar.gz of"):
         open_long_range(LongRangeDataConfig(task="text", folder=str(tmp_path / "aclImdb" / "train")))
+    for path in (tmp_path / "aclImdb" / "train" / "neg").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=r"train/neg has no \*.txt files; expected the reviews of aclImdb"):
+        open_long_range(config)
 
 
 # ---- documents of one's own
@@ -142,6 +150,30 @@ def test_documents_with_a_test_of_their_own(folder: Path, tmp_path: Path) -> Non
         open_long_range(LongRangeDataConfig(task="text-folder", folder=str(divided / "train" / "a")))
     with pytest.raises(DataError, match=r"no text-folder in .*: looked there for <class>/\*.txt"):
         open_long_range(LongRangeDataConfig(task="text-folder", folder=str(tmp_path / "nowhere")))
+
+
+def documents(folder: Path, counts: dict[str, int]) -> str:
+    for name, n in counts.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(n):
+            (folder / name / f"{i}.txt").write_text(f"{name}{i}")
+    return str(folder)
+
+
+def test_too_few_documents_to_hold_some_out(tmp_path: Path) -> None:
+    one = LongRangeDataConfig(task="text-folder", folder=documents(tmp_path / "one", {"a": 1, "b": 1}))
+    with pytest.raises(DataError, match=r"data.test_fraction=0.1 holds out nothing: .* or set data.test_fraction=0"):
+        open_long_range(one)
+    with pytest.raises(DataError, match=r"text-folder: there is no test split: data.test_fraction=0; set it above 0"):
+        open_long_range(replace(one, test_fraction=0.0, validation_fraction=0.0)).split("test")
+    rare = LongRangeDataConfig(task="text-folder", folder=documents(tmp_path / "rare", {"a": 9, "b": 9, "c": 1}))
+    assert "note       test has no documents of 1 of the 3 classes, as of 'c'" in open_long_range(rare).describe()
+    pairs = LongRangeDataConfig(task="retrieval-folder", folder=documents(tmp_path / "pairs", {"a": 10, "b": 10}))
+    with pytest.raises(
+        DataError, match=r"the 2 validation documents of \S+ make no pairs, .* or set data.n_validation"
+    ):
+        open_long_range(pairs)
+    assert set(open_long_range(replace(pairs, n_validation=0, n_test=1)).splits) == {"train", "test"}
 
 
 # ---- pairs
@@ -246,6 +278,12 @@ def test_papers_that_are_not_what_they_should_be(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no retrieval in .* for new_aan_pairs.train.tsv, .* set data.folder"):
         open_long_range(config)
     write_papers(tmp_path)
-    (tmp_path / "new_aan_pairs.eval.tsv").write_text("2.0\ta\tb\tc\td\n")
-    with pytest.raises(DataError, match=r"eval.tsv: a line with 5 fields, the first \['2.0'\]; expected a label"):
+    path = tmp_path / "new_aan_pairs.eval.tsv"
+    path.write_text("0.0\ta\tb\tc\td\n2.0\ta\tb\tc\td\n")
+    with pytest.raises(DataError, match=r"eval.tsv, line 2 has 5 fields, the first \['2.0'\]; expected a label"):
         open_long_range(config)
+    path.write_text("")
+    with pytest.raises(DataError, match=r"eval.tsv is empty; expected a pair of papers on each line"):
+        open_long_range(config)
+    path.write_text("\ufeff1.0\ta\tb\tc\td\n", "utf-8")
+    assert len(open_long_range(config).split("validation")) == 1

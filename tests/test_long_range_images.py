@@ -99,6 +99,16 @@ def test_pathfinder_is_prepared_as_published(tmp_path: Path) -> None:
     assert "the published rows are 160,000, 20,000, 20,000; these are not they" in data.describe()
 
 
+def test_an_image_that_was_replaced_is_read_again(tmp_path: Path) -> None:
+    write_pathfinder(tmp_path)
+    config = LongRangeDataConfig(task="pathfinder", folder=str(tmp_path))
+    before = open_long_range(config)
+    assert open_long_range(config).fingerprint == before.fingerprint
+    folder = tmp_path / "curv_contour_length_14" / "imgs" / "1"
+    (folder / "sample_3.png").write_bytes((folder / "sample_4.png").read_bytes())
+    assert open_long_range(config).fingerprint != before.fingerprint
+
+
 def test_pathfinder_that_is_not_what_it_should_be(tmp_path: Path) -> None:
     config = LongRangeDataConfig(task="pathfinder", folder=str(tmp_path))
     with pytest.raises(DataError, match=r"no pathfinder in .* pathfinder32.* they come from lra_release.gz of github"):
@@ -108,13 +118,17 @@ def test_pathfinder_that_is_not_what_it_should_be(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"sample_0.png has 32 x 32 pixels, expected 128 x 128"):
         open_long_range(LongRangeDataConfig(task="path-x", folder=str(tmp_path)))
     (level / "imgs" / "1" / "sample_3.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"cannot read the image \S+sample_3.png"):
+    with pytest.raises(DataError, match=r"cannot read the image \S+sample_3.png: it is no image; the release has it"):
         open_long_range(config)
     (level / "imgs" / "1" / "sample_3.png").unlink()
     with pytest.raises(DataError, match=r"cannot read the image \S+sample_3.png: No such file"):
         open_long_range(config)
     (level / "metadata" / "1.npy").write_text("imgs/1 sample_0.png 0\n")
     with pytest.raises(DataError, match=r"1.npy, line 1 is 'imgs/1 sample_0.png 0'; expected a folder, a file"):
+        open_long_range(config)
+    (level / "metadata" / "1.npy").unlink()
+    (level / "metadata" / "0.npy").write_text("imgs/0 sample_0.png 0 1\n")
+    with pytest.raises(DataError, match=r"metadata lists 1 images; expected 10 or more, which are divided"):
         open_long_range(config)
     np.save(level / "metadata" / "1.npy", np.arange(3))
     with pytest.raises(DataError, match=r"cannot read \S+1.npy as lines of text"):

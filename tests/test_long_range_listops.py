@@ -126,6 +126,11 @@ def test_no_duplicates_where_the_grammar_is_small() -> None:
         data.split("validation")
 
 
+def test_limits_that_no_list_meets() -> None:
+    with pytest.raises(DataError, match=r"drew no list with .*max_args=300: nearly all .*; set max_length higher, or"):
+        open_long_range(small(max_args=300, min_length=55))
+
+
 def test_rows_are_made_once(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     config = small(folder=str(tmp_path), n_train=1000)
@@ -200,6 +205,9 @@ def test_official_files_that_are_not_what_they_should_be(tmp_path: Path) -> None
     for text, message in (
         ("Target\tSource\n", "does not begin with the columns Source and Target"),
         ("Source\tTarget\n1\n", "line 2 has 1 fields"),
+        ("Source\tTarget\n", "basic_val.tsv has no rows below its header"),
+        ("Source\tTarget\n1\t1\n( )\t1\n", "basic_val.tsv, line 3: Source is empty"),
+        ("Source\tTarget\n[MAX 1 <pad> ]\t1\n", "line 2: '<pad>' is no token"),
         ("Source\tTarget\n1\t1\n[AVG 1 2 ]\t1\n", "line 3: '.AVG' is no token"),
         ("Source\tTarget\n1\t11\n", "line 2: the target is '11'; expected a digit"),
         (b"Source\tTarget\n\xff\t1\n", "cannot read"),
@@ -207,6 +215,8 @@ def test_official_files_that_are_not_what_they_should_be(tmp_path: Path) -> None
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         with pytest.raises(DataError, match=message):
             open_long_range(config)
+    path.write_text("\ufeffSource\tTarget\n1\t1\n", "utf-8")
+    assert len(open_long_range(config).split("validation")) == 1
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ class LongRangeData:
     """Opened data. ``split`` gives "train", "validation" and "test".
 
     classes: their names.  vocabulary: the tokens in order; empty where steps are numbers.
-    content: equal only for the same rows.  notes: what a reader of results has to be told.
+    content: equal only for the same rows.  notes: what the rows are.
+    caveats: why results on these rows are not, or not quite, comparable with published ones.
     """
 
     config: LongRangeDataConfig
@@ -33,6 +34,7 @@ class LongRangeData:
     vocabulary: tuple[str, ...]
     content: str
     notes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
 
     @property
     def is_pairs(self) -> bool:
@@ -72,7 +74,10 @@ class LongRangeData:
         if name not in SPLITS:
             raise ConfigError(f"there is no split {name!r}; use one of {list(SPLITS)}")
         if name not in self.splits:
-            raise DataError(f"there is no {name} split: data.n_{name} or data.{name}_fraction is 0; set it above 0")
+            fields = (f"n_{name}", f"{name}_fraction")
+            empty = [f"data.{field}=0" for field in fields if self.config.resolved(field) == 0]
+            reason = f"{' and '.join(empty)}; set it above 0" if empty else "there are no rows for it; give more"
+            raise DataError(f"{self.config.task}: there is no {name} split: {reason}")
         return self.splits[name]
 
     @cached_property
@@ -91,7 +96,7 @@ class LongRangeData:
         what = "pairs of documents" if self.is_pairs else "sequences"
         lines = [
             f"data       {self.config.task}: {len(self.classes)} classes; steps are {steps}",
-            *(f"note       {note}" for note in self.notes),
+            *(f"note       {note}" for note in (*self.notes, *self.caveats)),
         ]
         for name in SPLITS:
             if name in self.splits:

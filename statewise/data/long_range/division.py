@@ -15,16 +15,27 @@ def divide_documents(config: LongRangeDataConfig, labels: np.ndarray, parts: np.
     """Documents of your own (n,): the test is held out first, unless the folder has one, then the validation rows, of
     each class alike, by numpy's generators of ``seed`` and ``seed`` + 1.
 
-    Errors:  DataError for a ``test_fraction`` where the folder has a test of its own.
+    Errors:  DataError for a ``test_fraction`` where the folder has a test of its own, and for a fraction of which
+             nothing is held out, since no class has two documents.
     """
     divided = parts.copy()
     if not (parts == 2).any():
-        divided[hold_out(labels, config.resolved("test_fraction"), config.seed)] = 2
+        divided[_held(config, "test", np.arange(len(labels)), labels, config.seed)] = 2
     elif config.test_fraction is not None:
         raise DataError("data.test_fraction: the folder has test documents of its own; leave it out")
-    rest = np.flatnonzero(divided == 0)
-    divided[rest[hold_out(labels[rest], config.resolved("validation_fraction"), config.seed + 1)]] = 1
+    divided[_held(config, "validation", np.flatnonzero(divided == 0), labels, config.seed + 1)] = 1
     return divided
+
+
+def _held(config: LongRangeDataConfig, name: str, rows: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
+    fraction = config.resolved(f"{name}_fraction")
+    held = rows[hold_out(labels[rows], fraction, seed)]
+    if fraction and not len(held):
+        raise DataError(
+            f"data.{name}_fraction={fraction:g} holds out nothing: no class in {config.folder} has two documents left "
+            f"for training and {name}; give more of each, or set data.{name}_fraction=0"
+        )
+    return held
 
 
 def published_division(n: int, n_validation: int, n_test: int) -> np.ndarray:

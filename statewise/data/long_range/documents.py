@@ -64,10 +64,14 @@ def find_reviews(config: LongRangeDataConfig, progress: Progress | None) -> tupl
     training reviews.
 
     Source:  Maas et al. 2011, "Learning word vectors for sentiment analysis".
-    Errors:  DataError if a folder is missing, or a file is not UTF-8.
+    Errors:  DataError if a folder is missing, or has no reviews, or a file is not UTF-8.
     """
     places = [f"{part}/{name}" for part in ("train", "test") for name in REVIEWS]
-    tree = read_tree(locate(config, lambda folder: all((folder / place).is_dir() for place in places)), REVIEWS)
+    folder = locate(config, lambda folder: all((folder / place).is_dir() for place in places))
+    for place in places:
+        if next((folder / place).glob("*.txt"), None) is None:
+            raise DataError(f"{folder / place} has no *.txt files; expected the reviews of aclImdb")
+    tree = read_tree(folder, REVIEWS)
     limit = config.resolved("max_length") - 1
 
     def make(write: Write) -> Items:

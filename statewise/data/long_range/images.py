@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from statewise.errors import DataError
 
 LEVEL = "curv_contour_length_14"  # of three in the release, the hardest and the published one
 MEAN, DEVIATION = 122.6, 61.0  # of CIFAR-10 in grey, as the published runs round them
+N_LEAST = 10  # images, of which one is for validation and one for the test
 N_COLUMNS = 4  # that are read of a line of metadata: folder, file, number, label
 
 
@@ -46,14 +49,20 @@ def find_pathfinder(config: LongRangeDataConfig, progress: Progress | None) -> S
     and 10 %. Decoded once into one array.
 
     Source:  Linsley et al. 2018, arXiv:1805.08315; Kim et al. 2020 (ICLR); Tay et al. 2021, sec. 2.2.5.
+    Cost:    each time the metadata, and a look at the size and time of every image: they are read again if they differ.
     Errors:  DataError if the folder is not there, or an image is missing or of another size.
     """
     folder = locate(config, lambda place: any((place / LEVEL / "metadata").glob("*.npy"))) / LEVEL
     side = SIDES[config.task]
     metadata = sorted((folder / "metadata").glob("*.npy"), key=_number)
+    listed = [line for path in metadata for line in _read_metadata(path)]
+    if len(listed) < N_LEAST:
+        raise DataError(
+            f"{folder / 'metadata'} lists {len(listed)} images; expected {N_LEAST} or more, which are divided into "
+            "80, 10 and 10 %"
+        )
 
     def make(write: Write) -> Items:
-        listed = [line for path in metadata for line in _read_metadata(path)]
         length = np.array([side * side])
         for done, (name, _) in enumerate(listed, 1):
             write(_decode(folder / name, side), length)
@@ -63,7 +72,19 @@ def find_pathfinder(config: LongRangeDataConfig, progress: Progress | None) -> S
         targets = np.array([label for _, label in listed])
         return Items(targets, published_division(len(listed), n_held, n_held))
 
-    return stored_rows(config, [identity(metadata), side], make)
+    return stored_rows(config, [identity(metadata), _digest_of(folder, listed), side], make)
+
+
+def _digest_of(folder: Path, listed: list[tuple[str, int]]) -> str:
+    """What says whether images are the same: a digest of path, size and time of each."""
+    digest = hashlib.sha256()
+    for name, _ in listed:
+        try:
+            status = os.stat(f"{folder}/{name}")
+        except OSError as error:
+            raise _unreadable(folder / name, error.strerror or str(error)) from error
+        digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def _number(path: Path) -> tuple[int, str]:
@@ -85,16 +106,22 @@ def _read_metadata(path: Path) -> Iterator[tuple[str, int]]:
         yield f"{fields[0]}/{fields[1]}", int(fields[3])
 
 
+def _unreadable(path: Path, reason: str) -> DataError:
+    return DataError(f"cannot read the image {path}: {reason}; the release has it")
+
+
 def _decode(path: Path, side: int) -> np.ndarray:
     """(side * side,) uint8."""
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise DataError('PNG needs Pillow, which is not installed; run: pip install "statewise[tasks]"') from error
     try:
         pixels = np.asarray(Image.open(io.BytesIO(path.read_bytes())).convert("L"))
-    except OSError as error:
-        raise DataError(f"cannot read the image {path}: {error.strerror or error}; the release has it") from error
+    except UnidentifiedImageError as error:  # its message has the place of the bytes in memory
+        raise _unreadable(path, "it is no image") from error
+    except (OSError, ValueError, SyntaxError) as error:
+        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
     if pixels.shape != (side, side):
         raise DataError(f"{path} has {pixels.shape[1]} x {pixels.shape[0]} pixels, expected {side} x {side}")
     return pixels.ravel()

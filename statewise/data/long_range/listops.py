@@ -24,6 +24,7 @@ OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 END = "]"
 VOCABULARY = ("<pad>", "<unk>", "<eos>", *map(str, range(10)), *OPERATORS, END)
 INDEX = {token: i for i, token in enumerate(VOCABULARY)}
+WRITTEN = {token: i for token, i in INDEX.items() if not token.startswith("<")}  # what a file may have
 PAD, EOS, DIGIT, OPERATOR = 0, INDEX["<eos>"], INDEX["0"], INDEX[OPERATORS[0]]
 OPERATOR_PROBABILITY = 0.25
 FILES = ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv")
@@ -94,9 +95,11 @@ def find_listops(config: LongRangeDataConfig, progress: Progress | None) -> Stor
         for part, path in enumerate(paths):
             for number, (source, target) in _lines(path):
                 try:
-                    tokens = [INDEX[token] for token in source.translate(PARENTHESES).split()][:limit]
+                    tokens = [WRITTEN[token] for token in source.translate(PARENTHESES).split()][:limit]
                 except KeyError as error:
                     raise DataError(f"{path}, line {number}: {error.args[0]!r} is no token of ListOps") from None
+                if not tokens:
+                    raise DataError(f"{path}, line {number}: Source is empty; expected a list of operations")
                 write(np.array([*tokens, EOS], np.uint8), np.array([len(tokens) + 1]))
                 if target not in VOCABULARY[DIGIT : DIGIT + 10]:
                     raise DataError(f"{path}, line {number}: the target is {target!r}; expected a digit")
@@ -112,8 +115,9 @@ def find_listops(config: LongRangeDataConfig, progress: Progress | None) -> Stor
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Their numbers, Source and Target."""
+    number = 1
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, "excel-tab")
             if next(lines, None) != ["Source", "Target"]:
                 raise DataError(f"{path} does not begin with the columns Source and Target; expected a file of ListOps")
@@ -123,3 +127,5 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield number, fields
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if number == 1:
+        raise DataError(f"{path} has no rows below its header; expected a file of ListOps")

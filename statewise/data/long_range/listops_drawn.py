@@ -168,6 +168,11 @@ def _distinct(
         fruitless = 0 if done > before else fruitless + 1
         if fruitless == MAX_FRUITLESS:
             described = ", ".join(f"{name}={value}" for name, value in limits.items())
+            if not seen:
+                raise DataError(
+                    f"listops-gen drew no list with {described}: nearly all are shorter or longer; set max_length "
+                    "higher, or max_args lower"
+                )
             raise DataError(
                 f"listops-gen found only {len(seen):,} different lists with {described}; ask for fewer rows, or wider "
                 "limits"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from statewise.data.long_range.config import LongRangeDataConfig
+from statewise.data.long_range.config import TASKS, LongRangeDataConfig
 from statewise.data.long_range.data import LongRangeData, Split
 from statewise.data.long_range.division import divide_documents
 from statewise.data.long_range.split import TokenRowsSplit
@@ -17,6 +18,7 @@ from statewise.data.splits import SPLITS
 from statewise.errors import DataError
 
 DIGITS = tuple(map(str, range(10)))
+OWN = ("documents of your own",)
 CONNECTED = ("not connected", "connected")
 N_PUBLISHED = {  # rows of train, validation and test
     "listops": (96_000, 2_000, 2_000),
@@ -26,6 +28,7 @@ N_PUBLISHED = {  # rows of train, validation and test
     "pathfinder": (160_000, 20_000, 20_000),
     "path-x": (160_000, 20_000, 20_000),
 }
+VOCAB_SIZE = {"text": 135, "retrieval": 98}  # of the published characters
 
 
 def open_long_range(config: LongRangeDataConfig, *, progress: Progress | None = None) -> LongRangeData:
@@ -41,12 +44,25 @@ def open_long_range(config: LongRangeDataConfig, *, progress: Progress | None = 
     data = _open(config, progress)
     if "train" not in data.splits:
         raise DataError(f"{config.task}: no rows are left for training; give more, or hold out fewer")
-    published = N_PUBLISHED.get(config.task)
-    counts = tuple(len(data.splits.get(name, ())) for name in SPLITS)
-    if published is None or counts == published or config.validation_fraction:
-        return data
-    note = f"the published rows are {', '.join(f'{n:,}' for n in published)}; these are not they"
-    return replace(data, notes=(*data.notes, note))
+    return replace(data, caveats=(*data.caveats, *_caveats(data))) if config.task in N_PUBLISHED else data
+
+
+def _caveats(data: LongRangeData) -> list[str]:
+    """What is not as published in rows from the official files."""
+    config, published, found = data.config, N_PUBLISHED[data.config.task], []
+    n_train, n_validation, n_test = (len(data.splits.get(name, ())) for name in SPLITS)
+    if config.validation_fraction:
+        found.append(f"{n_validation:,} training rows are held out for validation, which published runs train on")
+        n_train, n_validation = n_train + n_validation, n_test
+    if (n_train, n_validation, n_test) != published:
+        found.append(f"the published rows are {', '.join(f'{n:,}' for n in published)}; these are not they")
+    limit = TASKS[config.task].defaults.get("max_length")
+    if config.resolved("max_length") != limit:
+        found.append(f"rows are cut to {config.max_length:,} steps, the published ones to {limit:,}")
+    vocab_size = VOCAB_SIZE.get(config.task, data.vocab_size)
+    if data.vocab_size != vocab_size:
+        found.append(f"the vocabulary has {data.vocab_size} tokens, the published one {vocab_size}")
+    return found
 
 
 def _open(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeData:
@@ -58,7 +74,7 @@ def _open(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeDa
     if task == "listops-gen":
         from statewise.data.long_range.listops_drawn import draw_listops
 
-        return _tokens(config, draw_listops(config, progress), DIGITS, ("drawn by the published grammar",))
+        return _tokens(config, draw_listops(config, progress), DIGITS, ("lists drawn anew by the published grammar",))
     if task == "retrieval":
         from statewise.data.long_range.retrieval import find_papers
 
@@ -66,7 +82,7 @@ def _open(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeDa
     if task == "retrieval-folder":
         from statewise.data.long_range.retrieval import pair_own_documents
 
-        return _tokens(config, pair_own_documents(config, progress), ("two classes", "one class"))
+        return _tokens(config, pair_own_documents(config, progress), ("two classes", "one class"), OWN)
     if task in ("text", "text-folder"):
         return _text(config, progress)
     if task == "image":
@@ -86,7 +102,8 @@ def _text(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeDa
     if config.task == "text-folder":
         stored, tree = find_own_documents(config, progress)
         parts = divide_documents(config, tree.labels, tree.parts)
-        return _tokens(config, stored._replace(items=stored.items._replace(parts=parts)), tree.classes)
+        data = _tokens(config, stored._replace(items=stored.items._replace(parts=parts)), tree.classes, OWN)
+        return replace(data, notes=tuple(_classes_left_out(data)))
     stored, tree = find_reviews(config, progress)
     if config.resolved("validation_fraction"):
         parts = divide_documents(config, tree.labels, tree.parts)
@@ -97,8 +114,17 @@ def _text(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeDa
         targets=np.concatenate([tree.labels, tree.labels[test]]),
         parts=np.concatenate([tree.parts, np.ones(len(test), np.int64)]),
     )
-    notes = ("validation is the test split, as published; data.validation_fraction=0.1 holds out training rows",)
-    return _tokens(config, stored._replace(items=items), tree.classes, notes)
+    caveats = ("validation is the test split, as published; data.validation_fraction=0.1 holds out training rows",)
+    return _tokens(config, stored._replace(items=items), tree.classes, caveats)
+
+
+def _classes_left_out(data: LongRangeData) -> Iterator[str]:
+    """Of rare classes nothing can be held out."""
+    for name, split in data.splits.items():
+        absent = np.setdiff1d(np.arange(len(data.classes)), split.targets)
+        if len(absent):
+            example = data.classes[absent[0]]
+            yield f"{name} has no documents of {len(absent)} of the {len(data.classes)} classes, as of {example!r}"
 
 
 def _image(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeData:
@@ -113,13 +139,14 @@ def _image(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeD
     digest = hashlib.sha256()
     for rows in (found.train, found.test):
         digest.update(np.ascontiguousarray(rows.values).data)
-    return LongRangeData(config, splits, found.classes, (), digest.hexdigest(), found.notes)
+    form, *caveats = found.notes  # how the pixels stand; then what is not as published
+    return LongRangeData(config, splits, found.classes, (), digest.hexdigest(), (form,), tuple(caveats))
 
 
-def _pixels(config: LongRangeDataConfig, stored: Stored, notes: tuple[str, ...] = ()) -> LongRangeData:
+def _pixels(config: LongRangeDataConfig, stored: Stored, caveats: tuple[str, ...] = ()) -> LongRangeData:
     rows = Rows(stored.values[:, None], stored.lengths, stored.items.targets)
     splits = _pixel_splits(config, rows, stored.items.parts, 1 / 255, 0.0)
-    return LongRangeData(config, splits, CONNECTED, (), stored.checksum, notes)
+    return LongRangeData(config, splits, CONNECTED, (), stored.checksum, caveats=caveats)
 
 
 def _pixel_splits(
@@ -134,7 +161,7 @@ def _pixel_splits(
 
 
 def _tokens(
-    config: LongRangeDataConfig, stored: Stored, classes: tuple[str, ...], notes: tuple[str, ...] = ()
+    config: LongRangeDataConfig, stored: Stored, classes: tuple[str, ...], caveats: tuple[str, ...] = ()
 ) -> LongRangeData:
     items = stored.items
     rows = np.arange(len(stored.lengths)) if items.rows is None else items.rows
@@ -144,7 +171,7 @@ def _tokens(
         )
         for name, chosen in _chosen(config, items.parts).items()
     }
-    return LongRangeData(config, splits, classes, items.vocabulary, stored.checksum, notes)
+    return LongRangeData(config, splits, classes, items.vocabulary, stored.checksum, caveats=caveats)
 
 
 def _chosen(config: LongRangeDataConfig, parts: np.ndarray) -> dict[str, np.ndarray]:

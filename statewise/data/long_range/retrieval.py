@@ -64,7 +64,7 @@ def find_papers(config: LongRangeDataConfig, progress: Progress | None) -> Store
 def pair_own_documents(config: LongRangeDataConfig, progress: Progress | None) -> Stored:
     """Pairs of documents of your own, half of them of one class; documents of two splits are never paired.
 
-    Errors:  DataError if there are too few documents for so many pairs.
+    Errors:  DataError if there are too few documents for so many pairs, or for any.
     """
     stored, tree = find_own_documents(config, progress)
     parts = divide_documents(config, tree.labels, tree.parts)
@@ -75,11 +75,15 @@ def pair_own_documents(config: LongRangeDataConfig, progress: Progress | None) -
         pairs, same = draw_pairs(
             np.random.default_rng([config.seed, 3, part]), tree.labels[documents], asked, f"data.n_{name}"
         )
+        if asked is None and len(documents) and not len(pairs):
+            remedy = "" if name == "train" else f" (data.{name}_fraction), or set data.n_{name}=0"
+            raise DataError(
+                f"the {len(documents):,} {name} documents of {config.folder} make no pairs, half of which are of one "
+                f"class and half of two; give two of a class at least{remedy}"
+            )
         rows.append(documents[pairs])
         targets.append(same)
         own.append(np.full(len(pairs), part))
-    if not len(rows[0]):
-        raise DataError(f"the training documents of {config.folder} make no pairs; give more of each class")
     items = Items(np.concatenate(targets), np.concatenate(own), np.concatenate(rows), stored.items.vocabulary)
     return stored._replace(items=items)
 
@@ -132,17 +136,20 @@ def _lines(path: Path) -> Iterator[tuple[int, int, int, str, str]]:
     try:
         total = path.stat().st_size
         done = 0
-        with open(path, encoding="utf-8", newline="") as file, _long_fields():
-            for fields in csv.reader(file, "excel-tab"):
+        with open(path, encoding="utf-8-sig", newline="") as file, _long_fields():
+            lines = csv.reader(file, "excel-tab")
+            for fields in lines:
                 if len(fields) != N_COLUMNS or fields[0] not in ("0", "1", "0.0", "1.0"):
                     raise DataError(
-                        f"{path}: a line with {len(fields)} fields, the first {fields[:1]}; expected a label 0.0 or "
-                        "1.0, two names and two texts, with tabs between"
+                        f"{path}, line {lines.line_num} has {len(fields)} fields, the first {fields[:1]}; expected a "
+                        "label 0.0 or 1.0, two names and two texts, with tabs between"
                     )
                 done += sum(map(len, fields))
                 yield min(done, total), total, int(float(fields[0])), fields[3], fields[4]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not done:
+        raise DataError(f"{path} is empty; expected a pair of papers on each line")
 
 
 @contextmanager
