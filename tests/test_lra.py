@@ -15,7 +15,7 @@ import torch
 from statewise.cli import run as command_line
 from statewise.data.labelled_batches import LabelledBatches, batches_in_order
 from statewise.data.long_range import LongRangeDataConfig, TokenRowsSplit
-from statewise.errors import ConfigError
+from statewise.errors import ConfigError, DataError
 from statewise.evaluate.classification import evaluate_classifier
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.classifier import SequenceClassifierConfig
@@ -51,6 +51,16 @@ class TestSettings:
             ({"n_layers": 0}, "layers must be a tuple with at least one"),
             ({"minutes": -1.0}, "minutes=-1.0 is out of range"),
             ({"settings": ("data.n_rows=3",)}, "n_rows"),
+            (
+                {"settings": ("listop-gen:data.n_train=3",)},
+                "is for 'listop-gen', which is no task; use one of listops,",
+            ),
+            (
+                {"settings": ("data.n_train=3",), "folder": "/data"},
+                "of the task 'image': .*n_train is not for the task 'image'.* as in \"listops-gen:data.n_train=1000",
+            ),
+            ({"d_model": 30}, "30.*heads|heads.*30"),
+            ({"d_state": 3}, "d_state"),
         ],
     )
     def test_refused(self, changes: dict[str, Any], message: str) -> None:
@@ -64,7 +74,8 @@ class TestSettings:
         assert list((tmp_path / "run" / "parts").iterdir()) == []
 
     def test_runs_are_the_published_ones_with_what_was_set(self) -> None:
-        config = LraSettings(folder="/data", minutes=None, steps=60, d_model=33, n_layers=2, d_state=6, lr=0.02)
+        sizes = {"d_model": 33, "n_layers": 2, "d_state": 6}
+        config = LraSettings(models=("s4d",), folder="/data", minutes=None, steps=60, lr=0.02, **sizes)
         run = run_config(config, "s4d", "image", 3)
         assert run.data == LongRangeDataConfig(task="image", folder="/data")
         mixer = run.model.layers[0].mixer  # type: ignore[attr-defined]
@@ -73,6 +84,18 @@ class TestSettings:
         assert (run.train.steps, run.train.minutes, run.train.evaluate_every, run.train.seed) == (60, None, 10, 3)
         other = run_config(replace(config, d_model=32), "transformer", "listops-gen", 0)
         assert (other.train.lr, other.train.clip_norm, other.data.folder) == (1e-3, 1.0, None)  # type: ignore[attr-defined]
+
+    def test_a_field_of_one_task(self) -> None:
+        config = LraSettings(settings=("listops-gen:data.n_train=7", "train.weight_decay=0.5"), folder="/data")
+        runs = [run_config(config, "s4d", task, 0) for task in config.tasks]
+        assert [run.data.resolved("n_train") for run in runs] == [7, None]  # type: ignore[attr-defined]
+        assert [run.train.weight_decay for run in runs] == [0.5, 0.5]
+        for task in ("image", "pathfinder-gen"):  # what is small for lists is not for others
+            assert settings("lra", quick=True, assignments=[f'tasks=["{task}"]']).tasks == (task,)
+
+    def test_a_list_without_its_quotes(self) -> None:
+        with pytest.raises(ConfigError, match=r'expected a list of a string; write \["listops", "text"\], in a shell'):
+            settings("lra", assignments=["tasks=[listops,text]"])
 
     def test_with_nothing_set_it_is_the_published_run(self) -> None:
         names = ("minutes", "steps", "d_model", "n_layers", "d_state", "batch_size", "lr")
@@ -93,15 +116,23 @@ def part(accuracy: float) -> dict[str, Any]:
 
 
 def test_the_report_says_what_was_run_and_what_was_not() -> None:
-    config = LraSettings(tasks=("listops", "listops-gen", "image"), folder="/data", seeds=(0, 1))
-    data = {task: {"sizes": {"train": 3}, "described": ""} for task in config.tasks}
+    config = LraSettings(
+        tasks=("listops", "listops-gen", "image"), folder="/data", seeds=(0, 1), settings=("train.weight_decay=0.5",)
+    )
+    data = {task: {"sizes": {"train": 3}, "described": "", "caveats": []} for task in config.tasks}
+    data["listops-gen"]["caveats"], data["image"]["caveats"] = ["drawn anew"], ["JPEG", "few rows"]
     ours = {(m, t): {0: part(0.5), 1: part(0.25)} for m in config.models for t in config.tasks}
-    beside, each, scaled = make_report(config, data, ours).tables
+    report = make_report(config, data, ours)
+    beside, each, scaled = report.tables
     rows = {row[0]: row[1:] for row in beside.rows}
-    assert rows["ours: S4D-LegS"] == ("37.50 37.50*", "-", "-", "37.50", "-", "-", "-")
+    assert rows["ours: S4D-LegS"] == ("37.50 37.50*", "-", "-", "37.50*", "-", "-", "-")
+    assert beside.notes[:2] == ("* listops-gen: drawn anew.", "* image: JPEG; few rows.")
+    assert rows["S4D, as H3's paper quotes it"][-1] == "85.0"  # not 84.95, the mean of its rounded row
+    assert rows["S4, the log of its code"][-1] == "-"
+    assert any("Further fields were set: train.weight_decay=0.5." in line for line in report.differences)
     assert rows["S4D-Lin"] == ("60.52", "86.97", "90.96", "87.93", "93.96", "fails", "78.39")
     notes = " ".join(beside.notes)
-    assert "not the published rows but listops-gen" in notes
+    assert "Not the published rows but listops-gen" in notes
     assert "Not run: Text, Retrieval, Pathfinder, Path-X." in notes
     assert "Not run: S4, H3." in notes
     assert len(each.rows) == 12
@@ -111,10 +142,12 @@ def test_the_report_says_what_was_run_and_what_was_not() -> None:
 
 def test_six_tasks_have_an_average() -> None:
     config = LraSettings(models=("h3",), tasks=TASKS, folder="/data")
-    data = {task: {"sizes": {"train": 3}, "described": ""} for task in TASKS}
+    data = {task: {"sizes": {"train": 3}, "described": "", "caveats": []} for task in TASKS}
     ours = {("h3", task): {0: part(i / 10)} for i, task in enumerate(TASKS)}
     report = make_report(config, data, ours)
     assert report.tables[0].rows[-1] == ("ours: H3", "0.00", "10.00", "20.00", "30.00", "40.00", "50.00", "25.00")
+    data["text"]["caveats"].append("validation is the test split")
+    assert make_report(config, data, ours).tables[0].rows[-1][2::5] == ("10.00*", "25.00*")
     assert "Not run: Text" not in " ".join(report.tables[0].notes)
     assert any("no settings for these tasks are published" in line for line in report.differences)
 
@@ -138,12 +171,43 @@ def test_quick(tmp_path: Path, cache: Path) -> None:
     assert again.record["figures"] == outcome.record["figures"]  # everything was found done
 
 
+def write_lists(folder: Path, n: int = 10) -> None:
+    folder.mkdir()
+    lines = [f"( ( ( [MAX {i} ) {(3 * i) % 10} ) ] )\t{max(i, (3 * i) % 10)}" for i in range(n)]
+    for name in ("train", "val", "test"):
+        (folder / f"basic_{name}.tsv").write_text("\n".join(["Source\tTarget", *lines]) + "\n")
+
+
+def test_rows_that_are_not_the_published_ones_are_told_below_the_table(tmp_path: Path, cache: Path) -> None:
+    """The official format, of any number of rows and characters: the vocabulary is fitted."""
+    write_lists(tmp_path / "listops")
+    for part in ("train", "test"):
+        for name in ("pos", "neg"):
+            (tmp_path / "aclImdb" / part / name).mkdir(parents=True)
+            for i in range(4):
+                (tmp_path / "aclImdb" / part / name / f"{i}.txt").write_text(f"{name} {i} " * 9)
+    few = ['tasks=["listops","text"]', 'models=["s4d"]', "minutes=null", "steps=1", "d_model=8", "n_layers=1"]
+    rest = ["d_state=4", "batch_size=4", "workers=1", 'settings=["listops:data.max_length=100"]']
+    config = settings("lra", assignments=[*few, *rest, f"folder={json.dumps(str(tmp_path))}"])
+    outcome = reproduce("lra", tmp_path / "run", config, plots=False)
+    assert outcome.record is not None
+    page = (tmp_path / "run" / "report.md").read_text()
+    rows = "the published rows are {}; these are not they"
+    assert f"* listops: {rows.format('96,000, 2,000, 2,000')}; rows are cut to 100 steps, the published ones to" in page
+    assert "* text: validation is the test split, as published; " in page
+    assert "the vocabulary has 14 tokens, the published one 135." in page
+
+
+def test_what_cannot_be_tested_is_told_before_anything_is_trained(tmp_path: Path, cache: Path) -> None:
+    config = settings("lra", quick=True, assignments=['settings=["data.n_train=8","data.n_test=0"]'])
+    with pytest.raises(DataError, match=r"listops-gen: there is no test split: data.n_test=0; set it above 0"):
+        reproduce("lra", tmp_path / "run", config, plots=False)
+    assert list((tmp_path / "run" / "parts").iterdir()) == []
+
+
 def test_an_experiment_file_trains(tmp_path: Path, cache: Path) -> None:
     """The whole published S4 for ListOps, one step of it, from files in the official format."""
-    (tmp_path / "data").mkdir()
-    lines = [f"( ( ( [MAX {i} ) {(3 * i) % 10} ) ] )\t{max(i, (3 * i) % 10)}" for i in range(10)]
-    for name in ("train", "val", "test"):
-        (tmp_path / "data" / f"basic_{name}.tsv").write_text("\n".join(["Source\tTarget", *lines]) + "\n")
+    write_lists(tmp_path / "data")
     given = ["--config", str(FILES / "s4-listops.json"), "--data-dir", str(tmp_path / "data"), "--steps", "1"]
     sizes = ["--batch-size", "2", "--set", "train.evaluate_items=2", "--set", "train.device=cpu"]
     assert command_line(["train", *given, *sizes, "--out", str(tmp_path / "run")]) == 0
@@ -195,7 +259,7 @@ class TestPairs:
             open_task(RunConfig(model=self.config(), data=lists, train=TrainConfig(steps=1)))
         for name, text in {"a": "one two", "b": "three", "c": "four five six"}.items():
             (tmp_path / "documents" / name).mkdir(parents=True)
-            for i in range(6):
+            for i in range(25):
                 (tmp_path / "documents" / name / f"{i}.txt").write_text(f"{text} {i}")
         own = LongRangeDataConfig(task="retrieval-folder", folder=str(tmp_path / "documents"))
         single = SequenceClassifierConfig(n_classes=2, vocab_size=11, d_model=8, layers=(S4DConfig(d_state=4),))

@@ -16,7 +16,7 @@ from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 from statewise.models.pair_classifier import PairClassifierConfig
-from statewise.reproduce.lra.published import ACCURACY, SETTINGS, TASKS, average
+from statewise.reproduce.lra.published import ACCURACY, AVERAGE, SETTINGS, TASKS
 from statewise.reproduce.lra.runs import published_run
 from statewise.train.optimizer import parameter_groups
 from statewise.train.run_folder import run_from_dict
@@ -129,8 +129,8 @@ def test_h3_has_the_settings_of_s4d() -> None:
 
 
 def test_the_published_averages() -> None:
-    stated = {"Transformer": 53.66, "S4 (": 86.09, "S4D-LegS": 84.89, "S4D-Inv": 85.5, "S4D-Lin": 78.39}
-    stated |= {"S4D, as": 85.0, "H3": 84.8, "S5": 87.5}
-    for name, value in stated.items():
-        (row,) = [row for label, row in ACCURACY.items() if label.startswith(name)]
-        assert average(row) == pytest.approx(value, abs=0.051), name
+    """They are of more digits than the rows, but of these rows; a failure is counted as chance."""
+    assert ACCURACY.keys() - AVERAGE.keys() == {"S4, the log of its code"}
+    for name, stated in AVERAGE.items():
+        mean = sum(50.0 if value is None else value for value in ACCURACY[name]) / len(TASKS)
+        assert float(stated) == pytest.approx(mean, abs=0.051), name

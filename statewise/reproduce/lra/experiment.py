@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statewise.data.long_range import LongRangeData
 from statewise.reproduce.lra.report import make_report
 from statewise.reproduce.lra.settings import LraSettings, fitted, quick, require_folder, run_config
 from statewise.reproduce.registry import Reproduction
@@ -24,7 +25,10 @@ def run(config: LraSettings, work: Work) -> Report:
             for seed in config.seeds:
                 runs[part_name(model, task, seed)] = fitted(run_config(config, model, task, seed))
         opened = open_task(runs[part_name(config.models[0], task, config.seeds[0])])
-        data[task] = {"sizes": opened.sizes(), "described": opened.describe()}
+        rows: LongRangeData = opened.data  # type: ignore[attr-defined]
+        for split in ("validation", "test"):
+            rows.split(split)
+        data[task] = {"sizes": opened.sizes(), "described": rows.describe(), "caveats": list(rows.caveats)}
     work.begin(len(runs))
     jobs = {part: Job(train_and_test, ({"seed": run}, str(work.folder / f"run-{part}"))) for part, run in runs.items()}
     found = work.parts(jobs, n_workers=config.workers)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from statewise.reproduce.lra.published import ACCURACY, CHANCE, SETTINGS, TASKS, TITLES, average
+from statewise.reproduce.lra.published import ACCURACY, AVERAGE, CHANCE, SETTINGS, TASKS, TITLES
 from statewise.reproduce.lra.runs import MODELS, arena_task, setting_of
 from statewise.reproduce.lra.settings import LraSettings
 from statewise.reproduce.report import Report, drawn
@@ -23,7 +23,7 @@ def make_report(config: LraSettings, data: Mapping[str, Mapping[str, Any]], ours
     return Report(
         title="Long Range Arena",
         setting=_setting(config),
-        tables=[_beside(config, ours), _each(config, data, ours), _scaled(config, ours)],
+        tables=[_beside(config, data, ours), _each(config, data, ours), _scaled(config, ours)],
         differences=_differences(config),
         figures={
             "published": {name: list(row) for name, row in ACCURACY.items()},
@@ -45,32 +45,36 @@ def _accuracies(runs: Mapping[int, Mapping[str, Any]]) -> list[float]:
     return [100 * part["seeds"]["seed"]["accuracy"] for part in runs.values()]
 
 
-def _beside(config: LraSettings, ours: Runs) -> Table:
-    """The published rows, then ours: "*" where the rows are not the published ones, "-" where nothing was run."""
+def _beside(config: LraSettings, data: Mapping[str, Mapping[str, Any]], ours: Runs) -> Table:
+    """The published rows, then ours: "*" where the data have caveats, "-" where nothing was run."""
     rows = [("guessing: one of all classes", *(f"{value:.1f}" for value in CHANCE), f"{statistics.fmean(CHANCE):.1f}")]
     for name, row in ACCURACY.items():
         published = ("fails" if value is None else f"{value:g}" for value in row)
-        rows.append((name, *published, f"{average(row):.2f}"))
+        rows.append((name, *published, AVERAGE.get(name, "-")))
     for model in config.models:
         cells = dict.fromkeys(TASKS, "-")
         for task in config.tasks:
-            mean = f"{statistics.fmean(_accuracies(ours[model, task])):.2f}" + "*" * (task not in TASKS)
+            mean = f"{statistics.fmean(_accuracies(ours[model, task])):.2f}" + "*" * bool(data[task]["caveats"])
             name = arena_task(task)
             cells[name] = mean if cells[name] == "-" else f"{cells[name]} {mean}"
         overall = "-"
         if all(task in config.tasks for task in TASKS):
             overall = f"{statistics.fmean(x for task in TASKS for x in _accuracies(ours[model, task])):.2f}"
+            overall += "*" * any(data[task]["caveats"] for task in TASKS)
         rows.append((f"ours: {MODELS[model]}", *cells.values(), overall))
-    notes = []
+    notes = [f"* {task}: {'; '.join(data[task]['caveats'])}." for task in config.tasks if data[task]["caveats"]]
     substitutes = [task for task in config.tasks if task not in TASKS]
     if substitutes:
         notes.append(
-            f"* not the published rows but {', '.join(substitutes)}: compare with our other rows, not with the table."
+            f"Not the published rows but {', '.join(substitutes)}: compare with our other rows, not with the table."
         )
     missing = [TITLES[task] for task in TASKS if task not in map(arena_task, config.tasks)]
     notes += [f"Not run: {', '.join(missing)}."] if missing else []
     notes += [f"Not run: {', '.join(left)}." for left in [_left_out(config)] if left]
-    notes.append("A failure of Path-X counts as 50 in the average.")
+    notes.append(
+        "The averages of published rows are the published ones, a failure of Path-X counted as 50; some were of more "
+        "digits than the table has."
+    )
     return Table("Accuracy in %", ("", *TITLES.values(), "average"), rows, tuple(notes))
 
 
@@ -174,6 +178,8 @@ def _differences(config: LraSettings) -> list[str]:
             "Transformer: causal attention with rotary positions, MLPs of four times the width, pre-norm LayerNorm, "
             "gradients clipped at 1. The published one reads in both directions, with learned positions."
         )
+    if config.settings:
+        lines.append(f"Further fields were set: {', '.join(config.settings)}.")
     lines.append("S4's first table (ICLR 2022) is left out: it could not be confirmed where this was written.")
     return lines
 

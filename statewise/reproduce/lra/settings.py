@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
 
 from statewise.configuration import assign
 from statewise.data.base import absolute
 from statewise.data.long_range.config import TASKS as DATA
 from statewise.errors import ConfigError
+from statewise.mixers.s4 import S4Config
+from statewise.mixers.s4d import S4DConfig
+from statewise.models.block import BlockConfig
+from statewise.models.encoder import SequenceModelConfig
 from statewise.reproduce.lra.published import Setting
-from statewise.reproduce.lra.runs import MODELS, model_config, published_run, published_schedule, setting_of
+from statewise.reproduce.lra.runs import MODELS, arena_task, model_config, published_run, published_schedule, setting_of
 from statewise.train.config import RunConfig
 from statewise.train.presets import fit_model
 from statewise.train.tasks import run_types
@@ -27,7 +34,8 @@ class LraSettings:
     n_heads: of the Transformer's attention; transformer_lr: its rate
     evaluations:    looks at the validation split on the way, of ``evaluate_items`` rows each (null: all)
     seeds:   one run each
-    settings: further fields of the runs, as "data.n_train=1000"
+    settings: further fields of all runs, as "train.weight_decay=0", or of those on one task, as
+             "listops-gen:data.n_train=1000"
     workers: processes that train side by side, each with its share of the cores
     device:  "auto", "cpu" or "cuda"
     """
@@ -65,9 +73,17 @@ class LraSettings:
             raise ConfigError("LraSettings: workers and evaluations are at least 1")
         if self.folder is not None:
             object.__setattr__(self, "folder", absolute(self.folder))
+        for setting in self.settings:
+            task = _task_of(setting)
+            if task and task not in DATA:
+                raise ConfigError(
+                    f"LraSettings.settings: {setting!r} is for {task!r}, which is no task; use one of {', '.join(DATA)}"
+                )
         for model in self.models:
-            for task in self.tasks:
-                run_config(self, model, task, self.seeds[0])  # refuses what no run could have
+            for task in self.tasks:  # refuses what no run could have
+                run = run_config(self, model, task, self.seeds[0])
+                if isinstance(run.model, SequenceModelConfig):
+                    _require_buildable(run.model)
 
     def scaled(self, model: str, task: str) -> Setting:
         """The published setting with the sizes that were given."""
@@ -82,8 +98,10 @@ class LraSettings:
 
 
 def run_config(config: LraSettings, model: str, task: str, seed: int) -> RunConfig:
-    """The training run of a model on a task. What a model of text-folder and retrieval-folder reads is only known when
-    the data are opened: :func:`fitted`.
+    """The training run of a model on a task. What a model of documents reads is only known when the data are opened:
+    :func:`fitted`.
+
+    Errors:  ConfigError for what no run could have.
     """
     setting = config.scaled(model, task)
     budget = (config.minutes, config.steps)
@@ -111,7 +129,34 @@ def run_config(config: LraSettings, model: str, task: str, seed: int) -> RunConf
         model=model_config(model, task, setting, n_heads=config.n_heads),
         train=schedule,
     )
-    return assign(run, config.settings, types=run_types())
+    given = [setting.removeprefix(f"{task}:") for setting in config.settings if _task_of(setting) in ("", task)]
+    try:
+        return assign(run, given, types=run_types())
+    except ConfigError as error:
+        if not given:
+            raise
+        raise ConfigError(
+            f"LraSettings.settings, of the task {task!r}: {error}; what is for one task alone has its name in front, "
+            'as in "listops-gen:data.n_train=1000"'
+        ) from error
+
+
+def _task_of(setting: str) -> str:
+    """The task that a setting is for: "" for all."""
+    name, colon, _ = setting.partition("=")[0].partition(":")
+    return name if colon else ""
+
+
+@cache
+def _require_buildable(config: SequenceModelConfig) -> None:
+    """Builds each different layer once, without memory, to refuse what only that refuses."""
+    layers = []
+    for layer in dict.fromkeys(config.layers):
+        if isinstance(layer, BlockConfig) and isinstance(layer.mixer, (S4Config, S4DConfig)):
+            layer = replace(layer, mixer=replace(layer.mixer, n_systems=1))  # many take seconds
+        layers.append(layer)
+    with torch.device("meta"):
+        replace(config, layers=tuple(layers)).build()
 
 
 def require_folder(config: LraSettings) -> None:
@@ -125,8 +170,9 @@ def require_folder(config: LraSettings) -> None:
 
 
 def fitted(run: RunConfig) -> RunConfig:
-    """The run with the vocabulary and the classes of its data, where these are the user's own documents."""
-    return fit_model(run) if run.data.task.endswith("-folder") else run  # type: ignore[attr-defined]
+    """The run with the vocabulary and the classes of its data, where these hang on the documents."""
+    task = run.data.task  # type: ignore[attr-defined]
+    return fit_model(run) if arena_task(task) in ("text", "retrieval") else run
 
 
 def quick() -> LraSettings:
@@ -142,10 +188,12 @@ def quick() -> LraSettings:
         evaluations=2,
         evaluate_items=64,
         settings=(
-            "data.min_length=20",
-            "data.max_length=100",
-            "data.n_train=4000",
-            "data.n_validation=200",
-            "data.n_test=200",
+            "listops-gen:data.min_length=20",
+            "listops-gen:data.max_length=100",
+            *(
+                f"{task}:data.n_{split}={n}"
+                for task, n_train in (("listops-gen", 4000), ("pathfinder-gen", 2000), ("path-x-gen", 500))
+                for split, n in (("train", n_train), ("validation", 200), ("test", 200))
+            ),
         ),
     )
