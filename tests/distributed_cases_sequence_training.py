@@ -5,25 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from distributed_cases_sequence import close, summed
 from distributed_harness import Place, case
-from distributed_models import MIXERS, a_run, together
+from distributed_models import MIXERS, a_run, parallel, require_close, steps, together
 from torch import Tensor
 
 import statewise as sw
 from statewise.data.memory_tasks import MemoryDataConfig
+from statewise.errors import ConfigError, InputError
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.regressor import SequenceRegressorConfig
-from statewise.train import RunConfig, TrainConfig
+from statewise.train import RunConfig, TrainConfig, train
 from statewise.train.distributed import sequence, sequence_attention
 from statewise.train.distributed.sequence import apply_sequence_parallel, sequence_parallel
+from statewise.train.distributed.several import SeveralRanks
 from statewise.train.tasks.language import token_loss
 
 N_LAYERS = 3
@@ -74,6 +78,46 @@ def sequence_training_beside_ddp(place: Place) -> None:
 @case(4)
 def sequence_training_beside_fsdp(place: Place) -> None:
     together(place, a_run(place, "hybrid", gradient_checkpointing=True), sequence=2, data="fsdp")
+
+
+@case(2)
+def sequence_training_beside_fsdp_gathers_whole_layers(place: Place) -> None:
+    """Nothing is gathered within a layer, where a rank waits for the one before: also in bfloat16."""
+    run = a_run(place, "hybrid", precision="bfloat16")
+    ddp, _ = steps(place, parallel(run, sequence=2), SeveralRanks(), 1)
+    fsdp, _ = steps(place, parallel(run, sequence=2, data="fsdp"), SeveralRanks(), 1)
+    require_close(fsdp, ddp)
+    together(place, a_regressor(gradient_checkpointing=True), sequence=2, data="fsdp")
+    together(place, a_regressor("batch"), sequence=2, data="fsdp")
+
+
+def a_regressor(norm: str = "layer", **how: Any) -> RunConfig:
+    data = MemoryDataConfig(task="adding", length=32, n_train=16, n_validation=4, n_test=4)
+    layers = (sw.BlockConfig(mixer=S4DConfig(d_state=8), norm=norm),) * 2
+    model = SequenceRegressorConfig(d_input=2, d_output=1, d_model=16, layers=layers, pooling="last")
+    return RunConfig(model=model, data=data, train=TrainConfig(steps=8, batch_size=4, lr=1e-2, **how))
+
+
+@case(2)
+def sequence_training_refuses(place: Place) -> None:
+    """Before a run is begun, what would not be exact or would wait for ever."""
+    norm = a_regressor("batch", gradient_checkpointing=True)
+    windows = (sw.BlockConfig(mixer=sw.AttentionConfig(n_heads=4, window=6)),) * 2
+    carried = a_run(place, carry_state=True)
+    carried = replace(carried, model=replace(carried.model, layers=windows))
+    for run, message in (
+        (norm, r"train.gradient_checkpointing=true and train.parallel.sequence=2: batch norm"),
+        (carried, r"train.carry_state=true and train.parallel.sequence=2: a layer of attention"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train(parallel(run, sequence=2), place.folder / "cannot-be-cut")
+        assert not (place.folder / "cannot-be-cut" / "run.json").exists()
+        dist.barrier()
+    model = norm.model.build()
+    apply_sequence_parallel(model)
+    model.gradient_checkpointing = True
+    with pytest.raises(InputError, match="set gradient_checkpointing=False"):
+        model(torch.randn(2, 4, 2))
 
 
 @case(4)

@@ -87,7 +87,8 @@ def apply_sequence_parallel(
     Cost:      with n layers and P ranks as much time as n + P - 1 layers of a piece; what travels is one state a
                layer, and attention's keys and values. The parameters are those of a single process: shard them over
                other ranks than these, who would otherwise wait for each other at each layer.
-    Batch norm: its statistics are those of all pieces, for which the ranks wait for each other at each layer.
+    Batch norm: its statistics are those of all pieces, for which the ranks wait for each other at each layer;
+               not with ``gradient_checkpointing``.
     Errors:    ConfigError for a layer that reads in both directions and so has no state, and for a forecaster.
     """
     return SequenceParallel(model, group, attention)
@@ -162,8 +163,13 @@ class SequenceParallel:
         return read
 
     def _check_call(self, x: Any, state: Any) -> None:
-        """The state's type, and that it can be handed on; all else the model checks."""
+        """The state's type, and that it can be handed on; that no norm waits for others in the backward pass."""
         model = self.model
+        if self._norms and model.gradient_checkpointing and model.training and torch.is_grad_enabled():
+            raise InputError(
+                "under sequence parallelism a model with batch norm is not recomputed in the backward pass; set "
+                "gradient_checkpointing=False"
+            )
         kind = LanguageModelState if isinstance(model, LanguageModel) else SequenceState
         frame_length = getattr(model.config, "frame_length", 1)
         if state is not None:

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.nn.parallel import DistributedDataParallel
 
 from statewise.errors import ConfigError
+from statewise.mixers.attention import Attention
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model
 from statewise.models.batch_norm import BatchNorm
@@ -76,10 +77,11 @@ def wrap(task: Task[Any, Any], model: Model, layout: Layout, config: TrainConfig
     Errors: ConfigError if its sizes do not divide, or a layer cannot be cut along the sequence.
     """
     parallel, ddp, sequence = layout.config, None, None
+    has_batch_norm = any(isinstance(module, BatchNorm) for module in model.modules())
     if parallel.sequence > 1:
+        _require_cuttable(model, config, has_batch_norm)
         sequence = apply_sequence_parallel(model, layout.mesh.get_group("sequence"))
         task.piece(task.batches[0], 0, parallel.sequence)  # refuses what cannot be cut, before anything is begun
-    has_batch_norm = any(isinstance(module, BatchNorm) for module in model.modules())
     if has_batch_norm and layout.n_parts > 1:
         share_statistics(model, layout.parts.get_group())
     if parallel.tensor > 1:
@@ -93,14 +95,32 @@ def wrap(task: Task[Any, Any], model: Model, layout: Layout, config: TrainConfig
     return Wrapped(ddp, ddp is not None and sequence is None and not has_batch_norm, sequence)
 
 
+def _require_cuttable(model: Model, config: TrainConfig, has_batch_norm: bool) -> None:
+    """Errors: ConfigError for settings that do not work on pieces of rows."""
+    n = config.parallel.sequence
+    if config.carry_state and any(isinstance(block.mixer, Attention) for block in model.blocks):
+        raise ConfigError(
+            f"train.carry_state=true and train.parallel.sequence={n}: a layer of attention hands no state on from "
+            "batch to batch on pieces of rows; set train.carry_state=false or train.parallel.sequence=1"
+        )
+    if config.gradient_checkpointing and has_batch_norm:
+        raise ConfigError(
+            f"train.gradient_checkpointing=true and train.parallel.sequence={n}: batch norm would take its statistics "
+            "over all pieces again while ranks wait for each other's gradients; set train.gradient_checkpointing="
+            "false, train.parallel.sequence=1, or another norm"
+        )
+
+
 def _shard(model: Model, mesh: DeviceMesh, config: TrainConfig) -> None:
     """FSDP2: each rank holds a part of every parameter, and a layer is whole only while it is used.
 
     Everything is gathered in float32, but under bfloat16 the matrices of linear maps, which autocast would round in any
     case: the numbers are those of one process, and the dynamics, norms and readouts of a layer stay float32 throughout.
+    Along a sequence these too travel in float32, with their layer: nothing may be gathered within one, where a rank
+    waits for the state of the rank before.
     """
     for block in model.blocks:
-        if config.precision == "bfloat16":
+        if config.precision == "bfloat16" and config.parallel.sequence == 1:
             policy = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
