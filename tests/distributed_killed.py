@@ -1,11 +1,12 @@
-"""A run under torchrun's agent whose ranks are killed: by test_distributed_restart.py and experiments/kill_ranks.py.
+"""A run under torchrun's agent whose ranks are killed: by test_distributed*.py and experiments/kill_ranks.py.
 
     python distributed_killed.py FOLDER N_RANKS KILLS       KILLS: JSON, [[rank, "step" or "save", number], ...]
 
 The agent is torchrun's own (``elastic_launch``), its workers are forked from this process, so that a restart costs no
 start of Python. In attempt i the rank of the i-th entry kills itself with SIGKILL: after so many of the steps of this
 attempt, or at so many of the calls by which rank 0 saves (fsync, rename, replace, unlink and so on). Where another rank
-than 0 is to die in a save, rank 0 waits for it. Prints the checkpoints that were there before each attempt as JSON.
+than 0 is to die in a save, rank 0 waits for it. The process above a worker is another one in each attempt, as it is
+where a script stands between torchrun and Python. Prints the checkpoints that were there before each attempt as JSON.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def killed_config(folder: Path, data: str, n_steps: int) -> RunConfig:
 def work(folder: str, data: str, n_steps: int, kills: list[tuple[int, str, int]]) -> int:
     torch.set_num_threads(1)
     attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+    os.getppid = lambda: -1 - attempt
     run = Path(folder, "killed")
     if rank == 0:
         step = is_usable(run) if (run / "run.json").exists() else 0

@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from statewise.errors import ConfigError
 from statewise.train.config import ParallelConfig, RunConfig
 from statewise.train.environment import choose_device
-from statewise.train.run_folder import open_run
+from statewise.train.run_folder import RunFolder, open_run
 from statewise.train.snapshot import capture_generators, restore_generators
 
 if TYPE_CHECKING:
@@ -39,9 +39,21 @@ class Ranks:
 
     # -- before the run ----------------------------------------------------------------------------------------------
 
-    def open_run(self, folder: Path | str, config: RunConfig | None, *, resume: bool) -> AbstractContextManager[Any]:
-        """As ``run_folder.open_run``. Rank 0 owns the folder; all have the same configuration, or it is refused."""
-        return open_run(folder, config, resume=resume)
+    @contextmanager
+    def open_run(self, folder: Path | str, config: RunConfig | None, *, resume: bool) -> Iterator[RunFolder]:
+        """As ``run_folder.open_run``. Rank 0 owns the folder; all have the same configuration, or it is refused.
+
+        A run that a torchrun has begun goes on in the processes that the same one starts anew.
+        """
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            with open_run(folder, config, resume=resume) as run:
+                yield run
+            return
+        from statewise.train.distributed.launch import goes_on, sign
+
+        with open_run(folder, config, resume=resume or goes_on(Path(folder))) as run:
+            sign(run.path)
+            yield run
 
     def arrange(self, config: ParallelConfig, device: str) -> torch.device:
         """Lays the ranks out as the configuration says; gives the device of this one.

@@ -5,7 +5,7 @@
     checkpoints/step-00000500/    complete as soon as it has its name
     checkpoints/abandoned/        checkpoints that the run has gone back behind
 
-Hidden names are unfinished writes, except for ``.lock``, which is empty.
+Hidden names are unfinished writes, except for ``.lock``: empty, or under torchrun the name of the launch.
 """
 
 from __future__ import annotations
