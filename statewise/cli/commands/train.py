@@ -182,12 +182,20 @@ def _train_stack(runs: dict[str, Any], folder: Path, *, resume: bool) -> NoRetur
     raise typer.Exit(result.exit_code)
 
 
+def _is_first() -> bool:
+    """Under torchrun one process speaks for all."""
+    from os import environ
+
+    return environ.get("RANK", "0") == "0"
+
+
 def _print_run(run: Any) -> None:
     from json import dumps
 
     from statewise.configuration import to_dict
 
-    print(dumps(to_dict(run), indent=2))
+    if _is_first():
+        print(dumps(to_dict(run), indent=2))
 
 
 def _print_estimate(run: Any) -> None:
@@ -197,7 +205,7 @@ def _print_estimate(run: Any) -> None:
     from statewise.console import show_evaluation
     from statewise.train.memory_estimate import estimate_memory
 
-    if environ.get("RANK", "0") == "0":
+    if _is_first():
         parallel = run.train.parallel
         n_ranks = max(int(environ.get("WORLD_SIZE", "1")), parallel.tensor * parallel.sequence)
         found = estimate_memory(run, n_ranks=n_ranks)
