@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,14 @@ import pytest
 
 from statewise.errors import ConfigError
 from statewise.reproduce import find, reproduce, settings
-from statewise.reproduce.h3_synthetics.report import make_report
-from statewise.reproduce.h3_synthetics.settings import MIXERS, TASKS, H3SyntheticsSettings, run_config
+from statewise.reproduce.h3_synthetics.report import make_report, told_differences
+from statewise.reproduce.h3_synthetics.settings import (
+    MIXERS,
+    TASKS,
+    H3SyntheticsSettings,
+    is_everything,
+    run_config,
+)
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import Report, markdown
 from statewise.reproduce.seeds_of_a_run import CPU_FILE, train_and_test
@@ -52,6 +59,17 @@ def test_the_published_settings() -> None:
     assert names == ["H3Config", "AttentionConfig"]
 
 
+def test_other_settings_of_the_optimiser_are_told() -> None:
+    config = replace(H3SyntheticsSettings(), clip_norm=1.0, weight_decay_of="maps")
+    train = run_config(config, TASKS[0], "h3", 0).train
+    assert (train.clip_norm, train.weight_decay_of) == (1.0, "maps")
+    told = " ".join(set(told_differences(config)) - set(told_differences(H3SyntheticsSettings())))
+    assert "clipped to a norm of 1;" in told
+    assert "matrices of maps alone decay" in told
+    assert is_everything(H3SyntheticsSettings())
+    assert not is_everything(config)
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -62,6 +80,8 @@ def test_the_published_settings() -> None:
         ({"epochs": (3,)}, "epochs"),
         ({"n_train": 31}, "n_train"),
         ({"workers": 0}, "workers"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"weight_decay_of": "none"}, "weight_decay_of"),
     ],
 )
 def test_refusals(change: dict[str, Any], field: str) -> None:

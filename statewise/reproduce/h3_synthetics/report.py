@@ -93,7 +93,7 @@ def make_report(config: H3SyntheticsSettings, found: Mapping[str, Mapping[str, A
         ),
         tables=tables,
         bars=bars,
-        differences=_differences(config),
+        differences=told_differences(config),
         figures={
             "cpu_seconds": cpu_seconds,
             "minutes_of_two_cores": minutes,  # all seeds
@@ -130,9 +130,15 @@ def _early(config: H3SyntheticsSettings) -> str:
     return f" A run ends early once it names at least {config.stop_at:.1%} of its validation answers {running}{leaves}."
 
 
-def _differences(config: H3SyntheticsSettings) -> list[str]:
+def told_differences(config: H3SyntheticsSettings) -> list[str]:
+    """In what these settings are not the published ones."""
     there = {*config.models, *config.tasks}
     found = [text for about, text in DIFFERENCES if there.issuperset(about)]
+    full = H3SyntheticsSettings()
+    if config.clip_norm != full.clip_norm:
+        found.append(f"Gradients are clipped to a norm of {config.clip_norm:g}; published: not at all.")
+    if config.weight_decay_of != full.weight_decay_of:
+        found.append("The matrices of maps alone decay; published: every parameter but the systems'.")
     if len(config.seeds) > 1:
         found.append(
             "The seeds are of the parameters, the dropout and the order of the rows; all read the same rows (data.seed "

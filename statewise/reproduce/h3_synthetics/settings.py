@@ -48,6 +48,8 @@ class H3SyntheticsSettings:
     n_train, n_validation, n_test: rows of each language; no row is in two of them
     stop_at, stop_after: a run ends once its accuracy on the validation rows was at least this after so many epochs
               running; stop_at=null: never before its last epoch
+    clip_norm, weight_decay_of: as ``TrainConfig`` has them; the published code clips no gradient, and every parameter
+              but the systems' decays
     workers:  processes that train side by side
     bars:     whether what the project asks of itself is in the report
     """
@@ -61,6 +63,8 @@ class H3SyntheticsSettings:
     n_test: int = 500
     stop_at: float | None = 0.999
     stop_after: int = 10
+    clip_norm: float | None = None
+    weight_decay_of: str = "all"
     workers: int = 2
     bars: bool = True
 
@@ -78,6 +82,7 @@ class H3SyntheticsSettings:
                 f"H3SyntheticsSettings needs n_train of at least {BATCH_SIZE}, and n_validation, n_test and workers of "
                 f"at least 1; got {self.n_train}, {self.n_validation}, {self.n_test}, {self.workers}"
             )
+        run_config(self, self.tasks[0], self.models[0], self.seeds[0])  # refuses what no run could have
 
 
 def is_everything(config: H3SyntheticsSettings) -> bool:
@@ -87,6 +92,7 @@ def is_everything(config: H3SyntheticsSettings) -> bool:
         set(config.models) == set(full.models)
         and dict(zip(config.tasks, config.epochs)) == dict(zip(full.tasks, full.epochs))
         and config.n_train >= full.n_train
+        and (config.clip_norm, config.weight_decay_of) == (full.clip_norm, full.weight_decay_of)
     )
 
 
@@ -116,8 +122,8 @@ def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -
             dynamics_lr_max=1e-3,
             betas=(0.9, 0.999),
             weight_decay=0.1,
-            weight_decay_of="all",
-            clip_norm=None,
+            weight_decay_of=config.weight_decay_of,
+            clip_norm=config.clip_norm,
             warmup=0.1,
             **SCHEDULES[task],
             stop_at=config.stop_at,
