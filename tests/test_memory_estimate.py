@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
+import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_map
 from toy_task import toy, toy_run
 from training import small_run
 from typer.testing import CliRunner
 
 import statewise as sw
 from statewise import kernels
-from statewise.benchmark.memory import raised_by
 from statewise.cli import app
 from statewise.errors import ConfigError
 from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.train import RunConfig, TrainConfig, memory_estimate, train
 from statewise.train.config import ParallelConfig
-from statewise.train.environment import autocast
 from statewise.train.memory_available import available_memory
 from statewise.train.memory_estimate import estimate_memory, require_memory
 from statewise.train.rehearsal import rehearsing
 from statewise.train.tasks import open_task
 
-M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 LAYERS: dict[str, Any] = {
     "mamba": sw.MambaConfig(),
     "mamba2": sw.Mamba2Config(),
@@ -49,35 +47,17 @@ def run_of(folder: Path, layer: Any, n_layers: int = 2, **settings: Any) -> RunC
 
 
 def measured(config: RunConfig) -> int:
-    """How far a micro-batch, forwards and backwards, raises the resident memory of a process of its own.
-
-    The allocator is told to give every freed block back at once: what lies in its gaps is not the run's.
-    """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            torch.set_num_threads(1)  # the threads of the parent's pool are not here
-            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
-            task, model = open_task(config), config.model.build().train()
-            model.gradient_checkpointing = config.train.gradient_checkpointing
-
-            def step(batch: Any) -> torch.Tensor:
-                with autocast(config.train, torch.device("cpu")):
-                    loss, _ = task.loss(model, batch, None)
-                loss.backward()
-                return loss.detach()
-
-            batch = task.batches[0]
-            step(tree_map(lambda leaf: leaf[:1, :64], batch))  # what is loaded on first use does not count
-            model.zero_grad(set_to_none=True)
-            os.write(writing, str(raised_by(lambda: step(batch))[0]).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    os.waitpid(child, 0)
-    with os.fdopen(reading) as file:
-        return int(file.read())
+    """How far a micro-batch, forwards and backwards, raises the resident memory of a process of its own."""
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, here / "resident_memory.py"],
+        input=pickle.dumps(config),
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent)))},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return int(done.stdout)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux, where the peak can be begun anew")

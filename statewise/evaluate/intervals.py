@@ -89,7 +89,7 @@ def mean_of_shares(shares: Sequence[float], counts: Sequence[int], *, confidence
              proportions", for the two and two.
 
     >>> mean_of_shares([0.5, 1.0], [400, 100])
-    Interval(kind='plus four', low=0.7214..., high=0.7785...)
+    Interval(kind='plus four', low=0.7220..., high=0.7779...)
     """
     if not len(shares) or len(shares) != len(counts) or min(counts) < 1:
         raise InputError(

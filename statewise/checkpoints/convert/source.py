@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -194,10 +195,11 @@ def _is_of_others(config: Path) -> bool:
 
 def _weights_in(folder: Path) -> bool:
     suffixes = (SAFETENSORS, GGUF, *TORCH_SUFFIXES)
-    return any(
-        path.suffix in suffixes or path.name.endswith(tuple(suffix + INDEX for suffix in suffixes))
-        for path in folder.iterdir()
-    )
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:  # a writer of ours is about to replace it
+        return False
+    return any(name.endswith((*suffixes, *(suffix + INDEX for suffix in suffixes))) for name in names)
 
 
 def _byte_level(vocabulary: Path, merges: Path) -> str:

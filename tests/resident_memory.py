@@ -1,0 +1,41 @@
+"""Run as a script: reads a pickled RunConfig, prints how many bytes one micro-batch adds to the resident memory."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import sys
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from statewise.benchmark.memory import raised_by
+from statewise.train import RunConfig
+from statewise.train.environment import autocast
+from statewise.train.tasks import open_task
+
+M_MMAP_THRESHOLD = -3  # of glibc's mallopt
+
+
+def resident(config: RunConfig) -> int:
+    """The allocator is told to give every freed block back at once: what lies in its gaps is not the run's."""
+    torch.set_num_threads(1)
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
+    task, model = open_task(config), config.model.build().train()
+    model.gradient_checkpointing = config.train.gradient_checkpointing
+
+    def step(batch: Any) -> torch.Tensor:
+        with autocast(config.train, torch.device("cpu")):
+            loss, _ = task.loss(model, batch, None)
+        loss.backward()
+        return loss.detach()
+
+    batch = task.batches[0]
+    step(tree_map(lambda leaf: leaf[:1, :64], batch))  # what is loaded on first use does not count
+    model.zero_grad(set_to_none=True)
+    return raised_by(lambda: step(batch))[0]
+
+
+if __name__ == "__main__":
+    print(resident(pickle.load(sys.stdin.buffer)))
