@@ -157,6 +157,14 @@ def test_several_processes_share(tmp_path: Path) -> None:
     assert sharded.parameters == pytest.approx(alone.parameters / 4, abs=1)
     assert sharded.moments == pytest.approx(alone.moments / 4, abs=4)
     assert alone.moments / 2 < of(2, tensor=2).moments < alone.moments  # the embedding is whole
+    # To save, rank 0 has the whole beside its part
+    assert (alone.save, by_rows.save, pieces.save) == (0, 0, 0)
+    assert sharded.save == pytest.approx((alone.parameters + alone.moments) / 4, abs=1)
+    assert 0 < of(2, tensor=2).save < (alone.parameters + alone.moments) / 2
+    few = replace(config, train=replace(config.train, batch_size=4, length=1, parallel=ParallelConfig(data="fsdp")))
+    found = estimate_memory(few, n_ranks=4)
+    assert found.peak == found.parameters + found.moments + found.save
+    assert ("share of a save", memory_estimate.size(found.save)) in found.table().rows
 
 
 @pytest.mark.usefixtures(toy.__name__)

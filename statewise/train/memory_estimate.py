@@ -62,6 +62,7 @@ class MemoryEstimate:
     activations: what is kept of the forward pass of a micro-batch for its backward pass
     temporary:  what the most at one time has beyond these
     peak:       the most at one time. The others are not all there at once, so it may be less than their sum
+    save:       of several processes on a CPU, each one's share of the model and moments that rank 0 gathers to save
     """
 
     device: str
@@ -72,6 +73,7 @@ class MemoryEstimate:
     temporary: int
     peak: int
     available: int | None
+    save: int = 0
 
     @property
     def fits(self) -> bool:
@@ -90,7 +92,11 @@ class MemoryEstimate:
         if not self.fits:
             notes.append("this run does not fit")
         free = "not known" if self.available is None else size(self.available)
-        rows = [*((name, size(getattr(self, name))) for name in names), ("at the peak", size(self.peak))]
+        rows = [(name, size(getattr(self, name))) for name in names]
+        if self.save:
+            rows.append(("share of a save", size(self.save)))
+            notes.append("rank 0 gathers the model and its moments to save them: each process has its share of that")
+        rows.append(("at the peak", size(self.peak)))
         return Table(f"memory of a training step on {self.device}", ("", ""), [*rows, ("free now", free)], tuple(notes))
 
 
@@ -107,7 +113,9 @@ def estimate_memory(config: RunConfig, task: Task[Any, Any] | None = None, *, n_
               where the system's allocator gives freed blocks back at once, as it does above 32 MiB. Smaller ones leave
               gaps: a model of a few hundred megabytes may take half as much again. In bfloat16 oneDNN copies weights on
               top. Compiled code is taken for what it was compiled from. Of several processes FSDP's gathered layers are
-              counted as three of the largest, and activations as if tensor parallelism did not divide them.
+              counted as three of the largest, and activations as if tensor parallelism did not divide them. To save,
+              rank 0 gathers what is in pieces: on a CPU every process of its machine counts a share of that; on a GPU
+              it takes memory of the machine, which is not counted.
     Errors:   ConfigError, DataError as the run itself; ConfigError for a model whose way depends on its numbers.
     """
     task = open_task(config) if task is None else task
@@ -179,15 +187,19 @@ def _rehearse(
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise _Unknown(f"the memory of this run cannot be estimated: {reason}") from error
     rest = max(0, peak - parameters - trained - activations)
-    whole, divided = parameters, share.tensor * share.sharded > 1
+    whole, whole_trained, divided = parameters, trained, share.tensor * share.sharded > 1
     if divided:  # what is in no layer, such as the embedding, is whole on each tensor-parallel rank
         in_layers = sum(layers)
         spared = in_layers - in_layers / share.tensor
         parameters, trained = (round((n - spared) / share.sharded) for n in (parameters, trained))
-    moments = MOMENTS * trained
+    moments, save = MOMENTS * trained, 0
     if divided:
         gathered = 3 * max(layers, default=0) if share.sharded > 1 else 0
-        most = max(whole, parameters + trained + moments + activations + rest + gathered)
+        if device.type == "cpu":  # where tensors in pieces are copied, and those that are whole are not
+            copied = whole + MOMENTS * whole_trained if share.sharded > 1 else (1 + MOMENTS) * in_layers
+            save = copied // share.on_machine
+        step = parameters + trained + moments + activations + rest + gathered
+        most = max(whole, step, parameters + moments + save)
     else:
         most = moments + max(peak, parameters + trained)
     return MemoryEstimate(
@@ -199,6 +211,7 @@ def _rehearse(
         temporary=rest,
         peak=most,
         available=_available(device, share),
+        save=save,
     )
 
 
@@ -241,6 +254,8 @@ def _refusal(config: RunConfig, found: MemoryEstimate, copies: int, n_ranks: int
     train = config.train
     names = ("parameters", "gradients", "moments", "activations", "temporary")
     parts = ", ".join(f"{name} {size(getattr(found, name))}" for name in names)
+    if found.save:
+        parts += f", share of a save {size(found.save)}"
     several = f", for each of {copies} runs" if copies > 1 else ""
 
     def what_fits(**changes: Any) -> list[str]:
