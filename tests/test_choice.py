@@ -1,24 +1,19 @@
-"""Questions by likelihood: what is right, what chance is, the data in every form, and one line for what is wrong."""
+"""Questions by likelihood: what is right, what chance is, the data in every form."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
-import sys
-import types
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from questions import MAKERS, QUESTION, write_rows, write_superglue
 from scored_models import MODELS, defined
-from superglue_examples import MAKERS, write_superglue
 
-import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer
-from statewise.errors import ConfigError, DataError, InputError
+from statewise.errors import DataError
 from statewise.evaluate.choice import (
     GROUPS,
     PERPLEXITY,
@@ -32,7 +27,6 @@ from statewise.evaluate.choice import (
     superglue_rows,
 )
 from statewise.evaluate.choice.lambada import lambada_task
-from statewise.evaluate.choice.question import asked
 from statewise.evaluate.choice.rows import Row
 from statewise.evaluate.choice.run import measure
 from statewise.evaluate.choice.superglue import MACRO_F1, PROMPTS, superglue_task, word_f1
@@ -40,7 +34,6 @@ from statewise.evaluate.likelihood import Score
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 TOKENIZER = ByteTokenizer()
-QUESTION = {"question": "a", "choices": ["b", "c"], "answer": 0}
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +41,6 @@ def superglue(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("superglue")
     write_superglue(folder, n_validation=4, n_train=4)
     return folder
-
-
-def write_rows(path: Path, rows: list[Any]) -> Path:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return path
 
 
 def test_the_answer_is_the_likeliest_choice(tmp_path: Path) -> None:
@@ -253,191 +241,3 @@ def test_published_rows() -> None:
     assert superglue_rows(5, {"copa": 0}) == {}
     assert superglue_rows(0, {"lambada": 0}) == {}
     assert {name: len(rows) for name, rows in PERPLEXITY.items()} == {"pile": 10, "openwebtext": 10, "wikitext103": 10}
-
-
-@pytest.mark.parametrize(
-    ("rows", "reason"),
-    [
-        ([], "own.jsonl is empty"),
-        (["{'a': 1}"], r"own.jsonl, line 1 is not JSON \(Expecting property name"),
-        ([QUESTION, "", "[1]"], r"line 3 is \[1\]; write one object a line"),
-        ([{"choices": ["b", "c"], "answer": 0}], 'line 1 has no "question"; it has choices, answer'),
-        ([{**QUESTION, "question": 3}], 'line 1: "question" is 3, but has to be a text'),
-        ([{**QUESTION, "choices": "ab"}], 'line 1: "choices" is "ab", but has to be a list'),
-        ([{**QUESTION, "choices": ["b", 1]}], r"line 1: choices\[1\] is 1, but has to be a text"),
-        ([{**QUESTION, "choices": ["b"]}], 'line 1: "choices" has 1 of them; give at least two'),
-        ([{**QUESTION, "choices": ["b", ""]}], "line 1: choice 1 is empty"),
-        ([{**QUESTION, "choices": [" \t", "b"]}], "line 1: choice 0 is empty"),
-        ([{**QUESTION, "choices": ["b", "c", "b"]}], "line 1: choices 0 and 2 are the same text"),
-        ([QUESTION, "[" * 100_000], "line 2 has brackets too deep to be read"),
-        ([QUESTION, f'{{"answer": {"1" * 5_000}}}'], "line 2 has a number of too many digits to be read"),
-        ([QUESTION, {**QUESTION, "answer": 2}], "line 2 has the answer 2, which should be one of its 2 choices"),
-        ([{**QUESTION, "answer": "z"}], "line 1 has the answer 'z'"),
-        ([{**QUESTION, "answer": True}], "line 1 has the answer True"),
-        ([{"question": "a", "choices": ["b", "c"]}], "line 1 has no answer"),
-    ],
-)
-def test_a_wrong_line_is_named(rows: list[Any], reason: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=reason) as caught:
-        open_tasks([str(write_rows(tmp_path / "own.jsonl", rows))])
-    assert "\n" not in str(caught.value)
-
-
-def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "own.jsonl").write_text(json.dumps(QUESTION), "utf-8-sig")
-    assert open_tasks([str(tmp_path / "own.jsonl")])[0].questions[0].prompt == "a"
-    with zipfile.ZipFile(tmp_path / "blimp.zip", "w") as archive:
-        archive.writestr("causative.jsonl", "\ufeff" + json.dumps({"sentence_good": "a\u2028b", "sentence_bad": "b"}))
-    assert open_tasks(["blimp_causative"], tmp_path)[0].questions[0].choices == ("a\u2028b", "b")
-
-
-@pytest.mark.parametrize("kind", ["damaged", "locked", "packed otherwise"])
-def test_an_archive_that_cannot_be_read(kind: str, tmp_path: Path) -> None:
-    path, name = tmp_path / "blimp.zip", "causative.jsonl"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, json.dumps({"sentence_good": "a b", "sentence_bad": "b a"}) * 9)
-    raw = bytearray(path.read_bytes())
-    listed = raw.index(b"PK\1\2")  # its flags are 8 bytes on, its kind of packing 10; 6 and 8 of the file itself
-    if kind == "damaged":
-        raw[30 + len(name) : 40 + len(name)] = b"\xff" * 10
-    elif kind == "locked":
-        raw[6] |= 1
-        raw[listed + 8] |= 1
-    else:
-        raw[8] = raw[listed + 10] = 97
-    path.write_bytes(raw)
-    with pytest.raises(
-        DataError, match=r"blimp.zip cannot be read for its causative.jsonl \(.*get .* git clone"
-    ) as error:
-        open_tasks(["blimp_causative"], tmp_path)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("which", ["good", "bad"])
-def test_a_sentence_of_blimp_is_not_empty(which: str, tmp_path: Path) -> None:
-    row = {"sentence_good": "a", "sentence_bad": "b", f"sentence_{which}": " "}
-    write_rows(tmp_path / "causative.jsonl", [row])
-    with pytest.raises(DataError, match=f'causative.jsonl, line 1: "sentence_{which}" is empty'):
-        open_tasks(["blimp_causative"], tmp_path)
-
-
-WIC = {"word": "mill", "sentence1": "a mill", "sentence2": "mill", "start1": 2, "end1": 6, "start2": 0, "end2": 4}
-WSC = {"text": "a b", "span1_text": "a", "span1_index": 0, "span2_text": "b", "span2_index": 1, "label": 0}
-RECORD = {"passage": "Ann ran", "query": "@placeholder sat", "entities": ["Ann"], "answers": ["Ann"]}
-PASSAGE = {"text": "Ann ran", "entities": [{"start": 0, "end": 7}]}
-
-
-@pytest.mark.parametrize(
-    ("task", "row", "reason"),
-    [
-        ("copa", {"premise": "p", "choice1": "a", "choice2": "b", "question": "why", "label": 0}, "expected cause or"),
-        ("cb", {"premise": "p", "hypothesis": "h", "label": True}, "has the label True; expected one of entailment"),
-        ("copa", {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": False}, "label False"),
-        ("wic", {**WIC, "end1": 7, "label": 1}, "word of sentence1 is said to be from character 2 to 7 of 6; expected"),
-        ("wic", {**WIC, "start2": -4, "label": 1}, "line 1: the word of sentence2 is said to be from character -4 to"),
-        ("wsc", {**WSC, "span2_index": 2}, 'line 1: "span2_index" is 2; expected the number of one of its 2 words'),
-        ("wsc", {**WSC, "span2_index": -1}, '"span2_index" is -1'),
-        ("record", {**RECORD, "query": "who sat"}, 'line 1: "query" has no @placeholder'),
-        ("record", {**RECORD, "answers": ["Bo"]}, "line 1 has the answer 'Bo', which is none of its 1 entities"),
-        ("record", {"passage": PASSAGE, "qas": []}, r"passage, entities\[0\] is from character 0 to 7 of 7; expected"),
-        ("boolq", {"question": "q", "label": True}, 'line 1 has no "passage"'),
-        ("boolq", {"question": "q", "passage": "p"}, "has no label; expected one of False, True"),
-        ("rte", {"premise": "p", "hypothesis": "h", "label": "yes"}, "has the label 'yes'; expected one of entailment"),
-        ("cb", {"premise": "p", "hypothesis": "h", "label": -1}, "the answers of the test files are not published"),
-        ("multirc", {"passage": {"text": "t", "questions": [3]}}, r"passage, questions\[0\] is 3, but has to be"),
-        ("record", {"passage": "t", "query": "q", "entities": [], "answers": ["a"]}, "has 0 entities and 1 answers"),
-        ("wsc", {"text": "t", "target": {"span1_text": "t"}, "label": 0}, 'line 1, target has no "span2_text"'),
-    ],
-)
-def test_a_wrong_row_of_superglue_is_named(task: str, row: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    (tmp_path / task).mkdir()
-    write_rows(tmp_path / task / "val.jsonl", [row])
-    with pytest.raises(DataError, match=reason):
-        open_tasks([task], tmp_path)
-
-
-def test_what_is_missing_is_said_with_the_command(tmp_path: Path, superglue: Path) -> None:
-    for names, shots, reason in (
-        (["copa"], 0, r"COPA/val.jsonl is not in .*; get it with: curl -LO https://\S+/COPA.zip && unzip COPA.zip -d"),
-        (["superglue"], 0, r"WSC/val.jsonl, .*COPA/val.jsonl are not in .*combined.zip"),
-        (["lambada"], 0, "lambada_test.jsonl is not in .*curl -L --create-dirs"),
-        (["blimp_causative"], 0, r"BLiMP's causative.jsonl is not in .*git clone"),
-        (["no/such.jsonl"], 0, "cannot read no/such.jsonl: No such file"),
-    ):
-        with pytest.raises(DataError, match=reason):
-            open_tasks(names, tmp_path, n_shots=shots)
-    (tmp_path / "RTE").mkdir()
-    write_rows(tmp_path / "RTE" / "val.jsonl", [{"premise": "p", "hypothesis": "h", "label": 0}])
-    assert open_tasks(["rte"], tmp_path)[0].examples == ()
-    with pytest.raises(DataError, match=r"RTE/train\.jsonl is not in"):
-        open_tasks(["rte"], tmp_path, n_shots=3)
-    (tmp_path / "blimp.zip").write_text("no archive")
-    with pytest.raises(DataError, match=r"blimp.zip cannot be read"):
-        open_tasks(["blimp_causative"], tmp_path)
-    with pytest.raises(DataError, match="there is no folder"):
-        open_tasks(["rte"], tmp_path / "none")
-
-
-def test_bad_requests(superglue: Path, tmp_path: Path) -> None:
-    for names, options, reason in (
-        ([], {}, "no questions are named"),
-        (["blimq"], {}, r"no questions called 'blimq' \(did you mean blimp\?\); known are"),
-        (["zzz"], {}, "no questions called 'zzz'; known are"),
-        (["blimp"], {"n_shots": 1}, "blimp_\\w+ has no examples"),
-        (["lambada"], {"n_shots": 1}, "lambada has no examples"),
-        (["rte"], {"n_shots": -1}, "n_shots=-1"),
-        (["rte"], {"limit": 0}, "limit=0"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            open_tasks(names, superglue, **options)
-    (tmp_path / "rte.jsonl").write_text(json.dumps(QUESTION))
-    with pytest.raises(ConfigError, match="both called rte"):
-        open_tasks(["rte", str(tmp_path / "rte.jsonl")], superglue)
-    (task,) = open_tasks(["rte"], superglue)
-    small = sw.LanguageModelConfig(vocab_size=20, d_model=8, layers=(sw.MambaConfig(d_state=4),)).build()
-    for model, options, reason in (
-        (small, {}, "257 ids and the model 20"),
-        (MODELS["mamba"], {"batch_size": 0}, "batch_size=0"),
-        (MODELS["mamba"], {"max_length": 0}, "max_length=0"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            evaluate_questions(model, TOKENIZER, [task], **options)
-    none = QuestionTask(name="none", questions=[], examples=None)
-    with pytest.raises(InputError, match="none has no questions"):
-        evaluate_questions(MODELS["mamba"], TOKENIZER, [none])
-    word = QuestionTask(name="word", questions=[asked({}, "a", ("b",), 0)], examples=None)
-    with pytest.raises(ConfigError, match="word has no examples"):
-        evaluate_questions(MODELS["mamba"], TOKENIZER, [word], n_shots=1)
-
-
-def test_by_name(superglue: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A stand-in for the package datasets: what it is asked for, and what becomes of its failure or its absence."""
-    calls: list[tuple[str, str, str]] = []
-    module: Any = types.ModuleType("datasets")
-
-    def load_dataset(path: str, name: str, split: str) -> list[dict[str, Any]]:
-        calls.append((path, name, split))
-        if path != "aps/super_glue":
-            raise ConnectionError("no network\nhere")
-        file = superglue / "columns" / name.removesuffix(".fixed") / f"{split}.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()]
-
-    def load_dataset_loudly(*args: str, **options: str) -> list[dict[str, Any]]:
-        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 8s")
-        return load_dataset(*args, **options)
-
-    module.load_dataset = load_dataset_loudly
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    (fetched,) = open_tasks(["wsc"], n_shots=2)
-    (local,) = open_tasks(["wsc"], superglue / "columns", n_shots=2)
-    assert [q.prompt for q in fetched.questions] == [q.prompt for q in local.questions]
-    assert calls == [("aps/super_glue", "wsc.fixed", "validation"), ("aps/super_glue", "wsc.fixed", "train")]
-    for name in ("lambada", "blimp_causative"):
-        with pytest.raises(DataError, match=r"cannot be fetched by datasets \(ConnectionError: no network here\); get"):
-            open_tasks([name])
-    assert "Retrying" not in caplog.text
-    logging.getLogger("huggingface_hub.utils._http").warning("Retrying of others")
-    assert "Retrying of others" in caplog.text
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r'pip install "statewise\[eval\]"; or get the files with: curl'):
-        open_tasks(["rte"])

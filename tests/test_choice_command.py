@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from questions import write_superglue
 from scored_models import MODELS
-from superglue_examples import write_superglue
 
 import statewise as sw
 from statewise.cli import run

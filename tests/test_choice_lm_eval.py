@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from superglue_examples import MAKERS, write_superglue
+from questions import MAKERS, write_superglue
 
 import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer

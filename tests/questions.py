@@ -1,4 +1,4 @@
-"""Made-up rows of SuperGLUE's eight tasks, in the columns of ``datasets`` and as the official files have them."""
+"""Questions for tests: made-up rows of SuperGLUE's eight tasks, as ``datasets`` and the official files have them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+# As a file of one's own has it
+QUESTION = {"question": "a", "choices": ["b", "c"], "answer": 0}
 
 Made = tuple[list[dict[str, Any]], dict[str, Any]]  # the columns, a row each; the row of the official file
 
@@ -128,3 +131,8 @@ def write_superglue(folder: Path, *, n_validation: int = 9, n_train: int = 6) ->
             ):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_rows(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
