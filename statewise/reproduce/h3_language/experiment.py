@@ -184,7 +184,7 @@ def _score(config: H3LanguageSettings, model: LanguageModel, split: TokenSplit, 
 
 REPRODUCTION = Reproduction(
     summary="H3, GSS, their hybrids, S4D, a Transformer, Mamba and Mamba-2 as language models of a million parameters",
-    duration="90 minutes",
+    duration="70 minutes",
     full=H3LanguageSettings,
     quick=quick,
     run=run,

@@ -44,7 +44,7 @@ class H3LanguageSettings:
     length: int = 256
     batch_size: int = 4  # small, for more steps with the same tokens
     learning_rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
-    tuning_share: float = 1.0
+    tuning_share: float = 0.25
     seeds: tuple[int, ...] = (0, 1, 2)
     warmup: float = 0.05
     weight_decay: float = 0.1
@@ -97,7 +97,6 @@ def quick() -> H3LanguageSettings:
         length=64,
         batch_size=8,
         learning_rates=(2e-3, 8e-3),
-        tuning_share=0.25,
         seeds=(0, 1),
         evaluations=2,
         evaluate_tokens=2048,
