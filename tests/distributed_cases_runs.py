@@ -28,6 +28,7 @@ from statewise.data.text import TextDataConfig
 from statewise.errors import CheckpointError, ConfigError, DataError, StatewiseError, TrainingError
 from statewise.models.block import BlockConfig
 from statewise.train import RunConfig, TrainResult, course, run_state, train
+from statewise.train.metrics import MetricsFile
 from statewise.train.report import Reporter
 
 SAVED, STRAIGHT = "saved-by-two", "straight-by-two"
@@ -171,6 +172,9 @@ def all_refuse_alike(place: Place) -> None:
         train(run, place.folder / "refused")
     refused = pytest.raises(CheckpointError, match=r"the disk is full; the last good checkpoint is .*00000001")
     with only_on(0, place, checkpoints, "save", full), refused:
+        train(run, place.folder / "refused", resume=True)
+    refused = pytest.raises(CheckpointError, match=r"the disk is full; the last good checkpoint is .*00000001")
+    with only_on(0, place, MetricsFile, "write", full), refused:
         train(run, place.folder / "refused", resume=True)
 
 

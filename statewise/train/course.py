@@ -112,7 +112,7 @@ class Course:
 
     def write(self, record: dict[str, Any]) -> None:
         try:
-            self.metrics.write(record)
+            self.state.ranks.by_first(lambda: self.metrics.write(record))  # no rank waits for one that has stopped
         except CheckpointError as error:
             raise CheckpointError(f"{error}; {self.state.what_remains()}") from error
         self.event(record)
