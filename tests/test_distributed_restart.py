@@ -19,7 +19,7 @@ from statewise.train import train
 
 if not torch.distributed.is_available() or not hasattr(os, "fork"):
     pytest.skip("needs gloo and fork", allow_module_level=True)
-from statewise.train.distributed.launch import goes_on, sign
+from statewise.train.distributed.begun_by import goes_on, sign
 
 
 def test_distributed_run_of_one_process_goes_on(tmp_path: Path) -> None:

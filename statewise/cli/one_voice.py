@@ -20,7 +20,7 @@ def one_voice(command: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
         if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return command(*args, **kwargs)
-        from statewise.train.ranks import open_ranks
+        from statewise.train.open_ranks import open_ranks
 
         try:
             with open_ranks():

@@ -12,7 +12,7 @@ from statewise.train.config import RunConfig
 from statewise.train.course import Course, TrainResult, end_record, fraction_done, is_done, learning_rate, start_record
 from statewise.train.environment import process_settings
 from statewise.train.metrics import MetricsFile, NoMetrics
-from statewise.train.ranks import open_ranks
+from statewise.train.open_ranks import open_ranks
 from statewise.train.report import Reporter
 from statewise.train.run_state import RunState
 from statewise.train.signals import StopSignals

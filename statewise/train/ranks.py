@@ -49,7 +49,7 @@ class Ranks:
             with open_run(folder, config, resume=resume) as run:
                 yield run
             return
-        from statewise.train.distributed.launch import goes_on, sign
+        from statewise.train.distributed.begun_by import goes_on, sign
 
         with open_run(folder, config, resume=resume or goes_on(Path(folder))) as run:
             sign(run.path)
@@ -186,18 +186,3 @@ def require_one_process(what: str) -> None:
     """Errors: ConfigError under torchrun with several processes."""
     if n_ranks() > 1:
         raise ConfigError(f"{what} in one process; start it without torchrun")
-
-
-@contextmanager
-def open_ranks() -> Iterator[Ranks]:
-    """The processes that were started together, in touch with each other within the ``with``.
-
-    A StatewiseError on one of them becomes an error of all.
-    """
-    if n_ranks() == 1:
-        yield Ranks()
-        return
-    from statewise.train.distributed.launch import join
-
-    with join() as ranks:
-        yield ranks

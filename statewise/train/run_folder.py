@@ -192,7 +192,7 @@ def _inspect(path: Path, resume: bool) -> bool:
 
 
 def _require_same(before: RunConfig, now: RunConfig, path: Path) -> None:
-    old, new = _flat(to_dict(before)), _flat(to_dict(now))
+    old, new = by_path(to_dict(before)), by_path(to_dict(now))
     differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     forbidden = [key for key in differing if key not in CHANGEABLE_ON_RESUME]
     if forbidden:
@@ -204,7 +204,7 @@ def _require_same(before: RunConfig, now: RunConfig, path: Path) -> None:
         )
 
 
-def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+def by_path(data: Any, prefix: str = "") -> dict[str, Any]:
     """Nested data as dotted names: {"train.lr": 0.001, "model.layers.0.d_state": 64}."""
     if isinstance(data, Mapping):
         items = list(data.items())
@@ -212,7 +212,7 @@ def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
         items = list(enumerate(data))
     else:
         return {prefix: data}
-    return {k: v for key, value in items for k, v in _flat(value, f"{prefix}.{key}" if prefix else str(key)).items()}
+    return {k: v for key, value in items for k, v in by_path(value, f"{prefix}.{key}" if prefix else str(key)).items()}
 
 
 def _lock(file: IO[bytes], path: Path) -> None:

@@ -18,11 +18,12 @@ from statewise.configuration import to_dict
 from statewise.errors import ConfigError, StatewiseError
 from statewise.train.config import ParallelConfig, RunConfig
 from statewise.train.distributed import tensors as parted
+from statewise.train.distributed.begun_by import goes_on, sign
 from statewise.train.distributed.mesh import Layout, lay_out
 from statewise.train.distributed.wrap import Wrapped, require_divisible, wrap
 from statewise.train.environment import choose_device, seed_generators
 from statewise.train.ranks import Generators, Loss, Ranks
-from statewise.train.run_folder import RunFolder, _flat, open_run
+from statewise.train.run_folder import RunFolder, by_path, open_run
 from statewise.train.snapshot import capture_generators, restore_generators
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ class SeveralRanks(Ranks):
 
     @contextmanager
     def open_run(self, folder: Path | str, config: RunConfig | None, *, resume: bool) -> Iterator[RunFolder]:
-        from statewise.train.distributed.launch import goes_on, sign
-
         self._require_same(config)
         with ExitStack() as stack:
 
@@ -59,7 +58,7 @@ class SeveralRanks(Ranks):
 
     def _require_same(self, config: RunConfig | None) -> None:
         """Errors: ConfigError naming the first field in which a rank's configuration differs from rank 0's."""
-        own = {} if config is None else _flat(to_dict(config))
+        own = {} if config is None else by_path(to_dict(config))
         digests = self._all(hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest())
         if len(set(digests)) == 1:
             return
