@@ -43,7 +43,7 @@ class H3LanguageSettings:
     tokens: int = 2_000_000
     length: int = 256
     batch_size: int = 4  # small, for more steps with the same tokens
-    learning_rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
+    learning_rates: tuple[float, ...] = (2e-3, 4e-3, 8e-3, 1.6e-2)
     tuning_share: float = 0.25
     seeds: tuple[int, ...] = (0, 1, 2)
     warmup: float = 0.05
