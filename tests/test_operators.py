@@ -15,6 +15,7 @@ from operator_laws import BY_FFT, check_agreement, check_operator_laws, with_gra
 import statewise as sw
 from statewise.errors import InputError
 from statewise.operators import SelectiveDiagonal
+from statewise.operators.diagonal import DiagonalState
 from statewise.operators.plan import RULES, plan, table
 
 D = torch.float64
@@ -73,6 +74,22 @@ def test_float32(family: str) -> None:
         error = (narrow(u.float(), form=form)[0].double() - want).abs().max() / want.abs().max()
         assert error < (1e-5 if "LowRank" in family else 2e-6), (form, float(error))
     check_operator_laws(*_first(narrow, u.float()), atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["convolve", "state_passing"])
+def test_float32_over_thousands_of_steps_from_a_state(form: str) -> None:
+    """With |A| almost 1 what is wrong with a power of A is repeated by every chunk."""
+    generator = torch.Generator().manual_seed(0)
+    A = torch.polar(
+        torch.full((4, 8), 0.9999, dtype=torch.float64), 0.3 * torch.rand(4, 8, generator=generator).double()
+    )
+    op = sw.DiagonalLTI(A.to(torch.complex64), torch.full((4, 8), 0.01 + 0j), torch.full((4, 8), 1 + 0j))
+    u, h = torch.randn(1, 16_000, 4, generator=generator), torch.randn(1, 4, 8, 2, generator=generator)
+    exact = sw.DiagonalLTI(*(m.to(torch.complex128) for m in (op.A, op.B, op.C)))
+    want = exact(u.double(), DiagonalState(h.double()), form="scan")
+    got = op(u.requires_grad_(), DiagonalState(h), form=form)
+    for found, expected in ((got[0], want[0]), (got[1].h, want[1].h)):
+        assert (found - expected).abs().max() < 5e-6 * expected.abs().max()
 
 
 def _first(op: sw.Operator, u: torch.Tensor, length: int = 11) -> tuple[sw.Operator, torch.Tensor]:

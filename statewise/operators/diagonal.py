@@ -16,6 +16,7 @@ from statewise.kernels.diagonal_scan import diagonal_scan
 from statewise.kernels.diagonal_scan import refusal as diagonal_scan_refusal
 from statewise.kernels.linear_scan import linear_scan
 from statewise.kernels.vandermonde import vandermonde
+from statewise.kernels.vandermonde.powers import rounded_squares
 from statewise.operators.base import wide
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.time_invariant import Block, TimeInvariant, double, toeplitz
@@ -146,10 +147,8 @@ class DiagonalLTI(TimeInvariant):
     def _block(self, length: int, dtype: torch.dtype) -> Block:
         A, B, C = self._coefficients(0, dtype)
         C = C.reshape(C.shape[0], -1, C.shape[-1])
-        powers = [A]
-        while len(powers) < length.bit_length():
-            powers.append(powers[-1] * powers[-1])
-        table = double(torch.ones_like(A).unsqueeze(1), tuple(powers[:-1]), lambda t, a: t * a.unsqueeze(1), 1)
+        powers = rounded_squares(A, length.bit_length())
+        table = double(torch.ones_like(A).unsqueeze(1), powers[:-1], lambda t, a: t * a.unsqueeze(1), 1)
         krylov = table * B.unsqueeze(1)  # (w, T, n): A^k B
         taps = self._output(C.unsqueeze(2), krylov.unsqueeze(1))  # (w, p, T)
         response = toeplitz(self._with_skip(taps.reshape(*self.C.shape[:-1], length)).reshape(taps.shape))
@@ -160,7 +159,7 @@ class DiagonalLTI(TimeInvariant):
         else:
             reach = krylov
         from_state = observe.permute(0, 3, 1, 2).flatten(2)
-        return Block(torch.cat([response, from_state], 1), reach.flip(1), tuple(powers))
+        return Block(torch.cat([response, from_state], 1), reach.flip(1), powers)
 
     def _advance(self, h: Tensor, power: Tensor) -> Tensor:
         power = power.reshape(power.shape[0], *[1] * (h.ndim - 2), power.shape[1])

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from statewise.kernels.vandermonde.powers import rounded_squares
 from statewise.operators.masks import Masks
 
 if TYPE_CHECKING:
@@ -134,15 +135,13 @@ class StatePassing:
         return h + self._reach(aligned.permute(2, 0, 3, 1))
 
     def _powers(self) -> tuple[Tensor, ...]:
-        """A, A^2, A^4 ... A^T as ``Block.powers`` has them. Those of a diagonal (w, n), squared in float64: rounding
-        doubles with every square."""
-        powers: list[Tensor] = list(self.block.powers)
-        diagonal = powers[0].ndim == 2
-        if diagonal:
-            powers = [powers[0].to(torch.complex128 if powers[0].is_complex() else torch.float64)]
-        while len(powers) < self.chunk.bit_length():
-            powers.append(powers[-1] * powers[-1] if diagonal else torch.matmul(powers[-1], powers[-1]))
-        return tuple(power.to(self.block.powers[0].dtype) for power in powers)
+        """A, A^2, A^4 ... A^T as ``Block.powers`` has them."""
+        powers, count = list(self.block.powers), self.chunk.bit_length()
+        if powers[0].ndim == 2:  # diagonal (w, n)
+            return rounded_squares(powers[0], count)
+        while len(powers) < count:
+            powers.append(torch.matmul(powers[-1], powers[-1]))
+        return tuple(powers)
 
     def _flat(self, state: Any) -> Tensor:
         return self.op._flat(state)
