@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import Entry, require_shape
+from statewise.checkpoints.convert.mamba_fields import LARGEST_COUNT
+from statewise.errors import CheckpointError
 
 # How a positive number may be stored: by the inverse of one of these.
 POSITIVE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -29,6 +31,9 @@ POSITIVE: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "softplus": F.softplus,
 }
+
+
+_Systems = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # log dt, log decay, frequency, B, P
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +93,7 @@ class Kernel:
         theirs = dict(zip(self.names, given, strict=True))
         for name, shape in self.shapes.items():
             require_shape(self.names[name], theirs[name], shape)
-        H, ch = self.d_model, self.n_heads
+        H = self.d_model
         log_dt = _log_of(theirs["inv_dt"].reshape(H), self.dt_transform)
         log_decay = _log_of(theirs["A_real"], self.real_transform)
         frequency = self.imag_sign * POSITIVE[self.imag_transform](theirs["A_imag"])
@@ -99,16 +104,33 @@ class Kernel:
             found.append(theirs["P"].transpose(0, 1))
         C = theirs["C"].reshape(-1, H, self.n, 2).transpose(0, 1)
         D = theirs["D"].reshape(-1, H).T
-        length = int(theirs["l_kernel"]) if "l_kernel" in theirs else 0
+        length = _taps(self.names["l_kernel"], theirs["l_kernel"]) if "l_kernel" in theirs else 0
         if length or self.bidirectional:
-            system = self._system(log_dt, log_decay, frequency, theirs.get("B"), theirs.get("P"))
-            if length:
-                C = system.untruncated(C, length)
-            if self.bidirectional:
-                C, behind = C[:, :ch], C[:, ch:]
-                behind, tap = system.one_step_later(behind)
-                return tuple(x.contiguous() for x in (*found, C, (D.double() - tap).to(D.dtype), behind))
+            systems = log_dt, log_decay, frequency, theirs.get("B"), theirs.get("P")
+            return tuple(x.contiguous() for x in (*found, *self._computed(C, D, length, systems)))
         return tuple(x.contiguous() for x in (*found, C, D))
+
+    def _computed(self, C: Tensor, D: Tensor, length: int, systems: _Systems) -> tuple[Tensor, ...]:
+        """C, D, and in both directions the C of the backward one.
+
+        Errors:  CheckpointError where the systems have no such C: (I - Abar^L) or Abar has no inverse, or overflows.
+        """
+        try:
+            system = self._system(*systems)
+            found: tuple[Tensor, ...] = (system.untruncated(C, length) if length else C, D)
+            if self.bidirectional:
+                ahead, behind = found[0][:, : self.n_heads], found[0][:, self.n_heads :]
+                behind, tap = system.one_step_later(behind)
+                found = ahead, (D.double() - tap).to(D.dtype), behind
+        except torch.linalg.LinAlgError:
+            found = ()
+        if not found or not all(torch.isfinite(x).all() for x in found):
+            names = ", ".join(self.names[name] for name in ("inv_dt", "A_real", "A_imag", "P") if name in self.names)
+            raise CheckpointError(
+                f"{self.names['C']} is not determined by the systems of {names}, which overflow or do not change at "
+                "all; expected systems that decay: check these tensors, and the config's dt_transform"
+            )
+        return found
 
     def _to_theirs(self, *given: Tensor) -> tuple[Tensor, ...]:
         """In the transforms "exp" and "none", with C itself, which is what l_kernel = 0 says."""
@@ -199,6 +221,15 @@ class DiscreteSystems:
     def _solve(self, matrix: Tensor, C: Tensor) -> Tensor:
         """x of x matrix = C; C: (d_model, heads, n, 2)."""
         return _halved(torch.linalg.solve(matrix, _with_conjugates(_complex(C)), left=False), C)
+
+
+def _taps(name: str, stored: Tensor) -> int:
+    value = stored.item()
+    if isinstance(value, complex) or not float(value).is_integer() or not 0 <= value <= LARGEST_COUNT:
+        raise CheckpointError(
+            f"{name}={value!r}; expected the number of taps that C is stored for, an integer from 0 to {LARGEST_COUNT}"
+        )
+    return int(value)
 
 
 def _halved(full: Tensor, like: Tensor) -> Tensor:
