@@ -94,7 +94,7 @@ def _model(
         "layers": blocks,
         "pooling": None if language else settings.pooling,
         "norm": None if post or folded else "layer",
-        "norm_eps": 1e-5,
+        "norm_eps": settings.norm_eps,
     } | ({"d_input": first.shape[1]} if numbers else {"vocab_size": first.shape[0]})
     ours: SequenceModelConfig
     if settings.is_regression or n_outputs == 1:
@@ -116,20 +116,20 @@ def _ends(
     if config.d_input is not None:
         table.append(same(f"{encoder}bias", "embedding.bias"))
     if folded:
-        return [*table, *_folded_head(f"{prefix}norm.norm.", decoder)]
+        return [*table, *_folded_head(f"{prefix}norm.norm.", decoder, config.norm_eps)]
     table += [same(f"{decoder}{part}", f"head.{part}") for part in ("weight", "bias")]
     if config.final_norm is not None:
         table += [same(f"{prefix}norm.norm.{part}", f"norm.{part}") for part in ("weight", "bias")]
     return table
 
 
-def _folded_head(norm: str, decoder: str) -> list[Entry]:
+def _folded_head(norm: str, decoder: str, eps: float) -> list[Entry]:
     """A batch norm after the last layer, as part of the head: as it runs in evaluation it is a scale and a shift of
     each feature, which pooling does not touch. Trained on, it goes without the norm's statistics of each batch."""
 
     def fold(weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, matrix: Tensor, offset: Tensor) -> Any:
         wide = matrix.double()
-        scale = weight.double() / (variance.double() + 1e-5).sqrt()
+        scale = weight.double() / (variance.double() + eps).sqrt()
         shifted = offset.double() + wide @ (bias.double() - mean.double() * scale)
         return (wide * scale).to(matrix.dtype), shifted.to(offset.dtype)
 

@@ -2,13 +2,19 @@
 
 Of the group "model" (and for each layer of "model.layer", which may be a list that repeats): ``activation`` ("gelu"),
 ``dt_transform`` and ``real_transform`` (before version 4 ``real_type``; "exp"), ``imag_transform`` ("none"), ``disc``
-of S4D ("zoh"; before version 4 "bilinear"), ``dropout`` (0.0). Of "decoder": ``mode`` ("pool": the mean over time;
-"last"), with ``l_output: null`` beside it an output for every step. Of "task": ``loss`` ("mse" or "mae" make a
-regressor of it, all else a classifier), and ``rescale`` of a language model's embedding (true).
+of S4D ("zoh"; before version 4 "bilinear"), ``dropout`` (0.0); ``residual`` ("R"), and of ``norm`` the ``eps`` (1e-5).
+Of "decoder": ``mode`` ("pool": the mean over time; "last"), with ``l_output: null`` beside it an output for every step.
+Of "task": ``loss`` ("mse" or "mae" make a regressor of it, all else a classifier), and ``rescale`` of a language
+model's embedding (true).
 
-In brackets stand the defaults where there is no config. They are those of the published classes, except for the
-decoder, which all published classifiers set to "pool". The published configs of version 4 set dt_transform to
-"softplus", which its own stored config then says; of a bare state dict say it in a config.json.
+In brackets stand the defaults where there is no config, or the field is not in it. They are those of the published
+classes, except for the decoder, which all published classifiers set to "pool", and for the residual branch, which the
+class does not have and the published config adds to every model: where no config says so, it is taken to be there. The
+published configs of version 4 set dt_transform to "softplus", which its own stored config then says; of a bare state
+dict say it in a config.json.
+
+A field that is null is not one that is left out: null is no residual branch, no norm, no activation, no output matrix.
+What the tensors say too (``d_state``, ``channels``, ``mode``, …) has to agree with them.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from statewise.checkpoints.convert.fields import refuse_unknown, require, section
+from statewise.checkpoints.convert.mamba_fields import number
 from statewise.checkpoints.convert.s4_kernel import POSITIVE
 from statewise.errors import CheckpointError
 from statewise.mixers.activations import ACTIVATIONS
@@ -25,6 +32,7 @@ from statewise.mixers.activations import ACTIVATIONS
 WHERE = "the S4 checkpoint's config"
 GROUPS = ("model", "encoder", "decoder", "task")
 REGRESSION_LOSSES = ("mse", "mae", "mse_no_reduce")
+EPS = 1e-5  # of the published norms, where nothing is said
 
 # Fields with one supported value.
 _MODEL_FIXED = {"_name_": "model", "bidirectional": False, "n_repeat": 1, "encoder": None, "decoder": None}
@@ -39,32 +47,31 @@ _LAYER_KNOWN = (
     *("_name_", "activation", "final_act", "postact", "dt_transform", "real_transform", "real_type"),
     *("imag_transform", "disc", "mode", "dropout", "bidirectional", "expand"),
 )
-# What the tensors say, what only matters at the beginning or in training, and l_max: a filter cut off there is the
-# same up to that length.
+# What the tensors say.
+_LAYER_SIZES = ("d_state", "channels", "n_ssm", "rank")
+# What only matters at the beginning or in training, and l_max: a filter cut off there is the same up to that length.
 _LAYER_NO_EFFECT = (
-    *(
-        "d_state",
-        "channels",
-        "init",
-        "measure",
-        "init_args",
-        "measure_args",
-        "rank",
-        "dt_min",
-        "dt_max",
-        "dt_tie",
-        "lr",
-    ),
-    *("wd", "n_ssm", "drop_kernel", "deterministic", "l_max", "verbose", "tie_dropout", "initializer", "transposed"),
+    *("init", "measure", "init_args", "measure_args", "dt_min", "dt_max", "dt_tie", "lr"),
+    *("wd", "drop_kernel", "deterministic", "l_max", "verbose", "tie_dropout", "initializer", "transposed"),
     *("backend", "trainable", "cache", "weight_decay", "hurwitz", "tie_state"),
 )
-_KERNEL_CLASSES = ("nplr", "dplr", "s4", "diag", "s4d")
+# What a layer may be called whose tensors are of this kind: each field's names that mean the same.
+MODES = {"nplr": ("nplr", "dplr", "s4"), "diag": ("diag", "s4d")}
+OUTPUTS = {"glu": ("glu",), "id": ("id", "identity", "linear")}
+MLP = "ffn"
+# Fields of the published norms: supported values, and those that change no output.
+_NORMS: dict[str, dict[str, Any]] = {
+    "layer": {"elementwise_affine": True, "bias": True},
+    "batch": {"affine": True, "track_running_stats": True},
+}
+_NORM_NO_EFFECT = ("momentum",)
 ACTIVATION_NAMES = {**{name: name for name in ACTIVATIONS if name != "gelu_tanh"}, "swish": "silu"}
 
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """One entry of "model.layer", checked. None: it says nothing, and the default of the version holds."""
+    """One entry of "model.layer", checked, and all that it said. disc None: it is left out, and the default of the
+    version holds."""
 
     activation: str = "gelu"
     dropout: float = 0.0
@@ -72,11 +79,12 @@ class LayerSettings:
     real_transform: str = "exp"
     imag_transform: str = "none"
     disc: str | None = None
+    said: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: Mapping[str, Any], dropout: float) -> LayerSettings:
         where = f"{WHERE}: model.layer"
-        refuse_unknown(config, (*_LAYER_FIXED, *_LAYER_KNOWN, *_LAYER_NO_EFFECT), where)
+        refuse_unknown(config, (*_LAYER_FIXED, *_LAYER_KNOWN, *_LAYER_SIZES, *_LAYER_NO_EFFECT), where)
         if config.get("gate") is None:
             config = {name: value for name, value in config.items() if name != "gate_act"}
         require(config, _LAYER_FIXED, where)
@@ -88,11 +96,44 @@ class LayerSettings:
             ),
             "imag_transform": _one_of(config, "imag_transform", "none", POSITIVE),
         }
-        _one_of(config, "mode", "nplr", _KERNEL_CLASSES)
-        for name in ("final_act", "postact"):  # which of the two it is, the matrix says
-            _one_of(config, name, "glu", ("glu", "id"))
-        disc = None if config.get("disc") is None else _one_of(config, "disc", "zoh", ("zoh", "bilinear"))
-        return cls(**found, disc=disc, dropout=dropout_of(config, dropout, where))
+        _one_of(config, "mode", "nplr", [name for names in MODES.values() for name in names])
+        outputs = [name for names in OUTPUTS.values() for name in names]
+        if config.get("postact") is None:  # the old name, null in the configs that have the new one
+            _one_of(config, "final_act", "glu", outputs)
+        else:
+            _one_of(config, "postact", "glu", outputs)
+        disc = _one_of(config, "disc", "zoh", ("zoh", "bilinear")) if "disc" in config else None
+        return cls(**found, disc=disc, dropout=dropout_of(config, dropout, where), said=config)
+
+    def check(self, here: str, **of_the_file: tuple[Any, ...]) -> None:
+        """CheckpointError for a field that has none of the values that the tensors of the layer ``here`` mean. One that
+        is null, or only refers to another one, says nothing of them."""
+        for name, meant in of_the_file.items():
+            given = self.said.get(name)
+            if given is not None and not _refers(given) and given not in meant:
+                raise CheckpointError(
+                    f"{WHERE}: model.layer.{name}={given!r}, but the file's tensors {here}* say {meant[0]!r}"
+                )
+
+    def check_no_mlp(self, here: str) -> None:
+        for name in ("_name_", "expand"):
+            given = self.said.get(name)
+            if given is not None and (name == "expand" or given == MLP):
+                raise CheckpointError(
+                    f"{WHERE}: model.layer.{name}={given!r} is of an MLP layer, but the file's tensors {here}* are none"
+                )
+
+    def check_mlp(self, here: str, d_model: int, d_inner: int) -> None:
+        """The same of an MLP layer, whose expand is rounded down to features."""
+        self.check(here, _name_=(MLP,))
+        expand = self.said.get("expand")
+        if expand is None or _refers(expand):
+            return
+        if int(number(self.said, "expand", 1.0, f"{WHERE}: model.layer") * d_model) != d_inner:
+            raise CheckpointError(
+                f"{WHERE}: model.layer.expand={expand!r}, but {here}layer.ff.0.0.weight has {d_inner} features of "
+                f"d_model={d_model}"
+            )
 
 
 @dataclass(frozen=True)
@@ -105,6 +146,7 @@ class Settings:
     is_regression: bool = False
     rescale: bool = True
     dropout: float = 0.0
+    norm_eps: float = EPS
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
@@ -117,7 +159,7 @@ class Settings:
         where = f"{WHERE}: model"
         refuse_unknown(model, (*_MODEL_FIXED, *_MODEL_KNOWN, *_MODEL_NO_EFFECT), where)
         require(model, _MODEL_FIXED, where)
-        _require_plain_residual(model.get("residual"))
+        _require_plain_residual(model.get("residual", "R"))
         _require_no_pool(model.get("pool"))
         dropout = dropout_of(model, 0.0, where)
         layer = model.get("layer")
@@ -131,6 +173,7 @@ class Settings:
             task.get("loss") in REGRESSION_LOSSES,
             task.get("rescale", True) is not False,
             dropout,
+            number(_norm(model)[1], "eps", EPS, f"{WHERE}: model.norm"),
         )
 
     def layer(self, i: int) -> LayerSettings:
@@ -143,6 +186,13 @@ class Settings:
             if self.model.get(name, found) != found:
                 raise CheckpointError(f"{WHERE}: model.{name}={self.model[name]!r}, but the file's tensors say {found}")
 
+    def check_norm(self, here: str, kind: str) -> None:
+        said, _ = _norm(self.model)
+        if said not in (None, kind):
+            raise CheckpointError(
+                f"{WHERE}: model.norm={self.model['norm']!r}, but the file's tensors {here}norm.* are of {kind!r}"
+            )
+
     def check_prenorm(self, prenorm: bool) -> None:
         if self.model.get("prenorm", prenorm) != prenorm:
             raise CheckpointError(
@@ -154,30 +204,49 @@ class Settings:
 def dropout_of(config: Mapping[str, Any], default: float, where: str) -> float:
     """The field of this name; the default too where it only refers to another one."""
     value = config.get("dropout")
-    if value is None or (isinstance(value, str) and value.startswith("${")):
+    if value is None or _refers(value):
         return default
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
         raise CheckpointError(f"{where}: dropout={value!r}; expected a number, 0 <= dropout < 1")
     return float(value)
 
 
+def _refers(value: Any) -> bool:
+    """To another field of the published configs, which what Lightning stored may not have resolved."""
+    return isinstance(value, str) and value.startswith("${")
+
+
 def _one_of(config: Mapping[str, Any], name: str, default: str, known: Any) -> str:
-    value = config.get(name)
-    if value is None:
-        return default
+    """The default where the field is left out; null is a value, and none of those known."""
+    value = config.get(name, default)
     if not isinstance(value, str) or value not in known:
         raise CheckpointError(f"{WHERE}: model.layer.{name}={value!r} is not supported, only one of {list(known)}")
     return known[value] if known is ACTIVATION_NAMES else str(value)
 
 
+def _norm(model: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """The name of the norms, None where the config leaves it to the tensors, and their fields."""
+    if "norm" not in model:
+        return None, {}
+    where, given = f"{WHERE}: model.norm", model["norm"]
+    fields = given if isinstance(given, Mapping) else {}
+    name = fields.get("_name_", "layer") if isinstance(given, Mapping) else given
+    if not isinstance(name, str) or name not in _NORMS:
+        raise CheckpointError(f"{where}={given!r} is not supported, only one of {list(_NORMS)}")
+    refuse_unknown(fields, ("_name_", "eps", *_NORMS[name], *_NORM_NO_EFFECT), where)
+    require(fields, _NORMS[name], where)
+    return name, fields
+
+
 def _require_plain_residual(residual: Any) -> None:
+    given = residual
     if isinstance(residual, Mapping):
         plain = {"_name_": "R", "alpha": 1.0, "beta": 1.0}
         refuse_unknown(residual, plain, f"{WHERE}: model.residual")
         require(residual, {name: plain[name] for name in ("alpha", "beta")}, f"{WHERE}: model.residual")
         residual = residual.get("_name_")
-    if residual not in (None, "R", "residual"):
-        raise CheckpointError(f"{WHERE}: model.residual={residual!r} is not supported, only 'R'")
+    if residual not in ("R", "residual"):
+        raise CheckpointError(f"{WHERE}: model.residual={given!r} is not supported, only 'R'")
 
 
 def _require_no_pool(pool: Any) -> None:

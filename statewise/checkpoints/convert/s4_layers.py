@@ -10,7 +10,7 @@ from torch import Tensor
 from statewise.checkpoints.convert.entries import Entry, same
 from statewise.checkpoints.convert.fields import count_layers
 from statewise.checkpoints.convert.formats import Tensors
-from statewise.checkpoints.convert.s4_config import LayerSettings, Settings
+from statewise.checkpoints.convert.s4_config import EPS, MODES, OUTPUTS, LayerSettings, Settings
 from statewise.checkpoints.convert.s4_kernel import Kernel
 from statewise.checkpoints.convert.s4d import minimal_kernel, minimal_layer, minimal_mixer
 from statewise.errors import CheckpointError
@@ -84,7 +84,7 @@ def _columns(theirs: str, ours: str, kernel: Kernel) -> Entry:
     n_heads, d_model = kernel.n_heads, kernel.d_model
 
     def to_ours(weight: Tensor) -> Tensor:
-        if weight.ndim not in (2, 3) or weight[0].numel() != n_heads * d_model:
+        if weight.ndim not in (2, 3) or weight.shape[1:].numel() != n_heads * d_model:
             raise CheckpointError(f"{theirs} has shape {tuple(weight.shape)}, expected (…, {n_heads * d_model})")
         return weight.reshape(-1, n_heads, d_model).transpose(1, 2).flatten(1).contiguous()
 
@@ -106,25 +106,39 @@ def find_layers(tensors: Tensors, settings: Settings, prefix: str) -> list[Layer
         if any(name.startswith(f"{here}layer.ff.") for name in tensors):
             if not found or found[-1].mlp is not None:
                 raise CheckpointError(f"{_WHERE}: {here}layer is an MLP that follows no S4 layer; that is not read")
-            up = tensors.get(f"{here}layer.ff.0.0.weight")
-            expand = 4.0 if up is None or up.ndim != 2 else up.shape[0] / up.shape[1]
-            mlp = MLPConfig(expand=expand, activation=settings.layer(i).activation)
+            mlp = MLPConfig(expand=_expand(tensors, here, settings.layer(i)), activation=settings.layer(i).activation)
             found[-1] = replace(found[-1], mlp=here, block=replace(found[-1].block, mlp=mlp))
             continue
-        found.append(_find(tensors, here, settings.layer(i), "pre" if pre else "post", settings.dropout))
+        norm = _norm_kind(tensors, here)
+        settings.check_norm(here, norm)
+        around: dict[str, Any] = {"norm": norm, "norm_eps": settings.norm_eps, "dropout": settings.dropout}
+        found.append(_find(tensors, here, settings.layer(i), around | {"placement": "pre" if pre else "post"}))
     return found
 
 
-def _find(tensors: Tensors, here: str, settings: LayerSettings, placement: str, dropout: float) -> Layer:
-    norm = _norm_kind(tensors, here)
-    if f"{here}layer.kernel.log_A_real" in tensors:
+def _expand(tensors: Tensors, here: str, settings: LayerSettings) -> float:
+    """Of an MLP; any number for a tensor that is not as it should be: reading it names it."""
+    up = tensors.get(f"{here}layer.ff.0.0.weight")
+    if up is None or up.ndim != 2 or not up.numel():
+        return 4.0
+    settings.check_mlp(here, up.shape[1], up.shape[0])
+    return up.shape[0] / up.shape[1]
+
+
+def _find(tensors: Tensors, here: str, settings: LayerSettings, around: dict[str, Any]) -> Layer:
+    """around: the fields of the block but its mixer"""
+    if any(
+        name.startswith(f"{here}layer.kernel.") and not name.startswith(f"{here}layer.kernel.kernel.")
+        for name in tensors
+    ):
         kernel = minimal_kernel(f"{here}layer.", tensors)
+        _check_said(settings, here, kernel, tensors, gated=True)
         mixer: S4DConfig | S4Config = minimal_mixer(kernel, settings.dropout)
-        return Layer(
-            here, kernel, BlockConfig(mixer=mixer, norm=norm, placement=placement, dropout=dropout), minimal=True
-        )
+        return Layer(here, kernel, BlockConfig(mixer=mixer, **around), minimal=True)
     kernel, unused = _kernel(tensors, here, settings)
     rows = tensors.get(f"{here}layer.output_linear.0.weight")
+    gated = rows is None or not rows.ndim or rows.shape[0] != kernel.d_model
+    _check_said(settings, here, kernel, tensors, gated=gated)
     fields: dict[str, Any] = {
         "d_state": 2 * kernel.n,
         "n_heads": kernel.n_heads,
@@ -132,15 +146,36 @@ def _find(tensors: Tensors, here: str, settings: LayerSettings, placement: str, 
         "n_systems": None if kernel.n_systems == kernel.d_model else kernel.n_systems,
         "activation": settings.activation,
         "dropout": settings.dropout,
-        "gated_output": rows is None or rows.shape[0] != kernel.d_model,
+        "gated_output": gated,
     }
     if kernel.rank:
         start = next(name for name, rank in INITIALIZATIONS.items() if rank <= kernel.rank)
         mixer = S4Config(rank=kernel.rank, initialization=start, **fields)
     else:
         mixer = S4DConfig(initialization="lin", method=kernel.method, **fields)
-    block = BlockConfig(mixer=mixer, norm=norm, placement=placement, dropout=dropout)
-    return Layer(here, kernel, block, unused=unused)
+    return Layer(here, kernel, BlockConfig(mixer=mixer, **around), unused=unused)
+
+
+def _check_said(settings: LayerSettings, here: str, kernel: Kernel, tensors: Tensors, *, gated: bool) -> None:
+    """That the config says of an S4 or S4D layer what its tensors say. Where one is not as it should be, they say
+    nothing: reading it names it. A rank is in S4 alone."""
+    settings.check_no_mlp(here)
+    output = f"{here}layer.output_linear.0.weight"
+    shapes = {kernel.names[name]: shape for name, shape in kernel.shapes.items()}
+    if output not in tensors or any(n not in tensors or tensors[n].shape != shape for n, shape in shapes.items()):
+        return
+    outputs = OUTPUTS["glu" if gated else "id"]
+    settings.check(
+        here,
+        d_state=(2 * kernel.n,),
+        channels=(kernel.n_heads,),
+        n_ssm=(kernel.n_systems,),
+        bidirectional=(kernel.bidirectional,),
+        mode=MODES["nplr" if kernel.rank else "diag"],
+        final_act=outputs,
+        postact=outputs,
+        **({"rank": (kernel.rank,)} if kernel.rank else {}),
+    )
 
 
 def _norm_kind(tensors: Tensors, here: str) -> str:
@@ -157,7 +192,8 @@ def _kernel(tensors: Tensors, here: str, settings: LayerSettings) -> tuple[Kerne
     """The systems of a layer of version 3 or 4, by the names that are there."""
     inner = f"{here}layer.kernel.kernel."
     third = any(name.startswith(inner) for name in tensors)
-    diagonal = not any(f"{here}{name}" in tensors for name in (_LAST["P"], "layer.kernel.kernel.P"))
+    of_s4 = (_LAST["P"], _LAST["l_kernel"], *(f"layer.kernel.kernel.{_THIRD[name]}" for name in ("P", "l_kernel")))
+    diagonal = not any(f"{here}{name}" in tensors for name in of_s4)
     if third:
         table = dict(_THIRD_DIAGONAL if diagonal else _THIRD)
         if f"{inner}log_w_real" in tensors:
@@ -210,6 +246,8 @@ def written_layers(config: ModelConfig) -> tuple[list[Layer], dict[str, Any]]:
     if config.final_norm != ("layer" if placement == "pre" else None):
         raise refuse(f"norm={config.final_norm!r} after the last layer with placement={placement!r}")
     first = config.blocks[0]
+    if placement == "pre" and config.norm_eps != first.norm_eps:
+        raise refuse(f"norm_eps={config.norm_eps} after the last layer, {first.norm_eps} in it (published: the same)")
     layers = []
     for i, block in enumerate(config.blocks):
         mixer = block.mixer
@@ -234,7 +272,8 @@ def written_layers(config: ModelConfig) -> tuple[list[Layer], dict[str, Any]]:
     if isinstance(first.mixer, S4DConfig):
         layer["disc"] = first.mixer.method
     model = {"_name_": "model", "d_model": config.d_model, "n_layers": len(layers), "prenorm": placement == "pre"}
-    model |= {"norm": first.norm, "dropout": first.dropout, "layer": layer}
+    norm = first.norm if first.norm_eps == EPS else {"_name_": first.norm, "eps": first.norm_eps}
+    model |= {"residual": "R", "norm": norm, "dropout": first.dropout, "layer": layer}
     mode: dict[str, Any] = {"mode": {"mean": "pool", "last": "last", None: "last"}[config.pooling]}
     if config.pooling is None:
         mode["l_output"] = None
