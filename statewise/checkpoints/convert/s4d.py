@@ -11,10 +11,17 @@ from typing import Any
 
 from torch import Tensor
 
-from statewise.checkpoints.convert.entries import Entry, read_entries, require_shape, reshaped, same, write_entries
+from statewise.checkpoints.convert.entries import (
+    Entry,
+    read_entries,
+    require_tensor,
+    reshaped,
+    same,
+    write_entries,
+)
 from statewise.checkpoints.convert.fields import count_layers, refuse_unknown
 from statewise.checkpoints.convert.formats import Config, Tensors
-from statewise.checkpoints.convert.s4_config import dropout_of
+from statewise.checkpoints.convert.s4_config import EPS, dropout_of
 from statewise.checkpoints.convert.s4_kernel import Kernel
 from statewise.checkpoints.empty import expected_shapes
 from statewise.errors import CheckpointError
@@ -40,8 +47,13 @@ def recognises(config: Config, names: frozenset[str]) -> bool:
 def minimal_kernel(prefix: str, tensors: Tensors) -> Kernel:
     """The systems of a layer of this kind, whose names begin with ``prefix``."""
     names = {"inv_dt": "log_dt", "A_real": "log_A_real", "A_imag": "A_imag", "C": "C"}
-    A = tensors.get(f"{prefix}kernel.log_A_real")
-    d_model, n = (A.shape[0], A.shape[1]) if A is not None and A.ndim == 2 else (1, 1)
+    require_tensor(f"{prefix}kernel.log_A_real", tensors, _WHERE)
+    A = tensors[f"{prefix}kernel.log_A_real"]
+    if A.ndim != 2:
+        raise CheckpointError(
+            f"{_WHERE}: {prefix}kernel.log_A_real has shape {tuple(A.shape)}, expected (d_model, d_state / 2)"
+        )
+    d_model, n = A.shape
     return _minimal_kernel(prefix, d_model, n, {ours: f"{prefix}kernel.{theirs}" for ours, theirs in names.items()})
 
 
@@ -84,15 +96,13 @@ def read(config: Config, tensors: Tensors) -> tuple[ModelConfig, dict[str, Tenso
     n_layers = count_layers(tensors, "s4_layers.", _WHERE)
     kernels = [minimal_kernel(f"s4_layers.{i}.", tensors) for i in range(n_layers)]
     kernel = kernels[0]
-    sizes = []
-    for name in ("encoder.weight", "decoder.weight"):
-        if name not in tensors:
-            raise CheckpointError(f"{_WHERE}: the tensor {name} is missing")
-        sizes.append(tensors[name])
-    for name, weight in zip(("encoder", "decoder"), sizes, strict=True):
-        expected = (kernel.d_model, weight.shape[-1]) if name == "encoder" else (weight.shape[0], kernel.d_model)
-        require_shape(f"{name}.weight", weight, expected)
-    d_input, d_output = sizes[0].shape[1], sizes[1].shape[0]
+    for name, axis in (("encoder.weight", 0), ("decoder.weight", 1)):
+        require_tensor(name, tensors, _WHERE)
+        shape, expected = tuple(tensors[name].shape), ["…", "…"]
+        expected[axis] = str(kernel.d_model)
+        if len(shape) != 2 or shape[axis] != kernel.d_model:
+            raise CheckpointError(f"{_WHERE}: {name} has shape {shape}, expected ({', '.join(expected)})")
+    d_input, d_output = tensors["encoder.weight"].shape[1], tensors["decoder.weight"].shape[0]
     refuse_unknown(config, ("prenorm", "dropout", "task", "dt_max", *_SIZES, *_NO_EFFECT), f"{_WHERE}'s config")
     of_the_file = (d_input, d_output, kernel.d_model, n_layers, 2 * kernel.n)
     for name, value in zip(_SIZES, of_the_file, strict=True):
@@ -168,6 +178,8 @@ def _check_written(config: ModelConfig) -> tuple[SequenceModelConfig, S4DConfig]
     first = config.blocks[0]
     if any(block != first for block in config.blocks) or first.mlp is not None or first.norm != "layer":
         raise refuse("published: all layers are the same, with LayerNorm and without an MLP")
+    if first.norm_eps != EPS:
+        raise refuse(f"its layers have norm_eps={first.norm_eps}; published: {EPS}")
     mixer = first.mixer
     plain = S4DConfig(initialization="lin", learn_B=False)
     fields = (
