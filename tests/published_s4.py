@@ -187,7 +187,7 @@ def _layer(w: dict[str, Tensor], layer: str, u: Tensor, both: bool) -> Tensor:
     return F.glu(y, -1) if y.shape[-1] == 2 * u.shape[-1] else y
 
 
-def outputs(file: dict[str, Tensor], x: Tensor, *, both: bool = False, pool: bool = True) -> Tensor:
+def outputs(file: dict[str, Tensor], x: Tensor, *, both: bool = False, pool: bool = True, eps: float = 1e-5) -> Tensor:
     """x: (length, 2) -> (3,), or (length, 3) without pooling; of a file of :func:`made_up`."""
     w = {name: tensor.double() for name, tensor in file.items()}
 
@@ -197,8 +197,8 @@ def outputs(file: dict[str, Tensor], x: Tensor, *, both: bool = False, pool: boo
     def norm(name: str, x: Tensor) -> Tensor:
         weight, bias = w[f"{name}.weight"], w[f"{name}.bias"]
         if f"{name}.running_mean" in w:
-            return (x - w[f"{name}.running_mean"]) / (w[f"{name}.running_var"] + 1e-5).sqrt() * weight + bias
-        return F.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
+            return (x - w[f"{name}.running_mean"]) / (w[f"{name}.running_var"] + eps).sqrt() * weight + bias
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
     pre, i = "model.norm.norm.weight" in w, 0
     x = affine("encoder.0", x.double())

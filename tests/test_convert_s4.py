@@ -25,12 +25,12 @@ def built(config, tensors, dtype=torch.float64):
     return model.eval()
 
 
-def error_of(file, config=None, *, format=S4, both=False, pool=True, reference=None):
+def error_of(file, config=None, *, format=S4, both=False, pool=True, reference=None, eps=1e-5):
     """The largest difference of our outputs, relative to theirs."""
     file = {name: t.double() if t.is_floating_point() else t for name, t in file.items()}
     assert format.recognises(config or {}, frozenset(file))
     model = built(*format.read(config or {}, file))
-    expected = published.outputs(reference or file, SIGNAL, both=both, pool=pool)
+    expected = published.outputs(reference or file, SIGNAL, both=both, pool=pool, eps=eps)
     with torch.no_grad():
         found, _ = model(SIGNAL[None])
         errors = [float((found[0] - expected).abs().max() / expected.abs().max())]
@@ -66,6 +66,21 @@ def test_the_outputs_are_those_of_the_published_model(version, pre):
 )
 def test_every_shape_of_layer(sizes):
     assert error_of(published.made_up(**sizes), both=sizes.get("both", False)) < 1e-10
+
+
+@pytest.mark.parametrize("pre", [True, False])
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_norms_with_an_epsilon_of_their_own(norm, pre):
+    """It is read, also where a batch norm becomes part of the head, and written where the published model has one."""
+    file, groups = published.made_up(norm=norm, pre=pre), {"model": {"norm": {"_name_": norm, "eps": 1e-2}}}
+    assert error_of(file, groups, eps=1e-2) < 1e-10
+    assert error_of(file, groups) > 1e-4
+    ours, tensors = S4.read(groups, file)
+    if norm == "layer" or not pre:
+        groups, written = S4.write(ours, tensors)
+        assert groups["model"]["norm"] == {"_name_": norm, "eps": 1e-2}
+        assert groups["model"]["residual"] == "R"
+        assert S4.read(groups, written)[0] == ours
 
 
 def test_an_output_for_every_step():
@@ -194,6 +209,34 @@ def test_what_the_config_says_of_the_model():
     block = config.blocks[0]
     assert block.dropout == 0.1
     assert (block.mixer.activation, block.mixer.dropout, block.mixer.method) == ("relu", 0.2, "bilinear")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layer"),
+    [
+        (
+            {},
+            {
+                "d_state": 6,
+                "channels": 1,
+                "bidirectional": False,
+                "mode": "nplr",
+                "rank": 1,
+                "n_ssm": 2,
+                "_name_": "s4",
+            },
+        ),
+        ({"rank": 2, "n_heads": 2}, {"rank": 2, "channels": 2, "mode": "dplr", "final_act": "glu", "postact": None}),
+        ({"both": True, "n_systems": 4}, {"bidirectional": True, "n_ssm": None}),
+        ({"version": "v4 diagonal", "gated": False}, {"mode": "s4d", "rank": 1, "final_act": "id"}),
+        ({"version": "v3", "gated": False}, {"d_state": 6, "postact": "id", "channels": "${.heads}"}),
+        ({"version": "minimal"}, {"d_state": 6}),
+        ({"mlp": True}, [{"_name_": "s4", "d_state": 6}, {"_name_": "ffn", "expand": 2.2, "activation": "gelu"}]),
+    ],
+)
+def test_a_config_may_repeat_what_the_tensors_say(sizes, layer):
+    file = published.made_up(**sizes)
+    assert S4.read({"model": {"layer": layer, "norm": "layer", "residual": "R"}}, file)[0] == S4.read({}, file)[0]
 
 
 def test_a_reference_to_another_dropout_is_that_of_the_model():

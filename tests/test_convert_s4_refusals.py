@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import published_s4 as published
 import pytest
 import torch
@@ -42,7 +44,31 @@ def test_a_tensor_that_the_example_lacks_is_named(name):
         S4D.read({}, file)
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda f: f.pop("s4_layers.0.kernel.log_A_real"), "the tensor s4_layers.0.kernel.log_A_real is missing"),
+        (lambda f: f.pop("s4_layers.1.kernel.log_A_real"), "the tensor s4_layers.1.kernel.log_A_real is missing"),
+        (
+            lambda f: f.update({"s4_layers.0.kernel.log_A_real": torch.ones(4)}),
+            "log_A_real has shape (4,), expected (d_",
+        ),
+        (lambda f: f.update({"encoder.weight": torch.tensor(1.0)}), "encoder.weight has shape (), expected (4, …)"),
+        (lambda f: f.update({"decoder.weight": torch.tensor(1.0)}), "decoder.weight has shape (), expected (…, 4)"),
+        (lambda f: f.update({"encoder.weight": torch.ones(5, 2)}), "encoder.weight has shape (5, 2), expected (4, …)"),
+    ],
+)
+def test_misshapen_tensors_of_the_example_are_named(change, expected):
+    file = published.example()
+    change(file)
+    with pytest.raises(CheckpointError) as error:
+        S4D.read({}, file)
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 K = "model.layers.0.layer.layer.kernel"
+OUTPUT = "model.layers.0.layer.output_linear.0.weight"
 
 
 @pytest.mark.parametrize(
@@ -64,6 +90,16 @@ K = "model.layers.0.layer.layer.kernel"
         ),
         (lambda f: f.update({"encoder.0.emb_layers.0.weight": torch.ones(1)}), "an adaptive embedding and softmax"),
         (lambda f: f.update({"model.norm.norm.running_mean": torch.ones(4)}), "running_mean is not one of this"),
+        (lambda f: f.pop(f"{K}.P"), f"the tensor {K}.P is missing"),
+        (lambda f: f.pop(f"{K}.l_kernel"), f"the tensor {K}.l_kernel is missing"),
+        (lambda f: f.update({OUTPUT: torch.tensor(1.0)}), f"{OUTPUT} has shape (), expected (…, 4)"),
+        (lambda f: f.update({OUTPUT: torch.ones(0, 5)}), f"{OUTPUT} has shape (0, 5), expected (…, 4)"),
+        (lambda f: f.update({f"{K}.l_kernel": torch.tensor(torch.nan)}), f"{K}.l_kernel=nan; expected the number"),
+        (lambda f: f.update({f"{K}.l_kernel": torch.tensor(-5)}), f"{K}.l_kernel=-5; expected the number of taps"),
+        (lambda f: f.update({f"{K}.l_kernel": torch.tensor(20.5)}), f"{K}.l_kernel=20.5; expected the number"),
+        (lambda f: f.update({f"{K}.l_kernel": torch.tensor(2**62)}), "an integer from 0 to 2147483647"),
+        (lambda f: f[f"{K}.inv_dt"].fill_(-1e4), f"{K}.C is not determined by the systems of {K}.inv_dt, {K}.A_real"),
+        (lambda f: f[f"{K}.inv_dt"].fill_(1e4), f"{K}.C is not determined by the systems of {K}.inv_dt, {K}.A_real"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(change, expected):
@@ -95,16 +131,94 @@ def test_tensors_that_do_not_fit_are_refused_by_name(change, expected):
         ({"decoder": {"mode": "ragged"}}, "mode='ragged' is not supported"),
         ({"decoder": "retrieval"}, "decoder='retrieval' is not supported"),
         ({"modell": {}}, "modell={} is not known here; did you mean 'model'?"),
+        ({"model": {"residual": None}}, "model.residual=None is not supported, only 'R'"),
+        ({"model": {"residual": {"alpha": 1.0}}}, "model.residual={'alpha': 1.0} is not supported, only 'R'"),
+        ({"model": {"norm": "group"}}, "model.norm='group' is not supported, only one of ['layer', 'batch']"),
+        ({"model": {"norm": "none"}}, "model.norm='none' is not supported"),
+        ({"model": {"norm": None}}, "model.norm=None is not supported"),
+        (
+            {"model": {"norm": "batch"}},
+            "model.norm='batch', but the file's tensors model.layers.0.norm.* are of 'layer'",
+        ),
+        ({"model": {"norm": {"eps": 0}}}, "model.norm: eps=0; expected a number above 0"),
+        ({"model": {"norm": {"elementwise_affine": False}}}, "model.norm: elementwise_affine=False is not supported"),
+        ({"model": {"norm": {"epsilon": 1e-3}}}, "epsilon=0.001 is not known here; did you mean 'eps'?"),
+        *(
+            ({"model": {"layer": {name: None}}}, f"model.layer.{name}=None is not supported, only one of")
+            for name in (
+                *("activation", "final_act", "mode", "dt_transform"),
+                *("real_transform", "real_type", "imag_transform", "disc"),
+            )
+        ),
+        ({"model": {"layer": {"d_state": 8}}}, "d_state=8, but the file's tensors model.layers.0.* say 6"),
+        ({"model": {"layer": {"channels": 2}}}, "channels=2, but the file's tensors model.layers.0.* say 1"),
+        ({"model": {"layer": {"n_ssm": 1}}}, "n_ssm=1, but the file's tensors model.layers.0.* say 2"),
+        ({"model": {"layer": {"rank": 2}}}, "rank=2, but the file's tensors model.layers.0.* say 1"),
+        ({"model": {"layer": {"bidirectional": True}}}, "bidirectional=True, but the file's tensors"),
+        ({"model": {"layer": {"mode": "diag"}}}, "mode='diag', but the file's tensors model.layers.0.* say 'nplr'"),
+        (
+            {"model": {"layer": {"final_act": "id"}}},
+            "final_act='id', but the file's tensors model.layers.0.* say 'glu'",
+        ),
+        ({"model": {"layer": {"postact": "id"}}}, "postact='id', but the file's tensors model.layers.0.* say 'glu'"),
+        ({"model": {"layer": {"expand": 2}}}, "expand=2 is of an MLP layer, but the file's tensors model.layers.0.*"),
+        ({"model": {"layer": {"_name_": "ffn"}}}, "_name_='ffn' is of an MLP layer"),
     ],
 )
 def test_configs_that_do_not_fit_are_refused(config, expected):
     with pytest.raises(CheckpointError) as error:
         S4.read(config, published.made_up())
     assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layer", "expected"),
+    [
+        (
+            {"mlp": True},
+            [{}, {"expand": 4}],
+            "expand=4, but model.layers.1.layer.ff.0.0.weight has 8 features of d_model=4",
+        ),
+        ({"mlp": True}, [{}, {"expand": "2"}], "expand='2'; expected a number above 0"),
+        ({"mlp": True}, [{}, {"_name_": "s4"}], "_name_='s4', but the file's tensors model.layers.1.* say 'ffn'"),
+        (
+            {"version": "v4 diagonal"},
+            {"mode": "nplr"},
+            "mode='nplr', but the file's tensors model.layers.0.* say 'diag'",
+        ),
+        ({"version": "minimal"}, {"d_state": 64}, "d_state=64, but the file's tensors model.layers.0.* say 6"),
+        ({"gated": False}, {"final_act": "glu"}, "final_act='glu', but the file's tensors model.layers.0.* say 'id'"),
+    ],
+)
+def test_layers_that_are_other_than_their_config_are_refused(sizes, layer, expected):
+    with pytest.raises(CheckpointError) as error:
+        S4.read({"model": {"layer": layer}}, published.made_up(**sizes))
+    assert expected in str(error.value)
+
+
+def test_a_missing_tensor_is_named_and_not_what_the_config_says_of_it():
+    file = published.made_up()
+    del file[f"{K}.A_real"]
+    with pytest.raises(CheckpointError, match=f"the tensor {K}.A_real is missing"):
+        S4.read({"model": {"layer": {"d_state": 6, "mode": "nplr"}}}, file)
+    file = published.made_up("minimal")
+    del file["model.layers.1.layer.kernel.log_A_real"]
+    with pytest.raises(CheckpointError, match=r"the tensor model\.layers\.1\.layer\.kernel\.log_A_real is missing"):
+        S4.read({}, file)
+
+
+@pytest.mark.parametrize("name", ["inv_dt", "A_real"])
+def test_systems_that_have_no_backward_filter_are_refused(name):
+    """In both directions Abar is inverted: where the states are gone after a step, it is zero."""
+    file = published.made_up("v4 diagonal", both=True)
+    file[f"{K}.{name}"] += 20
+    with pytest.raises(CheckpointError, match=f"{K}.C is not determined by the systems of {K}.inv_dt"):
+        S4.read({}, file)
 
 
 def model_of(mixer, **fields):
-    block = {name: fields.pop(name) for name in ("mlp", "norm", "placement") if name in fields}
+    block = {name: fields.pop(name) for name in ("mlp", "norm", "placement", "norm_eps") if name in fields}
     layers = (BlockConfig(mixer=mixer, **({"norm": "layer", "placement": "post"} | block)),)
     return SequenceClassifierConfig(n_classes=3, d_input=2, d_model=4, layers=layers, **fields)
 
@@ -116,6 +230,13 @@ def model_of(mixer, **fields):
         (S4, model_of(S4Config(), mlp=MLPConfig()), "an MLP"),
         (S4, model_of(S4DConfig(learn_B=False)), "complex A, and B"),
         (S4, model_of(S4Config(), norm="batch", placement="pre"), "cannot be written as s4"),
+        (S4, model_of(S4Config(), norm_eps=1e-3, placement="pre"), "norm_eps=1e-05 after the last layer, 0.001 in it"),
+        (S4, replace(model_of(S4Config(), placement="pre"), norm_eps=1e-3), "norm_eps=0.001 after the last layer"),
+        (
+            S4D,
+            model_of(S4DConfig(learn_B=False, initialization="lin"), norm_eps=1e-3),
+            "its layers have norm_eps=0.001; published: 1e-05",
+        ),
         (S4D, model_of(S4Config()), "S4D with complex A"),
         (S4D, model_of(S4DConfig()), "published"),
         (S4D, model_of(S4DConfig(learn_B=False), pooling="last"), "pools by their mean"),
