@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import published_h3 as published
 import pytest
 import torch
@@ -19,10 +21,27 @@ from statewise.models.presets import PRESETS
 
 H3 = FORMATS[0]
 TWO_HEADS = {"n_heads": 2}
+
+
+def renamed(file, old, new):
+    return {new if name == old else name: tensor for name, tensor in file.items()}
+
+
+def outer_norm(file, norm):
+    for part in ("weight", "bias"):
+        file = renamed(file, f"s4seq.encoder.norm.{part}", f"backbone.{norm}.{part}")
+    return file
+
+
 GENERATIONS = {
     "last": lambda file: file,
     "norms after": published.with_norms_after,
     "first": published.with_first_names,
+    "first, norm of the backbone": lambda file: outer_norm(published.with_first_names(file), "norm"),
+    "first, ln_0 of the backbone": lambda file: outer_norm(published.with_first_names(file), "ln_0"),
+    "first, later embedding": lambda file: renamed(
+        published.with_first_names(file), "embedding.weight", "backbone.embeddings.word_embeddings.weight"
+    ),
     "lightning": lambda file: {f"model.{name}": t for name, t in published.with_first_names(file).items()},
 }
 
@@ -133,10 +152,7 @@ def test_half_precision_and_mixed_files_keep_their_numbers():
 
 
 K = "backbone.layers.0.mixer.kernel.kernel"
-
-
-def renamed(file, old, new):
-    return {new if name == old else name: tensor for name, tensor in file.items()}
+EMBEDDING = "backbone.embeddings.word_embeddings.weight"
 
 
 @pytest.mark.parametrize(
@@ -153,6 +169,11 @@ def renamed(file, old, new):
             lambda f: f.update({"backbone.layers.1.mixer.rotary_emb.inv_freq": torch.tensor([1.0, 0.5])}),
             "rotary_emb.inv_freq is not the table of 4 rotary features",
         ),
+        (lambda f: f.pop(EMBEDDING), f"the tensor {EMBEDDING} is missing"),
+        (
+            lambda f: f.update({EMBEDDING: torch.ones(21)}),
+            f"{EMBEDDING} has shape (21,), expected (vocab_size, d_model)",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(change, expected):
@@ -164,10 +185,45 @@ def test_tensors_that_do_not_fit_are_refused_by_name(change, expected):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("layer", [0, 2])
+def test_one_table_of_rotary_features_that_is_missing_is_refused(layer):
+    """Without the check that layer would read without positions."""
+    file = published.made_up(d_rotary=4, attention_at=(0, 2))
+    name = f"backbone.layers.{layer}.mixer.rotary_emb.inv_freq"
+    del file[name]
+    with pytest.raises(CheckpointError, match=f"the tensor {name} is missing"):
+        H3.read(TWO_HEADS, file)
+
+
+def test_without_any_table_the_config_says_the_rotary_features():
+    file = published.made_up(d_rotary=4, attention_at=(0, 2))
+    whole = H3.read(TWO_HEADS, file)[0]
+    bare = {name: tensor for name, tensor in file.items() if "inv_freq" not in name}
+    assert H3.read({"attn_cfg": {"num_heads": 2, "rotary_emb_dim": 4}}, bare)[0] == whole
+    assert H3.read(TWO_HEADS, bare)[0].blocks[0].mixer.positions is None, "the file alone does not tell"
+
+
+def test_a_file_by_lightning_may_hold_more_than_the_model():
+    """The states of metrics, which the published loader leaves out; elsewhere they are tensors too many."""
+    file = published.made_up(d_rotary=4)
+    old = GENERATIONS["lightning"](file) | {"val_ppl.total": torch.tensor(3.0)}
+    read = H3.read(TWO_HEADS | {"pytorch-lightning_version": "1.8.6"}, old)
+    assert read[0] == H3.read(TWO_HEADS, file)[0]
+    with pytest.raises(CheckpointError, match=r"the tensor val_ppl\.total is not one of this architecture"):
+        H3.read(TWO_HEADS, old)
+    old["model.extra"] = torch.ones(1)
+    with pytest.raises(CheckpointError, match=r"the tensor model\.extra is not one of this architecture"):
+        H3.read(TWO_HEADS | {"pytorch-lightning_version": "1.8.6"}, old)
+
+
 def test_an_old_file_names_its_own_tensors():
     file = published.with_first_names(published.made_up())
     del file["s4seq.encoder.layers.0.norm2.weight"]
     with pytest.raises(CheckpointError, match=r"the tensor s4seq\.encoder\.layers\.0\.norm2\.weight is missing"):
+        H3.read(TWO_HEADS, file)
+    file = published.with_first_names(published.made_up())
+    del file["embedding.weight"]
+    with pytest.raises(CheckpointError, match=r"the tensor embedding\.weight is missing"):
         H3.read(TWO_HEADS, file)
 
 
@@ -184,12 +240,23 @@ def test_an_old_file_names_its_own_tensors():
         ({"n_headz": 2}, "n_headz=2 is not known here; did you mean 'n_heads'?"),
         ({"attn_cfg": {"num_heads": 2, "causal": False}}, "causal=False is not supported"),
         ({"attn_cfg": 2}, "attn_cfg=2 is no group of fields"),
+        ({"n_heads": 2, "attn_cfg": {"num_heads": 4}}, "n_heads=2, but attn_cfg.num_heads=4; leave the wrong one out"),
+        ({"n_heads": 0}, "n_heads=0; expected an integer of at least 1"),
+        ({"n_heads": 0, "attn_cfg": {"num_heads": 2}}, "n_heads=0; expected an integer of at least 1"),
+        ({"attn_cfg": {"num_heads": 0}}, "attn_cfg: num_heads=0; expected an integer of at least 1"),
+        (
+            {"attn_cfg": {"num_heads": 2, "rotary_emb_dim": 2}},
+            "attn_cfg.rotary_emb_dim=2, but the file's tensors say 4 by backbone.layers.1.mixer.rotary_emb.inv_freq",
+        ),
+        ({"attn_cfg": {"num_heads": 2, "rotary_emb_dim": 0}}, "attn_cfg.rotary_emb_dim=0, but the file's"),
+        ({"n_heads": 2, "ssm_cfg": {"d_state": 16}}, f"ssm_cfg.d_state=16, but the file's tensors say 8 by {K}.A_imag"),
     ],
 )
 def test_configs_that_do_not_fit_are_refused(config, expected):
     with pytest.raises(CheckpointError) as error:
-        H3.read(config, published.made_up())
+        H3.read(config, published.made_up(d_rotary=4))
     assert expected in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_what_lightning_stores_says_the_heads():
@@ -222,6 +289,14 @@ def model_of(mixer, mlp=MLP, **fields):
         (model_of(H3Config(d_state=8), tie_embeddings=False), "tie_embeddings"),
         (model_of(AttentionConfig(n_heads=2, bias=True, window=4)), "no window"),
         (model_of(AttentionConfig(n_heads=2)), "biases"),
+        (model_of(AttentionConfig(n_heads=2, bias=True)), "no layer of H3"),
+        (
+            replace(
+                model_of(H3Config(d_state=8)),
+                layers=model_of(H3Config(d_state=8)).layers + model_of(H3Config(d_state=4)).layers,
+            ),
+            "its layers have d_state [4, 8], and the published arguments hold one for all",
+        ),
         (LanguageModelConfig(vocab_size=8, d_model=8, layers=(H3Config(),)), "norm='rms'"),
     ],
 )

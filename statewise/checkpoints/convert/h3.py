@@ -2,8 +2,8 @@
 
 The architecture is read off the names and shapes. The heads of the attention are in no shape: they are those of the
 released models by their width, unless a ``config.json`` beside the file says otherwise: {"n_heads": 12}, or the
-arguments of the published constructor, {"attn_cfg": {"num_heads": 12}}. What a config repeats of the shapes has to
-agree with them.
+arguments of the published constructor, {"attn_cfg": {"num_heads": 12}}. What a config repeats, of the shapes or of
+itself, has to agree.
 
 Source: the loader of the published code, ``SSMLMHeadModel.load_state_dict``, and its ``H3`` module.
 """
@@ -19,8 +19,9 @@ from torch import Tensor
 
 from statewise.checkpoints.convert.entries import Entry, read_entries, repeated, reshaped, same, write_entries
 from statewise.checkpoints.convert.formats import Config, Format, Tensors
-from statewise.checkpoints.convert.h3_config import check_written, from_theirs, to_theirs
+from statewise.checkpoints.convert.h3_config import check_written, from_theirs, tables_in, to_theirs
 from statewise.checkpoints.convert.h3_names import Names
+from statewise.checkpoints.convert.weights import LIGHTNING_VERSION
 from statewise.checkpoints.empty import expected_shapes
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
@@ -46,10 +47,13 @@ def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[st
              a config that the file contradicts, and heads of H3 wider than 1: the published code has two paths that
              order their features differently, and the file does not say for which it was trained.
     """
+    if LIGHTNING_VERSION in config and any(name.startswith("model.") for name in tensors):
+        # beside the model there are the states of metrics, which the published loader leaves out as well
+        tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
     names = Names.of(tensors)
     ours = from_theirs(config, names, tensors)
     tied = names("lm_head.weight") in tensors
-    table = _entries(ours, names, head=tied, frequencies_optional=True)
+    table = _entries(ours, names, head=tied, frequencies_optional=not tables_in(names, tensors))
     for i, block in enumerate(ours.blocks):
         if isinstance(block.mixer, AttentionConfig) and block.mixer.positions == "rotary":
             _check_frequencies(names(f"backbone.layers.{i}.mixer.rotary_emb.inv_freq"), tensors, block.mixer)
@@ -67,7 +71,7 @@ def write(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[s
 
 
 def _entries(config: LanguageModelConfig, names: Names, *, head: bool, frequencies_optional: bool) -> list[Entry]:
-    """head: the tied head is there a second time."""
+    """head: the tied head is there a second time. frequencies_optional: the tables of rotary features may be absent."""
     embedding = names("backbone.embeddings.word_embeddings.weight")
     table = [same(embedding, "embedding.weight")]
     if head:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from statewise.checkpoints.convert.entries import require_tensor
 from statewise.checkpoints.convert.fields import refuse_unknown, require, section
 from statewise.checkpoints.convert.h3_names import Names
 from statewise.checkpoints.convert.mamba_fields import count, number
@@ -43,20 +44,30 @@ _WHERE = "the H3 checkpoint's config"
 
 
 def from_theirs(config: Mapping[str, Any], names: Names, tensors: Mapping[str, Tensor]) -> LanguageModelConfig:
-    """Our config. A tensor that is not where it should be gets a size of no matter here: reading it names it."""
+    """Our config. A tensor that is not where it should be gets a size of no matter here: reading it names it.
+
+    The embedding alone has to be there: all other shapes are told by its width.
+    """
 
     def size(name: str, axis: int, default: int) -> int:
         tensor = tensors.get(names(name))
         return (tensor.shape[axis] if tensor is not None and tensor.ndim > axis else 0) or default
 
-    vocab_size, d_model = (size("backbone.embeddings.word_embeddings.weight", axis, 8) for axis in (0, 1))
     n_layers = names.n_layers
     if n_layers < 1:
         raise CheckpointError(f"the H3 checkpoint: no tensor begins with {names('backbone.layers.0.')}")
+    embedding = names("backbone.embeddings.word_embeddings.weight")
+    require_tensor(embedding, tensors, "the H3 checkpoint")
+    if tensors[embedding].ndim != 2:
+        shape = tuple(tensors[embedding].shape)
+        raise CheckpointError(f"the H3 checkpoint: {embedding} has shape {shape}, expected (vocab_size, d_model)")
+    vocab_size, d_model = tensors[embedding].shape
     attention_at = tuple(
         i for i in range(n_layers) if any(names(f"backbone.layers.{i}.mixer.{m}.weight") in tensors for m in _ATTENTION)
     )
-    heads, d_rotary, eps = _read_config(
+    tables = tables_in(names, tensors)
+    widths = [2 * tensors[name].shape[0] for name in tables if tensors[name].ndim == 1]
+    said = _read_config(
         config,
         d_model=d_model,
         n_layer=n_layers,
@@ -65,34 +76,38 @@ def from_theirs(config: Mapping[str, Any], names: Names, tensors: Mapping[str, T
         attn_layer_idx=list(attention_at),
         max_position_embeddings=size("backbone.embeddings.position_embeddings.weight", 0, 0),
     )
+    if widths and said.d_rotary not in (None, widths[0]):
+        raise _differs("attn_cfg.rotary_emb_dim", said.d_rotary, f"{widths[0]} by {tables[0]}")
+    d_rotary = widths[0] if widths else said.d_rotary or 0
     layers = []
     for i in range(n_layers):
         theirs = f"backbone.layers.{i}."
         mixer: AttentionConfig | H3Config
         if i in attention_at:
-            d_turned = 2 * size(f"{theirs}mixer.rotary_emb.inv_freq", 0, 0) or d_rotary
             mixer = AttentionConfig(
-                n_heads=_n_heads(d_model, heads),
-                positions="rotary" if d_turned else None,
-                d_rotary=d_turned or None,
+                n_heads=_n_heads(d_model, said.n_heads),
+                positions="rotary" if d_rotary else None,
+                d_rotary=d_rotary or None,
                 bias=True,
             )
         else:
             _require_one_wide(size(f"{theirs}mixer.D", 0, d_model), d_model, names(f"{theirs}mixer.D"))
-            mixer = H3Config(
-                d_state=2 * size(f"{theirs}mixer.kernel.kernel.A_imag", 1, 32),
-                d_shift=size(f"{theirs}mixer.ssm_k_kernel.kernel.B", 1, 64),
-            )
+            shift, diagonal = f"{theirs}mixer.ssm_k_kernel.kernel.B", f"{theirs}mixer.kernel.kernel.A_imag"
+            d_state, d_shift = 2 * size(diagonal, 1, 0), size(shift, 1, 0)
+            for found, name in ((d_state, diagonal), (d_shift, shift)):
+                if said.d_state is not None and found not in (0, said.d_state):
+                    raise _differs("ssm_cfg.d_state", said.d_state, f"{found} by {names(name)}")
+            mixer = H3Config(d_state=d_state or 64, d_shift=d_shift or 64)
         expand = size(f"{theirs}mlp.fc1.weight", 0, 4 * d_model) / d_model
         mlp = MLPConfig(expand=expand, activation="gelu_tanh")
-        layers.append(BlockConfig(mixer=mixer, mlp=mlp, norm="layer", norm_eps=eps))
+        layers.append(BlockConfig(mixer=mixer, mlp=mlp, norm="layer", norm_eps=said.eps))
     n_positions = size("backbone.embeddings.position_embeddings.weight", 0, 0)
     return LanguageModelConfig(
         vocab_size=vocab_size,
         d_model=d_model,
         layers=tuple(layers),
         norm="layer",
-        norm_eps=eps,
+        norm_eps=said.eps,
         max_positions=n_positions or None,
     )
 
@@ -100,8 +115,23 @@ def from_theirs(config: Mapping[str, Any], names: Names, tensors: Mapping[str, T
 _ATTENTION = ("Wqkv", "out_proj")
 
 
-def _read_config(config: Mapping[str, Any], *, vocab_size: int, **of_the_file: Any) -> tuple[int | None, int, float]:
-    """Heads (None: not said), rotary features (0: none) and the norms' eps; the rest has to be as in the file."""
+class _Said(NamedTuple):
+    """What a config says: heads, rotary features and the size of the states (None: nothing), and the norms' eps."""
+
+    n_heads: int | None
+    d_rotary: int | None
+    d_state: int | None
+    eps: float
+
+
+def tables_in(names: Names, tensors: Mapping[str, Tensor]) -> list[str]:
+    """The tables of rotary features that a file has. They are of every layer of attention, or of none."""
+    found = (names(f"backbone.layers.{i}.mixer.rotary_emb.inv_freq") for i in range(names.n_layers))
+    return [name for name in found if name in tensors]
+
+
+def _read_config(config: Mapping[str, Any], *, vocab_size: int, **of_the_file: Any) -> _Said:
+    """What the file does not say, or may be compared with; the rest has to be as in the file."""
     stored = section(section(config, "hyper_parameters", _WHERE), "model", _WHERE)  # of a file by Lightning
     attention = section(config, "attn_cfg", _WHERE) or section(stored, "attn_cfg", _WHERE)
     ssm = section(config, "ssm_cfg", _WHERE)
@@ -112,18 +142,33 @@ def _read_config(config: Mapping[str, Any], *, vocab_size: int, **of_the_file: A
     for name, value in of_the_file.items():
         given = config.get(name)
         if given is not None and (list(given) if isinstance(given, (list, tuple)) else given) != value:
-            raise CheckpointError(f"{_WHERE}: {name}={given!r}, but the file's tensors say {value}")
+            raise _differs(name, given, value)
     smaller = config.get("vocab_size")
     if smaller is not None and count(config, "vocab_size", None, _WHERE) > vocab_size:  # a smaller one was padded
-        raise CheckpointError(f"{_WHERE}: vocab_size={smaller!r}, but the file's tensors say {vocab_size}")
+        raise _differs("vocab_size", smaller, vocab_size)
     require(attention, {"causal": True}, f"{_WHERE}: attn_cfg")
     require(ssm, _SSM_FIXED, f"{_WHERE}: ssm_cfg")
-    n_heads = {"n_heads": config.get("n_heads") or attention.get("num_heads")}
-    return (
-        None if n_heads["n_heads"] is None else count(n_heads, "n_heads", None, _WHERE),
-        count({"rotary_emb_dim": attention.get("rotary_emb_dim") or 0}, "rotary_emb_dim", 0, _WHERE, at_least=0),
-        number(config, "layer_norm_epsilon", EPS, _WHERE),
+    n_heads, num_heads = _said(config, "n_heads"), _said(attention, "num_heads", "attn_cfg")
+    if None not in (n_heads, num_heads) and n_heads != num_heads:
+        raise CheckpointError(
+            f"{_WHERE}: n_heads={n_heads}, but attn_cfg.num_heads={num_heads}; leave the wrong one out"
+        )
+    return _Said(
+        n_heads=num_heads if n_heads is None else n_heads,
+        d_rotary=_said(attention, "rotary_emb_dim", "attn_cfg", at_least=0),
+        d_state=_said(ssm, "d_state", "ssm_cfg"),
+        eps=number(config, "layer_norm_epsilon", EPS, _WHERE),
     )
+
+
+def _said(fields: Mapping[str, Any], name: str, group: str = "", *, at_least: int = 1) -> int | None:
+    if fields.get(name) is None:
+        return None
+    return count(fields, name, None, f"{_WHERE}: {group}" if group else _WHERE, at_least=at_least)
+
+
+def _differs(name: str, given: Any, found: Any) -> CheckpointError:
+    return CheckpointError(f"{_WHERE}: {name}={given!r}, but the file's tensors say {found}")
 
 
 def _n_heads(d_model: int, heads: int | None) -> int:
@@ -157,7 +202,7 @@ def check_written(config: ModelConfig) -> LanguageModelConfig:
     if config.norm != "layer" or not config.tie_embeddings:
         raise refuse(f"norm={config.norm!r}, tie_embeddings={config.tie_embeddings} (published: 'layer', True)")
     config = config.in_full()
-    mlps, attentions = set(), set()
+    mlps, attentions, states = set(), set(), set()
     for i, block in enumerate(config.blocks):
         mlp, mixer = block.mlp, block.mixer
         if block.norm != "layer" or block.placement != "pre" or block.norm_eps != config.norm_eps:
@@ -181,8 +226,13 @@ def check_written(config: ModelConfig) -> LanguageModelConfig:
                 raise refuse(f"layer {i} has {mixer} (published: d_head=1, bilinear, with biases)")
             if mixer.d_shift not in (None, mixer.d_state):
                 raise refuse(f"layer {i} has d_shift={mixer.d_shift} and d_state={mixer.d_state} (published: the same)")
+            states.add(mixer.d_state)
         else:
             raise refuse(f"layer {i} is {type(mixer).__name__}")
+    if not states:
+        raise refuse("it has no layer of H3, by which such a file is known")
+    if len(states) > 1:
+        raise refuse(f"its layers have d_state {sorted(states)}, and the published arguments hold one for all")
     if len(mlps) > 1 or len(attentions) > 1:
         raise refuse("its layers differ in their MLPs or in their attention, and the published arguments are for all")
     return config
@@ -192,7 +242,7 @@ def to_theirs(config: LanguageModelConfig) -> dict[str, Any]:
     """The arguments of the published constructor."""
     blocks = config.blocks
     at = [i for i, block in enumerate(blocks) if isinstance(block.mixer, AttentionConfig)]
-    states = [block.mixer.d_state for block in blocks if isinstance(block.mixer, H3Config)]
+    d_state = next(block.mixer.d_state for block in blocks if isinstance(block.mixer, H3Config))
     mlp = blocks[0].mlp
     assert mlp is not None
     arguments: dict[str, Any] = {
@@ -201,7 +251,7 @@ def to_theirs(config: LanguageModelConfig) -> dict[str, Any]:
         "d_inner": round(mlp.expand * config.d_model),
         "vocab_size": config.vocab_size,
         "layer_norm_epsilon": config.norm_eps,
-        "ssm_cfg": {"mode": "diag", "measure": "diag-lin", "d_state": states[0] if states else 64},
+        "ssm_cfg": {"mode": "diag", "measure": "diag-lin", "d_state": d_state},
         "attn_layer_idx": at,
     }
     if config.max_positions is not None:
