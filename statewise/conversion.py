@@ -8,7 +8,7 @@ from typing import Any
 from statewise.checkpoints import save
 from statewise.checkpoints.convert import WRITTEN, Progress, save_as
 from statewise.checkpoints.manifest import DTYPES
-from statewise.checkpoints.tensor_files import dtype_name
+from statewise.checkpoints.tensor_files import GGUF, dtype_name
 from statewise.data.tokenizers import describe_tokenizer
 from statewise.errors import CheckpointError, ConfigError, DataError
 from statewise.model_folder import open_model
@@ -33,11 +33,15 @@ def convert_model(
     to:        "statewise", or one of ``checkpoints.convert.WRITTEN``
     dtype:     "float32", "float16" or "bfloat16"; None: as it is. ``Dynamics`` stay float32 in a checkpoint of ours.
     tokenizer: "bytes", or the path of a tokenizer.json; "none": the source's is left out; None: it goes with it
-    Errors:    ConfigError for an unknown format or dtype; CheckpointError if there is something at ``target``; else as
-               :func:`open_model` and ``save_as``.
+    Errors:    ConfigError for an unknown format or dtype, and for a folder named *.gguf; CheckpointError if there is
+               something at ``target``; else as :func:`open_model` and ``save_as``.
     """
     if to not in TARGETS:
         raise ConfigError(f"--to {to!r} is unknown; use one of {', '.join(TARGETS)}")
+    if to != "gguf" and os.fspath(target).endswith(GGUF):
+        raise ConfigError(
+            f"{target} is the name of a GGUF file, and --to {to} writes a folder; add --to gguf, or rename it"
+        )
     if dtype is not None and dtype not in CONVERT_DTYPES:
         raise ConfigError(f"--dtype {dtype!r} is unknown; use one of {', '.join(CONVERT_DTYPES)}")
     if os.path.exists(target):

@@ -13,7 +13,7 @@ import torch
 
 from statewise.checkpoints import load, locate_source, read_config, resolve
 from statewise.checkpoints.convert import Progress, open_published
-from statewise.checkpoints.convert.source import is_published
+from statewise.checkpoints.convert.source import PublishedTokenizer, is_published
 from statewise.checkpoints.manifest import TOKENIZER_FILE, TokenizerRecord
 from statewise.data.base import DataConfig
 from statewise.data.memory_tasks import TASKS as MEMORY_TASKS
@@ -21,6 +21,7 @@ from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
 from statewise.data.text import TextDataConfig
 from statewise.data.tokenizers import (
+    ByteTokenizer,
     FileTokenizer,
     Tokenizer,
     load_tokenizer,
@@ -57,7 +58,7 @@ class ModelFolder:
 
     folder: as given   checkpoint: the one chosen   given_tokenizer: the one asked for, or None for the checkpoint's own
     format: of a published model, as "mamba_ssm"; "statewise" for ours
-    published_tokenizer: the text of the tokenizer.json that a published model comes with, if it does
+    published_tokenizer: the one that a published model comes with, if it does
     """
 
     folder: Path
@@ -65,7 +66,7 @@ class ModelFolder:
     model: Model
     given_tokenizer: str | None = None
     format: str = "statewise"
-    published_tokenizer: str | None = None
+    published_tokenizer: PublishedTokenizer | None = None
 
     @cached_property
     def own_tokenizer(self) -> TokenizerRecord | None:
@@ -111,10 +112,12 @@ class ModelFolder:
         own = self.own_tokenizer
         if own is None and self.given_tokenizer is None:
             if self.published_tokenizer is not None:
-                return FileTokenizer(self.published_tokenizer)
+                return FileTokenizer(self.published_tokenizer.json, name=str(self.published_tokenizer.file))
+            # of a model with too few ids for bytes it was another
+            fits = not isinstance(self.model, LanguageModel) or self.model.config.vocab_size >= ByteTokenizer.vocab_size
             raise CheckpointError(
                 f"{self.checkpoint} {'comes' if self.is_published else 'was saved'} without its tokenizer; say which "
-                "it is: --tokenizer bytes, or --tokenizer PATH of a tokenizer.json"
+                f"it is: {'--tokenizer bytes, or ' if fits else ''}--tokenizer PATH of a tokenizer.json"
             )
         tokenizer = load_tokenizer(self._tokenizer_spec)
         if own is not None:

@@ -7,10 +7,12 @@ import os
 import pickle
 import random
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoint_examples import (
@@ -27,7 +29,7 @@ from hypothesis import strategies as st
 import statewise as sw
 from statewise import checkpoints
 from statewise.configuration import parse_json
-from statewise.errors import CheckpointError, ConfigError
+from statewise.errors import CheckpointError, ConfigError, InputError
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "trainer/state.json", "trainer/state.safetensors")
 
@@ -348,6 +350,34 @@ def test_a_header_whose_length_begins_like_a_pickle_is_no_pickle(tmp_path: Path)
     assert torch.equal(read_tensors(tmp_path / "a")["a"], load_file(tmp_path / "a")["a"])
 
 
+def test_files_that_are_no_model(tmp_path: Path) -> None:
+    """Zips that are no pickles, steps that were exported, and a pipe, which nobody waits for."""
+    np.savez(tmp_path / "a.npz", a=np.ones(2))
+    assert "is no model: expected a file that ends in" in refusal(sw.load, tmp_path / "a.npz")
+    for name in ("step.pt2", "step.onnx"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("step/data/weights.pkl", b"")
+        said = refusal(sw.load, tmp_path / name)
+        assert said.endswith("was exported, which is not loaded back; give the model that it was exported from")
+    os.mkfifo(tmp_path / "model.safetensors")
+    assert "is a pipe, a socket or a device; expected a folder or" in refusal(sw.load, tmp_path / "model.safetensors")
+
+
+def test_a_name_of_the_hub_without_its_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refusal(sw.load, "state-spaces/mamba-130m")
+    assert said.endswith("if you mean the model of the Hugging Face hub, give hub:state-spaces/mamba-130m")
+    (tmp_path / "runs").mkdir()
+    for name in ("runs/a", "a", "a/b/c", "../a/b", str(tmp_path / "a" / "b")):
+        assert refusal(sw.load, name).endswith("no such folder")
+
+
+@pytest.mark.parametrize("source", [3, None, b"model"])
+def test_sources_that_are_no_path(source: Any) -> None:
+    with pytest.raises(InputError, match=r"a model's source is a path or hub:owner/name; got a (int|NoneType|bytes)"):
+        sw.load(source)
+
+
 def test_folders_of_another_kind(tmp_path: Path) -> None:
     assert "no such folder" in refusal(sw.load, tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
@@ -360,6 +390,15 @@ def test_folders_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("a")
     assert "is not a checkpoint: it has no config.json" in refusal(sw.load, tmp_path / "text")
-    assert "is a file; a checkpoint is a folder" in refusal(sw.load, tmp_path / "text" / "a.txt")
+    for name in ("a.txt", "a.h5", "model.GGUF"):
+        (tmp_path / "text" / name).write_text("a")
+        said = refusal(sw.load, tmp_path / "text" / name)
+        assert (
+            "is no model: expected a file that ends in .safetensors, .bin, .pt, .pth, .ckpt, .gguf, or a fold" in said
+        )
+    (tmp_path / "text" / "a.safetensors").write_text("a")
+    assert "is a file; a checkpoint is a folder" in refusal(
+        checkpoints.read_config, tmp_path / "text" / "a.safetensors"
+    )
     for read in (checkpoints.read_trainer, checkpoints.read_tokenizer, checkpoints.read_config, checkpoints.resolve):
         assert "no such folder" in refusal(read, tmp_path / "nothing")

@@ -95,6 +95,10 @@ def test_dtype_has_to_be_floating(tmp_path: Path) -> None:
     sw.save(tiny_model(), tmp_path / "model")
     with pytest.raises(InputError, match=r"floating dtype, got torch\.int64"):
         sw.load(tmp_path / "model", dtype=torch.int64)
+    with pytest.raises(InputError, match=r"takes a dtype of PyTorch, such as torch\.float32; got 'float32'"):
+        sw.load(tmp_path / "model", dtype="float32")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"takes a dtype of PyTorch, such as torch\.float32; got a type"):
+        sw.load(tmp_path / "model", dtype=float)  # type: ignore[arg-type]
 
 
 def test_loading_draws_from_no_generator(tmp_path: Path) -> None:

@@ -91,6 +91,19 @@ def test_published_perplexities(
     assert "not of another" in capsys.readouterr().out
 
 
+def test_where_nothing_may_be_written_is_told_before_the_questions(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != place)  # root may write anywhere
+    for words in (["--questions", "no-such.jsonl"], ["--tasks", "no-such"]):
+        for output in ("unwritten.json", "new/folder/out.json"):
+            assert run(["evaluate", "no-such", *words, "--output", output]) == 2
+            said = capsys.readouterr().err
+            assert f"cannot write {output}: no permission to write into {place}; give another name" in said
+    assert not (place / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -103,6 +116,7 @@ def test_published_perplexities(
         (["--limit", "4"], "goes with --tasks or --questions"),
         (["--normalize"], "goes with --questions"),
         (["--questions", "own.jsonl", "--output", "text.txt"], "text.txt exists already"),
+        (["--questions", "own.jsonl", "--output", "text.txt/out.json"], "text.txt is not a folder; give another name"),
         (["--questions", "bolq", "--data-dir", "data"], "did you mean boolq?"),
         (["--questions", "boolq", "--data-dir", "model"], "BoolQ/val.jsonl is not in model; get it with: curl"),
         (["--questions", " , "], "no questions are named"),

@@ -61,7 +61,15 @@ def test_ids_that_the_tokenizer_does_not_have_are_never_drawn(model: sw.Language
 
 def test_the_commands_take_a_published_model(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", str(folder), "--prompt", "w1", "--max-new-tokens", "3"]) == 2
-    assert "comes without its tokenizer; say which it is: --tokenizer" in capsys.readouterr().err
+    # 16 ids are too few for bytes
+    assert "comes without its tokenizer; say which it is: --tokenizer PATH of" in capsys.readouterr().err
+    for text, reason in (("", "is not a tokenizer.json: it is empty"), ('{"a"', "is not a tokenizer.json (Expecting")):
+        (folder / "tokenizer.json").write_text(text)
+        for source in (folder, folder / "model.safetensors"):
+            assert run(["generate", str(source), "--prompt", "w1", "--max-new-tokens", "3"]) == 2
+            said = capsys.readouterr().err
+            assert f"{folder / 'tokenizer.json'} {reason}" in said
+            assert said.count("\n") == 1
     write_tokenizer(folder / "tokenizer.json", 12)
     for source in (folder, folder / "model.safetensors"):
         assert run(["generate", str(source), "--prompt", "w1", "--max-new-tokens", "3", "--seed", "0"]) == 0
@@ -105,9 +113,16 @@ def test_convert(folder: Path, model: sw.LanguageModel, tmp_path: Path, capsys: 
         (["x", "--dtype", "int8"], "--dtype 'int8' is unknown"),
         (["ours"], "is there already and is not replaced; give another name, or remove it"),
         (["none", "--to", "s4"], "cannot be written as s4"),
+        (["x.gguf"], "is the name of a GGUF file, and --to statewise writes a folder; add --to gguf, or rename it"),
+        (["x.gguf", "--to", "h3"], "and --to h3 writes a folder; add --to gguf"),
     ):
         assert run(["convert", str(folder), str(tmp_path / options[0]), *options[1:]]) == 2
         assert message in capsys.readouterr().err
+    assert not (tmp_path / "x.gguf").exists()
+    roomy = sw.LanguageModelConfig(vocab_size=257, d_model=16, layers=CONFIG.layers).build()
+    sw.save(roomy, tmp_path / "roomy")
+    assert run(["generate", str(tmp_path / "roomy"), "--prompt", "w1"]) == 2
+    assert "say which it is: --tokenizer bytes, or --tokenizer PATH" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("to", ["s4", "s4d"])

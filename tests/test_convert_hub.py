@@ -158,6 +158,8 @@ def test_only_what_is_needed_is_fetched_and_then_kept(
     said = refusal(sw.load, "hub:a/other")
     assert said.startswith("hub:a/other is not in the cache")
     assert "HF_HUB_OFFLINE is set" in said
+    for name, revision in (("hub:a/mamba", "v9"), ("hub:a/mamba@v9", None), ("hub:a/mamba@v9", "v9")):
+        assert refusal(sw.load, name, revision=revision).startswith("hub:a/mamba@v9 is not in the cache")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert same_logits(sw.load("hub:a/mamba"), model), "nor where it cannot be reached"

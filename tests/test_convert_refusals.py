@@ -218,6 +218,15 @@ def test_pickles_are_refused_in_our_own_words(folder: Path, content: bytes, mess
     assert "weights_only" not in said
 
 
+@pytest.mark.parametrize("key", [3, ("a", 1), None])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_keys_that_are_no_names(folder: Path, key: Any, sharded: bool) -> None:
+    replaced(folder, "model.bin", {key: torch.ones(1), "a": torch.ones(1)})
+    if sharded:
+        (folder / "model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "model.bin"}}))
+    assert f"{folder / 'model.bin'}: a key is {key!r}, expected the names of tensors" in refusal(sw.load, folder)
+
+
 def test_a_tar_of_an_old_pytorch(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with tarfile.open(folder / "model.pt", "w") as file:

@@ -208,7 +208,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         "[]": "is not a tokenizer.json",
         '{"a": 1}': "is not a tokenizer.json",
         '{"version": "1.0"': "is not a tokenizer.json",
-        "": "is not a tokenizer.json",
+        "": "is not a tokenizer.json: it is empty",
         "\x00\x01": "is not a tokenizer.json",
     }
     for i, (content, message) in enumerate(cases.items()):
@@ -217,6 +217,9 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message) as caught:
             load_tokenizer(str(path))
         assert "\n" not in str(caught.value)
+    for text in ("", "[]", '{"a": 1}'):
+        with pytest.raises(DataError, match=r"^beside/tokenizer.json is not a tokenizer.json"):
+            FileTokenizer(text, name="beside/tokenizer.json")
     (tmp_path / "latin.json").write_bytes(b"\xe9\xe8")
     with pytest.raises(DataError, match=r"latin.json is not a tokenizer.json: it is not UTF-8"):
         load_tokenizer(str(tmp_path / "latin.json"))

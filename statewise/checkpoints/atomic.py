@@ -71,6 +71,15 @@ def write_file(target: Path, n_bytes: int, write: Callable[[Path], None]) -> Non
     _confirm(target)
 
 
+def require_place(target: Path) -> None:
+    """CheckpointError if :func:`write_file` could not make the file: told before the work whose result it holds."""
+    place = next(folder for folder in target.absolute().parents if os.path.exists(folder))  # further ones are made
+    if not place.is_dir():
+        raise CheckpointError(f"cannot write {target}: {place} is not a folder; give another name")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise CheckpointError(f"cannot write {target}: no permission to write into {place}; give another name")
+
+
 def remove_folder(target: Path) -> None:
     """Deletes a folder; it is gone at once, and never half there under its own name."""
     hidden = hidden_name(target, "removed")

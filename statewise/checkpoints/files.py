@@ -41,6 +41,7 @@ from statewise.checkpoints.tensor_files import (
     read_expected,
     read_tensors,
     require_finite,
+    require_floating,
     stored_tensors,
     write_tensors,
 )
@@ -139,8 +140,7 @@ def load(
     Errors:  CheckpointError, with a reason, for anything but an intact checkpoint; it never runs code from a file.
     PyTorch's generators are as they were before.
     """
-    if dtype is not None and not dtype.is_floating_point:
-        raise InputError(f"load takes a floating dtype, got {dtype}")
+    require_floating(dtype, "load")
 
     empty: tuple[ModelConfig, Model] | None = None  # kept where the folder is replaced meanwhile and read again
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from statewise.checkpoints.atomic import identity, locate
 from statewise.checkpoints.manifest import CONFIG_FILE, FILES, Manifest, read_manifest
-from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, refuse_pickle
+from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, WEIGHT_SUFFIXES, refuse_pickle
 from statewise.errors import CheckpointError
 
 Result = TypeVar("Result")
 RUN_FILE = "run.json"
 CHECKPOINTS = "checkpoints"
+EXPORTED = (".pt2", ".onnx")  # what ``statewise export`` writes for other runtimes
+HUB_FORM = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # A reader starts again when a writer has replaced the folder under it, which a healthy writer does seldom.
 MAX_READS = 1000
 
@@ -45,10 +48,9 @@ def read_checkpoint(folder: str | os.PathLike[str], read: Callable[[Path, Manife
 def require_checkpoint(folder: Path) -> None:
     """CheckpointError that says what is there instead, unless it is a folder with a config.json."""
     if not folder.exists():
-        raise CheckpointError(f"there is no checkpoint at {folder}: no such folder")
+        raise CheckpointError(f"there is no checkpoint at {folder}: no such folder{_hub_hint(folder)}")
     if not folder.is_dir():
-        refuse_pickle(folder)
-        raise CheckpointError(f"{folder} is a file; a checkpoint is a folder with a {CONFIG_FILE}")
+        raise _not_a_folder(folder)
     if (folder / CONFIG_FILE).exists() or (folder / CONFIG_FILE).is_symlink():
         return
     if (folder / RUN_FILE).exists():
@@ -63,6 +65,30 @@ def require_checkpoint(folder: Path) -> None:
         if Path(name).suffix in PICKLE_SUFFIXES:
             refuse_pickle(folder / name)
     raise CheckpointError(f"{folder} is not a checkpoint: it has no {CONFIG_FILE}")
+
+
+def _hub_hint(path: Path) -> str:
+    """For what looks like owner/name, where there is no folder of the owner."""
+    name = path.as_posix()
+    if not HUB_FORM.fullmatch(name) or path.parent.exists():
+        return ""
+    return f"; if you mean the model of the Hugging Face hub, give hub:{name}"
+
+
+def _not_a_folder(path: Path) -> CheckpointError:
+    if not path.is_file():  # reading a pipe would wait for ever
+        return CheckpointError(f"{path} is a pipe, a socket or a device; expected a folder or an ordinary file")
+    if path.suffix in EXPORTED:
+        return CheckpointError(
+            f"{path} is a step that was exported, which is not loaded back; give the model that it was exported from"
+        )
+    refuse_pickle(path)
+    if path.suffix in WEIGHT_SUFFIXES:  # where a checkpoint of ours is needed
+        return CheckpointError(f"{path} is a file; a checkpoint is a folder with a {CONFIG_FILE}")
+    return CheckpointError(
+        f"{path} is no model: expected a file that ends in {', '.join(WEIGHT_SUFFIXES)}, or a folder, as a checkpoint "
+        f"with its {CONFIG_FILE}"
+    )
 
 
 def require_replaceable(path: Path, overwrite: bool) -> None:

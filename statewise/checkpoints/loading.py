@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from statewise.checkpoints import files
+from statewise.checkpoints.tensor_files import require_floating
 from statewise.errors import InputError
 from statewise.models.base import Model
 
@@ -32,10 +33,10 @@ def load(
     Cost:     the model's tensors in memory once; no random number is drawn.
     Errors:   CheckpointError, with a reason, for anything but an intact checkpoint, and for a published model of an
               architecture that is not known, with missing, further or misshapen tensors, or whose files leave the
-              folder. No code from a file is run: a pickle that names any is refused.
+              folder. No code from a file is run: a pickle that names any is refused. InputError for a source or dtype
+              that is none.
     """
-    if dtype is not None and not dtype.is_floating_point:
-        raise InputError(f"load takes a floating dtype, got {dtype}")
+    require_floating(dtype, "load")
     path = locate_source(source, revision)
     from statewise.checkpoints.convert.source import is_published
 
@@ -49,9 +50,12 @@ def load(
 def locate_source(source: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The path of a source; one of the hub is fetched.
 
-    Errors:  InputError for a revision of what is no name of the hub; CheckpointError as ``convert.hub.fetch``.
+    Errors:  InputError for what is no path, and for a revision of what is no name of the hub; CheckpointError as
+             ``convert.hub.fetch``.
     """
-    name = os.fspath(source)
+    if not isinstance(source, (str, os.PathLike)):
+        raise InputError(f"a model's source is a path or hub:owner/name; got a {type(source).__name__}")
+    name = os.fsdecode(source)
     if name.startswith("hub:"):
         from statewise.checkpoints.convert.hub import fetch
 

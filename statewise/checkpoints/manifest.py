@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, dtype_name, refuse_pickle
+from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, WEIGHT_SUFFIXES, dtype_name, refuse_pickle
 from statewise.configuration import parse_json
 from statewise.errors import CheckpointError, ConfigError
 from statewise.models.base import ModelConfig
@@ -100,7 +100,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds no JSON object, and so is no config; it is damaged, or of something else")
     if "format_version" not in data:
-        weights = any(file.suffix in (".safetensors", ".gguf", *PICKLE_SUFFIXES) for file in folder.iterdir())
+        weights = any(file.suffix in (*WEIGHT_SUFFIXES, *PICKLE_SUFFIXES) for file in folder.iterdir())
         beside = "" if weights else ", and no weights lie beside it: no safetensors, .bin, .pt, .ckpt or .gguf file"
         raise CheckpointError(f"{path} is not Statewise's (no format_version){beside}; give a whole model")
     version = data["format_version"]

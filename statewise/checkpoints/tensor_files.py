@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from statewise.errors import CheckpointError
+from statewise.errors import CheckpointError, InputError
 
 LONGEST_NAME = 200  # that a message shows in full
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+GGUF = ".gguf"
+SAFETENSORS = ".safetensors"
+TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")  # of torch.save
+PICKLE_SUFFIXES = (*TORCH_SUFFIXES, ".pkl", ".pickle")
+WEIGHT_SUFFIXES = (SAFETENSORS, *TORCH_SUFFIXES, GGUF)  # of files that are a model
 
 
 class Expected(NamedTuple):
@@ -129,6 +134,17 @@ def shown(name: str) -> str:
     return name if name.isascii() and name.isprintable() else ascii(name)
 
 
+def require_floating(dtype: Any, caller: str) -> None:
+    """InputError unless it is a floating dtype, or None."""
+    if dtype is None:
+        return
+    if not isinstance(dtype, torch.dtype):
+        given = repr(dtype) if isinstance(dtype, str) else f"a {type(dtype).__name__}"
+        raise InputError(f"{caller} takes a dtype of PyTorch, such as torch.float32; got {given}")
+    if not dtype.is_floating_point:
+        raise InputError(f"{caller} takes a floating dtype, got {dtype}")
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for torch.float32."""
     return str(dtype).removeprefix("torch.")
@@ -147,8 +163,20 @@ def _looks_like_pickle(path: Path) -> bool:
     """By the first bytes of torch.save's files, old and new. In a safetensors file the ninth byte is a brace."""
     with open(path, "rb") as file:
         start = file.read(9)
-    is_zip, is_pickle = start[:4] == b"PK\x03\x04", start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"
-    return (is_zip or is_pickle) and start[8:] != b"{"
+    if start[8:] == b"{":
+        return False
+    if start[:4] == b"PK\x03\x04":
+        return _zip_may_hold_pickles(path)
+    return start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"
+
+
+def _zip_may_hold_pickles(path: Path) -> bool:
+    """Other files are zips too, such as NumPy's .npz; one that is damaged is taken for the worst."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(PICKLE_SUFFIXES) for name in archive.namelist())
+    except (zipfile.BadZipFile, NotImplementedError):
+        return True
 
 
 @contextmanager

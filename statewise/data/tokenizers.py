@@ -132,7 +132,8 @@ class _ByteStreamDecoder:
 class FileTokenizer:
     """A ``tokenizer.json`` of the ``tokenizers`` library.
 
-    ``source`` is the path of the file, of a folder that holds one, or its JSON text. The file's own truncation and
+    ``source`` is the path of the file, of a folder that holds one, or its JSON text; with ``name`` it is text, of the
+    file that messages call so. The file's own truncation and
     padding are switched off, and the names of special tokens in a text are encoded as ordinary text, so that no
     document can forge a document token.
 
@@ -144,13 +145,15 @@ class FileTokenizer:
 
     kind = "tokenizers"
 
-    def __init__(self, source: str | Path) -> None:
+    def __init__(self, source: str | Path, *, name: str | None = None) -> None:
         import tokenizers
 
-        if isinstance(source, str) and source.lstrip()[:1] == "{":
-            name, self.json = "the tokenizer's JSON", source
+        if isinstance(source, str) and (name is not None or source.lstrip()[:1] == "{"):
+            name, self.json = name or "the tokenizer's JSON", source
         else:
             name, self.json = _read_tokenizer_file(Path(source))
+        if not self.json.strip():
+            raise DataError(f"{name} is not a tokenizer.json: it is empty; expected a file that Tokenizer.save() wrote")
         try:
             canonical = json.dumps(json.loads(self.json), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
             self._tokenizer = tokenizers.Tokenizer.from_str(self.json)

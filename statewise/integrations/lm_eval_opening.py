@@ -11,6 +11,7 @@ import torch
 from statewise.checkpoints import load, read_tokenizer, resolve
 from statewise.checkpoints.convert.source import find_source, is_published
 from statewise.checkpoints.loading import locate_source
+from statewise.checkpoints.manifest import TOKENIZER_FILE
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
 from statewise.errors import ConfigError
 from statewise.models.language_model import LanguageModel
@@ -83,11 +84,16 @@ def _tokenizer_of(path: Path, published: bool) -> Tokenizer:
     """Errors: ConfigError if none lies there."""
     found: Tokenizer | None
     if published:
-        text = find_source(path).tokenizer
-        found = None if text is None else FileTokenizer(text)
+        theirs = find_source(path).tokenizer
+        found = None if theirs is None else FileTokenizer(theirs.json, name=str(theirs.file))
     else:
         stored = read_tokenizer(path)
-        found = None if stored is None else ByteTokenizer() if stored.json is None else FileTokenizer(stored.json)
+        if stored is None:
+            found = None
+        elif stored.json is None:
+            found = ByteTokenizer()
+        else:
+            found = FileTokenizer(stored.json, name=str(path / TOKENIZER_FILE))
     if found is None:
         raise ConfigError(f'{path} comes without its tokenizer; give tokenizer="bytes" or the path of a tokenizer.json')
     return found

@@ -74,7 +74,7 @@ def fetch(source: str, revision: str | None = None) -> Path:
     except Exception as error:  # of the network, whose library is the hub's own affair: then the cache, if it is there
         cached = _cached(hub, name)
         if cached is None or not is_published(cached):
-            raise _unreachable(hub, source, error) from error
+            raise _unreachable(hub, source, name.revision, error) from error
         folder = cached
     path = folder if name.file is None else folder / name.file
     if not path.exists():
@@ -99,11 +99,12 @@ def _cached(hub: ModuleType, name: HubName) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _unreachable(hub: ModuleType, source: str, error: Exception) -> CheckpointError:
+def _unreachable(hub: ModuleType, source: str, revision: str | None, error: Exception) -> CheckpointError:
     offline = hub.constants.is_offline_mode() or isinstance(error, hub.errors.OfflineModeIsEnabled)
     reason = "HF_HUB_OFFLINE is set" if offline else f"the hub cannot be reached ({_first_line(error)})"
+    wanted = source if revision is None or source.endswith(f"@{revision}") else f"{source}@{revision}"
     return CheckpointError(
-        f"{source} is not in the cache {hub.constants.HF_HUB_CACHE}, and {reason}; "
+        f"{wanted} is not in the cache {hub.constants.HF_HUB_CACHE}, and {reason}; "
         "load it once where there is a network, or give a folder"
     )
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from statewise.checkpoints.convert.formats import Config, Format, formats
-from statewise.checkpoints.convert.source import GGUF, Source, find_source
+from statewise.checkpoints.convert.source import Source, find_source
 from statewise.checkpoints.convert.weights import owned, read_weights
 from statewise.checkpoints.empty import build_empty, fill
-from statewise.checkpoints.tensor_files import require_finite, shown, stored_tensors
+from statewise.checkpoints.tensor_files import GGUF, require_finite, shown, stored_tensors
 from statewise.errors import CheckpointError, ConfigError
 from statewise.mixers.base import Dynamics
 from statewise.models.base import Model, ModelConfig

@@ -8,24 +8,28 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from statewise.checkpoints.folders import RUN_FILE
 from statewise.checkpoints.manifest import CONFIG_FILE, TOKENIZER_FILE
-from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, shown
+from statewise.checkpoints.tensor_files import GGUF, SAFETENSORS, TORCH_SUFFIXES, WEIGHT_SUFFIXES, shown
 from statewise.configuration import parse_json
 from statewise.errors import CheckpointError, ConfigError
 
-GGUF = ".gguf"
-SAFETENSORS = ".safetensors"
 INDEX = ".index.json"
-TORCH_SUFFIXES = tuple(suffix for suffix in PICKLE_SUFFIXES if suffix not in (".pkl", ".pickle"))
 CONFIG_FILES = (CONFIG_FILE, "params.json")  # the second is Codestral's
 TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.json", "merges.txt")  # the latter two: GPT-2's, before there was the first
 # What training leaves beside the weights of a model
 NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt")
 OUR_FIELDS = {"format_version", "statewise_version"}  # of our config.json; one of them may be damaged
 PREFERRED = ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin", "model.pt")
+
+
+class PublishedTokenizer(NamedTuple):
+    """The text of a tokenizer.json, and the file that it is of or was made of."""
+
+    json: str
+    file: Path
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,8 @@ class Source:
     config_file: Path | None = None
 
     @cached_property
-    def tokenizer(self) -> str | None:
-        """The text of its tokenizer.json, or one made of GPT-2's two files; None if there is neither.
+    def tokenizer(self) -> PublishedTokenizer | None:
+        """Its tokenizer.json, or one made of GPT-2's two files; None if there is neither. Only its reader checks it.
 
         Errors:  CheckpointError if they cannot be read.
         """
@@ -48,16 +52,17 @@ class Source:
 
             found = gguf_tokenizer(self.weights)
             if found is not None:
-                return found
+                return PublishedTokenizer(found, self.weights)
         folder = self.weights.parent
         present = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
         for path in present.values():
             require_inside(folder, path)
         try:
             if TOKENIZER_FILE in present:
-                return present[TOKENIZER_FILE].read_text("utf-8")
+                return PublishedTokenizer(present[TOKENIZER_FILE].read_text("utf-8"), present[TOKENIZER_FILE])
             if len(present) == len(TOKENIZER_FILES) - 1:
-                return _byte_level(present["vocab.json"], present["merges.txt"])
+                made = _byte_level(present["vocab.json"], present["merges.txt"])
+                return PublishedTokenizer(made, present["vocab.json"])
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"cannot read the tokenizer beside {self.path}: {error}") from error
         return None
@@ -70,7 +75,7 @@ def is_published(path: Path) -> bool:
             return False
         config = path / CONFIG_FILE
         return not (config.exists() or config.is_symlink()) or _is_of_others(config)
-    return path.is_file() and path.suffix in (SAFETENSORS, GGUF, *TORCH_SUFFIXES)
+    return path.is_file() and path.suffix in WEIGHT_SUFFIXES
 
 
 def find_source(path: Path) -> Source:
@@ -194,12 +199,11 @@ def _is_of_others(config: Path) -> bool:
 
 
 def _weights_in(folder: Path) -> bool:
-    suffixes = (SAFETENSORS, GGUF, *TORCH_SUFFIXES)
     try:
         names = os.listdir(folder)
     except FileNotFoundError:  # a writer of ours is about to replace it
         return False
-    return any(name.endswith((*suffixes, *(suffix + INDEX for suffix in suffixes))) for name in names)
+    return any(name.endswith((*WEIGHT_SUFFIXES, *(suffix + INDEX for suffix in WEIGHT_SUFFIXES))) for name in names)
 
 
 def _byte_level(vocabulary: Path, merges: Path) -> str:

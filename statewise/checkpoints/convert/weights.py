@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from statewise.checkpoints.convert.pickles import load_pickle, plain
-from statewise.checkpoints.convert.source import INDEX, SAFETENSORS, Source, shards_of
+from statewise.checkpoints.convert.source import INDEX, Source, shards_of
 from statewise.checkpoints.manifest import DTYPES
-from statewise.checkpoints.tensor_files import dtype_name, map_tensors, shown
+from statewise.checkpoints.tensor_files import SAFETENSORS, dtype_name, map_tensors, shown
 from statewise.errors import CheckpointError
 
 Tensors = dict[str, Tensor]
@@ -42,8 +42,6 @@ def read_weights(source: Source) -> tuple[dict[str, Any], Tensors]:
         raise CheckpointError(f"{source.weights} holds no tensors")
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
-    for name, tensor in tensors.items():
-        _require_plain(name, tensor, source.weights)
     return config, tensors
 
 
@@ -76,7 +74,7 @@ def _read_shards(index: Path) -> Tensors:
 def _read_file(path: Path) -> tuple[dict[str, Any], Tensors]:
     try:
         if path.suffix == SAFETENSORS:
-            return {}, map_tensors(path)
+            return {}, _plain_tensors(map_tensors(path), path)
         loaded = load_pickle(path)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
@@ -88,12 +86,20 @@ def _read_file(path: Path) -> tuple[dict[str, Any], Tensors]:
             if LIGHTNING_VERSION in loaded:
                 more[LIGHTNING_VERSION] = str(loaded[LIGHTNING_VERSION])
                 more["hyper_parameters"] = plain(loaded.get("hyper_parameters"))
-            return more, dict(loaded[key])
-    return {}, dict(loaded)
+            return more, _plain_tensors(loaded[key], path)
+    return {}, _plain_tensors(loaded, path)
+
+
+def _plain_tensors(loaded: Mapping[Any, Any], path: Path) -> Tensors:
+    for name, tensor in loaded.items():
+        _require_plain(name, tensor, path)
+    return dict(loaded)
 
 
 def _require_plain(name: Any, tensor: Any, path: Path) -> None:
-    if not isinstance(name, str) or not isinstance(tensor, Tensor):
+    if not isinstance(name, str):
+        raise CheckpointError(f"{path}: a key is {shown(repr(name))}, expected the names of tensors")
+    if not isinstance(tensor, Tensor):
         raise CheckpointError(f"{path}: {name!r} is a {type(tensor).__name__}, expected tensors by name")
     if shown(name) != name:
         raise CheckpointError(f"{path}: {shown(name)} is no name of a tensor in any format that is known")

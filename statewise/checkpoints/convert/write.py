@@ -11,10 +11,18 @@ from torch import Tensor
 
 from statewise.checkpoints.atomic import require_free, write_file, write_folder
 from statewise.checkpoints.convert.formats import formats
-from statewise.checkpoints.convert.source import GGUF, SAFETENSORS
 from statewise.checkpoints.files import SavedTokenizer
 from statewise.checkpoints.manifest import TOKENIZER_FILE
-from statewise.checkpoints.tensor_files import count_bytes, require_finite, require_held, stored_tensors, write_tensors
+from statewise.checkpoints.tensor_files import (
+    GGUF,
+    SAFETENSORS,
+    count_bytes,
+    require_finite,
+    require_floating,
+    require_held,
+    stored_tensors,
+    write_tensors,
+)
 from statewise.errors import CheckpointError, ConfigError, InputError
 from statewise.models.base import Model
 
@@ -42,8 +50,7 @@ def save_as(
     """
     if format not in WRITTEN:
         raise InputError(f"format={format!r} is unknown; use one of {list(WRITTEN)}")
-    if dtype is not None and not dtype.is_floating_point:
-        raise InputError(f"save_as takes a floating dtype, got {dtype}")
+    require_floating(dtype, "save_as")
     target = Path(os.path.realpath(path))
     if format == "gguf" and target.suffix != GGUF:
         raise InputError(f"a GGUF file is named *{GGUF}; got {target.name!r}")

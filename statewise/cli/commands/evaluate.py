@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -256,7 +257,9 @@ def _names(given: str) -> list[str]:
 
 def _require_new(path: Path) -> None:
     """Told before the work, not after it."""
+    from statewise.checkpoints.atomic import require_place
     from statewise.errors import ConfigError
 
-    if path.exists():
+    if os.path.lexists(path):
         raise ConfigError(f"{path} exists already; name a new file, nothing is overwritten")
+    require_place(path)
