@@ -8,11 +8,13 @@ result.json          everything, at the end      report.md, *.png    the same to
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ __all__ = ["Job", "Stopped", "Work", "file_name", "finite", "open_work", "write_
 
 SETTINGS_FILE = "reproduction.json"
 PARTS = "parts"
+# Settings that say how the work is done or shown and change no part: a folder may be gone on with with others
+HOW = frozenset({"workers", "bars"})
 
 
 class Work:
@@ -134,6 +138,7 @@ class Work:
 def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | None = None) -> Work:
     """A new folder, or one that holds the same reproduction with the same settings, which is gone on with.
 
+    Those in ``HOW`` may be others; one that the folder does not know, since it is older, had its default.
     Where nothing was done yet, as after a setting that was refused, it is begun anew with others.
 
     Errors: CheckpointError for a folder that holds something else; ConfigError naming the settings that differ.
@@ -141,12 +146,11 @@ def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | Non
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file; expected a folder for the reproduction")
-    settings = json.loads(json.dumps(to_dict(config)))
     file = path / SETTINGS_FILE
     if file.exists():
         before = _read_json(file)
         try:
-            _require_same(before, name, settings, path)
+            _require_same(before, name, config, path)
         except ConfigError:  # other settings, or another reproduction
             if before.get("reproduction") != name or not _is_unused(path):
                 raise
@@ -161,7 +165,7 @@ def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | Non
     for place in (path, path / PARTS):
         remove_hidden(place)
     if not file.exists():
-        write_json(file, {"reproduction": name, "statewise_version": __version__, "settings": settings})
+        write_json(file, {"reproduction": name, "statewise_version": __version__, "settings": _plain(config)})
     return Work(path, name, config, Watcher() if watcher is None else watcher)
 
 
@@ -171,13 +175,30 @@ def _is_unused(path: Path) -> bool:
     return all(name in (SETTINGS_FILE, PARTS) or HIDDEN_NAME.fullmatch(name) for name in entries)
 
 
-def _require_same(before: Any, name: str, settings: dict[str, Any], path: Path) -> None:
+def _plain(config: Any) -> dict[str, Any]:
+    """The settings as they are read from a file again."""
+    settings: dict[str, Any] = json.loads(json.dumps(to_dict(config)))
+    return settings
+
+
+def _defaults(config: Any) -> dict[str, Any]:
+    """Of those fields of the settings that have one."""
+    bare, names = copy.copy(config), set()
+    for field in fields(config):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if default is not MISSING:
+            object.__setattr__(bare, field.name, default)
+            names.add(field.name)
+    return {name: value for name, value in _plain(bare).items() if name in names}
+
+
+def _require_same(before: Any, name: str, config: Any, path: Path) -> None:
     if not isinstance(before, dict) or not isinstance(before.get("settings"), dict):
         raise CheckpointError(f"{path / SETTINGS_FILE} is not what a reproduction writes; give another folder")
     if before.get("reproduction") != name:
         raise ConfigError(f"{path} holds the reproduction {before.get('reproduction')!r}, not {name!r}; give another")
-    old = before["settings"]
-    differing = [key for key in sorted(old.keys() | settings.keys()) if old.get(key) != settings.get(key)]
+    old, settings = _defaults(config) | before["settings"], _plain(config)
+    differing = [key for key in sorted((old.keys() | settings.keys()) - HOW) if old.get(key) != settings.get(key)]
     if differing:
         first = differing[0]
         raise ConfigError(
