@@ -121,6 +121,40 @@ class TestWork:
         with pytest.raises(CheckpointError, match="not what a reproduction writes"):
             open_work(tmp_path / "run", "hippo", config)
 
+    def test_how_it_is_done_may_change(self, tmp_path: Path) -> None:
+        def opened(*assignments: str) -> Any:
+            return open_work(tmp_path, "h3-synthetics", settings("h3-synthetics", quick=True, assignments=assignments))
+
+        opened().part("done", dict)
+        assert opened("workers=3", "bars=true").config.workers == 3
+        with pytest.raises(ConfigError, match=r"another n_test \(n_test was 64, now 32\)"):
+            opened("workers=3", "n_test=32")
+
+    def test_a_field_that_an_older_folder_does_not_know_had_its_default(self, tmp_path: Path) -> None:
+        def opened(*assignments: str) -> None:
+            open_work(tmp_path, "trained", settings("digits", assignments=assignments)).part("done", dict)
+
+        opened()
+        path = tmp_path / "reproduction.json"
+        record = json.loads(path.read_text())
+        del record["settings"]["dtw_windows"], record["settings"]["dtw"]
+        path.write_text(json.dumps(record))
+        opened()
+        with pytest.raises(ConfigError, match=r"another dtw \(dtw was False, now True\)"):
+            opened("dtw=true")
+
+    @pytest.mark.parametrize("name", ["flashconv", "lssl-vs-s4", "s4-vs-transformer", "lra"])
+    def test_a_device_that_is_not_there(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(ConfigError, match=r"device.*'?foo'? is (unknown|out of range).*auto.*cpu.*cuda"):
+            settings(name, quick=True, assignments=["device=foo"])
+        with pytest.raises(ConfigError, match="no CUDA device"):
+            settings(name, quick=True, assignments=["device=cuda"])
+
+    @pytest.mark.parametrize("name", PLACES)
+    def test_a_quick_look_is_in_one_process(self, name: str) -> None:
+        assert getattr(settings(name, quick=True), "workers", 1) == 1
+
     def test_finite(self) -> None:
         assert finite({1: [float("-inf"), "nan", True, None]}) == {"1": [None, "nan", True, None]}
 

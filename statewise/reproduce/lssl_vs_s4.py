@@ -50,6 +50,7 @@ class LsslVsS4Settings:
             raise ConfigError(f"LsslVsS4Settings.widths={self.widths}; use even numbers of at least 2")
         if min(self.length, self.rounds, self.s4_repeats) < 1:
             raise ConfigError("LsslVsS4Settings needs a length, rounds and s4_repeats of at least 1")
+        choose_device(self.device)  # refuses what is not there before the folder is made
 
 
 def quick() -> LsslVsS4Settings:

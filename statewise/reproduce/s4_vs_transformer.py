@@ -57,6 +57,7 @@ class S4VsTransformerSettings:
             )
         if min(*self.lengths, *self.batches, self.n_layers, self.rounds) < 1:
             raise ConfigError("S4VsTransformerSettings: lengths, batches, n_layers and rounds are at least 1")
+        choose_device(self.device)  # refuses what is not there before the folder is made
 
 
 def quick() -> S4VsTransformerSettings:

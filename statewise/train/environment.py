@@ -12,16 +12,18 @@ import numpy as np
 import torch
 
 from statewise.errors import ConfigError
-from statewise.train.config import TrainConfig
+from statewise.train.config import DEVICES, TrainConfig
 
 
 def choose_device(name: str) -> torch.device:
     """The device that ``TrainConfig.device`` stands for: "auto" is CUDA where there is one.
 
-    Errors: ConfigError if CUDA is asked for by name and is not there.
+    Errors: ConfigError for an unknown name, and if CUDA is asked for by name and is not there.
     """
+    if name not in DEVICES:
+        raise ConfigError(f"device={name!r} is unknown; use one of {', '.join(DEVICES)}")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError('TrainConfig.device="cuda", but PyTorch finds no CUDA device here; use "auto" or "cpu"')
+        raise ConfigError('device="cuda", but PyTorch finds no CUDA device here; use "auto" or "cpu"')
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

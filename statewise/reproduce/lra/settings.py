@@ -18,6 +18,7 @@ from statewise.models.encoder import SequenceModelConfig
 from statewise.reproduce.lra.published import Setting
 from statewise.reproduce.lra.runs import MODELS, arena_task, model_config, published_run, published_schedule, setting_of
 from statewise.train.config import RunConfig
+from statewise.train.environment import choose_device
 from statewise.train.presets import fit_model
 from statewise.train.tasks import run_types
 
@@ -71,6 +72,7 @@ class LraSettings:
             raise ConfigError(f"LraSettings.seeds={self.seeds}; give at least one, each once")
         if self.workers < 1 or self.evaluations < 1:
             raise ConfigError("LraSettings: workers and evaluations are at least 1")
+        choose_device(self.device)  # refuses what is not there before the folder is made
         if self.folder is not None:
             object.__setattr__(self, "folder", absolute(self.folder))
         for setting in self.settings:
@@ -187,6 +189,7 @@ def quick() -> LraSettings:
         n_heads=2,
         evaluations=2,
         evaluate_items=64,
+        workers=1,
         settings=(
             "listops-gen:data.min_length=20",
             "listops-gen:data.max_length=100",
