@@ -183,14 +183,26 @@ def _head_table(found: Mapping[str, Any]) -> Table:
             "stores most: the key and value whose product, entering the state, stands out; read by: the key at the end "
             "that gives the largest Q. Half reach: the last step at which the diagonal SSM's filter is at least half "
             "of its largest tap; half-life: of its slowest pole, in steps.",
-            f"{agree} of these {len(rows)} heads are read by the key that they store.",
+            _agreement(agree, len(rows)),
         ),
     )
 
 
+def _agreement(agree: int, of: int) -> str:
+    """How many heads are read by what they store.
+
+    >>> _agreement(1, 4), _agreement(0, 1)
+    ('1 of these 4 heads is read by the key that it stores.', 'This head is not read by the key that it stores.')
+    """
+    if of == 1:
+        return f"This head is {'' if agree else 'not '}read by the key that it stores."
+    verbs = "is read by the key that it stores" if agree == 1 else "are read by the key that they store"
+    return f"{agree} of these {of} heads {verbs}."
+
+
 REPRODUCTION = Reproduction(
     summary="H3 stores a key, its value, and recalls it: by hand, and inside a trained layer, as heat maps",
-    duration="half a minute",
+    duration="a minute or two",
     full=H3AtWorkSettings,
     quick=quick,
     run=run,

@@ -101,4 +101,5 @@ def quick() -> H3LanguageSettings:
         evaluations=2,
         evaluate_tokens=2048,
         test_tokens=4096,
+        workers=1,
     )

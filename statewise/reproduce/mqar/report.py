@@ -57,7 +57,7 @@ def make_report(
             f"Two layers without MLP, pre-norm; vocabulary {config.vocab_size}, {config.n_train:,} rows for training, "
             f"{config.n_test:,} for the test, the loss at the queries. Lengths "
             f"{', '.join(f'{n} with {p} pairs' for n, p in zip(config.lengths, config.pairs))}; at most "
-            f"{', '.join(f'{e:g}' for e in config.epochs)} epochs of batches of {config.batch_size}, ended at "
+            f"{', '.join(f'{e:g}' for e in config.epochs)} {'epoch' if config.epochs == (1,) else 'epochs'} of batches of {config.batch_size}, ended at "
             f"{100 * config.stop_at:g}% on rows of their own; one seed."
         ),
         tables=tables,
