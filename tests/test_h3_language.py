@@ -20,13 +20,14 @@ from statewise.data.tokenizers import FileTokenizer
 from statewise.errors import ConfigError, InputError, NotFiniteError, TrainingError
 from statewise.mixers.attention import AttentionConfig
 from statewise.reproduce import find, reproduce, settings
-from statewise.reproduce.h3_language.experiment import choose_rate, run_config, train_and_test
+from statewise.reproduce.h3_language.experiment import run_config, train_and_test
 from statewise.reproduce.h3_language.models import LABELS, PUBLISHED, attention_places, build_config, n_parameters
-from statewise.reproduce.h3_language.order import EQUAL, REVERSED, T_95, chain, compare_order, margin
+from statewise.reproduce.h3_language.order import EQUAL, REVERSED, T_95, UNKNOWN, chain, compare_order, margin
 from statewise.reproduce.h3_language.report import make_report
 from statewise.reproduce.h3_language.settings import H3LanguageSettings, quick
 from statewise.reproduce.h3_language.text import train_tokenizer
 from statewise.reproduce.progress import Watcher
+from statewise.reproduce.rates import choose_rate
 from statewise.reproduce.report import markdown
 from statewise.train import RunConfig, TrainConfig
 from statewise.train.report import Reporter
@@ -105,7 +106,10 @@ class TestOrder:
         assert [round(float(stats.t.ppf(0.975, df)), 3) for df in range(1, 11)] == list(T_95)
 
     def test_one_seed_has_no_spread(self) -> None:
-        assert margin([1.0], [2.0]) == 0
+        assert margin([1.0], [2.0]) is None
+        ours = {"h3": [5.0], "s4d": [3.0], "mamba": [1.0]}
+        assert [pair.verdict for pair in compare_order(PUBLISHED, ours)] == [UNKNOWN]
+        assert chain(ours, LABELS) == "Mamba 1.00, S4D 3.00, H3 5.00"
         assert margin([1.0, 1.2], [2.0]) > 0
 
     def test_pairs_and_chain(self) -> None:
@@ -147,7 +151,16 @@ class TestSettings:
             ({"models": ()}, "models"),
             ({"models": ("h3", "h4")}, "'h4' is unknown; use h3-hybrid"),
             ({"seeds": (1, 1)}, "seeds"),
-            ({"learning_rates": (0.0,)}, "learning_rates"),
+            ({"learning_rates": (0.0,)}, r"lr=0\.0"),
+            ({"learning_rates": (2e-3, 2.0000001e-3)}, r"learning_rates=.* apart in its first six digits"),
+            ({"length": 1}, "length=1 is too few; use at least 2"),
+            ({"test_tokens": -5}, "test_tokens=-5"),
+            ({"test_tokens": 0}, "test_tokens=0"),
+            ({"test_tokens": 1}, "test_tokens=1 is too few; use at least 2"),
+            ({"evaluate_tokens": 0}, "evaluate_tokens=0"),
+            ({"warmup": -1.0}, r"warmup=-1\.0"),
+            ({"weight_decay": -1.0}, "weight_decay"),
+            ({"workers": 0}, "workers=0"),
             ({"n_layers": 2}, "n_layers"),
             ({"tokens": 0}, "tokens"),
             ({"tuning_share": 1.5}, "tuning_share"),
@@ -238,7 +251,10 @@ class TestWhole:
             assert run["perplexity"] == pytest.approx(math.exp(test["nats"] / test["n_tokens"]))
             assert run["bits_per_byte"] == pytest.approx(test["nats"] / math.log(2) / test["n_bytes"])
             assert [step for step, _ in run["curve"]] == [1, 2]
-        assert "With one seed" in order["notes"][-1]
+        assert order["title"] == "The order of each two: unknown, of one seed"
+        assert {tuple(row[3:]) for row in order["rows"]} == {("-", "unknown")}
+        assert "With one seed the spread is unknown" in order["notes"][-1]
+        assert (figures["as_published"], figures["equal"], figures["reversed"]) == (0, 0, 0)
 
     def test_stopped_and_continued(self, text: Path, tmp_path: Path) -> None:
         config = smallest(text)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from statewise.errors import ConfigError
+from statewise.errors import ConfigError, InputError, NotFiniteError, TrainingError
 from statewise.reproduce import reproduce, settings
 from statewise.reproduce.mqar.experiment import state_size, train_and_test
 from statewise.reproduce.mqar.settings import SIZES, MqarSettings, run_config
@@ -62,6 +62,8 @@ class TestSettings:
             ({"models": ("h4",)}, "use some of h3, linear, mamba2, attention"),
             ({"lengths": (64,)}, "give one of each for every length"),
             ({"rates": ()}, "give at least one rate"),
+            ({"rates": (2e-3, 2.0000001e-3)}, r"MqarSettings\.rates=.* apart in its first six digits"),
+            ({"tuning": 0.0}, r"tuning=0\.0; use a fraction"),
             ({"n_sizes": 4}, "use 1 to 3"),
             ({"pairs": (4, 80)}, "n_pairs"),
             ({"workers": 0}, "workers is at least 1"),
@@ -108,6 +110,45 @@ class TestRuns:
         assert "hold the token 0" in page
         assert "minutes" not in page
         assert not PLOTS or (tmp_path / "run" / "mqar.png").exists()
+
+    def test_a_run_that_diverges_is_a_result(self, tmp_path: Path) -> None:
+        few = ["n_train=128", "n_test=64", 'models=["linear"]', "n_sizes=2", "workers=1"]
+        folder = tmp_path / "run"
+        both = settings("mqar", quick=True, assignments=[*few, "rates=[1e8,0.01]", "tuning=1"])
+        first = reproduce("mqar", folder, both, plots=PLOTS).record
+        assert first is not None
+        assert "not finite" in first["figures"]["rate-linear-1e+08"]["diverged"]
+        assert first["figures"]["linear-32-2-0"]["lr"] == 0.01
+        page = (folder / "report.md").read_text()
+        assert "Diverged, and not tested: rate-linear-1e+08;" in page
+        assert "at most 1 epoch of batches" in page
+        again = reproduce("mqar", folder, both, plots=False).record  # what diverged is done as well
+        assert again is not None
+        assert again["figures"] == first["figures"]
+        # Of the runs themselves all may be lost
+        lost = settings("mqar", quick=True, assignments=[*few, "rates=[1e8]"])
+        assert reproduce("mqar", tmp_path / "lost", lost, plots=PLOTS).record is not None
+        page = (tmp_path / "lost" / "report.md").read_text()
+        assert page.count("| diverged | - |") == 2
+        assert "Chance is 50.0% among those of the row" in page
+        none = settings("mqar", quick=True, assignments=[*few, "rates=[1e8,1e9]"])
+        with pytest.raises(TrainingError, match="linear attention diverged at every learning rate: step"):
+            reproduce("mqar", tmp_path / "none", none, plots=False)
+
+    @pytest.mark.parametrize("cause", [NotFiniteError("nan"), InputError("no rows"), None])
+    def test_only_divergence_is_a_result(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: InputError | None
+    ) -> None:
+        def fail(*arguments: Any, **options: Any) -> None:
+            raise TrainingError("step 1: it went wrong") from cause
+
+        monkeypatch.setattr("statewise.reproduce.mqar.experiment.train", fail)
+        arguments = (run_config(MqarSettings(), "linear", 0, 0, 1e-2), str(tmp_path), Reporter())
+        if type(cause) is InputError:
+            with pytest.raises(TrainingError, match="it went wrong"):
+                train_and_test(*arguments)
+        else:
+            assert train_and_test(*arguments)["diverged"] == "step 1: it went wrong"
 
     def test_one_length_with_several_pairs(self, tmp_path: Path) -> None:
         rows = ["lengths=[16,16]", "pairs=[1,3]", "epochs=[1,2]", "n_train=64", "n_test=32"]

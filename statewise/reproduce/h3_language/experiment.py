@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 
 from statewise.checkpoints import load
 from statewise.data.text import TokenSplit
-from statewise.errors import InputError, NotFiniteError, TrainingError
+from statewise.errors import TrainingError
 from statewise.evaluate.perplexity import evaluate_split
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
@@ -21,10 +20,12 @@ from statewise.reproduce.h3_language.models import LABELS, build_config, describ
 from statewise.reproduce.h3_language.report import make_report
 from statewise.reproduce.h3_language.settings import H3LanguageSettings, quick
 from statewise.reproduce.h3_language.text import make_tokenizer, open_text, text_config
+from statewise.reproduce.rates import choose_rate, rate_name
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
 from statewise.reproduce.work import Job, Stopped, Work
-from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.config import RunConfig
+from statewise.train.divergence import is_divergence
 from statewise.train.loop import train
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
@@ -33,25 +34,7 @@ from statewise.train.run_folder import METRICS_FILE, RUN_FILE
 
 def run_config(config: H3LanguageSettings, folder: Path, name: str, lr: float, seed: int, share: float) -> RunConfig:
     """The training run of one model, rate and seed, on this share of the tokens; ``folder`` holds the tokenizer."""
-    steps = config.steps(share)
-    training = TrainConfig(
-        steps=steps,
-        batch_size=config.batch_size,
-        length=config.length,
-        seed=seed,
-        lr=lr,
-        warmup=config.warmup,
-        weight_decay=config.weight_decay,
-        dynamics_lr_max=config.dynamics_lr_max,
-        evaluate_every=max(1, steps // config.evaluations),
-        evaluate_minutes=None,
-        evaluate_items=config.evaluate_tokens,
-        evaluate_window=config.length,  # all models alike, whether their state could be carried on or not
-        save_minutes=5.0,
-        keep_last=1,
-        keep_best=False,
-        device="cpu",
-    )
+    training = config.training(lr, seed, share)
     return RunConfig(model=build_config(name, config.sizes), data=text_config(config.source, folder), train=training)
 
 
@@ -88,25 +71,14 @@ def run(config: H3LanguageSettings, work: Work) -> Report:
             "learning_rate": rates[name],
             "parameters": n_parameters(model),
             "sizes": describe(name, model),
-            "tuning": {f"{lr:g}": result for lr, result in at_each.items()},
+            "tuning": {rate_name(lr): result for lr, result in at_each.items()},
             "seeds": {str(seed): result for seed, result in runs.items()},
         }
     return make_report(config, text, models)
 
 
 def tuning_part(name: str, lr: float) -> str:
-    return f"{name}-rate-{lr:g}"
-
-
-def choose_rate(tuned: Mapping[float, Mapping[str, Any]], label: str) -> float:
-    """The learning rate with the least loss on the validation split.
-
-    Errors: TrainingError if the run diverged at every one.
-    """
-    losses = {lr: result["validation_loss"] for lr, result in tuned.items() if result["diverged"] is None}
-    if not losses:
-        raise TrainingError(f"{label} diverged at every learning rate: {next(iter(tuned.values()))['diverged']}")
-    return min(losses, key=losses.__getitem__)
+    return f"{name}-rate-{rate_name(lr)}"
 
 
 def job(config: H3LanguageSettings, folder: Path, name: str, lr: float, seed: int, share: float) -> Job:
@@ -123,13 +95,12 @@ def train_and_test(
     Errors: TrainingError if the evaluation failed for another reason; Stopped, with everything saved.
     """
     run = run_config(config, Path(folder), name, lr, seed, share)
-    place = Path(folder, "runs", f"{name}-rate-{lr:g}-seed-{seed}" + ("" if share == 1 else "-tuning"))
+    place = Path(folder, "runs", f"{tuning_part(name, lr)}-seed-{seed}" + ("" if share == 1 else "-tuning"))
     begun, cpu = time.monotonic(), time.process_time()
     try:
         result = train(run, place, resume=(place / RUN_FILE).exists(), reporter=reporter)
     except TrainingError as error:
-        cause = error.__cause__
-        if isinstance(cause, InputError) and not isinstance(cause, NotFiniteError):
+        if not is_divergence(error):
             raise
         return {"diverged": str(error)}
     if result.signal is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from statewise.reproduce.h3_language.models import LABELS, PUBLISHED, WITHOUT_MLP
 from statewise.reproduce.h3_language.order import AS_PUBLISHED, EQUAL, REVERSED, chain, compare_order
 from statewise.reproduce.h3_language.settings import H3LanguageSettings
+from statewise.reproduce.rates import rate_name
 from statewise.reproduce.report import Plot, Report, drawn
 from statewise.train.tasks.base import Table
 
@@ -24,8 +26,7 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 def make_report(config: H3LanguageSettings, text: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> Report:
     ours = perplexities(models)
     pairs = compare_order(PUBLISHED, ours)
-    n_equal = sum(pair.verdict == EQUAL for pair in pairs)
-    n_reversed = sum(pair.verdict == REVERSED for pair in pairs)
+    counts = Counter(pair.verdict for pair in pairs)
     notes = [f"Ours: {chain(ours, LABELS)}."] if ours else []
     notes.append(f"Published: {' < '.join(f'{LABELS[name]} {value}' for name, value in PUBLISHED.items())}.")
     return Report(
@@ -35,11 +36,22 @@ def make_report(config: H3LanguageSettings, text: Mapping[str, Any], models: Map
             _results(models),
             _rates(config, models),
             Table(
-                f"The order of each two: {len(pairs) - n_equal - n_reversed} of {len(pairs)} as published, "
-                f"{n_equal} equal, {n_reversed} reversed",
+                "The order of each two: "
+                + (
+                    f"{counts[AS_PUBLISHED]} of {len(pairs)} as published, {counts[EQUAL]} equal, "
+                    f"{counts[REVERSED]} reversed"
+                    if len(config.seeds) > 1
+                    else "unknown, of one seed"
+                ),
                 ("better, as published", "worse", "ours: worse - better", "equal below", "verdict"),
                 [
-                    (LABELS[p.better], LABELS[p.worse], f"{p.difference:+.2f}", f"{p.margin:.2f}", p.verdict)
+                    (
+                        LABELS[p.better],
+                        LABELS[p.worse],
+                        f"{p.difference:+.2f}",
+                        "-" if p.margin is None else f"{p.margin:.2f}",
+                        p.verdict,
+                    )
                     for p in pairs
                 ],
                 (*notes, _rule(config)),
@@ -52,9 +64,9 @@ def make_report(config: H3LanguageSettings, text: Mapping[str, Any], models: Map
             "models": models,
             "perplexities": ours,
             "order": [{**pair._asdict(), "verdict": pair.verdict} for pair in pairs],
-            "as_published": sum(pair.verdict == AS_PUBLISHED for pair in pairs),
-            "equal": n_equal,
-            "reversed": n_reversed,
+            "as_published": counts[AS_PUBLISHED],
+            "equal": counts[EQUAL],
+            "reversed": counts[REVERSED],
         },
         plots=_plots(config, models, ours),
     )
@@ -141,7 +153,7 @@ def _setting(config: H3LanguageSettings, text: Mapping[str, Any]) -> str:
     tuning = "" if config.tuning_share == 1 else f" on {config.tuning_share:.0%} of the tokens"
     rates = f"The learning rate is {config.learning_rates[0]:g}."
     if len(config.learning_rates) > 1:
-        listed = ", ".join(f"{lr:g}" for lr in config.learning_rates)
+        listed = ", ".join(rate_name(lr) for lr in config.learning_rates)
         rates = (
             f"The learning rate of each model is the best on the validation split of {listed}, with seed "
             f"{config.seeds[0]}{tuning}."
@@ -208,13 +220,13 @@ def _rates(config: H3LanguageSettings, models: Mapping[str, Mapping[str, Any]]) 
         if len(config.learning_rates) > 1 and model["learning_rate"] in ends:
             at_an_end.append(f"{LABELS[name]} ({model['learning_rate']:g})")
     notes = (f"At an end of the list, so that a better one may lie beyond: {', '.join(at_an_end)}.",)
-    columns = ("", *(f"{lr:g}" for lr in config.learning_rates), "chosen")
+    columns = ("", *(rate_name(lr) for lr in config.learning_rates), "chosen")
     return Table("Perplexity on the validation split, by learning rate", columns, rows, notes if at_an_end else ())
 
 
 def _rule(config: H3LanguageSettings) -> str:
     if len(config.seeds) < 2:
-        return "With one seed the spread is not known, and no two are called equal."
+        return "With one seed the spread is unknown: the differences are no verdicts."
     return (
         "Two are called equal where their means differ by less than the seeds explain: t s sqrt(2 / n), s being the "
         f"pooled standard deviation of their n = {len(config.seeds)} seeds and t Student's 95 % point."

@@ -10,6 +10,8 @@ from statewise.data.sources import CORPORA
 from statewise.errors import ConfigError
 from statewise.reproduce.h3_language.models import LABELS, USUAL, Sizes
 from statewise.reproduce.h3_language.text import text_config
+from statewise.reproduce.rates import require_apart
+from statewise.train.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,25 +57,32 @@ class H3LanguageSettings:
     workers: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("models", "learning_rates", "seeds"):
+        require_apart("H3LanguageSettings.learning_rates", self.learning_rates)
+        for name in ("models", "seeds"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise ConfigError(f"H3LanguageSettings.{name}={values}; give at least one, each once")
         unknown = [name for name in self.models if name not in LABELS]
         if unknown:
             raise ConfigError(f"H3LanguageSettings.models: {unknown[0]!r} is unknown; use {', '.join(LABELS)}")
-        if min(self.tokens, self.length, self.batch_size, self.evaluations, self.workers, self.d_model) < 1:
-            raise ConfigError(
-                "H3LanguageSettings: tokens, length, batch_size, evaluations, workers and d_model are at least 1"
-            )
+        for name in ("tokens", "batch_size", "evaluations", "workers", "d_model"):
+            self._require_at_least(1, name)
+        for name in ("length", "evaluate_tokens", "test_tokens"):  # of two tokens one is predicted
+            self._require_at_least(2, name)
         if self.n_layers < 3:
             raise ConfigError(f"H3LanguageSettings.n_layers={self.n_layers}; a hybrid needs at least 3")
         if not 0 < self.tuning_share <= 1:
             raise ConfigError(f"H3LanguageSettings.tuning_share={self.tuning_share}; use a share above 0, at most 1")
-        if min(self.learning_rates) <= 0:
-            raise ConfigError(f"H3LanguageSettings.learning_rates={self.learning_rates}; each is above 0")
+        for lr in self.learning_rates:
+            for seed in self.seeds:
+                self.training(lr, seed, 1.0)  # refuses what no run could have before the text is made into tokens
         if self.source not in CORPORA:
             object.__setattr__(self, "source", text_config(self.source, Path()).source)
+
+    def _require_at_least(self, least: int, name: str) -> None:
+        value = getattr(self, name)
+        if value is not None and value < least:
+            raise ConfigError(f"H3LanguageSettings.{name}={value} is too few; use at least {least}")
 
     @property
     def sizes(self) -> Sizes:
@@ -82,6 +91,31 @@ class H3LanguageSettings:
 
     def steps(self, share: float = 1.0) -> int:
         return max(2, math.ceil(share * self.tokens / (self.batch_size * self.length)))
+
+    def training(self, lr: float, seed: int, share: float) -> TrainConfig:
+        """Of a run on this share of the tokens.
+
+        Errors: ConfigError for what no run could have.
+        """
+        steps = self.steps(share)
+        return TrainConfig(
+            steps=steps,
+            batch_size=self.batch_size,
+            length=self.length,
+            seed=seed,
+            lr=lr,
+            warmup=self.warmup,
+            weight_decay=self.weight_decay,
+            dynamics_lr_max=self.dynamics_lr_max,
+            evaluate_every=max(1, steps // self.evaluations),
+            evaluate_minutes=None,
+            evaluate_items=self.evaluate_tokens,
+            evaluate_window=self.length,  # all models alike, whether their state could be carried on or not
+            save_minutes=5.0,
+            keep_last=1,
+            keep_best=False,
+            device="cpu",
+        )
 
 
 def quick() -> H3LanguageSettings:

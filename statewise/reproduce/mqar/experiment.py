@@ -10,15 +10,18 @@ from torch.utils import _pytree as pytree
 
 from statewise.checkpoints import load, resolve
 from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.errors import TrainingError
 from statewise.mixers.attention import Attention
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce.mqar.report import make_report
-from statewise.reproduce.mqar.settings import MqarSettings, part_name, quick, run_config
+from statewise.reproduce.mqar.settings import NAMES, MqarSettings, part_name, quick, run_config
+from statewise.reproduce.rates import choose_rate, rate_name
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
 from statewise.reproduce.work import Stopped, Work
 from statewise.reproduce.workers import Job
 from statewise.train.config import RunConfig
+from statewise.train.divergence import is_divergence
 from statewise.train.loop import train
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
@@ -41,19 +44,33 @@ def state_size(config: RunConfig) -> int:
 
 
 def train_and_test(run: RunConfig, folder: str, reporter: Reporter) -> dict[str, Any]:
-    """A part: trains the run, or goes on with it, and tests its best checkpoint."""
+    """A part: trains the run, or goes on with it, and tests its best checkpoint.
+
+    A run that diverged is a result: "diverged" says where, and nothing was tested.
+
+    Errors: TrainingError if an evaluation failed for another reason; Stopped, with everything saved.
+    """
     path = Path(folder)
-    result = train(run, path, resume=(path / RUN_FILE).exists(), reporter=reporter)
+    shared = {
+        "state": state_size(run),
+        "parameters": sum(p.numel() for p in run.model.build().parameters()),
+        "d_model": cast(LanguageModelConfig, run.model).d_model,
+        "lr": run.train.lr,
+    }
+    try:
+        result = train(run, path, resume=(path / RUN_FILE).exists(), reporter=reporter)
+    except TrainingError as error:
+        if not is_divergence(error):
+            raise
+        return {**shared, "diverged": str(error)}
     if result.signal is not None:
         raise Stopped(result.signal)
     course = [line for line in read_metrics(path / METRICS_FILE) if line["kind"] == "evaluation"]
     model, task = load(resolve(path, "best")), open_task(run)
     record = task.evaluate(model, "test")
     return {
-        "state": state_size(run),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "d_model": cast(LanguageModelConfig, run.model).d_model,
-        "lr": run.train.lr,
+        **shared,
+        "diverged": None,
         "steps": result.step,
         "stopped_early": _has_reached(run.train.stop_at, result.validation),
         "training_seconds": course[-1]["seconds"],
@@ -75,7 +92,7 @@ def run(config: MqarSettings, work: Work) -> Report:
     if len(config.rates) > 1:
         tuned = work.parts(_tuning(config, work), n_workers=config.workers)
         for model in config.models:
-            rates[model] = min(config.rates, key=lambda rate: tuned[f"rate-{model}-{rate:g}"]["validation_loss"])
+            rates[model] = choose_rate({rate: tuned[tuning_part(model, rate)] for rate in config.rates}, NAMES[model])
     jobs = {}
     for i in range(len(config.lengths)):
         for model in config.models:
@@ -85,13 +102,17 @@ def run(config: MqarSettings, work: Work) -> Report:
     return make_report(config, work.parts(jobs, n_workers=config.workers), tuned)
 
 
+def tuning_part(model: str, rate: float) -> str:
+    return f"rate-{model}-{rate_name(rate)}"
+
+
 def _tuning(config: MqarSettings, work: Work) -> dict[str, Job]:
     jobs, size = {}, min(1, config.n_sizes - 1)
     for model in config.models:
         for rate in config.rates:
             run = run_config(config, model, size, 0, rate)
             short = replace(run, train=replace(run.train, epochs=config.tuning * config.epochs[0]))
-            part = f"rate-{model}-{rate:g}"
+            part = tuning_part(model, rate)
             jobs[part] = _job(config, work, part, short)
     return jobs
 

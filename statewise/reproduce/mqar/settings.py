@@ -13,6 +13,7 @@ from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
+from statewise.reproduce.rates import require_apart
 from statewise.train.config import RunConfig, TrainConfig
 
 NAMES = {"h3": "H3", "linear": "linear attention", "mamba2": "Mamba-2", "attention": "attention"}
@@ -72,11 +73,9 @@ class MqarSettings:
                 f"MqarSettings: lengths={self.lengths}, pairs={self.pairs}, epochs={self.epochs}; give one of each for "
                 "every length"
             )
-        if not self.rates or len(set(self.rates)) < len(self.rates) or not 0 < self.tuning <= 1:
-            raise ConfigError(
-                f"MqarSettings.rates={self.rates}, tuning={self.tuning}; give at least one rate, each once, and a "
-                "fraction above 0 and at most 1"
-            )
+        require_apart("MqarSettings.rates", self.rates)
+        if not 0 < self.tuning <= 1:
+            raise ConfigError(f"MqarSettings.tuning={self.tuning}; use a fraction above 0 and at most 1")
         if self.workers < 1 or not 0 < self.stop_at <= 1:
             raise ConfigError("MqarSettings: workers is at least 1, and stop_at is above 0 and at most 1")
         if len(set(zip(self.lengths, self.pairs))) < len(self.lengths):
