@@ -6,12 +6,13 @@ import json
 import os
 import signal
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from statewise.errors import ConfigError
+from statewise.errors import ConfigError, InputError, TrainingError
 from statewise.reproduce import find, reproduce, settings
 from statewise.reproduce.h3_synthetics.report import make_report, told_differences
 from statewise.reproduce.h3_synthetics.settings import (
@@ -27,6 +28,7 @@ from statewise.reproduce.seeds_of_a_run import CPU_FILE, train_and_test
 from statewise.train.report import Reporter
 from statewise.train.schedule import learning_rate_factor
 
+PLOTS = find_spec("matplotlib") is not None
 SMALL = ["n_train=64", "n_validation=16", "n_test=16"]
 
 
@@ -168,6 +170,47 @@ def test_a_kill_leaves_no_kept_step_uncounted(tmp_path: Path) -> None:
     assert heard[0] == "start"
     assert {"train", "evaluation", "checkpoint", "end"} < set(heard)
     assert json.loads(file.read_text()) >= json.loads(heard[heard.index("checkpoint") + 1])
+
+
+def test_a_seed_that_diverges_is_a_result_and_stops_no_other(tmp_path: Path) -> None:
+    config = settings("h3-synthetics", quick=True, assignments=[*SMALL, "epochs=[1,1]", "seeds=[0,1]", "bars=true"])
+    config = replace(config, models=("attention",), tasks=TASKS[:1], epochs=(1,))
+    first, second = (run_config(config, TASKS[0], "attention", seed) for seed in config.seeds)
+    bad = replace(second, train=replace(second.train, lr=1e38))
+    runs = {"seed-0": first, "seed-1": bad}
+    part = train_and_test(runs, str(tmp_path / "some"), Reporter())
+    assert part["seeds"]["seed-0"]["diverged"] is None
+    assert "step " in part["seeds"]["seed-1"]["diverged"]
+    again = train_and_test(runs, str(tmp_path / "some"), Reporter())
+    assert again["seeds"]["seed-1"] == part["seeds"]["seed-1"]
+    assert again["seeds"]["seed-0"]["loss"] == part["seeds"]["seed-0"]["loss"]
+    report = make_report(config, {"induction-head-attention": part})
+    (row,) = report.tables[0].rows
+    assert row[2] == "diverged"
+    assert row[3].endswith(" diverged")
+    assert [bar.ours for bar in report.bars] == [0.0]
+    if PLOTS:
+        report.plots[0].write(tmp_path / "plot.png")
+    worst = replace(first, train=replace(first.train, lr=1e37))
+    for lost in ({"seed-0": worst, "seed-1": bad}, {"seed-1": bad}):
+        for _ in range(2):  # the second time each says what it said
+            part = train_and_test(lost, str(tmp_path / f"all-{len(lost)}"), Reporter())
+            assert all("step " in seed["diverged"] for seed in part["seeds"].values())
+            assert part["parameters"] > 0
+            assert part["ms_per_step"] is None
+    make_report(replace(config, seeds=(1,)), {"induction-head-attention": part})
+
+
+@pytest.mark.parametrize("n_runs", [1, 2])
+def test_only_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_runs: int) -> None:
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise InputError("no rows")
+
+    monkeypatch.setattr("statewise.train.tasks.base.Task.validate", refuse)
+    config = settings("h3-synthetics", quick=True, assignments=[*SMALL, "epochs=[1,1]"])
+    runs = {f"seed-{seed}": run_config(config, TASKS[0], "attention", seed) for seed in range(n_runs)}
+    with pytest.raises(TrainingError, match="the evaluation failed: no rows"):
+        train_and_test(runs, str(tmp_path), Reporter())
 
 
 def made(**changes: Any) -> Report:

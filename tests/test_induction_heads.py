@@ -187,6 +187,23 @@ class TestReport:
         for word in ("vectors of the learned", "ends early", "these at"):
             assert word not in page
 
+    def test_a_diverged_seed_is_shown_as_such(self, tmp_path: Path) -> None:
+        config = InductionHeadsSettings(models=("mamba", "h3"), steps=(9, 9), seeds=(0, 1), lengths=(64,))
+        run = {"diverged": None, "steps": 9, "course": [0.5, 1.0], "validation": 1.0}
+        whole = {"seeds": {"seed": run}, "parameters": 7, "cpu_seconds": 60.0, "ms_per_step": 1.0}
+        lost = {**whole, "seeds": {"seed": {"diverged": "step 3"}}, "ms_per_step": None}
+        trained = {"mamba-0": lost, "mamba-1": lost, "h3-0": lost, "h3-1": whole}
+        report = make_report(config, trained, {"h3-1-64": {"accuracy": 0.5, "rows": 5}})
+        assert [table.rows for table in report.tables[:2]] == [
+            [("64", "100.0", "diverged", "diverged", "-")],
+            [("64", "100.0", "diverged", "50.0", "5")],
+        ]
+        assert report.tables[2].rows[0] == ("Mamba, seed 0", "7", "-", "-", "diverged", "60", "-")
+        assert report.figures["best_seed"] == {"mamba": None, "h3": 1}
+        assert not report.bars[0].holds
+        if PLOTS:
+            report.plots[0].write(tmp_path / "plot.png")
+
     def test_who_ends_early(self) -> None:
         right = {f"{model}-{seed}": [1.0, 1.0] for model in ("mamba", "h3") for seed in (0, 1)}
         said = " ".join(made(right, models=("mamba", "h3"), steps=(9, 9)).differences)

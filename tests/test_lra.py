@@ -112,7 +112,7 @@ class TestSettings:
 def part(accuracy: float) -> dict[str, Any]:
     found = {"accuracy": accuracy, "chance": 0.5, "parameters": 1000, "steps": 7, "epochs": 0.5, "seconds": 60.0}
     course = {"course": [accuracy / 2, accuracy], "course_seconds": [30.0, 60.0]}
-    return {"seeds": {"seed": {**found, **course}}, "cpu_seconds": 70.0, "ms_per_step": 10_000.0}
+    return {"seeds": {"seed": {**found, **course}}, "parameters": 7, "cpu_seconds": 70.0, "ms_per_step": 10_000.0}
 
 
 def test_the_report_says_what_was_run_and_what_was_not() -> None:
@@ -138,6 +138,20 @@ def test_the_report_says_what_was_run_and_what_was_not() -> None:
     assert len(each.rows) == 12
     assert ("listops, S4D-LegS", "64 (128)", "4 (8)", "64", "16 (50)", "0.01", "7 (80,000)") in scaled.rows
     assert ("image, Transformer", "64", "4", "-", "16", "0.001", "7") in scaled.rows
+
+
+def test_a_diverged_seed_is_shown_as_such(tmp_path: Path) -> None:
+    config = LraSettings(models=("s4d", "h3"), tasks=("listops-gen",), seeds=(0, 1))
+    lost = {**part(0.5), "seeds": {"seed": {"diverged": "step 3"}}, "ms_per_step": None}
+    data = {"listops-gen": {"sizes": {"train": 3}, "described": "", "caveats": []}}
+    ours = {("s4d", "listops-gen"): {0: part(0.5), 1: lost}, ("h3", "listops-gen"): {0: lost, 1: lost}}
+    report = make_report(config, data, ours)
+    beside, each, scaled = report.tables
+    assert [row[:2] for row in beside.rows[-2:]] == [("ours: S4D-LegS", "diverged"), ("ours: H3", "diverged")]
+    assert [row[1] for row in each.rows] == ["50.00%", "diverged", "diverged", "diverged"]
+    assert [row[-1][:1] for row in scaled.rows] == ["7", "-"]
+    if PLOTS:
+        report.plots[0].write(tmp_path / "plot.png")
 
 
 def test_six_tasks_have_an_average() -> None:

@@ -88,6 +88,22 @@ class TestReport:
         assert "4.0 minutes" not in report.setting
         assert "8.0 minutes of processor time" in report.setting
 
+    def test_a_diverged_seed_is_shown_as_such(self, tmp_path: Path) -> None:
+        config = SelectiveCopyingSettings(models=("s4", "mamba"), seeds=(0, 1))
+        lost = {"seeds": {"seed": {"diverged": "step 3"}}, "cpu_seconds": 6.0, "parameters": 9, "ms_per_step": None}
+        found = {f"{model}-{seed}": lost for model in config.models for seed in config.seeds}
+        run = {"diverged": None, "accuracy": 1.0, "steps": 512, "course": [0.1, 0.2]}
+        found["mamba-1"] = {**lost, "seeds": {"seed": run}, "ms_per_step": 3.0}
+        report = make_report(config, found)
+        assert [row[3:6] for row in report.tables[0].rows] == [
+            ("diverged", "diverged diverged", "- -"),
+            ("diverged", "diverged 100.0", "- 512"),
+        ]
+        assert [row[-1] for row in report.tables[0].rows] == ["-", "3.0"]
+        assert [bar.what for bar in report.bars] == ["Mamba, the best seed"]  # S4 has no accuracy to be below it
+        if PLOTS:
+            report.plots[0].write(tmp_path / "plot.png")
+
     def test_nothing_is_said_of_what_was_not_run(self) -> None:
         report = made({"s4": 0.3}, stop_at=None)
         assert report.bars == []

@@ -268,6 +268,24 @@ class TestGoodEnough:
         for name in runs:
             assert replace(again.runs[name], seconds=0.0) == replace(result.runs[name], seconds=0.0)
 
+    def test_those_that_reached_it_stay_when_all_others_diverge(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = self.run(tmp_path, stop_at=7.9, stop_after=2)
+        runs = seeds_and_rates(run, 1, [3e-2, 1e-5])
+        fast, slow = runs
+        update = Stack.update
+
+        def diverge(stack: Stack) -> Any:
+            if len(stack.members) > 1:
+                return update(stack)
+            return [], [(stack.members[0], TrainingError("the loss is nan"))]
+
+        monkeypatch.setattr(Stack, "update", diverge)
+        result = train_stack(runs, tmp_path / "stack")
+        assert (list(result.runs), result.diverged) == ([fast], {slow: "the loss is nan"})
+        assert train_stack(runs, tmp_path / "stack", resume=True).diverged == result.diverged
+
     def test_the_rest_goes_on_after_a_stop(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Stopped after the first has left: the others go on, to the bits that they would have come to."""
         run = self.run(tmp_path, stop_at=7.9, stop_after=2)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from statewise.checkpoints import load, resolve
+from statewise.errors import TrainingError
 from statewise.reproduce.work import Stopped, write_json
 from statewise.train.config import RunConfig
 from statewise.train.course import TrainResult
+from statewise.train.divergence import is_divergence
 from statewise.train.loop import train
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
@@ -26,35 +31,88 @@ SECONDS_BETWEEN_COUNTS = 2.0
 def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporter) -> dict[str, Any]:
     """A part: trains the runs, which differ in their seeds, or goes on with them; then tests each of them.
 
-    Errors: TrainingError if one of them diverged; Stopped, with everything saved.
+    A seed that diverged is a result: "diverged" says where, and nothing was tested. Where all did, there are no
+    milliseconds of a step.
+
+    Errors: TrainingError if an evaluation failed for another reason; Stopped, with everything saved.
     """
     path = Path(folder)
     counting = Counting(path / CPU_FILE, reporter)
     try:
-        results = _train(runs, path, counting)
+        results, diverged = _train(runs, path, counting)
     finally:
         counting.write()
     stopped = [result.signal for result in results.values() if result.signal is not None]
     if stopped:
         raise Stopped(stopped[0])
     cpu_seconds = json.loads((path / CPU_FILE).read_text())
-    seeds = {name: _tested(run, path / name, results[name]) for name, run in runs.items()}
+    seeds = {
+        name: _tested(run, path / name, results[name]) if name in results else {"diverged": diverged[name]}
+        for name, run in runs.items()
+    }
+    steps = max((result.step for result in results.values()), default=None)
     return {
         "seeds": seeds,
-        "parameters": next(iter(seeds.values()))["parameters"],
+        "parameters": _n_parameters(next(iter(runs.values()))),
         "cpu_seconds": cpu_seconds,
-        "ms_per_step": 1e3 * cpu_seconds / max(result.step for result in results.values()),
+        "ms_per_step": None if steps is None else 1e3 * cpu_seconds / steps,
     }
 
 
-def _train(runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter) -> dict[str, TrainResult]:
+def is_diverged(seed: Mapping[str, Any]) -> bool:
+    """Of what a part says of a seed. Folders of older versions hold none that diverged."""
+    return seed.get("diverged") is not None
+
+
+def whole(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a part says of the seeds that did not diverge."""
+    return [seed for seed in part["seeds"].values() if not is_diverged(seed)]
+
+
+def mean_text(parts: Sequence[Mapping[str, Any]], digits: int) -> str:
+    """The mean accuracy of all seeds, in %; "diverged" if one of them did."""
+    seeds = [seed for part in parts for seed in part["seeds"].values()]
+    if any(map(is_diverged, seeds)):
+        return "diverged"
+    return f"{100 * statistics.fmean(seed['accuracy'] for seed in seeds):.{digits}f}"
+
+
+def told(seed: Mapping[str, Any], text: Callable[[Mapping[str, Any]], str], otherwise: str = "-") -> str:
+    """What ``text`` says of a seed, and of one that diverged the other."""
+    return otherwise if is_diverged(seed) else text(seed)
+
+
+def ms_text(part: Mapping[str, Any], digits: int = 1) -> str:
+    ms = part["ms_per_step"]
+    return "-" if ms is None else f"{ms:,.{digits}f}"
+
+
+def _train(
+    runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter
+) -> tuple[dict[str, TrainResult], dict[str, str]]:
+    """The results of those that did not diverge, and of the others where they did."""
     begun = any((folder / name / RUN_FILE).exists() for name in runs)
-    if len(runs) == 1:
-        ((name, run),) = runs.items()
-        return {name: train(run, folder / name, resume=begun, reporter=reporter)}
-    result = train_stack(runs, folder, resume=begun, reporter=reporter)
-    result.require_all()
-    return result.runs
+    try:
+        if len(runs) == 1:
+            ((name, run),) = runs.items()
+            return {name: train(run, folder / name, resume=begun, reporter=reporter)}, {}
+        result = train_stack(runs, folder, resume=begun, reporter=reporter)
+    except TrainingError as error:
+        if not is_divergence(error):
+            raise
+        return {}, {name: _where(folder / name / METRICS_FILE, error) for name in runs}
+    return result.runs, result.diverged
+
+
+def _where(metrics: Path, error: TrainingError) -> str:
+    """What a stack wrote of the run that diverged; of one that was alone, what it said itself."""
+    last = [{}, *(read_metrics(metrics) if metrics.exists() else [])][-1]
+    return str(last["message"]) if last.get("kind") == "diverged" else str(error)
+
+
+def _n_parameters(run: RunConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in run.model.build().parameters())
 
 
 class Counting(Reporter):
@@ -97,6 +155,7 @@ def _tested(run: RunConfig, folder: Path, result: TrainResult) -> dict[str, Any]
     record = task.evaluate(model, "test")
     looks = [line for line in read_metrics(folder / METRICS_FILE) if line["kind"] == "evaluation"]
     return {
+        "diverged": None,
         "accuracy": record["accuracy"],
         "loss": record["loss"],
         "chance": record["chance"] if "chance" in record else _most_frequent(record["confusion"]),

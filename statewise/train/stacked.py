@@ -17,6 +17,7 @@ from statewise.configuration import to_dict
 from statewise.errors import ConfigError, TrainingError
 from statewise.train.config import RunConfig
 from statewise.train.course import Course, TrainResult, end_record, fraction_done, is_done, start_record
+from statewise.train.divergence import is_divergence
 from statewise.train.environment import process_settings
 from statewise.train.loop import train
 from statewise.train.memory_estimate import require_memory
@@ -136,7 +137,13 @@ def train_stack(
                 courses[member.name] = Course(member.state, metrics, reporter, member.name)
             stop = stack.enter_context(StopSignals())
             stack.enter_context(_quiet())
-            result = _loop(joined, courses, ended, diverged, folder, reporter, stop)
+            try:
+                result = _loop(joined, courses, ended, diverged, folder, reporter, stop)
+            except TrainingError:
+                if courses or not ended:
+                    raise
+                # All others diverged once these had reached what was asked
+                result = StackResult(runs=ended, diverged=diverged, stacked=True, signal=None)
     if refusal is not None:
         result = _one_by_one(runs, names, folder, resume, reporter, refusal, diverged)
     result = replace(result, runs={name: result.runs[name] for name in runs if name in result.runs})
@@ -171,6 +178,8 @@ def _loop(
                 with member.numbers.in_use():
                     results.append(do(courses[member.name]))
             except TrainingError as error:
+                if not is_divergence(error):  # what the evaluation refuses of one it refuses of all
+                    raise
                 lose(member, error)
                 lost.append(member)
         if lost:
@@ -291,6 +300,8 @@ def _one_by_one(
             begun = resume and (folder / name / RUN_FILE).exists()
             results[name] = train(runs[name], folder / name, resume=begun, reporter=reporter)
         except TrainingError as error:
+            if not is_divergence(error):
+                raise
             diverged[name] = str(error)
             continue
         stopped_by = results[name].signal

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from statewise.reproduce.h3_synthetics.settings import BATCH_SIZE, D_MODEL, H3SyntheticsSettings, is_everything
 from statewise.reproduce.report import Bar, Report, drawn
+from statewise.reproduce.seeds_of_a_run import is_diverged, mean_text, ms_text, told, whole
 from statewise.train.tasks.base import Table
 
 if TYPE_CHECKING:
@@ -148,24 +149,25 @@ def told_differences(config: H3SyntheticsSettings) -> list[str]:
 
 
 def _accuracies(part: Mapping[str, Any]) -> list[float]:
-    return [100 * seed["accuracy"] for seed in part["seeds"].values()]
+    """Of each seed; one that diverged has learned nothing."""
+    return [0.0 if is_diverged(seed) else 100 * seed["accuracy"] for seed in part["seeds"].values()]
 
 
 def _table(config: H3SyntheticsSettings, task: str, found: Mapping[str, Mapping[str, Any]]) -> Table:
     rows = []
     for model in config.models:
         part = found[f"{task}-{model}"]
-        ours, published = _accuracies(part), PUBLISHED[task].get(model)
+        seeds, published = part["seeds"].values(), PUBLISHED[task].get(model)
         rows.append(
             (
                 NAMES[model],
                 "-" if published is None else f"{published:.1f}",
-                f"{statistics.mean(ours):.1f}",
-                " ".join(f"{one:.1f}" for one in ours),
-                " ".join(f"{seed['epochs']:.0f}" for seed in part["seeds"].values()),
+                mean_text([part], 1),
+                " ".join(told(seed, lambda s: f"{100 * s['accuracy']:.1f}", "diverged") for seed in seeds),
+                " ".join(told(seed, lambda s: f"{s['epochs']:.0f}") for seed in seeds),
                 f"{part['parameters']:,}",
                 f"{part['cpu_seconds']:,.0f}",
-                f"{part['ms_per_step']:.1f}",
+                ms_text(part),
             )
         )
     return Table(
@@ -185,11 +187,13 @@ def _draw(drawing: Figure, config: H3SyntheticsSettings, found: Mapping[str, Map
     panels = drawing.subplots(1, len(config.tasks), squeeze=False)[0]
     for axes, task in zip(panels, config.tasks):
         for i, model in enumerate(config.models):
-            courses = [seed["course"] for seed in found[f"{task}-{model}"]["seeds"].values()]
-            longest = max(map(len, courses))
+            part = found[f"{task}-{model}"]
+            courses = [seed["course"] for seed in whole(part)]
+            lost = " (a seed diverged)" if len(courses) < len(part["seeds"]) else ""
+            longest = max(map(len, courses), default=0)
             held = [course + course[-1:] * (longest - len(course)) for course in courses]
             mean = [100 * statistics.mean(values) for values in zip(*held)]
-            axes.plot(range(1, longest + 1), mean, label=NAMES[model], color=f"C{i}")
+            axes.plot(range(1, longest + 1), mean, label=NAMES[model] + lost, color=f"C{i}")
             published = PUBLISHED[task].get(model)
             if published is not None:
                 axes.axhline(published, color=f"C{i}", linewidth=0.8, linestyle=":")

@@ -14,7 +14,7 @@ from statewise.reproduce.induction_heads.report import make_report
 from statewise.reproduce.induction_heads.settings import InductionHeadsSettings, asked_config, quick, run_config
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
-from statewise.reproduce.seeds_of_a_run import train_and_test
+from statewise.reproduce.seeds_of_a_run import train_and_test, whole
 from statewise.reproduce.work import Work
 from statewise.reproduce.workers import Job
 from statewise.train.report import Reporter
@@ -29,18 +29,21 @@ def ask_checkpoint(folder: str, data: SyntheticLanguageConfig, reporter: Reporte
 
 
 def run(config: InductionHeadsSettings, work: Work) -> Report:
-    training, asking = {}, {}
+    training: dict[str, Job] = {}
+    asking: dict[str, dict[str, Job]] = {}  # of each run
     for model in config.models:
         for seed in config.seeds:
             folder = work.folder / f"run-{model}-{seed}"
             runs = {"seed": run_config(config, model, seed)}
-            training[f"{model}-{seed}"] = Job(train_and_test, (runs, str(folder)))
+            name = f"{model}-{seed}"
+            training[name], asking[name] = Job(train_and_test, (runs, str(folder))), {}
             for length in config.lengths_of(model):
                 data = asked_config(config, model, length)
-                asking[f"{model}-{seed}-{length}"] = Job(ask_checkpoint, (str(folder / "seed"), data))
-    work.begin(len(training) + len(asking))
+                asking[name][f"{name}-{length}"] = Job(ask_checkpoint, (str(folder / "seed"), data))
+    work.begin(len(training) + sum(map(len, asking.values())))
     trained = work.parts(training, n_workers=config.workers)
-    return make_report(config, trained, work.parts(asking, n_workers=config.workers))
+    asked = {part: job for name, jobs in asking.items() if whole(trained[name]) for part, job in jobs.items()}
+    return make_report(config, trained, work.parts(asked, n_workers=config.workers))
 
 
 REPRODUCTION = Reproduction(

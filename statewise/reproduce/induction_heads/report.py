@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from statewise.reproduce.induction_heads.settings import GOES_ON, HISTORY, MODELS, NAMES, InductionHeadsSettings
 from statewise.reproduce.report import Bar, Report, doubling_axis, drawn
+from statewise.reproduce.seeds_of_a_run import is_diverged, ms_text, told, whole
 from statewise.train.tasks.base import Table
 
 if TYPE_CHECKING:
@@ -37,14 +38,18 @@ def published(config: InductionHeadsSettings, model: str, length: int) -> float 
 
 
 def make_report(config: InductionHeadsSettings, trained: Parts, asked: Parts) -> Report:
-    """trained: the runs, by model and seed   asked: the tests, by model, seed and length"""
-    best = {model: _best(config, model, asked) for model in config.models}
+    """trained: the runs, by model and seed
+    asked:   the tests of those that did not diverge, by model, seed and length
+    """
+    seeds = {model: [seed for seed in config.seeds if whole(trained[f"{model}-{seed}"])] for model in config.models}
+    best = {model: _best(config, model, seeds[model], asked) for model in config.models}
     bars = []
     if config.bars and "mamba" in config.models:
-        worst = min(_accuracies(config, "mamba", best["mamba"], asked))
+        seed = best["mamba"]
+        worst = 0.0 if seed is None else min(_accuracies(config, "mamba", seed, asked))
         what = f"Mamba, the best of {len(config.seeds)} seeds, at each of {len(config.lengths_of('mamba'))} lengths"
         bars.append(Bar(what=what, ours=worst, bar=100.0, unit=" %"))
-    tables = [_table(config, model, best[model], asked) for model in config.models]
+    tables = [_table(config, model, seeds[model], best[model], asked) for model in config.models]
     seconds = sum(part["cpu_seconds"] for part in trained.values())
     return Report(
         title="Induction heads: what followed the special token, up to a million tokens before",
@@ -65,7 +70,11 @@ def make_report(config: InductionHeadsSettings, trained: Parts, asked: Parts) ->
             "asked": {name: dict(part) for name, part in asked.items()},
         },
         plots=[
-            drawn("induction-heads", "Accuracy against length", partial(_draw, config=config, best=best, asked=asked))
+            drawn(
+                "induction-heads",
+                "Accuracy against length",
+                partial(_draw, config=config, seeds=seeds, best=best, asked=asked),
+            )
         ],
     )
 
@@ -75,26 +84,26 @@ def _accuracies(config: InductionHeadsSettings, model: str, seed: int, asked: Pa
     return [100 * asked[f"{model}-{seed}-{length}"]["accuracy"] for length in config.lengths_of(model)]
 
 
-def _best(config: InductionHeadsSettings, model: str, asked: Parts) -> int:
-    """The seed with the highest mean over the lengths."""
-    return max(config.seeds, key=lambda seed: statistics.fmean(_accuracies(config, model, seed, asked)))
+def _best(config: InductionHeadsSettings, model: str, seeds: Sequence[int], asked: Parts) -> int | None:
+    """The one of these seeds with the highest mean over the lengths."""
+    return max(seeds, key=lambda seed: statistics.fmean(_accuracies(config, model, seed, asked)), default=None)
 
 
-def _table(config: InductionHeadsSettings, model: str, best: int, asked: Parts) -> Table:
+def _table(config: InductionHeadsSettings, model: str, there: Sequence[int], best: int | None, asked: Parts) -> Table:
     rows = []
-    by_seed = [_accuracies(config, model, seed, asked) for seed in config.seeds]
+    by_seed = {seed: _accuracies(config, model, seed, asked) for seed in there}
     for i, length in enumerate(config.lengths_of(model)):
         theirs = published(config, model, length)
         rows.append(
             (
                 f"{length:,}",
                 "-" if theirs is None else f"{theirs:.1f}",
-                *(f"{accuracies[i]:.1f}" for accuracies in by_seed),
-                f"{asked[f'{model}-{best}-{length}']['rows']:,}",
+                *(f"{by_seed[seed][i]:.1f}" if seed in by_seed else "diverged" for seed in config.seeds),
+                "-" if best is None else f"{asked[f'{model}-{best}-{length}']['rows']:,}",
             )
         )
     seeds = (f"seed {seed}" if seed != best or len(config.seeds) == 1 else f"seed {seed} *" for seed in config.seeds)
-    note = "*: the seed with the highest mean over these lengths." if len(config.seeds) > 1 else ""
+    note = "*: the seed with the highest mean over these lengths." if len(config.seeds) > 1 and best is not None else ""
     return Table(
         f"{NAMES[model]}: accuracy by length, %", ("tokens", "publ.", *seeds, "rows"), rows, (note,) if note else ()
     )
@@ -106,16 +115,17 @@ def _training(config: InductionHeadsSettings, trained: Parts) -> Table:
         for seed in config.seeds:
             part = trained[f"{model}-{seed}"]
             (run,) = part["seeds"].values()
-            first = next((i for i, accuracy in enumerate(run["course"], 1) if accuracy == 1.0), None)
+            course = [] if is_diverged(run) else run["course"]
+            first = next((i for i, accuracy in enumerate(course, 1) if accuracy == 1.0), None)
             rows.append(
                 (
                     f"{NAMES[model]}, seed {seed}",
                     f"{part['parameters']:,}",
-                    f"{run['steps']:,}",
+                    told(run, lambda r: f"{r['steps']:,}"),
                     "-" if first is None else f"{first * config.look_every:,}",
-                    f"{100 * run['validation']:.1f}",
+                    told(run, lambda r: f"{100 * r['validation']:.1f}", "diverged"),
                     f"{part['cpu_seconds']:,.0f}",
-                    f"{part['ms_per_step']:.1f}",
+                    ms_text(part),
                 )
             )
     return Table(
@@ -160,11 +170,20 @@ def _differences(config: InductionHeadsSettings) -> list[str]:
     return lines
 
 
-def _draw(drawing: Figure, config: InductionHeadsSettings, best: Mapping[str, int], asked: Parts) -> None:
+def _draw(
+    drawing: Figure,
+    config: InductionHeadsSettings,
+    seeds: Mapping[str, Sequence[int]],
+    best: Mapping[str, int | None],
+    asked: Parts,
+) -> None:
     axes = drawing.subplots()
     for i, model in enumerate(config.models):
         lengths = config.lengths_of(model)
-        for seed in config.seeds:
+        lost = " (a seed diverged)" if len(seeds[model]) < len(config.seeds) else ""
+        if not seeds[model]:
+            axes.plot([], [], color=f"C{i}", label=NAMES[model] + lost)
+        for seed in seeds[model]:
             is_best = seed == best[model]
             axes.plot(
                 lengths,
@@ -173,7 +192,7 @@ def _draw(drawing: Figure, config: InductionHeadsSettings, best: Mapping[str, in
                 markersize=4,
                 color=f"C{i}",
                 linewidth=1.6 if is_best else 0.6,
-                label=NAMES[model] if is_best else None,
+                label=NAMES[model] + lost if is_best else None,
             )
         theirs = [(n, value) for n in lengths if (value := published(config, model, n)) is not None]
         if theirs:

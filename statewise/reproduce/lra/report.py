@@ -11,6 +11,7 @@ from statewise.reproduce.lra.published import ACCURACY, AVERAGE, CHANCE, SETTING
 from statewise.reproduce.lra.runs import MODELS, arena_task, setting_of
 from statewise.reproduce.lra.settings import LraSettings
 from statewise.reproduce.report import Report, drawn
+from statewise.reproduce.seeds_of_a_run import mean_text, ms_text, told, whole
 from statewise.train.tasks.base import Table
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def _of(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _accuracies(runs: Mapping[int, Mapping[str, Any]]) -> list[float]:
-    return [100 * part["seeds"]["seed"]["accuracy"] for part in runs.values()]
+    """Of the seeds that did not diverge."""
+    return [100 * found["accuracy"] for part in runs.values() for found in whole(part)]
 
 
 def _beside(config: LraSettings, data: Mapping[str, Mapping[str, Any]], ours: Runs) -> Table:
@@ -54,11 +56,11 @@ def _beside(config: LraSettings, data: Mapping[str, Mapping[str, Any]], ours: Ru
     for model in config.models:
         cells = dict.fromkeys(TASKS, "-")
         for task in config.tasks:
-            mean = f"{statistics.fmean(_accuracies(ours[model, task])):.2f}" + "*" * bool(data[task]["caveats"])
+            mean = mean_text([*ours[model, task].values()], 2) + "*" * bool(data[task]["caveats"])
             name = arena_task(task)
             cells[name] = mean if cells[name] == "-" else f"{cells[name]} {mean}"
         overall = "-"
-        if all(task in config.tasks for task in TASKS):
+        if all(task in config.tasks and "diverged" not in cells[task] for task in TASKS):
             overall = f"{statistics.fmean(x for task in TASKS for x in _accuracies(ours[model, task])):.2f}"
             overall += "*" * any(data[task]["caveats"] for task in TASKS)
         rows.append((f"ours: {MODELS[model]}", *cells.values(), overall))
@@ -90,14 +92,14 @@ def _each(config: LraSettings, data: Mapping[str, Mapping[str, Any]], ours: Runs
             rows.append(
                 (
                     f"{task}, {MODELS[model]}" + (f", seed {seed}" if len(runs) > 1 else ""),
-                    f"{found['accuracy']:.2%}",
-                    f"{max(found['course'], default=0.0):.2%}",
-                    f"{found['chance']:.2%}",
-                    f"{found['parameters']:,}",
-                    f"{found['steps']:,}",
-                    f"{found['epochs']:.2f}",
-                    f"{found['seconds'] / 60:.1f}",
-                    f"{part['ms_per_step']:,.0f}",
+                    told(found, lambda f: f"{f['accuracy']:.2%}", "diverged"),
+                    told(found, lambda f: f"{max(f['course'], default=0.0):.2%}"),
+                    told(found, lambda f: f"{f['chance']:.2%}"),
+                    f"{part['parameters']:,}",
+                    told(found, lambda f: f"{f['steps']:,}"),
+                    told(found, lambda f: f"{f['epochs']:.2f}"),
+                    told(found, lambda f: f"{f['seconds'] / 60:.1f}"),
+                    ms_text(part, 0),
                 )
             )
     sizes = "; ".join(
@@ -123,14 +125,14 @@ def _scaled(config: LraSettings, ours: Runs) -> Table:
     rows = []
     for model, task in ours:
         was, now = setting_of(model, task), config.scaled(model, task)
-        steps = max(part["seeds"]["seed"]["steps"] for part in ours[model, task].values())
+        steps = max((found["steps"] for part in ours[model, task].values() for found in whole(part)), default=None)
         pairs: Sequence[tuple[Any, Any]] = (
             (now.d_model, was.d_model),
             (now.n_layers, was.n_layers),
             ("-", "-") if model == "transformer" else (now.d_state, was.d_state),
             (now.batch_size, was.batch_size),
             (f"{now.lr:g}", f"{was.lr:g}"),
-            (f"{steps:,}", f"{was.steps:,}"),
+            ("-" if steps is None else f"{steps:,}", f"{was.steps:,}"),
         )
         known = model in SETTINGS and model != "h3"
         cells = (f"{a} ({b})" if a != b and known else str(a) for a, b in pairs)
@@ -188,12 +190,16 @@ def _draw(config: LraSettings, ours: Runs, drawing: Figure) -> None:
     panels = drawing.subplots(1, len(config.tasks), squeeze=False)[0]
     for axes, task in zip(panels, config.tasks):
         for i, model in enumerate(config.models):
-            for part in ours[model, task].values():
-                found = part["seeds"]["seed"]
+            runs = ours[model, task].values()
+            if any(not whole(part) for part in runs):
+                axes.plot([], [], color=f"C{i}", linestyle="none", marker="x", label=f"{MODELS[model]}: diverged")
+            for found in (found for part in runs for found in whole(part)):
                 minutes = [seconds / 60 for seconds in found["course_seconds"]]
                 axes.plot(minutes, [100 * x for x in found["course"]], marker=".", color=f"C{i}", label=MODELS[model])
-        chance = next(iter(ours[config.models[0], task].values()))["seeds"]["seed"]["chance"]
-        axes.axhline(100 * chance, color="grey", linestyle=":", label="most frequent class")
+        for chance in {
+            f["chance"] for model in config.models for part in ours[model, task].values() for f in whole(part)
+        }:
+            axes.axhline(100 * chance, color="grey", linestyle=":", label="most frequent class")
         axes.set(title=task, xlabel="minutes of training", ylabel="validation accuracy, %")
         axes.grid(alpha=0.3)
     handles = dict(zip(*reversed(panels[0].get_legend_handles_labels())))

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from statewise.reproduce.report import Bar, Report, drawn
+from statewise.reproduce.seeds_of_a_run import mean_text, told, whole
 from statewise.reproduce.selective_copying.settings import NAMES, SELECTIVE, SelectiveCopyingSettings
 from statewise.train.tasks.base import Table
 
@@ -22,14 +23,14 @@ GAP = 20.0  # points that count as well below
 
 
 def make_report(config: SelectiveCopyingSettings, found: Parts) -> Report:
-    best = {model: max(_accuracies(config, model, found)) for model in config.models}
+    best = {model: max(_accuracies(config, model, found), default=0.0) for model in config.models}
     bars = []
     selective = [model for model in config.models if model in SELECTIVE]
     others = [model for model in config.models if model not in SELECTIVE]
     if config.bars:
         for model in selective:
             bars.append(Bar(what=f"{NAMES[model]}, the best seed", ours=best[model], bar=99.0, unit=" %"))
-        if selective and others:
+        if selective and others and all(_accuracies(config, model, found) for model in config.models):
             gap = min(best[model] for model in selective) - max(best[model] for model in others)
             what = "how far the best time-invariant layer is below the worst selective one"
             bars.append(Bar(what=what, ours=gap, bar=GAP, unit=" points"))
@@ -53,7 +54,8 @@ def make_report(config: SelectiveCopyingSettings, found: Parts) -> Report:
 
 
 def _runs(config: SelectiveCopyingSettings, model: str, found: Parts) -> list[Mapping[str, Any]]:
-    return [run for seed in config.seeds for run in found[f"{model}-{seed}"]["seeds"].values()]
+    """Of those seeds that did not diverge."""
+    return [run for seed in config.seeds for run in whole(found[f"{model}-{seed}"])]
 
 
 def _accuracies(config: SelectiveCopyingSettings, model: str, found: Parts) -> list[float]:
@@ -64,18 +66,19 @@ def _table(config: SelectiveCopyingSettings, found: Parts) -> Table:
     rows = []
     for model in config.models:
         parts = [found[f"{model}-{seed}"] for seed in config.seeds]
-        ours, theirs = _accuracies(config, model, found), PUBLISHED.get(model)
+        runs, theirs = [run for part in parts for run in part["seeds"].values()], PUBLISHED.get(model)
+        times = [part["ms_per_step"] for part in parts if part["ms_per_step"] is not None]
         rows.append(
             (
                 NAMES[model],
                 "yes" if model in SELECTIVE else "no",
                 "-" if theirs is None else f"{theirs:.1f}",
-                f"{statistics.fmean(ours):.1f}",
-                " ".join(f"{one:.1f}" for one in ours),
-                " ".join(f"{run['steps']:,}" for run in _runs(config, model, found)),
+                mean_text(parts, 1),
+                " ".join(told(run, lambda r: f"{100 * r['accuracy']:.1f}", "diverged") for run in runs),
+                " ".join(told(run, lambda r: f"{r['steps']:,}") for run in runs),
                 f"{parts[0]['parameters']:,}",
                 f"{sum(part['cpu_seconds'] for part in parts):,.0f}",
-                f"{statistics.fmean(part['ms_per_step'] for part in parts):.1f}",
+                f"{statistics.fmean(times):.1f}" if times else "-",
             )
         )
     return Table(
@@ -109,7 +112,11 @@ def _differences(config: SelectiveCopyingSettings) -> list[str]:
 def _draw(drawing: Figure, config: SelectiveCopyingSettings, found: Parts) -> None:
     axes = drawing.subplots()
     for i, model in enumerate(config.models):
-        for j, run in enumerate(_runs(config, model, found)):
+        runs = _runs(config, model, found)
+        lost = " (a seed diverged)" if len(runs) < len(config.seeds) else ""
+        if not runs:
+            axes.plot([], [], color=f"C{i}", label=NAMES[model] + lost)
+        for j, run in enumerate(runs):
             course = [100 * accuracy for accuracy in run["course"]]
             steps = [min((k + 1) * config.look_every, run["steps"]) for k in range(len(course))]
             axes.plot(
@@ -118,7 +125,7 @@ def _draw(drawing: Figure, config: SelectiveCopyingSettings, found: Parts) -> No
                 color=f"C{i}",
                 linewidth=1.2,
                 linestyle="-" if model in SELECTIVE else "--",
-                label=None if j else NAMES[model],
+                label=None if j else NAMES[model] + lost,
             )
     axes.set(xlabel="step (dashed: time-invariant)", ylabel="validation accuracy, %", ylim=(0, 102))
     axes.grid(alpha=0.3)
