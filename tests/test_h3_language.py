@@ -64,6 +64,15 @@ class TestModels:
             assert model.tie_embeddings
         assert attention_places(12) == (1, 7)
 
+    def test_projections_begin_alike_at_any_width(self) -> None:
+        """The standard deviation of an output, std sqrt(d_model), is that of 0.02 at 768; a given one is taken."""
+        assert H3LanguageSettings().sizes.weight_std * 96**0.5 == pytest.approx(0.02 * 768**0.5)
+        for config, std in ((H3LanguageSettings(), 0.0566), (H3LanguageSettings(weight_std=0.02), 0.02)):
+            for block in build_config("h3-hybrid", config.sizes).blocks:
+                assert block.mixer.weight_std == pytest.approx(std, rel=1e-3)  # type: ignore[attr-defined]
+                assert block.mlp is not None
+                assert block.mlp.weight_std == pytest.approx(std, rel=1e-3)
+
     def test_sizes_that_cannot_match(self) -> None:
         with pytest.raises(ConfigError, match=r"h3 comes no nearer than \+.*d_state=512"):
             build_config("h3", H3LanguageSettings(d_model=24, d_state=512).sizes)

@@ -15,7 +15,7 @@ from statewise.mixers.attention_state import AttentionState, SpreadHistory, appe
 from statewise.mixers.base import Mixer, MixerConfig, check_input
 from statewise.mixers.causal_attention import attend
 from statewise.mixers.positions import LearnedPositions, document_positions
-from statewise.mixers.projection import Linear
+from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
 from statewise.mixers.rotary import rotate
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.operators.causal_convolution import ConvolutionState
@@ -37,6 +37,7 @@ class AttentionConfig(MixerConfig):
                 activation, as in the hybrids of ``mamba_ssm`` (default: none)
     bias:       of both projections
     output_bias: of the output's projection, where that is not as ``bias`` says
+    weight_std: standard deviation of the projections' weights at the start
     """
 
     n_heads: int
@@ -50,6 +51,7 @@ class AttentionConfig(MixerConfig):
     n_taps: int | None = None
     bias: bool = False
     output_bias: bool | None = None
+    weight_std: float = WEIGHT_STD
 
     def __post_init__(self) -> None:
         for name in ("n_heads", "n_kv_heads", "d_head", "d_rotary", "max_positions", "window", "n_taps"):
@@ -79,6 +81,7 @@ class AttentionConfig(MixerConfig):
             raise ConfigError(f"AttentionConfig.bias={self.bias!r}; expected True or False")
         if self.output_bias is not None and not isinstance(self.output_bias, bool):
             raise ConfigError(f"AttentionConfig.output_bias={self.output_bias!r}; expected True, False or None")
+        check_weight_std(self)
         if self.d_head is not None:
             self.rotary_width(self.d_head)
 
@@ -154,10 +157,7 @@ class Attention(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
-        for layer in (self.in_proj, self.out_proj):
-            nn.init.normal_(layer.weight, std=0.02)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        draw_normal(self.config.weight_std, self.in_proj, self.out_proj)
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=0.02)
         if self.convolution is not None:

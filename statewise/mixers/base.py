@@ -161,6 +161,10 @@ def check_input(x: Any, d_model: int, reader: str, *, lengths: Any = None, start
         raise InputError(f"{reader} needs x of shape (batch, length, {d_model}), got {tuple(x.shape)}")
 
 
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def check_width(d_model: int, config: MixerConfig) -> None:
     """ConfigError for a width that is no count."""
     if not isinstance(d_model, int) or isinstance(d_model, bool) or d_model < 1:

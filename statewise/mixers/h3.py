@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_width
+from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_width, is_number
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
-from statewise.mixers.projection import Linear
+from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
 from statewise.mixers.s4d import METHODS, S4DConfig, S4DDynamics
-from statewise.mixers.time_invariant import as_complex, is_number
+from statewise.mixers.time_invariant import as_complex
 from statewise.operators.base import Operator
 from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
@@ -39,6 +39,7 @@ class H3Config(MixerConfig):
     dt_range: dt of the diagonal SSM is drawn log-uniformly from it
     method:   its discretisation, "bilinear" (as published) or "zoh"
     bias:     of the four projections
+    weight_std: standard deviation of their weights at the start; 0.02 as published, for widths from 768
 
     Source: Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.2, and the ``H3`` module of its code.
     """
@@ -49,6 +50,7 @@ class H3Config(MixerConfig):
     dt_range: tuple[float, float] = (1e-3, 1e-1)
     method: str = "bilinear"
     bias: bool = True
+    weight_std: float = WEIGHT_STD
 
     def __post_init__(self) -> None:
         for name in ("d_state", "d_head", "d_shift"):
@@ -70,6 +72,7 @@ class H3Config(MixerConfig):
             raise ConfigError(f"H3Config.dt_range={ends!r}; expected two numbers, 0 < low <= high")
         if not isinstance(self.bias, bool):
             raise ConfigError(f"H3Config.bias={self.bias!r}; expected True or False")
+        check_weight_std(self)
 
     def build(self, d_model: int) -> H3:
         return H3(d_model, self)
@@ -171,16 +174,13 @@ class H3(PreparableMixer):
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
-        """As published: the projections normal of standard deviation 0.02, biases zero.
+        """As published: the projections normal of standard deviation ``weight_std``, biases zero.
 
         ``residual_scale`` is not used. The published code scales the residual projections that it knows by name, and
         H3's own is not among them.
         """
         self._refuse_if_frozen("cannot draw its parameters anew")
-        for projection in (self.in_proj, self.out_proj):
-            nn.init.normal_(projection.weight, std=0.02)
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+        draw_normal(self.config.weight_std, self.in_proj, self.out_proj)
         self.dynamics.reset_parameters()
         self.readout.reset_parameters()
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from statewise.errors import ConfigError
 from statewise.mixers.base import Mixer, MixerConfig, check_dtype, check_input, check_width
 from statewise.mixers.feature_maps import FEATURE_MAPS
-from statewise.mixers.projection import Linear
+from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
 from statewise.operators.masks import build_masks, mask_time
 from statewise.operators.ssd import SSD, SSDState
 
@@ -29,6 +29,7 @@ class LinearAttentionConfig(MixerConfig):
     eps:          the least denominator, see :class:`LinearAttention`
     bias:         of both projections
     chunk_length: steps that are computed as attention, between which the state is carried
+    weight_std:   standard deviation of the projections' weights at the start
     """
 
     n_heads: int
@@ -38,6 +39,7 @@ class LinearAttentionConfig(MixerConfig):
     eps: float = 1e-6
     bias: bool = False
     chunk_length: int = 64
+    weight_std: float = WEIGHT_STD
 
     def __post_init__(self) -> None:
         for name in ("n_heads", "d_feature", "chunk_length"):
@@ -56,6 +58,7 @@ class LinearAttentionConfig(MixerConfig):
         number = isinstance(self.eps, (int, float)) and not isinstance(self.eps, bool)
         if not (number and 0.0 < self.eps < math.inf):
             raise ConfigError(f"LinearAttentionConfig.eps={self.eps!r}; expected a number above 0")
+        check_weight_std(self)
 
     def build(self, d_model: int) -> LinearAttention:
         return LinearAttention(d_model, self)
@@ -106,11 +109,8 @@ class LinearAttention(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
-        """As attention: normal of standard deviation 0.02, biases zero, the output's scaled."""
-        for layer in (self.in_proj, self.out_proj):
-            nn.init.normal_(layer.weight, std=0.02)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        """As attention: normal of standard deviation ``weight_std``, biases zero, the output's scaled."""
+        draw_normal(self.config.weight_std, self.in_proj, self.out_proj)
         with torch.no_grad():
             self.out_proj.weight.mul_(residual_scale)
 

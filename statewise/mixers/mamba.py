@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from statewise import hippo
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_input, check_width
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_input, check_width, is_number
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
@@ -76,15 +76,15 @@ class MambaConfig(MixerConfig):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise self._wrong(name, "expected an integer of at least 1")
         ends = self.dt_range
-        pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(_is_number, ends))
+        pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(is_number, ends))
         if not (pair and 0 < ends[0] <= ends[1] < math.inf):
             raise self._wrong("dt_range", "expected two numbers, 0 < low <= high")
-        if not (_is_number(self.dt_floor) and 0 < self.dt_floor < math.inf):
+        if not (is_number(self.dt_floor) and 0 < self.dt_floor < math.inf):
             raise self._wrong("dt_floor", "expected a number above 0")
         for name, known in (("method", METHODS), ("initialization", INITIALIZATIONS), ("combine", COMBINE)):
             if getattr(self, name) not in known:
                 raise self._wrong(name, f"use one of {list(known)}")
-        if not (_is_number(self.norm_eps) and 0 < self.norm_eps < math.inf):
+        if not (is_number(self.norm_eps) and 0 < self.norm_eps < math.inf):
             raise self._wrong("norm_eps", "expected a number above 0")
         for name in ("bias", "convolution_bias", "bidirectional", "tied_directions", "norm_dt_b_c"):
             if not isinstance(getattr(self, name), bool):
@@ -286,7 +286,3 @@ class Mamba(MambaDirection, Mixer):
                 "a bidirectional Mamba has no state: its outputs depend on inputs that are still to come; give it "
                 "whole sequences, or build it with bidirectional=False"
             )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

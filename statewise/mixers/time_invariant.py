@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_width
+from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_width, is_number
 from statewise.mixers.output import OutputHalf
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
 from statewise.operators.bidirectional import bidirectional
@@ -182,10 +182,6 @@ class TimeInvariantMixer(PreparableMixer):
                 f"a bidirectional {type(self).__name__} has no state: its outputs depend on inputs that are still to "
                 "come; give it whole sequences, or build it with bidirectional=False"
             )
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def least_decay(A: Tensor) -> Tensor:

@@ -9,18 +9,23 @@ from torch import Tensor, nn
 
 from statewise.errors import ConfigError
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.projection import Linear
+from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
 
 
 @dataclass(frozen=True, kw_only=True)
 class MLPConfig:
-    """``W2 f(W1 x)``, or with ``gated`` the GLU form ``W2 (f(W1 x) * (V x))`` (Shazeer 2020, arXiv:2002.05202)."""
+    """``W2 f(W1 x)``, or with ``gated`` the GLU form ``W2 (f(W1 x) * (V x))`` (Shazeer 2020, arXiv:2002.05202).
+
+    expand:      the hidden width as a multiple of d_model, rounded up to a multiple of ``multiple_of``
+    weight_std:  standard deviation of the weights at the start
+    """
 
     expand: float = 4.0
     activation: str = "gelu"
     gated: bool = False
     bias: bool = True
-    multiple_of: int = 1  # the hidden width is rounded up to a multiple of this
+    multiple_of: int = 1
+    weight_std: float = WEIGHT_STD
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
@@ -29,6 +34,7 @@ class MLPConfig:
             raise ConfigError(
                 f"MLPConfig needs expand > 0 and multiple_of >= 1, got {self.expand} and {self.multiple_of}"
             )
+        check_weight_std(self)
 
     def build(self, d_model: int) -> MLP:
         return MLP(d_model, self)
@@ -47,10 +53,7 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
-        for layer in (self.in_proj, self.out_proj):
-            nn.init.normal_(layer.weight, std=0.02)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        draw_normal(self.config.weight_std, self.in_proj, self.out_proj)
         with torch.no_grad():
             self.out_proj.weight.mul_(residual_scale)
 

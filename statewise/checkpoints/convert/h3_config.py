@@ -15,6 +15,7 @@ from statewise.checkpoints.convert.mamba_fields import count, number
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.h3 import H3Config
+from statewise.mixers.projection import WEIGHT_STD
 from statewise.models.base import ModelConfig
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
@@ -207,13 +208,14 @@ def check_written(config: ModelConfig) -> LanguageModelConfig:
         mlp, mixer = block.mlp, block.mixer
         if block.norm != "layer" or block.placement != "pre" or block.norm_eps != config.norm_eps:
             raise refuse(f"layer {i} has not the same norm before each branch as after the last: LayerNorm")
-        if mlp is None or replace(mlp, expand=4.0) != MLPConfig(activation="gelu_tanh"):
+        if mlp is None or replace(mlp, expand=4.0, weight_std=WEIGHT_STD) != MLPConfig(activation="gelu_tanh"):
             raise refuse(f"layer {i} has mlp={mlp} (published: gelu_tanh, with biases, not gated)")
         mlps.add(mlp.expand)
         if isinstance(mixer, AttentionConfig):
             plain = AttentionConfig(
                 n_heads=mixer.n_heads, positions=mixer.positions, d_rotary=mixer.d_rotary, bias=True
             )
+            plain = replace(plain, weight_std=mixer.weight_std)  # of the start alone
             kv_heads, width = mixer.n_kv_heads, mixer.head_width(config.d_model)
             same_heads = kv_heads in (None, mixer.n_heads) and width * mixer.n_heads == config.d_model
             if mixer.positions == "learned" or replace(mixer, n_kv_heads=None, d_head=None) != plain or not same_heads:

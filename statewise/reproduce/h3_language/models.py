@@ -42,6 +42,7 @@ LABELS = {
     "mamba2": "Mamba-2",
     "transformer-rotary": "Transformer, rotary",
 }
+PUBLISHED_WIDTH = 768
 USUAL = tuple(LABELS)[:8]  # without the last, which tells what of the Transformer's place its learned positions cost
 WITHOUT_MLP = ("mamba", "mamba2")
 HIDDEN_STEP = 8  # the width of an MLP is a multiple of it
@@ -60,6 +61,7 @@ class Sizes:
     length: int
     expand: float
     tolerance: float
+    weight_std: float
 
 
 @cache
@@ -123,13 +125,15 @@ def describe(name: str, config: LanguageModelConfig) -> str:
 
 
 def _with_mlp(name: str, sizes: Sizes, d_hidden: int) -> LanguageModelConfig:
-    mlp = MLPConfig(expand=d_hidden / sizes.d_model, activation="gelu_tanh")
+    mlp = MLPConfig(expand=d_hidden / sizes.d_model, activation="gelu_tanh", weight_std=sizes.weight_std)
 
     def block(mixer: MixerConfig) -> BlockConfig:
         return BlockConfig(mixer=mixer, mlp=mlp, norm="layer")
 
     positions = "rotary" if name == "transformer-rotary" else None
-    attention = block(AttentionConfig(n_heads=sizes.n_heads, positions=positions, bias=True))
+    attention = block(
+        AttentionConfig(n_heads=sizes.n_heads, positions=positions, bias=True, weight_std=sizes.weight_std)
+    )
     kind = name.removesuffix("-hybrid")
     layer = attention if name.startswith("transformer") else block(MIXERS[kind](sizes))
     places: Sequence[int] = attention_places(sizes.n_layers) if name.endswith("-hybrid") else ()
@@ -161,7 +165,7 @@ def _without_mlp(name: str, sizes: Sizes, target: int) -> LanguageModelConfig:
 # The published defaults, but for sizes that belong to wide models: heads of 64 in Mamba-2, which has as many states as
 # the others here.
 MIXERS: dict[str, Callable[[Sizes], MixerConfig]] = {
-    "h3": lambda sizes: H3Config(d_state=sizes.d_state),
+    "h3": lambda sizes: H3Config(d_state=sizes.d_state, weight_std=sizes.weight_std),
     "gss": lambda sizes: GSSConfig(d_state=sizes.d_state),
     "s4d": lambda sizes: S4DConfig(d_state=sizes.d_state, initialization="lin"),
     "mamba": lambda sizes: MambaConfig(),

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from statewise.reproduce.h3_language.models import LABELS, PUBLISHED, WITHOUT_MLP
+from statewise.mixers.projection import WEIGHT_STD
+from statewise.reproduce.h3_language.models import LABELS, PUBLISHED, PUBLISHED_WIDTH, WITHOUT_MLP
 from statewise.reproduce.h3_language.order import AS_PUBLISHED, EQUAL, REVERSED, chain, compare_order
 from statewise.reproduce.h3_language.settings import H3LanguageSettings
 from statewise.reproduce.rates import rate_name
@@ -19,7 +20,7 @@ from statewise.train.tasks.base import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PUBLISHED_WIDTH, PUBLISHED_LAYERS, PUBLISHED_STEP = 768, 12, 524_288
+PUBLISHED_LAYERS, PUBLISHED_STEP = 12, 524_288
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
@@ -112,6 +113,13 @@ def _differences(
         found.append(
             "The published models have the same width and MLPs four times as wide, and differ in their size. Here the "
             f"width of the MLP makes up for what the mixer has{weigh}."
+        )
+    std = config.sizes.weight_std
+    if there & {"h3", "transformer"} and std != WEIGHT_STD:
+        alike = f", by which their outputs vary as much at a width of {d_model}" if config.weight_std is None else ""
+        found.append(
+            f"The projections of H3, attention and the MLPs begin with a standard deviation of {std:.3g}{alike}; "
+            f"published: {WEIGHT_STD} at {PUBLISHED_WIDTH}."
         )
     if "gss" in there:
         found.append(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from statewise.data.sources import CORPORA
 from statewise.errors import ConfigError
-from statewise.reproduce.h3_language.models import LABELS, USUAL, Sizes
+from statewise.mixers.projection import WEIGHT_STD
+from statewise.reproduce.h3_language.models import LABELS, PUBLISHED_WIDTH, USUAL, Sizes
 from statewise.reproduce.h3_language.text import text_config
 from statewise.reproduce.rates import require_apart
 from statewise.train.config import TrainConfig
@@ -23,6 +24,8 @@ class H3LanguageSettings:
     n_heads:     of attention        d_state: of all but Mamba, whose 16 are part of its design
     expand:      the width of the Transformer's MLP, as a multiple of d_model; the others' follow from its parameters
     tolerance:   by how much the numbers of parameters may differ
+    weight_std:  of the projections of H3, attention and the MLPs at the start. The published 0.02 is for a width of
+                 768; None: 0.02 sqrt(768 / d_model), with which a projection's output varies as much as there
     tokens:      that a run is trained on        length, batch_size: of the windows that a step reads
     learning_rates: of which each model gets the one that is best on the validation split, with the first seed
     tuning_share:   of ``tokens`` that this takes; at 1 the best of these runs is the first seed's run
@@ -42,6 +45,7 @@ class H3LanguageSettings:
     d_state: int = 64
     expand: float = 4.0
     tolerance: float = 0.03
+    weight_std: float | None = None
     tokens: int = 2_000_000
     length: int = 256
     batch_size: int = 4  # small, for more steps with the same tokens
@@ -87,6 +91,8 @@ class H3LanguageSettings:
     @property
     def sizes(self) -> Sizes:
         shared = {name: getattr(self, name) for name in Sizes.__dataclass_fields__}
+        if self.weight_std is None:
+            shared["weight_std"] = WEIGHT_STD * math.sqrt(PUBLISHED_WIDTH / self.d_model)
         return Sizes(**shared)
 
     def steps(self, share: float = 1.0) -> int:
