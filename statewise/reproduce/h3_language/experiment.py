@@ -123,7 +123,6 @@ def train_and_test(
         "session_seconds": time.monotonic() - begun,
         "tokens_per_second": _speed(metrics),
         "curve": [[line["step"], line["loss"]] for line in metrics if line["kind"] == "evaluation"],
-        "training_curve": [[line["step"], line["loss"]] for line in metrics if line["kind"] == "train"],
         "evaluations": scores,
     }
 
