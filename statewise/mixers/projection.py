@@ -11,7 +11,13 @@ from statewise.errors import ConfigError
 from statewise.kernels.linear import linear
 from statewise.mixers.base import is_number
 
-WEIGHT_STD = 0.02  # of GPT-2's projections and the published H3's, at widths from 768
+WEIGHT_STD = 0.02  # of GPT-2's projections and the published H3's, at widths from this
+PUBLISHED_WIDTH = 768
+
+
+def weight_std_at(d_model: int) -> float:
+    """By which a projection's outputs vary as much at this width as with 0.02 at 768: sqrt(d_model) std is the same."""
+    return WEIGHT_STD * math.sqrt(PUBLISHED_WIDTH / d_model)
 
 
 class Linear(nn.Linear):

@@ -42,7 +42,6 @@ LABELS = {
     "mamba2": "Mamba-2",
     "transformer-rotary": "Transformer, rotary",
 }
-PUBLISHED_WIDTH = 768
 USUAL = tuple(LABELS)[:8]  # without the last, which tells what of the Transformer's place its learned positions cost
 WITHOUT_MLP = ("mamba", "mamba2")
 HIDDEN_STEP = 8  # the width of an MLP is a multiple of it

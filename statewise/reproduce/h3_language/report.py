@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from statewise.mixers.projection import WEIGHT_STD
-from statewise.reproduce.h3_language.models import LABELS, PUBLISHED, PUBLISHED_WIDTH, WITHOUT_MLP
+from statewise.mixers.projection import PUBLISHED_WIDTH, WEIGHT_STD
+from statewise.reproduce.h3_language.models import LABELS, PUBLISHED, WITHOUT_MLP
 from statewise.reproduce.h3_language.order import AS_PUBLISHED, EQUAL, REVERSED, chain, compare_order
 from statewise.reproduce.h3_language.settings import H3LanguageSettings
 from statewise.reproduce.rates import rate_name

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from statewise.data.sources import CORPORA
 from statewise.errors import ConfigError
-from statewise.mixers.projection import WEIGHT_STD
-from statewise.reproduce.h3_language.models import LABELS, PUBLISHED_WIDTH, USUAL, Sizes
+from statewise.mixers.projection import weight_std_at
+from statewise.reproduce.h3_language.models import LABELS, USUAL, Sizes
 from statewise.reproduce.h3_language.text import text_config
 from statewise.reproduce.rates import require_apart
 from statewise.train.config import TrainConfig
@@ -92,7 +92,7 @@ class H3LanguageSettings:
     def sizes(self) -> Sizes:
         shared = {name: getattr(self, name) for name in Sizes.__dataclass_fields__}
         if self.weight_std is None:
-            shared["weight_std"] = WEIGHT_STD * math.sqrt(PUBLISHED_WIDTH / self.d_model)
+            shared["weight_std"] = weight_std_at(self.d_model)
         return Sizes(**shared)
 
     def steps(self, share: float = 1.0) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,8 +13,7 @@ from statewise.errors import TrainingError
 from statewise.mixers.attention import Attention
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce.mqar.report import make_report
-from statewise.reproduce.mqar.settings import NAMES, MqarSettings, part_name, quick, run_config
-from statewise.reproduce.rates import choose_rate, rate_name
+from statewise.reproduce.mqar.settings import MqarSettings, cell_name, part_name, quick, run_config
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
 from statewise.reproduce.work import Stopped, Work
@@ -85,40 +83,26 @@ def _has_reached(goal: float | None, accuracy: float | None) -> bool:
 
 
 def run(config: MqarSettings, work: Work) -> Report:
-    n_runs = len(config.models) * config.n_sizes * len(config.lengths)
-    work.begin(n_runs + (len(config.models) * len(config.rates) if len(config.rates) > 1 else 0))
-    rates = dict.fromkeys(config.models, config.rates[0])
-    tuned: dict[str, dict[str, Any]] = {}
-    if len(config.rates) > 1:
-        tuned = work.parts(_tuning(config, work), n_workers=config.workers)
-        for model in config.models:
-            rates[model] = choose_rate({rate: tuned[tuning_part(model, rate)] for rate in config.rates}, NAMES[model])
-    jobs = {}
-    for i in range(len(config.lengths)):
-        for model in config.models:
-            for size in range(config.n_sizes):
-                part = part_name(config, model, size, i)
-                jobs[part] = _job(config, work, part, run_config(config, model, size, i, rates[model]))
-    return make_report(config, work.parts(jobs, n_workers=config.workers), tuned)
-
-
-def tuning_part(model: str, rate: float) -> str:
-    return f"rate-{model}-{rate_name(rate)}"
-
-
-def _tuning(config: MqarSettings, work: Work) -> dict[str, Job]:
-    jobs, size = {}, min(1, config.n_sizes - 1)
-    for model in config.models:
-        for rate in config.rates:
-            run = run_config(config, model, size, 0, rate)
-            short = replace(run, train=replace(run.train, epochs=config.tuning * config.epochs[0]))
-            part = tuning_part(model, rate)
-            jobs[part] = _job(config, work, part, short)
-    return jobs
-
-
-def _job(config: MqarSettings, work: Work, part: str, run: RunConfig) -> Job:
-    return Job(train_and_test, (run, str(work.folder / f"run-{part}")))
+    """One rate after the other: for each of them those are trained that have not yet what they are asked for."""
+    cells = {
+        cell_name(config, model, size, i): (model, size, i)
+        for i in range(len(config.lengths))
+        for model in config.models
+        for size in range(config.n_sizes)
+    }
+    work.begin(len(cells) * len(config.rates))
+    tried: dict[str, dict[float, dict[str, Any]]] = {cell: {} for cell in cells}
+    for rate in config.rates:
+        jobs = {}
+        for cell, place in cells.items():
+            if not any(found.get("stopped_early") for found in tried[cell].values()):
+                part = part_name(cell, rate)
+                jobs[part] = Job(train_and_test, (run_config(config, *place, rate), str(work.folder / f"run-{part}")))
+        done = work.parts(jobs, n_workers=config.workers)
+        for cell in cells:
+            if part_name(cell, rate) in done:
+                tried[cell][rate] = done[part_name(cell, rate)]
+    return make_report(config, tried)
 
 
 REPRODUCTION = Reproduction(

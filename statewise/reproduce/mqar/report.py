@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from statewise.reproduce.mqar.settings import NAMES, POSITIONED, MqarSettings, part_name
+from statewise.mixers.projection import PUBLISHED_WIDTH, WEIGHT_STD
+from statewise.reproduce.mqar.settings import NAMES, POSITIONED, MqarSettings, cell_name
 from statewise.reproduce.rates import rate_name
 from statewise.reproduce.report import Report, drawn
 from statewise.train.tasks.base import Table
@@ -15,21 +16,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def make_report(
-    config: MqarSettings, found: Mapping[str, Mapping[str, Any]], tuned: Mapping[str, Mapping[str, Any]]
-) -> Report:
-    """tuned: the short runs that the rates were chosen by, none if there was one rate."""
+def make_report(config: MqarSettings, tried: Mapping[str, Mapping[float, Mapping[str, Any]]]) -> Report:
+    """tried: of each model, size and length the runs by their rate."""
     epochs = f"{', '.join(f'{e:g}' for e in config.epochs)} epoch{'' if config.epochs == (1,) else 's'}"
-    tables, figures = [], {part: dict(run) for part, run in tuned.items()}
+    found = {cell: _best(runs) for cell, runs in tried.items()}
+    tables, figures = [], {}
     of_all = "".join(f"{chance:.2%} of all values and " for chance in sorted({run["chance"] for run in _whole(found)}))
     of_attention = "; of attention its keys and values at the full length" if "attention" in config.models else ""
     for i, (length, pairs) in enumerate(zip(config.lengths, config.pairs)):
         rows = []
         for model in config.models:
             for size in range(config.n_sizes):
-                name = part_name(config, model, size, i)
+                name = cell_name(config, model, size, i)
                 part = found[name]
-                figures[name] = {"model": model, "length": length, "pairs": pairs, **part}
+                by_rate = {rate_name(rate): run.get("accuracy") for rate, run in tried[name].items()}
+                figures[name] = {"model": model, "length": length, "pairs": pairs, **part, "by_rate": by_rate}
                 rows.append(
                     (
                         f"{NAMES[model]}, width {part['d_model']}",
@@ -37,13 +38,19 @@ def make_report(
                         *_accuracies(part),
                         f"{part['parameters']:,}",
                         rate_name(part["lr"]),
+                        ", ".join(
+                            f"{rate} {'diverged' if accuracy is None else f'{accuracy:.1%}'}"
+                            for rate, accuracy in by_rate.items()
+                            if rate != rate_name(part["lr"])
+                        )
+                        or "-",
                         *_training(part),
                     )
                 )
         tables.append(
             Table(
                 f"Length {length}, {pairs} pairs: test accuracy by state",
-                ("", "state", "accuracy", "whole rows", "parameters", "rate", "steps", "s"),
+                ("", "state", "accuracy", "whole rows", "parameters", "rate", "others tried", "steps", "s"),
                 rows,
                 (
                     f"Chance is {of_all}{1 / pairs:.1%} among those of the row. State: numbers "
@@ -61,36 +68,47 @@ def make_report(
             f"{100 * config.stop_at:g}% on rows of their own; one seed."
         ),
         tables=tables,
-        differences=_differences(config, found, tuned),
+        differences=_differences(config, found, tried),
         figures=figures,
         plots=[drawn("mqar", "Accuracy against the size of the state", partial(_draw, config=config, found=found))],
     )
 
 
+def _best(runs: Mapping[float, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The run that was best on rows of its own; of those that diverged only if all did."""
+    whole = [run for run in runs.values() if run["diverged"] is None]
+    if not whole:
+        return next(iter(runs.values()))
+    return max(whole, key=lambda run: max(accuracy for _, accuracy in run["course"]))
+
+
 def _whole(found: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The runs that did not diverge. Folders of older versions hold no others."""
-    return [part for part in found.values() if part.get("diverged") is None]
+    """Those that did not diverge."""
+    return [part for part in found.values() if part["diverged"] is None]
 
 
 def _accuracies(part: Mapping[str, Any]) -> tuple[str, str]:
-    if part.get("diverged") is not None:
+    if part["diverged"] is not None:
         return "diverged", "-"
     return f"{part['accuracy']:.1%}", f"{part['accuracy_of_examples']:.1%}"
 
 
 def _training(part: Mapping[str, Any]) -> tuple[str, str]:
-    if part.get("diverged") is not None:
+    if part["diverged"] is not None:
         return "-", "-"
     return f"{part['steps']:,}{'' if part['stopped_early'] else ' (all)'}", f"{part['training_seconds']:,.0f}"
 
 
 def _differences(
-    config: MqarSettings, found: Mapping[str, Mapping[str, Any]], tuned: Mapping[str, Mapping[str, Any]]
+    config: MqarSettings,
+    found: Mapping[str, Mapping[str, Any]],
+    tried: Mapping[str, Mapping[float, Mapping[str, Any]]],
 ) -> list[str]:
     lines = [
         "Published (Arora et al. 2023, Zoology, arXiv:2312.04927, figure 2): vocabulary 8,192, 100,000 rows, 64 "
         "epochs, batches of 512, widths of 64 to 512, lengths of 64 to 512, the best of four rates from 1e-4 to 1e-2.",
         _how_the_rate_was_chosen(config),
+        *([_how_they_begin(config)] if set(config.models) != {"mamba2"} else []),
         "The steps between pairs and queries hold random tokens of the vocabulary, keys of the row among them."
         if config.random_non_queries
         else "The steps between pairs and queries hold the token 0. (random_non_queries=true draws them: with a small "
@@ -110,7 +128,7 @@ def _differences(
             "An accuracy short of the end may be one that more training would raise: a run that was not ended early "
             "says what this budget gives, not what the state can hold."
         )
-    lost = [part for part, run in (*tuned.items(), *found.items()) if run.get("diverged") is not None]
+    lost = [f"{cell} at {rate_name(rate)}" for cell, runs in tried.items() for rate in runs if runs[rate]["diverged"]]
     if lost:
         lines.append(f"Diverged, and not tested: {', '.join(lost)}; result.json says where.")
     return lines
@@ -119,10 +137,19 @@ def _differences(
 def _how_the_rate_was_chosen(config: MqarSettings) -> str:
     if len(config.rates) == 1:
         return f"One rate for all models, {rate_name(config.rates[0])}, not chosen by any run."
+    first, *others = map(rate_name, config.rates)
     return (
-        f"One rate for each model, as the table has it, of {', '.join(map(rate_name, config.rates))}: the one "
-        f"with the least validation loss after {100 * config.tuning:g}% of the epochs, at length {config.lengths[0]} "
-        f"with {config.pairs[0]} pairs and one size."
+        f"Each row was trained at {first} and, until a run had {100 * config.stop_at:g}% on rows of its own, "
+        f"at {' and then '.join(others)}; it is the best of its runs on these."
+    )
+
+
+def _how_they_begin(config: MqarSettings) -> str:
+    if config.weight_std is not None:
+        return f"The projections of H3 and of both attentions begin with a standard deviation of {config.weight_std:g}."
+    return (
+        f"The projections of H3 and of both attentions begin with outputs that vary as much as with the published "
+        f"standard deviation, {WEIGHT_STD}, at a width of {PUBLISHED_WIDTH}, and not with {WEIGHT_STD} at every width."
     )
 
 
@@ -131,7 +158,7 @@ def _draw(drawing: Figure, config: MqarSettings, found: Mapping[str, Mapping[str
     styles = ("-", "--", ":", "-.")
     for i, model in enumerate(config.models):
         for j, (length, pairs) in enumerate(zip(config.lengths, config.pairs)):
-            names = (part_name(config, model, size, j) for size in range(config.n_sizes))
+            names = (cell_name(config, model, size, j) for size in range(config.n_sizes))
             parts = sorted(_whole({name: found[name] for name in names}), key=lambda part: part["state"])
             is_history = model == "attention"
             axes.plot(
@@ -144,7 +171,7 @@ def _draw(drawing: Figure, config: MqarSettings, found: Mapping[str, Mapping[str
                 color=f"C{i}",
                 label=f"{NAMES[model]}, length {length}, {pairs} pairs" + (" (history)" if is_history else ""),
             )
-    lost = [part["state"] for part in found.values() if part.get("diverged") is not None]
+    lost = [part["state"] for part in found.values() if part["diverged"] is not None]
     if lost:
         axes.plot(lost, [0.0] * len(lost), "x", color="black", label="diverged")
     axes.set_xscale("log")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from statewise.data.synthetic_languages import SyntheticLanguageConfig
 from statewise.errors import ConfigError
@@ -11,9 +11,10 @@ from statewise.mixers.base import MixerConfig
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.projection import weight_std_at
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
-from statewise.reproduce.rates import require_apart
+from statewise.reproduce.rates import rate_name, require_apart
 from statewise.train.config import RunConfig, TrainConfig
 
 NAMES = {"h3": "H3", "linear": "linear attention", "mamba2": "Mamba-2", "attention": "attention"}
@@ -37,9 +38,10 @@ class MqarSettings:
     lengths, pairs, epochs:   of the rows; how many keys and values are in one; how long is trained at most. A length
                may come again with other pairs
     vocab_size, n_train, n_test, random_non_queries:   of the language, see ``MultiQueryRecall``
-    rates:     learning rates to choose from: each model is trained with each of them at the first length and the
-               second size (if there is one) for ``tuning`` of its epochs, and has the one with the least loss on the
-               validation rows in all of its runs
+    rates:     learning rates, tried one after the other by each model in each of its sizes at each length until a run
+               has ``stop_at``; where none has, the run that was best on rows of its own counts
+    weight_std: of the projections of H3 and of both attentions at the start; None: the published 0.02 at a width of
+               768, and at another width so much that their outputs vary as much
     batch_size: rows in a step
     stop_at:   a run ends when its accuracy on 500 rows of their own is this at least
     workers:   processes that train side by side
@@ -55,8 +57,8 @@ class MqarSettings:
     n_train: int = 20_000
     n_test: int = 3_000
     random_non_queries: bool = False
-    rates: tuple[float, ...] = (3e-3, 1e-2)
-    tuning: float = 0.25
+    rates: tuple[float, ...] = (3e-3, 1e-2, 1e-3)
+    weight_std: float | None = None
     batch_size: int = 64
     stop_at: float = 0.99
     workers: int = 2
@@ -74,8 +76,6 @@ class MqarSettings:
                 "every length"
             )
         require_apart("MqarSettings.rates", self.rates)
-        if not 0 < self.tuning <= 1:
-            raise ConfigError(f"MqarSettings.tuning={self.tuning}; use a fraction above 0 and at most 1")
         if self.workers < 1 or not 0 < self.stop_at <= 1:
             raise ConfigError("MqarSettings: workers is at least 1, and stop_at is above 0 and at most 1")
         if len(set(zip(self.lengths, self.pairs))) < len(self.lengths):
@@ -105,14 +105,22 @@ class MqarSettings:
         )
 
 
-def part_name(config: MqarSettings, model: str, size: int, i: int) -> str:
+def cell_name(config: MqarSettings, model: str, size: int, i: int) -> str:
     """Of a model in one of its sizes on the i-th rows."""
     return f"{model}-{config.lengths[i]}-{config.pairs[i]}-{size}"
+
+
+def part_name(cell: str, rate: float) -> str:
+    """Of one run of it."""
+    return f"{cell}-rate-{rate_name(rate)}"
 
 
 def run_config(config: MqarSettings, model: str, size: int, i: int, rate: float) -> RunConfig:
     """The training run of a model in one of its sizes on the i-th rows."""
     d_model, mixer = SIZES[model][size]
+    if isinstance(mixer, (H3Config, LinearAttentionConfig, AttentionConfig)):
+        std = weight_std_at(d_model) if config.weight_std is None else config.weight_std
+        mixer = replace(mixer, weight_std=std)
     layer, length = BlockConfig(mixer=mixer, norm="layer"), config.lengths[i]
     return RunConfig(
         model=LanguageModelConfig(
