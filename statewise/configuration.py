@@ -36,7 +36,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
     >>> from statewise.models.mlp import MLPConfig
     >>> to_dict(MLPConfig(expand=2))
-    {'expand': 2.0, 'activation': 'gelu', 'gated': False, 'bias': True, 'multiple_of': 1}
+    {'expand': 2.0, 'activation': 'gelu', 'gated': False, 'bias': True, 'multiple_of': 1, 'weight_std': 0.02}
     """
     return _dump(type(config), config, type(config).__name__)
 
@@ -69,7 +69,7 @@ def assign(config: Config, assignments: Sequence[str], *, types: Types | None = 
 
     >>> from statewise.models.mlp import MLPConfig
     >>> assign(MLPConfig(), ["expand=2", "activation=silu"])
-    MLPConfig(expand=2.0, activation='silu', gated=False, bias=True, multiple_of=1)
+    MLPConfig(expand=2.0, activation='silu', gated=False, bias=True, multiple_of=1, weight_std=0.02)
     """
     known = {**_types_within(config), **(types or {})}
     cls = type(config)
