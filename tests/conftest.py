@@ -47,3 +47,13 @@ def statewise_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["STATEWISE_CACHE"]
     else:
         os.environ["STATEWISE_CACHE"] = previous
+
+
+@pytest.fixture(scope="session")
+def superglue(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The eight tasks' files, four made-up rows in each split, to be read and not changed."""
+    from questions import write_superglue
+
+    folder = tmp_path_factory.mktemp("superglue")
+    write_superglue(folder, n_validation=4, n_train=4)
+    return folder

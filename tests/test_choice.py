@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from questions import MAKERS, QUESTION, write_rows, write_superglue
+from questions import MAKERS, QUESTION, write_rows
 from scored_models import MODELS, defined
 
 from statewise.data.tokenizers import ByteTokenizer
@@ -34,13 +34,6 @@ from statewise.evaluate.likelihood import Score
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 TOKENIZER = ByteTokenizer()
-
-
-@pytest.fixture(scope="module")
-def superglue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("superglue")
-    write_superglue(folder, n_validation=4, n_train=4)
-    return folder
 
 
 def test_the_answer_is_the_likeliest_choice(tmp_path: Path) -> None:

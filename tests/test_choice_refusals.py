@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from questions import QUESTION, write_rows, write_superglue
+from questions import QUESTION, write_rows
 from scored_models import MODELS
 
 import statewise as sw
@@ -26,13 +26,6 @@ from statewise.evaluate.choice.question import asked
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 TOKENIZER = ByteTokenizer()
-
-
-@pytest.fixture(scope="module")
-def superglue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("superglue")
-    write_superglue(folder, n_validation=4, n_train=4)
-    return folder
 
 
 @pytest.mark.parametrize(
