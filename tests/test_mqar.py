@@ -120,6 +120,7 @@ class TestRuns:
         first = reproduce("mqar", folder, both, plots=PLOTS).record
         assert first is not None
         assert first["figures"]["linear-32-2-0"]["by_rate"]["1e+08"] is None
+        assert "not finite" in first["figures"]["linear-32-2-0"]["diverged_at"]["1e+08"]
         assert first["figures"]["linear-32-2-0"]["lr"] == 0.01
         page = (folder / "report.md").read_text()
         assert "Diverged, and not tested: linear-32-2-0 at 1e+08, linear-32-2-1 at 1e+08;" in page

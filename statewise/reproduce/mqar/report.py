@@ -30,7 +30,9 @@ def make_report(config: MqarSettings, tried: Mapping[str, Mapping[float, Mapping
                 name = cell_name(config, model, size, i)
                 part = found[name]
                 by_rate = {rate_name(rate): run.get("accuracy") for rate, run in tried[name].items()}
-                figures[name] = {"model": model, "length": length, "pairs": pairs, **part, "by_rate": by_rate}
+                where = {rate_name(rate): run["diverged"] for rate, run in tried[name].items() if run["diverged"]}
+                found_here = {"model": model, "length": length, "pairs": pairs, **part}
+                figures[name] = {**found_here, "by_rate": by_rate, "diverged_at": where}
                 rows.append(
                     (
                         f"{NAMES[model]}, width {part['d_model']}",
