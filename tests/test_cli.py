@@ -323,6 +323,7 @@ class TestGenerate:
         self.text(run, "--prompt", "import", "--state-out", "c.state", "--max-new-tokens", "0")
         before = Path("c.state").read_bytes()
         assert "c.state exists" in refused("generate", "run", "--prompt", "x", "--state-out", "c.state")
+        assert "c.state is not a folder" in refused("generate", "run", "--prompt", "x", "--state-out", "c.state/d")
         assert Path("c.state").read_bytes() == before
         run(*TRAIN, "--steps", "2", "--seed", "9", "--out", "other")
         assert "other weights" in refused("generate", "other", "--state-in", "c.state")

@@ -50,8 +50,12 @@ def generate(
             param_hint="--echo",
         )
     texts: list[str | bytes] = [*(prompts or []), *(read_prompt(path) for path in prompt_files or [])]
-    if state_out is not None and state_out.exists():
-        raise DataError(f"{state_out} exists already; give --state-out a new name")
+    if state_out is not None:
+        from statewise.checkpoints.atomic import require_place
+
+        if state_out.exists():
+            raise DataError(f"{state_out} exists already; give --state-out a new name")
+        require_place(state_out)  # before a long prompt is read
     from statewise.data.synthetic_languages import SyntheticLanguageConfig
     from statewise.generate import Sampling, read
     from statewise.generate import generate as generate_tokens
