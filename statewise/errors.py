@@ -34,6 +34,14 @@ class CheckpointError(StatewiseError, ValueError):
 
 
 class TrainingError(StatewiseError, RuntimeError):
-    """A run cannot go on: its loss or a gradient is not finite."""
+    """A run cannot go on."""
 
     exit_code = 1
+
+
+class DivergedError(TrainingError):
+    """Numbers of a run are not finite any more. ``what`` says which, without what remains of the run and what to do."""
+
+    def __init__(self, message: str, what: str | None = None) -> None:
+        super().__init__(message)
+        self.what = message if what is None else what

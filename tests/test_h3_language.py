@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statewise.data.tokenizers import FileTokenizer
-from statewise.errors import ConfigError, InputError, NotFiniteError, TrainingError
+from statewise.errors import ConfigError, DivergedError, TrainingError
 from statewise.mixers.attention import AttentionConfig
 from statewise.reproduce import find, reproduce, settings
 from statewise.reproduce.h3_language.experiment import run_config, train_and_test
@@ -30,6 +30,7 @@ from statewise.reproduce.progress import Watcher
 from statewise.reproduce.rates import choose_rate
 from statewise.reproduce.report import markdown
 from statewise.train import RunConfig, TrainConfig
+from statewise.train.loop import train
 from statewise.train.report import Reporter
 
 needs_plot = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs the extra plot")
@@ -140,9 +141,8 @@ class TestRate:
             2e-3: {"diverged": None, "validation_loss": 2.0},
             4e-3: {"diverged": "step 3: the loss is nan"},
         }
-        assert choose_rate(tuned, "H3") == 2e-3
-        with pytest.raises(TrainingError, match="H3 diverged at every learning rate: step 3"):
-            choose_rate({4e-3: tuned[4e-3]}, "H3")
+        assert choose_rate(tuned) == 2e-3
+        assert choose_rate({4e-3: tuned[4e-3]}) is None
 
     def test_the_runs_differ_in_nothing_else(self, tmp_path: Path) -> None:
         config = H3LanguageSettings()
@@ -295,6 +295,35 @@ class TestWhole:
         page = markdown(report, {"date": "", "seconds": 0.0, "environments": [], "settings": {}}, [])
         assert "0 of 0 as published" in page
 
+    @pytest.mark.parametrize("share", [1.0, 0.5])
+    def test_a_model_that_diverges_at_every_rate_is_a_row(
+        self, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+    ) -> None:
+        def fail_for_one(config: RunConfig, folder: Path, **options: Any) -> Any:
+            if "h3" in Path(folder).name:
+                raise DivergedError("step 1; begin anew", "step 1")
+            return train(config, folder, **options)
+
+        monkeypatch.setattr("statewise.reproduce.h3_language.experiment.train", fail_for_one)
+        config = smallest(text, models=["transformer", "h3"], learning_rates=[1e-2, 2e-2], tuning_share=share)
+        for _ in range(2):  # the same command again finds all done
+            outcome = reproduce("h3-language", tmp_path / "run", config, plots=False)
+            assert outcome.report is not None
+            figures = outcome.report.figures
+            assert figures["perplexities"].keys() == {"transformer"}
+            assert (figures["models"]["h3"]["learning_rate"], figures["models"]["h3"]["seeds"]) == (None, {})
+            row = next(row for row in outcome.report.tables[0].rows if row[0] == "H3")
+            assert row[2:7] == ("diverged", "-", "-", "-", "-")
+            assert outcome.report.tables[1].rows[1][1:] == ("diverged", "diverged", "-")
+
+    def test_how_the_projections_begin_is_told_wherever_there_are_mlps(self, text: Path) -> None:
+        for models, told in ((("mamba", "mamba2"), False), (("s4d",), True), (("gss-hybrid",), True)):
+            config = H3LanguageSettings(models=models)
+            entry = {"parameters": 1, "seeds": {}, "tuning": {}, "learning_rate": None, "sizes": ""}
+            found = {"n_bytes": 1, "splits": {name: {"bytes": 1, "tokens": 1} for name in ("train", "test")}}
+            report = make_report(config, found, dict.fromkeys(models, entry))
+            assert any("begin with a standard deviation of 0.0566" in line for line in report.differences) == told
+
     def test_it_says_nothing_of_what_was_not_run(self, text: Path, tmp_path: Path) -> None:
         config = smallest(text, models=["transformer", "mamba"], learning_rates=[1e-2], tuning_share=1.0, seeds=[0])
         report = reproduce("h3-language", tmp_path / "run", config, plots=False).report
@@ -306,20 +335,20 @@ class TestWhole:
         assert "Mamba, here with RMSNorm" in said
         assert "of the text is trained on" in said
 
-    @pytest.mark.parametrize("cause", [NotFiniteError("nan"), InputError("max_items=0"), None])
+    @pytest.mark.parametrize("error", [TrainingError("max_items=0"), DivergedError("step 1; begin anew", "step 1")])
     def test_only_divergence_is_a_result(
-        self, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: InputError | None
+        self, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: TrainingError
     ) -> None:
         def fail(*arguments: Any, **options: Any) -> None:
-            raise TrainingError("step 1: it went wrong") from cause
+            raise error
 
         monkeypatch.setattr("statewise.reproduce.h3_language.experiment.train", fail)
         arguments = (smallest(text), str(tmp_path), "transformer", 1e-2, 0, 1.0, Reporter())
-        if type(cause) is InputError:
-            with pytest.raises(TrainingError, match="it went wrong"):
-                train_and_test(*arguments)
+        if isinstance(error, DivergedError):
+            assert train_and_test(*arguments) == {"diverged": "step 1"}
         else:
-            assert train_and_test(*arguments) == {"diverged": "step 1: it went wrong"}
+            with pytest.raises(TrainingError, match="max_items=0"):
+                train_and_test(*arguments)
 
 
 class TestEvaluateWindow:

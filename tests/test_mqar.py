@@ -10,13 +10,22 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from statewise.errors import ConfigError, InputError, NotFiniteError, TrainingError
+from statewise.errors import ConfigError, DivergedError, TrainingError
 from statewise.reproduce import reproduce, settings
 from statewise.reproduce.mqar.experiment import state_size, train_and_test
 from statewise.reproduce.mqar.settings import SIZES, MqarSettings, run_config
+from statewise.reproduce.progress import Watcher
 from statewise.train.report import Reporter
 
 PLOTS = find_spec("matplotlib") is not None
+
+
+class Heard(Watcher):
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def event(self, record: Any) -> None:
+        self.records.append(dict(record))
 
 
 class TestStateSize:
@@ -63,7 +72,8 @@ class TestSettings:
             ({"lengths": (64,)}, "give one of each for every length"),
             ({"rates": ()}, "give at least one rate"),
             ({"rates": (2e-3, 2.0000001e-3)}, r"MqarSettings\.rates=.* apart in its first six digits"),
-            ({"weight_std": 0.0}, r"weight_std=0\.0; expected a number above 0"),
+            ({"weight_std": 0.0}, r"MqarSettings\.weight_std=0\.0; expected a number above 0"),
+            ({"weight_std": -1, "models": ("mamba2",)}, r"MqarSettings\.weight_std=-1; expected a number above 0"),
             ({"n_sizes": 4}, "use 1 to 3"),
             ({"pairs": (4, 80)}, "n_pairs"),
             ({"workers": 0}, "workers is at least 1"),
@@ -120,7 +130,9 @@ class TestRuns:
         first = reproduce("mqar", folder, both, plots=PLOTS).record
         assert first is not None
         assert first["figures"]["linear-32-2-0"]["by_rate"]["1e+08"] is None
-        assert "not finite" in first["figures"]["linear-32-2-0"]["diverged_at"]["1e+08"]
+        where = first["figures"]["linear-32-2-0"]["diverged_at"]["1e+08"]
+        assert "not finite" in where
+        assert str(folder) not in where  # nor what to do about it: the rate is the setting
         assert first["figures"]["linear-32-2-0"]["lr"] == 0.01
         page = (folder / "report.md").read_text()
         assert "Diverged, and not tested: linear-32-2-0 at 1e+08, linear-32-2-1 at 1e+08;" in page
@@ -141,25 +153,27 @@ class TestRuns:
         few = ["n_train=64", "n_test=32", 'models=["mamba2"]', "rates=[1e-3,1e-2]"]
         for goal, n_tried in ((1e-9, 1), (1.0, 2)):
             config = settings("mqar", quick=True, assignments=[*few, f"stop_at={goal}"])
-            record = reproduce("mqar", tmp_path / str(n_tried), config, plots=False).record
+            watcher = Heard()
+            record = reproduce("mqar", tmp_path / str(n_tried), config, plots=False, watcher=watcher).record
             assert record is not None
             assert len(record["figures"]["mamba2-32-2-0"]["by_rate"]) == n_tried
+            assert "at most 2 parts" in watcher.records[0]["message"]
             assert len(list((tmp_path / str(n_tried)).glob("run-*"))) == n_tried
 
-    @pytest.mark.parametrize("cause", [NotFiniteError("nan"), InputError("no rows"), None])
+    @pytest.mark.parametrize("error", [TrainingError("no rows"), DivergedError("step 1; begin anew", "step 1")])
     def test_only_divergence_is_a_result(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: InputError | None
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: TrainingError
     ) -> None:
         def fail(*arguments: Any, **options: Any) -> None:
-            raise TrainingError("step 1: it went wrong") from cause
+            raise error
 
         monkeypatch.setattr("statewise.reproduce.mqar.experiment.train", fail)
         arguments = (run_config(MqarSettings(), "linear", 0, 0, 1e-2), str(tmp_path), Reporter())
-        if type(cause) is InputError:
-            with pytest.raises(TrainingError, match="it went wrong"):
-                train_and_test(*arguments)
+        if isinstance(error, DivergedError):
+            assert train_and_test(*arguments)["diverged"] == "step 1"
         else:
-            assert train_and_test(*arguments)["diverged"] == "step 1: it went wrong"
+            with pytest.raises(TrainingError, match="no rows"):
+                train_and_test(*arguments)
 
     def test_one_length_with_several_pairs(self, tmp_path: Path) -> None:
         rows = ["lengths=[16,16]", "pairs=[1,3]", "epochs=[1,2]", "n_train=64", "n_test=32"]

@@ -143,6 +143,18 @@ class TestWork:
         with pytest.raises(ConfigError, match=r"another dtw \(dtw was False, now True\)"):
             opened("dtw=true")
 
+    @pytest.mark.parametrize("name", ["h3-language", "mqar"])
+    def test_or_what_held_before_there_was_the_field(self, name: str, tmp_path: Path) -> None:
+        """All projections began with 0.02, which is not the default: such a folder is not gone on with otherwise."""
+        open_work(tmp_path, name, settings(name)).part("done", dict)
+        path = tmp_path / "reproduction.json"
+        record = json.loads(path.read_text())
+        del record["settings"]["weight_std"]
+        path.write_text(json.dumps(record))
+        with pytest.raises(ConfigError, match=r"another weight_std \(weight_std was 0.02, now None\)"):
+            open_work(tmp_path, name, settings(name))
+        open_work(tmp_path, name, settings(name, assignments=["weight_std=0.02"]))
+
     @pytest.mark.parametrize("name", ["flashconv", "lssl-vs-s4", "s4-vs-transformer", "lra"])
     def test_a_device_that_is_not_there(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -306,6 +318,9 @@ class TestReport:
         assert Bar(what="x", ours=2.0, bar=2.0).holds
         assert not Bar(what="x", ours=2.0, bar=2.0, beyond=True).holds
         assert str(Bar(what="x", ours=1.0, bar=30.0, unit="x")) == "MISSED: x: 1x, at least 30x was asked"
+        lost = Bar(what="x", ours=None, bar=0.0)
+        assert not lost.holds
+        assert str(lost) == "MISSED: x: diverged, at least 0 was asked"
 
     def test_markdown(self) -> None:
         table = Table("t", ("", "ours"), [("a|b", "1")], ("a note",))

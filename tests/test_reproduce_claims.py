@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from statewise.reproduce.long_delay import gradient_norms
 from statewise.reproduce.nearest_neighbour import distances, nearest_neighbour
 from statewise.reproduce.trained_task import TrainedTaskSettings, run_config
 from statewise.systems import discretize_dense
+from statewise.train import RunConfig
 
 PLOTS = find_spec("matplotlib") is not None
 needs_aeon = pytest.mark.skipif(find_spec("aeon") is None, reason="needs the extra tasks")
@@ -260,6 +262,28 @@ class TestTrainedTasks:
         assert (tmp_path / "run" / "run-1" / "run.json").exists()
         again = quick("digits", tmp_path / "run", *shrunk)
         assert figures(again)["measured"] == found["measured"]
+
+    @needs_sklearn
+    @pytest.mark.parametrize("lost", [(1,), (0, 1)])
+    def test_a_seed_that_diverges_is_a_result(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: tuple[int, ...]
+    ) -> None:
+        def with_the_rate(config: TrainedTaskSettings, seed: int) -> RunConfig:
+            run = run_config(config, seed)
+            return replace(run, train=replace(run.train, lr=1e30)) if seed in lost else run
+
+        monkeypatch.setattr("statewise.reproduce.trained_task.run_config", with_the_rate)
+        few = 'settings=["train.steps=3","train.epochs=null","data.max_length=8","train.evaluate_items=8"]'
+        config = settings("digits", quick=True, assignments=[few, "max_rows=10", "seeds=[0,1]", "bar=0.01"])
+        for _ in range(2):
+            outcome = reproduce("digits", tmp_path / "run", config, plots=False)
+            assert outcome.record is not None
+            found = figures(outcome)
+            assert set(found["diverged"]) == {str(seed) for seed in lost}
+            assert all("step " in what for what in found["diverged"].values())
+            assert found["mean"] is None
+            assert "diverged" in str(outcome.record["tables"][0]["rows"][1])
+            assert [(bar["ours"], bar["holds"]) for bar in outcome.record["bars"]] == [(None, False)]
 
     @needs_sklearn
     def test_a_run_that_was_stopped_goes_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from training import Recorder, curve, small_model, small_run
 
 from statewise import cli
 from statewise.checkpoints import resolve
-from statewise.errors import CheckpointError, ConfigError, TrainingError
+from statewise.errors import CheckpointError, ConfigError, DivergedError, TrainingError
 from statewise.mixers.s4d import S4DConfig
 from statewise.train import RunConfig, TrainResult, read_metrics, train
 from statewise.train.report import summary_table
@@ -127,6 +127,27 @@ def test_one_diverges_and_the_others_go_on(tmp_path: Path) -> None:
         assert bad["loss"] == pytest.approx(good["loss"], rel=1e-5)
     again = train_stack(dict.fromkeys([*result.runs, "lr-1e+38"]), tmp_path / "bad", resume=True)
     assert list(again.diverged) == ["lr-1e+38"]
+
+
+def test_one_after_the_other_each_says_where_it_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the runs cannot be stacked; those that diverged are not trained again."""
+    monkeypatch.setattr(Stack, "refusal", lambda stack: "no")
+    run = small_run(tmp_path, **SETTINGS)
+    for rates, good in (([1e38, 1e-3, 1e37], ["lr-0.001"]), ([1e38, 1e37], [])):
+        folder = tmp_path / f"runs-{len(rates)}"
+        for resume in (False, True):
+            runs = seeds_and_rates(run, 1, rates)
+            if good:
+                result = train_stack(runs, folder, resume=resume)
+                assert (list(result.runs), list(result.diverged)) == (good, ["lr-1e+38", "lr-1e+37"])
+            else:
+                with pytest.raises(DivergedError, match="step "):
+                    train_stack(runs, folder, resume=resume)
+            for name in ("lr-1e+38", "lr-1e+37"):
+                (last,) = [line for line in read_metrics(folder / name / "metrics.jsonl") if line["kind"] == "diverged"]
+                assert name in last["message"]
+                assert last["what"] in last["message"]
+                assert name not in last["what"]
 
 
 def documents(folder: Path, **settings: Any) -> RunConfig:
@@ -279,7 +300,7 @@ class TestGoodEnough:
         def diverge(stack: Stack) -> Any:
             if len(stack.members) > 1:
                 return update(stack)
-            return [], [(stack.members[0], TrainingError("the loss is nan"))]
+            return [], [(stack.members[0], DivergedError("the loss is nan"))]
 
         monkeypatch.setattr(Stack, "update", diverge)
         result = train_stack(runs, tmp_path / "stack")

@@ -1,4 +1,4 @@
-"""Time and memory of things that are compared: side by side in one process, in turns."""
+"""Time and memory of things that are compared, side by side in one process, in turns; and how large models are."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from statewise.errors import InputError
+from statewise.models.base import ModelConfig
 
 Action = Callable[[], object]
 
@@ -103,3 +104,9 @@ def peak_bytes(action: Action, device: torch.device | None = None) -> int:
         current += n_bytes
         peak = max(peak, current)
     return peak
+
+
+def n_parameters(config: ModelConfig) -> int:
+    """Of its model, which is built without memory. A tied one counts once."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in config.build().parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from statewise.errors import ConfigError, TrainingError
+from statewise.errors import ConfigError
 
 __all__ = ["choose_rate", "rate_name", "require_apart"]
 
@@ -28,12 +28,9 @@ def require_apart(field: str, rates: Sequence[float]) -> None:
         )
 
 
-def choose_rate(tuned: Mapping[float, Mapping[str, Any]], label: str) -> float:
-    """The learning rate with the least loss on the validation split, of those at which the run did not diverge.
-
-    Errors: TrainingError if the run diverged at every one.
+def choose_rate(tuned: Mapping[float, Mapping[str, Any]]) -> float | None:
+    """The learning rate with the least loss on the validation split, of those at which the run did not diverge; None if
+    it diverged at every one.
     """
     losses = {rate: found["validation_loss"] for rate, found in tuned.items() if found.get("diverged") is None}
-    if not losses:
-        raise TrainingError(f"{label} diverged at every learning rate: {next(iter(tuned.values()))['diverged']}")
-    return min(losses, key=losses.__getitem__)
+    return min(losses, key=losses.__getitem__, default=None)

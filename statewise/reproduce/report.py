@@ -25,22 +25,28 @@ REPORT_FILE = "report.md"
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """What has to be reached: ``ours`` at least ``bar``, or ``beyond`` it; ``unit`` is printed behind both."""
+    """What has to be reached: ``ours`` at least ``bar``, or ``beyond`` it; ``unit`` is printed behind both.
+
+    ours: None where what was to be measured diverged
+    """
 
     what: str
-    ours: float
+    ours: float | None
     bar: float
     beyond: bool = False
     unit: str = ""
 
     @property
     def holds(self) -> bool:
+        if self.ours is None:
+            return False
         return self.ours > self.bar if self.beyond else self.ours >= self.bar
 
     def __str__(self) -> str:
         words = "more than" if self.beyond else "at least"
         verdict = "reached" if self.holds else "MISSED"
-        return f"{verdict}: {self.what}: {self.ours:,.4g}{self.unit}, {words} {self.bar:,.4g}{self.unit} was asked"
+        ours = "diverged" if self.ours is None else f"{self.ours:,.4g}{self.unit}"
+        return f"{verdict}: {self.what}: {ours}, {words} {self.bar:,.4g}{self.unit} was asked"
 
 
 class Plot(NamedTuple):

@@ -7,16 +7,14 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from statewise.checkpoints import load, resolve
-from statewise.errors import TrainingError
+from statewise.errors import DivergedError
+from statewise.reproduce.measure import n_parameters
 from statewise.reproduce.work import Stopped, write_json
 from statewise.train.config import RunConfig
-from statewise.train.course import TrainResult
-from statewise.train.divergence import is_divergence
+from statewise.train.course import DIVERGED, TrainResult
 from statewise.train.loop import train
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
@@ -39,7 +37,7 @@ def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporte
     path = Path(folder)
     counting = Counting(path / CPU_FILE, reporter)
     try:
-        results, diverged = _train(runs, path, counting)
+        results, diverged, _ = train_runs(runs, path, counting)
     finally:
         counting.write()
     stopped = [result.signal for result in results.values() if result.signal is not None]
@@ -53,7 +51,7 @@ def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporte
     steps = max((result.step for result in results.values()), default=None)
     return {
         "seeds": seeds,
-        "parameters": _n_parameters(next(iter(runs.values()))),
+        "parameters": n_parameters(next(iter(runs.values())).model),
         "cpu_seconds": cpu_seconds,
         "ms_per_step": None if steps is None else 1e3 * cpu_seconds / steps,
     }
@@ -87,32 +85,33 @@ def ms_text(part: Mapping[str, Any], digits: int = 1) -> str:
     return "-" if ms is None else f"{ms:,.{digits}f}"
 
 
-def _train(
-    runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter
-) -> tuple[dict[str, TrainResult], dict[str, str]]:
-    """The results of those that did not diverge, and of the others where they did."""
+class TrainedRuns(NamedTuple):
+    """results: of the runs that did not diverge; diverged: of the others, where they did"""
+
+    results: dict[str, TrainResult]
+    diverged: dict[str, str]
+    side_by_side: bool
+
+
+def train_runs(runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter) -> TrainedRuns:
+    """Trains runs that differ in their seeds side by side, each in ``folder / name``, or goes on with them."""
     begun = any((folder / name / RUN_FILE).exists() for name in runs)
     try:
         if len(runs) == 1:
             ((name, run),) = runs.items()
-            return {name: train(run, folder / name, resume=begun, reporter=reporter)}, {}
+            return TrainedRuns({name: train(run, folder / name, resume=begun, reporter=reporter)}, {}, False)
         result = train_stack(runs, folder, resume=begun, reporter=reporter)
-    except TrainingError as error:
-        if not is_divergence(error):
-            raise
-        return {}, {name: _where(folder / name / METRICS_FILE, error) for name in runs}
-    return result.runs, result.diverged
+    except DivergedError:
+        return TrainedRuns({}, {name: _where(folder / name / METRICS_FILE) for name in runs}, len(runs) > 1)
+    diverged = {name: _where(folder / name / METRICS_FILE) for name in result.diverged}
+    return TrainedRuns(result.runs, diverged, result.stacked)
 
 
-def _where(metrics: Path, error: TrainingError) -> str:
-    """What a stack wrote of the run that diverged; of one that was alone, what it said itself."""
-    last = [{}, *(read_metrics(metrics) if metrics.exists() else [])][-1]
-    return str(last["message"]) if last.get("kind") == "diverged" else str(error)
-
-
-def _n_parameters(run: RunConfig) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in run.model.build().parameters())
+def _where(metrics: Path) -> str:
+    """At what a run diverged, as the last line of its metrics says it."""
+    last = read_metrics(metrics)[-1]
+    assert last["kind"] == DIVERGED
+    return str(last.get("what", last["message"]))  # older folders have the whole message alone
 
 
 class Counting(Reporter):
@@ -163,7 +162,7 @@ def _tested(run: RunConfig, folder: Path, result: TrainResult) -> dict[str, Any]
         "epochs": result.step / task.batches.steps_per_epoch,
         "steps": result.step,
         "seconds": result.seconds,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": n_parameters(run.model),
         "course": [line["accuracy"] for line in looks],
         "course_seconds": [line["seconds"] for line in looks],
     }

@@ -22,13 +22,12 @@ from statewise.models.evaluation_mode import evaluation_mode
 from statewise.reproduce.nearest_neighbour import nearest_neighbour, require_aeon
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Bar, Plot, Report
+from statewise.reproduce.seeds_of_a_run import is_diverged, told, train_runs
 from statewise.reproduce.work import Stopped, Work
 from statewise.train.config import RunConfig
 from statewise.train.environment import choose_device
-from statewise.train.loop import train
 from statewise.train.presets import PRESETS, fit_model
 from statewise.train.run_folder import RUN_FILE
-from statewise.train.stacked import train_stack
 from statewise.train.tasks import Table, open_task, run_types
 
 # Published figures that a reader may look for, and why they are not beside ours.
@@ -127,35 +126,34 @@ def _train_all(config: TrainedTaskSettings, work: Work, seeds: Sequence[int]) ->
     runs = {f"run-{seed}": run_config(config, seed) for seed in seeds}
     started = any((work.folder / name / RUN_FILE).exists() for name in runs)
     begun = time.process_time()
-    if len(seeds) == 1:
-        name = next(iter(runs))
-        results = {name: train(runs[name], work.folder / name, resume=started, reporter=work.training())}
-        side_by_side = False
-    else:
-        result = train_stack(runs, work.folder, resume=started, reporter=work.training())
-        result.require_all()
-        results, side_by_side = result.runs, result.stacked
+    results, diverged, side_by_side = train_runs(runs, work.folder, work.training())
     cpu_seconds = time.process_time() - begun
     stopped = [result.signal for result in results.values() if result.signal is not None]
     if stopped:
         raise Stopped(stopped[0])
-    return {
-        seed: {
-            "step": results[f"run-{seed}"].step,
-            "training_seconds": results[f"run-{seed}"].seconds,
+    took: dict[int, dict[str, Any]] = {}
+    for seed, name in zip(seeds, runs):
+        took[seed] = {
+            "diverged": diverged.get(name),
             "cpu_seconds": cpu_seconds,  # of all threads; if resumed, of the last session
             "resumed": started,
             "side_by_side": len(seeds) if side_by_side else 1,
         }
-        for seed in seeds
-    }
+        if name in results:
+            took[seed] |= {"step": results[name].step, "training_seconds": results[name].seconds}
+    return took
 
 
 def _part(
     config: TrainedTaskSettings, work: Work, seed: int, trained: Callable[[], dict[int, dict[str, Any]]]
 ) -> dict[str, Any]:
-    """A seed: trained, with all others when the first of them is asked for, and evaluated where validation was best."""
+    """A seed: trained, with all others when the first of them is asked for, and evaluated where validation was best.
+
+    One that diverged is a result: "diverged" says where, and there is no evaluation.
+    """
     took = trained()[seed]
+    if is_diverged(took):
+        return took
     record, checkpoint = _evaluate(config, work.folder / f"run-{seed}", seed)
     return {"evaluation": record, "checkpoint": checkpoint.name, **took}
 
@@ -204,24 +202,25 @@ def _dtw(config: TrainedTaskSettings, work: Work) -> dict[str, Any]:
 def _report(
     config: TrainedTaskSettings, work: Work, records: Mapping[int, Any], neighbour: Mapping[str, Any] | None
 ) -> Report:
-    first = config.seeds[0]
-    run = run_config(config, first)
-    task = open_task(run)
-    evaluations = {seed: {**record["evaluation"], "split": "test"} for seed, record in records.items()}
-    ours = [float(record[config.measured]) for record in evaluations.values()]
-    mean = statistics.mean(ours)
+    evaluations = {
+        seed: {**record["evaluation"], "split": "test"} for seed, record in records.items() if not is_diverged(record)
+    }
+    first = next(iter(evaluations), None)
+    task = open_task(run_config(config, config.seeds[0]))
+    ours = {seed: float(record[config.measured]) for seed, record in evaluations.items()}
+    mean = statistics.mean(ours.values()) if len(ours) == len(records) else None
     rows = [
         (
             f"seed {seed}",
-            f"{evaluations[seed][config.measured]:.4f}",
-            f"{record['training_seconds']:,.0f}",
+            f"{ours[seed]:.4f}" if seed in ours else "diverged",
+            told(record, lambda r: f"{r['training_seconds']:,.0f}"),
             _cpu_seconds(record),
-            f"{record['step']:,}",
+            told(record, lambda r: f"{r['step']:,}"),
         )
         for seed, record in records.items()
     ]
-    if len(ours) > 1:
-        rows.append(("mean (standard deviation)", f"{mean:.4f} ({statistics.stdev(ours):.4f})", "", "", ""))
+    if mean is not None and len(ours) > 1:
+        rows.append(("mean (standard deviation)", f"{mean:.4f} ({statistics.stdev(ours.values()):.4f})", "", "", ""))
     bars = []
     if config.bar is not None:
         beyond = config.bar == 0
@@ -237,8 +236,12 @@ def _report(
             best = max(found["accuracy"] for name, found in neighbour.items() if isinstance(found, dict))
             bars.append(Bar(what="mean accuracy beyond DTW's", ours=mean, bar=best, beyond=True))
     summary = Table(f"{config.preset}, test split", ("", config.measured, "training, s", "of CPU, s", "steps"), rows)
-    shown = {**evaluations[first], "checkpoint": f"run-{first}, {records[first]['checkpoint']}"}
-    tables = [table._replace(title=f"seed {first}: {table.title}") for table in task.tables(shown)]
+    tables, plots = [], []
+    if first is not None:
+        shown = {**evaluations[first], "checkpoint": f"run-{first}, {records[first]['checkpoint']}"}
+        tables = [table._replace(title=f"seed {first}: {table.title}") for table in task.tables(shown)]
+        if task.plot_of is not None:
+            plots.append(Plot(config.preset, task.plot_of, partial(_plot, config, work, first, shown)))
     n_together = max(record.get("side_by_side", 1) for record in records.values())
     together = f" {n_together} of them were trained side by side: times are of all together." if n_together > 1 else ""
     return Report(
@@ -252,13 +255,14 @@ def _report(
         bars=bars,
         differences=NOTES.get(config.preset, ()),
         figures={
-            "measured": {str(seed): value for seed, value in zip(config.seeds, ours)},
+            "measured": {str(seed): ours.get(seed) for seed in config.seeds},
+            "diverged": {str(seed): record["diverged"] for seed, record in records.items() if is_diverged(record)},
             "mean": mean,
             "cpu_seconds": {str(seed): record.get("cpu_seconds") for seed, record in records.items()},
             "evaluations": evaluations,
             "nearest_neighbour": neighbour,
         },
-        plots=[] if task.plot_of is None else [Plot(config.preset, task.plot_of, partial(_plot, config, work, shown))],
+        plots=plots,
     )
 
 
@@ -269,8 +273,7 @@ def _cpu_seconds(record: Mapping[str, Any]) -> str:
     return f"{record['cpu_seconds']:,.0f}{' (last session)' if record['resumed'] else ''}"
 
 
-def _plot(config: TrainedTaskSettings, work: Work, record: dict[str, Any], path: Path) -> None:
-    seed = config.seeds[0]
+def _plot(config: TrainedTaskSettings, work: Work, seed: int, record: dict[str, Any], path: Path) -> None:
     run = run_config(config, seed)
     model = load(resolve(work.folder / f"run-{seed}", "best"), device=choose_device(run.train.device))
     with evaluation_mode(model), torch.no_grad():

@@ -34,8 +34,10 @@ __all__ = ["Job", "Stopped", "Work", "file_name", "finite", "open_work", "write_
 
 SETTINGS_FILE = "reproduction.json"
 PARTS = "parts"
-# Settings that say how the work is done or shown and change no part: a folder may be gone on with with others
+# Settings that say how the work is done or shown: a folder may be gone on with with others. The times of parts, and
+# the last digits of what several threads add up, are those of the session that did them
 HOW = frozenset({"workers", "bars"})
+BEFORE = "before"  # in a field's metadata: what held before there was the field, where that is not its default
 
 
 class Work:
@@ -52,8 +54,10 @@ class Work:
         self._n_done = 0
         self._part = ""
 
-    def begin(self, n_parts: int) -> None:
+    def begin(self, n_parts: int, *, at_most: bool = False) -> None:
+        """at_most: what comes out decides whether there are so many; see ``leave_out``"""
         self._n_parts, self._n_done = n_parts, 0
+        number = f"{'at most ' if at_most else ''}{n_parts} part{'' if n_parts == 1 else 's'}"
         record = {
             "kind": "start",
             "reproduction": self.name,
@@ -61,9 +65,13 @@ class Work:
             "parts": n_parts,
             "settings": to_dict(self.config),
             "environment": environment(),
-            "message": f"reproduce {self.name}: {n_parts} parts, in {self.folder}",
+            "message": f"reproduce {self.name}: {number}, in {self.folder}",
         }
         self.watcher.event(record)
+
+    def leave_out(self, n_parts: int) -> None:
+        """So many parts fewer will come than were begun with."""
+        self._n_parts -= n_parts
 
     def part(
         self, name: str, compute: Callable[[], Mapping[str, Any]], *, device: torch.device | None = None
@@ -138,7 +146,8 @@ class Work:
 def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | None = None) -> Work:
     """A new folder, or one that holds the same reproduction with the same settings, which is gone on with.
 
-    Those in ``HOW`` may be others; one that the folder does not know, since it is older, had its default.
+    Those in ``HOW`` may be others; one that the folder does not know, since it is older, had what the field's metadata
+    say under ``BEFORE``, or its default.
     Where nothing was done yet, as after a setting that was refused, it is begun anew with others.
 
     Errors: CheckpointError for a folder that holds something else; ConfigError naming the settings that differ.
@@ -182,10 +191,11 @@ def _plain(config: Any) -> dict[str, Any]:
 
 
 def _defaults(config: Any) -> dict[str, Any]:
-    """Of those fields of the settings that have one."""
+    """Of those fields of the settings that have one: what a folder was begun with that does not know them."""
     bare, names = copy.copy(config), set()
     for field in fields(config):
         default = field.default if field.default_factory is MISSING else field.default_factory()
+        default = field.metadata.get(BEFORE, default)
         if default is not MISSING:
             object.__setattr__(bare, field.name, default)
             names.add(field.name)

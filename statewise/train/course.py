@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from statewise.errors import CheckpointError, InputError, TrainingError
+from statewise.errors import CheckpointError, DivergedError, InputError, NotFiniteError, TrainingError
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.train.metrics import MetricsFile, NoMetrics
 from statewise.train.optimizer import describe_groups
@@ -18,6 +18,8 @@ from statewise.train.report import Reporter
 from statewise.train.run_state import RunState
 from statewise.train.schedule import Cadence, learning_rate_factor
 from statewise.train.snapshot import set_torch_generators, torch_generators
+
+DIVERGED = "diverged"  # the kind of the last line of metrics of a run that diverged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +145,16 @@ def _evaluate(state: RunState) -> dict[str, Any]:
             own = task.validate(state.model)
         record = state.ranks.by_first(lambda: own)  # every rank has looked at all of it; what is decided has to be one
     except InputError as error:
-        raise TrainingError(f"step {progress.step}: the evaluation failed: {error}; {state.what_remains()}") from error
+        what = f"step {progress.step}: the evaluation failed: {error}"
+        message = f"{what}; {state.what_remains()}"
+        if isinstance(error, NotFiniteError):
+            raise DivergedError(message, what) from error
+        raise TrainingError(message) from error
     set_torch_generators(generators, state.device)
     for name, value in record.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise TrainingError(f"step {progress.step}: the validation {name} is {value}; {state.what_remains()}")
+            what = f"step {progress.step}: the validation {name} is {value}"
+            raise DivergedError(f"{what}; {state.what_remains()}", what)
     score, best = float(record[task.metric]), progress.best
     is_best = best is None or (score > best if task.higher_is_better else score < best)
     wanted = state.config.stop_at
@@ -207,6 +214,11 @@ def start_record(state: RunState) -> dict[str, Any]:
         "data": task.describe(),
         **{f"{split}_{task.unit}": size for split, size in task.sizes().items()},
     }
+
+
+def diverged_record(step: int, error: DivergedError) -> dict[str, Any]:
+    """After so many steps."""
+    return {"kind": DIVERGED, "step": step + 1, "message": str(error), "what": error.what}
 
 
 def end_record(state: RunState, stopped_by: int | None, folder: Path | None = None) -> dict[str, Any]:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
 
+from statewise.errors import CheckpointError, DivergedError
 from statewise.train.config import RunConfig
-from statewise.train.course import Course, TrainResult, end_record, fraction_done, is_done, learning_rate, start_record
+from statewise.train.course import (
+    Course,
+    TrainResult,
+    diverged_record,
+    end_record,
+    fraction_done,
+    is_done,
+    learning_rate,
+    start_record,
+)
 from statewise.train.environment import process_settings
 from statewise.train.metrics import MetricsFile, NoMetrics
 from statewise.train.open_ranks import open_ranks
@@ -41,7 +51,8 @@ def train(
     are set as the configuration says, and back at the end.
 
     Errors: ConfigError, DataError, CheckpointError (also when the disk is full: what was saved before remains),
-            and TrainingError naming the first layer that made a number that is not finite.
+            and DivergedError naming the first layer that made a number that is not finite, which is also the last
+            line of the metrics, of kind "diverged".
     """
     reporter = Reporter() if reporter is None else reporter
     with ExitStack() as stack:
@@ -64,7 +75,12 @@ def train(
             )
             reporter.event({"kind": "warning", "step": state.progress.step, "message": message})
         stop = stack.enter_context(StopSignals())  # not before: until here there is nothing to save
-        return _loop(state, metrics, reporter, stop)
+        try:
+            return _loop(state, metrics, reporter, stop)
+        except DivergedError as error:
+            with suppress(CheckpointError):  # the disk is full as well; what it diverged at matters more
+                metrics.write(diverged_record(state.progress.step, error))
+            raise
 
 
 def _loop(state: RunState, metrics: MetricsFile | NoMetrics, reporter: Reporter, stop: StopSignals) -> TrainResult:

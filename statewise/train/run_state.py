@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from statewise import checkpoints
 from statewise.checkpoints import flatten_tree, unflatten_into
 from statewise.checkpoints.tensor_files import stored_tensors
-from statewise.errors import CheckpointError, DataError, TrainingError
+from statewise.errors import CheckpointError, DataError, DivergedError
 from statewise.train.diagnose import non_finite
 from statewise.train.environment import seed_generators
 from statewise.train.memory_estimate import require_memory
@@ -94,7 +94,7 @@ class RunState:
     def save(self, before: Callable[[], None], *, prune: bool = True) -> Path:
         """Writes a checkpoint and, with ``prune``, deletes those that are no longer kept. ``before`` is called first.
 
-        Errors: TrainingError, before anything is written, if a parameter is not finite; CheckpointError if the
+        Errors: DivergedError, before anything is written, if a parameter is not finite; CheckpointError if the
                 disk does not take it, saying which checkpoint remains.
         """
         ranks, path = self.ranks, self.run.checkpoint_path(self.progress.step)
@@ -119,10 +119,8 @@ class RunState:
     ) -> None:
         name = non_finite(model)
         if name is not None:
-            raise TrainingError(
-                f"the parameter {name} is not finite after step {self.progress.step}; {self.what_remains()}. "
-                f"{self.advice()}"
-            )
+            what = f"the parameter {name} is not finite after step {self.progress.step}"
+            raise DivergedError(f"{what}; {self.what_remains()}. {self.advice()}", what)
         data = {
             **asdict(self.progress),
             "metric": self.task.metric,

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
-from statewise.errors import StatewiseError, TrainingError
+from statewise.errors import DivergedError, StatewiseError
 from statewise.train.course import learning_rate
 from statewise.train.environment import autocast
 from statewise.train.optimizer import build_optimizer, set_learning_rate
@@ -56,7 +56,7 @@ class Update(NamedTuple):
     """A step of all: of those that went on, and why the others did not."""
 
     went: list[Step]
-    wrong: list[tuple[Member, TrainingError]]
+    wrong: list[tuple[Member, DivergedError]]
 
 
 class _Loss(nn.Module):
@@ -260,7 +260,7 @@ class Stack:
         gradients = [_gradient(flat) for flat in self.flat]
         norms = torch.stack([torch.linalg.vector_norm(gradient, dim=1) for gradient in gradients]).norm(dim=0)
         went: list[Step] = []
-        wrong: list[tuple[Member, TrainingError]] = []
+        wrong: list[tuple[Member, DivergedError]] = []
         for i, (member, loss, norm) in enumerate(zip(self.members, total.tolist(), norms.tolist())):
             if math.isfinite(loss) and math.isfinite(norm):
                 went.append(Step(member, loss, norm, learning_rate(member.state)))
@@ -296,7 +296,7 @@ class Stack:
 
     def _diagnose(
         self, member: Member, tensors: dict[str, Tensor], carried: Any, loss: float, norm: float
-    ) -> TrainingError:
+    ) -> DivergedError:
         state = member.state
         set_torch_generators(tensors, state.device)
         state.carried = carried

@@ -14,10 +14,18 @@ from typing import Any
 
 from statewise.checkpoints.folders import RUN_FILE
 from statewise.configuration import to_dict
-from statewise.errors import ConfigError, TrainingError
+from statewise.errors import ConfigError, DivergedError
 from statewise.train.config import RunConfig
-from statewise.train.course import Course, TrainResult, end_record, fraction_done, is_done, start_record
-from statewise.train.divergence import is_divergence
+from statewise.train.course import (
+    DIVERGED,
+    Course,
+    TrainResult,
+    diverged_record,
+    end_record,
+    fraction_done,
+    is_done,
+    start_record,
+)
 from statewise.train.environment import process_settings
 from statewise.train.loop import train
 from statewise.train.memory_estimate import require_memory
@@ -31,7 +39,6 @@ from statewise.train.stack import Member, Stack
 from statewise.train.stack_folder import common_step, go_back
 from statewise.train.stacked_dropout import RandomNumbers
 
-DIVERGED = "diverged"  # the kind of the last line of metrics of a run that was dropped from a stack
 REACHED = "reached"  # of one that was as good as it was asked to become, while others were not
 
 
@@ -55,12 +62,12 @@ class StackResult:
         return 0 if self.signal is None else 128 + self.signal
 
     def require_all(self) -> None:
-        """Errors: TrainingError if a run diverged, with the names of all that did and the first one's reason."""
+        """Errors: DivergedError if a run diverged, with the names of all that did and the first one's reason."""
         if self.diverged:
             first = next(iter(self.diverged))
             others = [name for name in self.diverged if name != first]
             also = f" (and so did {', '.join(others)})" if others else ""
-            raise TrainingError(
+            raise DivergedError(
                 f"{first} went wrong{also}, the other {len(self.runs)} runs did not; {first}: {self.diverged[first]}"
             )
 
@@ -94,7 +101,7 @@ def train_stack(
             operations and not in them. Memory of all of them.
     Errors: as :func:`statewise.train.train`; ConfigError if the runs differ in more than seed and learning rate.
             CheckpointError if those to be resumed have no checkpoint in common, or one was gone on with alone.
-            If all diverge, TrainingError.
+            If all diverge, DivergedError.
     """
     reporter = Reporter() if reporter is None else reporter
     folder = Path(folder)
@@ -106,7 +113,7 @@ def train_stack(
     if not names and ended:
         return StackResult(runs=ended, diverged=diverged, stacked=True, signal=None)
     if not names:
-        raise TrainingError(f"every run in {folder} has diverged: {next(iter(diverged.values()))}")
+        raise DivergedError(f"every run in {folder} has diverged: {next(iter(diverged.values()))}")
     step = common_step(folder, names) if resume else None
     with ExitStack() as stack:
         stack.callback(reporter.close)
@@ -139,7 +146,7 @@ def train_stack(
             stack.enter_context(_quiet())
             try:
                 result = _loop(joined, courses, ended, diverged, folder, reporter, stop)
-            except TrainingError:
+            except DivergedError:
                 if courses or not ended:
                     raise
                 # All others diverged once these had reached what was asked
@@ -161,10 +168,9 @@ def _loop(
     reporter: Reporter,
     stop: StopSignals,
 ) -> StackResult:
-    def lose(member: Member, error: TrainingError) -> None:
-        course, step = courses[member.name], member.state.progress.step
+    def lose(member: Member, error: DivergedError) -> None:
         diverged[member.name] = str(error)
-        course.write({"kind": DIVERGED, "step": step + 1, "message": str(error)})
+        courses[member.name].write(diverged_record(member.state.progress.step, error))
         del courses[member.name]
         if not courses:
             raise error
@@ -177,9 +183,7 @@ def _loop(
             try:
                 with member.numbers.in_use():
                     results.append(do(courses[member.name]))
-            except TrainingError as error:
-                if not is_divergence(error):  # what the evaluation refuses of one it refuses of all
-                    raise
+            except DivergedError as error:
                 lose(member, error)
                 lost.append(member)
         if lost:
@@ -299,16 +303,14 @@ def _one_by_one(
         try:
             begun = resume and (folder / name / RUN_FILE).exists()
             results[name] = train(runs[name], folder / name, resume=begun, reporter=reporter)
-        except TrainingError as error:
-            if not is_divergence(error):
-                raise
+        except DivergedError as error:
             diverged[name] = str(error)
             continue
         stopped_by = results[name].signal
         if stopped_by is not None:
             break
     if not results:
-        raise TrainingError(next(iter(diverged.values())))
+        raise DivergedError(next(iter(diverged.values())))
     return StackResult(runs=results, diverged=diverged, stacked=False, signal=stopped_by)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from statewise.errors import TrainingError
+from statewise.errors import DivergedError
 from statewise.train.diagnose import first_non_finite, is_finite
 from statewise.train.environment import autocast
 from statewise.train.optimizer import set_learning_rate
@@ -34,7 +34,7 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
 
     ``eager`` is the same loss, uncompiled, for finding the layer if either is not finite.
 
-    Errors: TrainingError, with the parameters as they were before the step.
+    Errors: DivergedError, with the parameters as they were before the step.
     """
     config = state.config
     generators, carried = torch_generators(state.device), state.carried
@@ -79,7 +79,7 @@ def _gradients(state: RunState) -> list[Tensor]:
     return [parameter.grad for parameter in state.parameters if parameter.grad is not None]
 
 
-def not_finite(state: RunState, loss: float, norm: float, eager: Loss) -> TrainingError:
+def not_finite(state: RunState, loss: float, norm: float, eager: Loss) -> DivergedError:
     """Does the step again, under hooks, to name the layer that it went wrong in.
 
     The generators and the carried state have to be as they were before the step.
@@ -89,7 +89,8 @@ def not_finite(state: RunState, loss: float, norm: float, eager: Loss) -> Traini
     if where is None:
         finite = is_finite(_gradients(state))
         where = "done again layer by layer, every number in it is finite" + (" but that norm" if finite else "")
-    return TrainingError(f"step {state.progress.step + 1}: {what}; {where}; {state.what_remains()}. {state.advice()}")
+    what = f"step {state.progress.step + 1}: {what}; {where}"
+    return DivergedError(f"{what}; {state.what_remains()}. {state.advice()}", what)
 
 
 def _culprit(state: RunState, eager: Loss) -> str | None:

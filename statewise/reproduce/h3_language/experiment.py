@@ -12,11 +12,11 @@ import torch
 
 from statewise.checkpoints import load
 from statewise.data.text import TokenSplit
-from statewise.errors import TrainingError
+from statewise.errors import DivergedError
 from statewise.evaluate.perplexity import evaluate_split
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
-from statewise.reproduce.h3_language.models import LABELS, build_config, describe, n_parameters
+from statewise.reproduce.h3_language.models import build_config, describe, n_parameters
 from statewise.reproduce.h3_language.report import make_report
 from statewise.reproduce.h3_language.settings import H3LanguageSettings, quick
 from statewise.reproduce.h3_language.text import make_tokenizer, open_text, text_config
@@ -25,7 +25,6 @@ from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report
 from statewise.reproduce.work import Job, Stopped, Work
 from statewise.train.config import RunConfig
-from statewise.train.divergence import is_divergence
 from statewise.train.loop import train
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
@@ -43,7 +42,7 @@ def run(config: H3LanguageSettings, work: Work) -> Report:
         build_config(name, config.sizes)  # sizes that do not match are told before anything is done
     full = config.tuning_share == 1
     n_runs = len(config.learning_rates) + len(config.seeds) - full
-    work.begin(1 + len(config.models) * n_runs)
+    work.begin(1 + len(config.models) * n_runs, at_most=True)
     text = work.part("text", lambda: make_tokenizer(config.source, config.vocab_size, work.folder))
     first, share = config.seeds[0], config.tuning_share
     tuning = {
@@ -52,26 +51,28 @@ def run(config: H3LanguageSettings, work: Work) -> Report:
         for lr in config.learning_rates
     }
     tuned = work.parts(tuning, config.workers)
-    rates = {
-        name: choose_rate({lr: tuned[tuning_part(name, lr)] for lr in config.learning_rates}, LABELS[name])
-        for name in config.models
-    }
+    by_rate = {name: {lr: tuned[tuning_part(name, lr)] for lr in config.learning_rates} for name in config.models}
+    rates = {name: choose_rate(by_rate[name]) for name in config.models}
+    n_seeds = len(config.seeds) - full
     seeds = {
-        f"{name}-seed-{seed}": job(config, work.folder, name, rates[name], seed, 1.0)
-        for seed in (config.seeds[1:] if full else config.seeds)
-        for name in config.models
+        f"{name}-seed-{seed}": job(config, work.folder, name, rate, seed, 1.0)
+        for seed in config.seeds[len(config.seeds) - n_seeds :]
+        for name, rate in rates.items()
+        if rate is not None
     }
+    work.leave_out(n_seeds * len(config.models) - len(seeds))
     seeded = work.parts(seeds, config.workers)
     models = {}
-    for name in config.models:
-        at_each = {lr: tuned[tuning_part(name, lr)] for lr in config.learning_rates}
-        runs = {seed: seeded.get(f"{name}-seed-{seed}", at_each[rates[name]]) for seed in config.seeds}
+    for name, rate in rates.items():
+        runs = {}
+        if rate is not None:
+            runs = {seed: seeded.get(f"{name}-seed-{seed}", by_rate[name][rate]) for seed in config.seeds}
         model = build_config(name, config.sizes)
         models[name] = {
-            "learning_rate": rates[name],
+            "learning_rate": rate,
             "parameters": n_parameters(model),
             "sizes": describe(name, model),
-            "tuning": {rate_name(lr): result for lr, result in at_each.items()},
+            "tuning": {rate_name(lr): result for lr, result in by_rate[name].items()},
             "seeds": {str(seed): result for seed, result in runs.items()},
         }
     return make_report(config, text, models)
@@ -99,10 +100,8 @@ def train_and_test(
     begun, cpu = time.monotonic(), time.process_time()
     try:
         result = train(run, place, resume=(place / RUN_FILE).exists(), reporter=reporter)
-    except TrainingError as error:
-        if not is_divergence(error):
-            raise
-        return {"diverged": str(error)}
+    except DivergedError as error:
+        return {"diverged": error.what}
     if result.signal is not None:
         raise Stopped(result.signal)
     assert result.checkpoint is not None  # the last step leaves one

@@ -115,11 +115,11 @@ def _differences(
             f"width of the MLP makes up for what the mixer has{weigh}."
         )
     std = config.sizes.weight_std
-    if there & {"h3", "transformer"} and std != WEIGHT_STD:
+    if not there <= set(WITHOUT_MLP) and std != WEIGHT_STD:
         alike = f", by which their outputs vary as much at a width of {d_model}" if config.weight_std is None else ""
         found.append(
-            f"The projections of H3, attention and the MLPs begin with a standard deviation of {std:.3g}{alike}; "
-            f"published: {WEIGHT_STD} at {PUBLISHED_WIDTH}."
+            "The projections of H3 and of attention, where there are any, and of the MLPs begin with a standard "
+            f"deviation of {std:.3g}{alike}; published: {WEIGHT_STD} at {PUBLISHED_WIDTH}."
         )
     if "gss" in there:
         found.append(
@@ -148,12 +148,18 @@ def _differences(
 
 
 def perplexities(models: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float]]:
-    """On the test split, of every seed; without the models of which a seed diverged."""
+    """On the test split, of every seed; without the models of which a seed diverged, or that had no rate to be trained
+    at.
+    """
     return {
         name: [run["perplexity"] for run in model["seeds"].values()]
         for name, model in models.items()
-        if all(run["diverged"] is None for run in model["seeds"].values())
+        if _is_whole(model)
     }
+
+
+def _is_whole(model: Mapping[str, Any]) -> bool:
+    return bool(model["seeds"]) and all(run["diverged"] is None for run in model["seeds"].values())
 
 
 def _setting(config: H3LanguageSettings, text: Mapping[str, Any]) -> str:
@@ -186,9 +192,9 @@ def _results(models: Mapping[str, Mapping[str, Any]]) -> Table:
     for name, model in models.items():
         runs = list(model["seeds"].values())
         published = f"{PUBLISHED[name]:.1f}" if name in PUBLISHED else "-"
-        shared = (f"{model['learning_rate']:g}", f"{model['parameters']:,}", model["sizes"])
-        if any(run["diverged"] is not None for run in runs):
-            rows.append((LABELS[name], published, "diverged", "-", _seeds(runs), "-", *shared, "-", "-", "-"))
+        shared = (_rate(model), f"{model['parameters']:,}", model["sizes"])
+        if not _is_whole(model):
+            rows.append((LABELS[name], published, "diverged", "-", _seeds(runs) or "-", "-", *shared, "-", "-", "-"))
             continue
         found, bits = ([run[what] for run in runs] for what in ("perplexity", "bits_per_byte"))
         spread = f"{statistics.stdev(found):.2f}" if len(found) > 1 else "-"
@@ -212,6 +218,11 @@ def _results(models: Mapping[str, Mapping[str, Any]]) -> Table:
     return Table("Perplexity beside the published one", (*columns, "s", "tokens/s"), rows, (note,))
 
 
+def _rate(model: Mapping[str, Any]) -> str:
+    """That was chosen; "-" where the model diverged at all."""
+    return "-" if model["learning_rate"] is None else rate_name(model["learning_rate"])
+
+
 def _seeds(runs: list[Mapping[str, Any]]) -> str:
     return " ".join("diverged" if run["diverged"] is not None else f"{run['perplexity']:.2f}" for run in runs)
 
@@ -224,9 +235,9 @@ def _rates(config: H3LanguageSettings, models: Mapping[str, Mapping[str, Any]]) 
             "diverged" if run["diverged"] is not None else f"{math.exp(run['validation_loss']):.2f}"
             for run in model["tuning"].values()
         ]
-        rows.append((LABELS[name], *cells, f"{model['learning_rate']:g}"))
+        rows.append((LABELS[name], *cells, _rate(model)))
         if len(config.learning_rates) > 1 and model["learning_rate"] in ends:
-            at_an_end.append(f"{LABELS[name]} ({model['learning_rate']:g})")
+            at_an_end.append(f"{LABELS[name]} ({_rate(model)})")
     notes = (f"At an end of the list, so that a better one may lie beyond: {', '.join(at_an_end)}.",)
     columns = ("", *(rate_name(lr) for lr in config.learning_rates), "chosen")
     return Table("Perplexity on the validation split, by learning rate", columns, rows, notes if at_an_end else ())

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from statewise.data.sources import CORPORA
 from statewise.errors import ConfigError
-from statewise.mixers.projection import weight_std_at
+from statewise.mixers.projection import WEIGHT_STD, check_weight_std, weight_std_at
 from statewise.reproduce.h3_language.models import LABELS, USUAL, Sizes
 from statewise.reproduce.h3_language.text import text_config
 from statewise.reproduce.rates import require_apart
+from statewise.reproduce.work import BEFORE
 from statewise.train.config import TrainConfig
 
 
@@ -45,7 +46,7 @@ class H3LanguageSettings:
     d_state: int = 64
     expand: float = 4.0
     tolerance: float = 0.03
-    weight_std: float | None = None
+    weight_std: float | None = field(default=None, metadata={BEFORE: WEIGHT_STD})
     tokens: int = 2_000_000
     length: int = 256
     batch_size: int = 4  # small, for more steps with the same tokens
@@ -77,6 +78,8 @@ class H3LanguageSettings:
             raise ConfigError(f"H3LanguageSettings.n_layers={self.n_layers}; a hybrid needs at least 3")
         if not 0 < self.tuning_share <= 1:
             raise ConfigError(f"H3LanguageSettings.tuning_share={self.tuning_share}; use a share above 0, at most 1")
+        if self.weight_std is not None:
+            check_weight_std(self)
         for lr in self.learning_rates:
             for seed in self.seeds:
                 self.training(lr, seed, 1.0)  # refuses what no run could have before the text is made into tokens

@@ -40,9 +40,11 @@ def run(config: InductionHeadsSettings, work: Work) -> Report:
             for length in config.lengths_of(model):
                 data = asked_config(config, model, length)
                 asking[name][f"{name}-{length}"] = Job(ask_checkpoint, (str(folder / "seed"), data))
-    work.begin(len(training) + sum(map(len, asking.values())))
+    n_asked = sum(map(len, asking.values()))
+    work.begin(len(training) + n_asked, at_most=True)
     trained = work.parts(training, n_workers=config.workers)
     asked = {part: job for name, jobs in asking.items() if whole(trained[name]) for part, job in jobs.items()}
+    work.leave_out(n_asked - len(asked))
     return make_report(config, trained, work.parts(asked, n_workers=config.workers))
 
 

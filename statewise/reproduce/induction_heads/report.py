@@ -46,7 +46,7 @@ def make_report(config: InductionHeadsSettings, trained: Parts, asked: Parts) ->
     bars = []
     if config.bars and "mamba" in config.models:
         seed = best["mamba"]
-        worst = 0.0 if seed is None else min(_accuracies(config, "mamba", seed, asked))
+        worst = None if seed is None else min(_accuracies(config, "mamba", seed, asked))
         what = f"Mamba, the best of {len(config.seeds)} seeds, at each of {len(config.lengths_of('mamba'))} lengths"
         bars.append(Bar(what=what, ours=worst, bar=100.0, unit=" %"))
     tables = [_table(config, model, seeds[model], best[model], asked) for model in config.models]

@@ -9,9 +9,10 @@ from torch.utils import _pytree as pytree
 
 from statewise.checkpoints import load, resolve
 from statewise.data.synthetic_languages import SyntheticLanguageConfig
-from statewise.errors import TrainingError
+from statewise.errors import DivergedError
 from statewise.mixers.attention import Attention
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
+from statewise.reproduce.measure import n_parameters
 from statewise.reproduce.mqar.report import make_report
 from statewise.reproduce.mqar.settings import MqarSettings, cell_name, part_name, quick, run_config
 from statewise.reproduce.registry import Reproduction
@@ -19,7 +20,6 @@ from statewise.reproduce.report import Report
 from statewise.reproduce.work import Stopped, Work
 from statewise.reproduce.workers import Job
 from statewise.train.config import RunConfig
-from statewise.train.divergence import is_divergence
 from statewise.train.loop import train
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
@@ -51,16 +51,14 @@ def train_and_test(run: RunConfig, folder: str, reporter: Reporter) -> dict[str,
     path = Path(folder)
     shared = {
         "state": state_size(run),
-        "parameters": sum(p.numel() for p in run.model.build().parameters()),
+        "parameters": n_parameters(run.model),
         "d_model": cast(LanguageModelConfig, run.model).d_model,
         "lr": run.train.lr,
     }
     try:
         result = train(run, path, resume=(path / RUN_FILE).exists(), reporter=reporter)
-    except TrainingError as error:
-        if not is_divergence(error):
-            raise
-        return {**shared, "diverged": str(error)}
+    except DivergedError as error:
+        return {**shared, "diverged": error.what}
     if result.signal is not None:
         raise Stopped(result.signal)
     course = [line for line in read_metrics(path / METRICS_FILE) if line["kind"] == "evaluation"]
@@ -90,7 +88,7 @@ def run(config: MqarSettings, work: Work) -> Report:
         for model in config.models
         for size in range(config.n_sizes)
     }
-    work.begin(len(cells) * len(config.rates))
+    work.begin(len(cells) * len(config.rates), at_most=True)
     tried: dict[str, dict[float, dict[str, Any]]] = {cell: {} for cell in cells}
     for rate in config.rates:
         jobs = {}
@@ -98,6 +96,7 @@ def run(config: MqarSettings, work: Work) -> Report:
             if not any(found.get("stopped_early") for found in tried[cell].values()):
                 part = part_name(cell, rate)
                 jobs[part] = Job(train_and_test, (run_config(config, *place, rate), str(work.folder / f"run-{part}")))
+        work.leave_out(len(cells) - len(jobs))
         done = work.parts(jobs, n_workers=config.workers)
         for cell in cells:
             if part_name(cell, rate) in done:

@@ -147,10 +147,11 @@ def _how_the_rate_was_chosen(config: MqarSettings) -> str:
 
 
 def _how_they_begin(config: MqarSettings) -> str:
+    whose = " and ".join(NAMES[model] for model in config.models if model != "mamba2")
     if config.weight_std is not None:
-        return f"The projections of H3 and of both attentions begin with a standard deviation of {config.weight_std:g}."
+        return f"The projections of {whose} begin with a standard deviation of {config.weight_std:g}."
     return (
-        f"The projections of H3 and of both attentions begin with outputs that vary as much as with the published "
+        f"The projections of {whose} begin with outputs that vary as much as with the published "
         f"standard deviation, {WEIGHT_STD}, at a width of {PUBLISHED_WIDTH}, and not with {WEIGHT_STD} at every width."
     )
 

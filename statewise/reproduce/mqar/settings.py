@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from statewise.data.synthetic_languages import SyntheticLanguageConfig
 from statewise.errors import ConfigError
@@ -11,10 +11,11 @@ from statewise.mixers.base import MixerConfig
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.mamba2 import Mamba2Config
-from statewise.mixers.projection import weight_std_at
+from statewise.mixers.projection import WEIGHT_STD, check_weight_std, weight_std_at
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.reproduce.rates import rate_name, require_apart
+from statewise.reproduce.work import BEFORE
 from statewise.train.config import RunConfig, TrainConfig
 
 NAMES = {"h3": "H3", "linear": "linear attention", "mamba2": "Mamba-2", "attention": "attention"}
@@ -58,7 +59,7 @@ class MqarSettings:
     n_test: int = 3_000
     random_non_queries: bool = False
     rates: tuple[float, ...] = (3e-3, 1e-2, 1e-3)
-    weight_std: float | None = None
+    weight_std: float | None = field(default=None, metadata={BEFORE: WEIGHT_STD})
     batch_size: int = 64
     stop_at: float = 0.99
     workers: int = 2
@@ -76,6 +77,8 @@ class MqarSettings:
                 "every length"
             )
         require_apart("MqarSettings.rates", self.rates)
+        if self.weight_std is not None:
+            check_weight_std(self)
         if self.workers < 1 or not 0 < self.stop_at <= 1:
             raise ConfigError("MqarSettings: workers is at least 1, and stop_at is above 0 and at most 1")
         if len(set(zip(self.lengths, self.pairs))) < len(self.lengths):

@@ -23,15 +23,17 @@ GAP = 20.0  # points that count as well below
 
 
 def make_report(config: SelectiveCopyingSettings, found: Parts) -> Report:
-    best = {model: max(_accuracies(config, model, found), default=0.0) for model in config.models}
+    best = {model: max(_accuracies(config, model, found), default=None) for model in config.models}
     bars = []
     selective = [model for model in config.models if model in SELECTIVE]
     others = [model for model in config.models if model not in SELECTIVE]
     if config.bars:
         for model in selective:
             bars.append(Bar(what=f"{NAMES[model]}, the best seed", ours=best[model], bar=99.0, unit=" %"))
-        if selective and others and all(_accuracies(config, model, found) for model in config.models):
-            gap = min(best[model] for model in selective) - max(best[model] for model in others)
+        theirs = [accuracy for model in others if (accuracy := best[model]) is not None]
+        ours = [accuracy for model in selective if (accuracy := best[model]) is not None]
+        if ours and theirs and len(ours) + len(theirs) == len(best):
+            gap = min(ours) - max(theirs)
             what = "how far the best time-invariant layer is below the worst selective one"
             bars.append(Bar(what=what, ours=gap, bar=GAP, unit=" points"))
     minutes = sum(part["cpu_seconds"] for part in found.values()) / 60
