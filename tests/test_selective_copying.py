@@ -28,7 +28,7 @@ def test_the_runs() -> None:
     config = SelectiveCopyingSettings()
     for model in MIXERS:
         run: Any = run_config(config, model, 2)
-        assert (run.model.d_model, len(run.model.layers), run.data.n_copied, run.train.seed) == (64, 2, 16, 2)
+        assert (run.model.d_model, len(run.model.layers), run.data.n_copied, run.train.seed) == (64, 2, 8, 2)
         assert run.data.n_train == config.steps * config.batch_size  # no row is read twice
         assert run.data.resolved("answer_only")
     assert set(NAMES) == set(MIXERS) >= set(SELECTIVE)
@@ -41,7 +41,7 @@ def test_the_runs() -> None:
         ({"models": ("h3", "h3")}, "each once"),
         ({"seeds": ()}, "seeds"),
         ({"steps": 0}, "steps=0"),
-        ({"n_copied": 200}, "n_copied"),
+        ({"n_copied": 100}, "n_copied"),
         ({"lr": -1.0}, "lr"),
     ],
 )

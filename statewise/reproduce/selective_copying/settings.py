@@ -43,13 +43,13 @@ class SelectiveCopyingSettings:
     """
 
     models: tuple[str, ...] = tuple(MIXERS)
-    steps: int = 8192
+    steps: int = 6144
     seeds: tuple[int, ...] = (0, 1, 2)
-    length: int = 256
-    n_copied: int = 16
+    length: int = 128
+    n_copied: int = 8
     vocab_size: int = 16
     batch_size: int = 32
-    lr: float = 2e-3
+    lr: float = 1e-3
     stop_at: float | None = 0.999
     stop_after: int = 2
     look_every: int = 256
@@ -110,12 +110,12 @@ def run_config(config: SelectiveCopyingSettings, model: str, seed: int) -> RunCo
 def quick() -> SelectiveCopyingSettings:
     return SelectiveCopyingSettings(
         models=("s4", "mamba"),
-        steps=300,
+        steps=1000,
         seeds=(0,),
-        length=32,
+        length=48,
         n_copied=4,
-        batch_size=16,
-        look_every=50,
+        lr=2e-3,
+        look_every=100,
         n_validation=64,
         n_test=128,
         workers=1,
