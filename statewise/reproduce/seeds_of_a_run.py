@@ -101,16 +101,17 @@ def train_runs(runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter) 
             ((name, run),) = runs.items()
             return TrainedRuns({name: train(run, folder / name, resume=begun, reporter=reporter)}, {}, False)
         result = train_stack(runs, folder, resume=begun, reporter=reporter)
-    except DivergedError:
-        return TrainedRuns({}, {name: _where(folder / name / METRICS_FILE) for name in runs}, len(runs) > 1)
-    diverged = {name: _where(folder / name / METRICS_FILE) for name in result.diverged}
+    except DivergedError as error:
+        return TrainedRuns({}, {name: _where(folder / name / METRICS_FILE, error.what) for name in runs}, len(runs) > 1)
+    diverged = {name: _where(folder / name / METRICS_FILE, message) for name, message in result.diverged.items()}
     return TrainedRuns(result.runs, diverged, result.stacked)
 
 
-def _where(metrics: Path) -> str:
-    """At what a run diverged, as the last line of its metrics says it."""
-    last = read_metrics(metrics)[-1]
-    assert last["kind"] == DIVERGED
+def _where(metrics: Path, otherwise: str) -> str:
+    """At what a run diverged, as the last line of its metrics says it; if the disk did not take that, the other."""
+    last = [{}, *(read_metrics(metrics) if metrics.exists() else [])][-1]
+    if last.get("kind") != DIVERGED:
+        return otherwise
     return str(last.get("what", last["message"]))  # older folders have the whole message alone
 
 
