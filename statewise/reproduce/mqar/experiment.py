@@ -106,7 +106,7 @@ def run(config: MqarSettings, work: Work) -> Report:
 
 REPRODUCTION = Reproduction(
     summary="MQAR: accuracy against state size for H3, linear attention, Mamba-2 and attention",
-    duration="an hour on 2 cores",
+    duration="an hour and a half on 2 cores",
     full=MqarSettings,
     quick=quick,
     run=run,
