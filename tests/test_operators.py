@@ -239,8 +239,6 @@ def test_plan_is_a_pure_function_over_a_printed_table() -> None:
     assert plan("DiagonalLTI", length=16).form == "scan"
     assert plan("DiagonalLTI", length=100).form == "convolve"
     assert plan("DiagonalLTI", length=4096).form == "convolve"
-    assert plan("DiagonalLTI", length=4095, learns_from_state=True).form == "convolve"
-    assert plan("DiagonalLTI", length=4096, learns_from_state=True).form == "state_passing"
     assert plan("CausalConvolution", length=100, n_taps=4).form == "direct"
     assert plan("CausalConvolution", length=100, n_taps=400).form == "fft"
     assert plan("SomethingNew", length=100).form == "recurrent"
@@ -268,17 +266,13 @@ def test_explain() -> None:
     assert "\n" not in text
 
 
-def test_a_long_diagonal_system_passes_its_state_where_it_learns() -> None:
+def test_state_passing_is_the_default_form_where_gradients_are_recorded() -> None:
     A = torch.full((2, 3), 0.9, dtype=D)
     op, u = sw.DiagonalLTI(A.clone().requires_grad_(), A, A), torch.randn(1, 5000, 2, dtype=D)
     state = op.initial_state(1, dtype=D)
-    forms = [sw.explain(op, u, given).form for given in (None, state)]
-    with torch.no_grad():
-        forms.append(sw.explain(op, u, state).form)
-    assert forms == ["convolve", "state_passing", "convolve"]
     y, final = op(u, state)
-    torch.testing.assert_close(y, op(u, state, form="convolve")[0], atol=1e-10, rtol=1e-10)
-    torch.testing.assert_close(final, op(u, state, form="convolve")[1], atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(y, op(u, state, form="state_passing")[0], atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(final, op(u, state, form="state_passing")[1], atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize(

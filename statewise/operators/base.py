@@ -91,14 +91,13 @@ class Operator(abc.ABC):
             # a row that begins here forgets even a state that holds NaN, which no mask multiplies away
             state = _choose(masks.starts[:, 0], pytree.tree_map(torch.zeros_like, state), state)
         if form is None:
-            form = self._plan(u, state).form
+            form = self._plan(u).form
         y, final = getattr(op, form)(u, state, masks)
         return mask_time(y, masks.valid), None if state is None else final
 
-    def _plan(self, u: Tensor, state: Any) -> Plan:
+    def _plan(self, u: Tensor) -> Plan:
         """The form for this call, and why."""
-        learns = state is not None and self._records_gradients(u, state)
-        return plan(type(self).__name__, length=u.shape[1], n_taps=self._n_taps(), learns_from_state=learns)
+        return plan(type(self).__name__, length=u.shape[1], n_taps=self._n_taps())
 
     def _records_gradients(self, u: Tensor, state: Any) -> bool:
         """Whether this call is one that gradients can be asked of."""

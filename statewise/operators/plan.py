@@ -9,12 +9,10 @@ from torch import Tensor
 
 
 class Call(NamedTuple):
-    """What the rules look at. n_taps: of a ``CausalConvolution``; learns_from_state: a state came in, and gradients are
-    recorded."""
+    """What the rules look at. n_taps: of a ``CausalConvolution``"""
 
     length: int
     n_taps: int = 0
-    learns_from_state: bool = False
 
 
 class Rule(NamedTuple):
@@ -51,13 +49,6 @@ RULES: tuple[Rule, ...] = (
     Rule("DiagonalPlusLowRank", "convolve", "otherwise", _always, _CONVOLVE),
     Rule("DiagonalLTI", "recurrent", "length <= 1", _up_to(1), _SINGLE),
     Rule("DiagonalLTI", "scan", "length <= 16", _up_to(16), "a few vectorised steps over a small array of states"),
-    Rule(
-        "DiagonalLTI",
-        "state_passing",
-        "length >= 4096, with gradients, from a state",
-        lambda call: call.length >= 4096 and call.learns_from_state,
-        "FFTs over thousands of steps, the state between them: a little faster than chunks of matrix products",
-    ),
     Rule("DiagonalLTI", "convolve", "otherwise", _always, _CONVOLVE),
     Rule(
         "CausalConvolution",
@@ -74,12 +65,12 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def plan(family: str, *, length: int, n_taps: int = 0, learns_from_state: bool = False) -> Plan:
+def plan(family: str, *, length: int, n_taps: int = 0) -> Plan:
     """The form that a family runs in at a length, and why. A family without rules (one of your own) runs as written.
 
-    n_taps, learns_from_state: see :class:`Call`.
+    n_taps: see :class:`Call`.
     """
-    call = Call(length, n_taps, learns_from_state)
+    call = Call(length, n_taps)
     for rule in RULES:
         if rule.family == family and rule.holds(call):
             return Plan(rule.form, rule.reason)
@@ -106,8 +97,8 @@ class Explanation(NamedTuple):
         return f"{self.operator} runs as {self.form!r}: {self.reason} (other forms: {others})"
 
 
-def explain(operator: Any, u: Tensor, state: Any = None) -> Explanation:
-    """The form that ``operator(u, state)`` runs in, and the reason.
+def explain(operator: Any, u: Tensor) -> Explanation:
+    """The form that ``operator(u)`` runs in, and the reason.
 
     >>> import torch
     >>> import statewise as sw
@@ -115,5 +106,5 @@ def explain(operator: Any, u: Tensor, state: Any = None) -> Explanation:
     >>> print(sw.explain(sw.SSD(-torch.ones(1, 512, 2), B, C), torch.ones(1, 512, 2, 8)))
     SSD runs as 'chunked': matrix products inside chunks, linear in length (other forms: recurrent, quadratic)
     """
-    chosen = operator._plan(u, state)
+    chosen = operator._plan(u)
     return Explanation(type(operator).__name__, chosen.form, chosen.reason, operator.forms)

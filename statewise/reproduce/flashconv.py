@@ -216,7 +216,7 @@ def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]], d
                 "From a state to a state, milliseconds, forward and backward",
                 ("length", "batch", "convolve (chunks of 64)", PASSING, "ratio"),
                 carried,
-                ("By default the second runs from 4,096 steps on, where gradients are recorded.",),
+                ("The first runs by default: on some machines the second is slower at every length.",),
             ),
             Table("Megabytes at the peak", ("length", "batch", *NAMES), memories),
             Table("Published: times as fast on the Long Range Arena", ("model", "speed"), PUBLISHED_LRA),
