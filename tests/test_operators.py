@@ -266,7 +266,7 @@ def test_explain() -> None:
     assert "\n" not in text
 
 
-def test_state_passing_is_the_default_form_where_gradients_are_recorded() -> None:
+def test_state_passing_equals_the_default_form_where_gradients_are_recorded() -> None:
     A = torch.full((2, 3), 0.9, dtype=D)
     op, u = sw.DiagonalLTI(A.clone().requires_grad_(), A, A), torch.randn(1, 5000, 2, dtype=D)
     state = op.initial_state(1, dtype=D)

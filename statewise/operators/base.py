@@ -99,13 +99,6 @@ class Operator(abc.ABC):
         """The form for this call, and why."""
         return plan(type(self).__name__, length=u.shape[1], n_taps=self._n_taps())
 
-    def _records_gradients(self, u: Tensor, state: Any) -> bool:
-        """Whether this call is one that gradients can be asked of."""
-        if not torch.is_grad_enabled():
-            return False
-        tensors = (u, *pytree.tree_leaves(state), *(getattr(self, f.name) for f in fields(self)))  # type: ignore[arg-type]
-        return any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
-
     def __getitem__(self, times: slice) -> Any:
         """The operator over those times: ``op[:t]`` then ``op[t:]`` is ``op``. Time-invariant ones are unchanged."""
         if not isinstance(times, slice) or times.step not in (None, 1):

@@ -142,7 +142,8 @@ class DiagonalLTI(TimeInvariant):
             return False
         if masks.valid is not None and masks.lengths is None:
             return False
-        return c_would_run(diagonal_scan_refusal(u, self.A)) and not self._records_gradients(u, state)
+        learns = torch.is_grad_enabled() and any(m.requires_grad for m in given)
+        return c_would_run(diagonal_scan_refusal(u, self.A)) and not learns
 
     def _block(self, length: int, dtype: torch.dtype) -> Block:
         A, B, C = self._coefficients(0, dtype)

@@ -94,7 +94,10 @@ class TrainedRuns(NamedTuple):
 
 
 def train_runs(runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter) -> TrainedRuns:
-    """Trains runs that differ in their seeds side by side, each in ``folder / name``, or goes on with them."""
+    """Trains runs that differ in their seeds side by side, each in ``folder / name``, or goes on with them.
+
+    Errors: as ``train_stack``, but for a DivergedError: that is a result.
+    """
     begun = any((folder / name / RUN_FILE).exists() for name in runs)
     try:
         if len(runs) == 1:
