@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -19,17 +20,25 @@ import torch
 import torch.distributed as dist
 from distributed_harness import Place, case
 from distributed_killed import killed_config
-from distributed_models import ATTENTION, MAMBA2, a_run, parallel
+from distributed_models import ATTENTION, MAMBA2, a_run, parallel, steps
+from resident_memory import give_back_at_once
 from training import curve
 
 from statewise import checkpoints, cli
+from statewise.benchmark.memory import raised_by
+from statewise.checkpoints.empty import build_empty
 from statewise.configuration import to_dict
 from statewise.data.text import TextDataConfig
 from statewise.errors import CheckpointError, ConfigError, DataError, StatewiseError, TrainingError
 from statewise.models.block import BlockConfig
 from statewise.train import RunConfig, TrainResult, course, run_state, train
+from statewise.train.distributed import tensors as parted
+from statewise.train.distributed.several import SeveralRanks
 from statewise.train.metrics import MetricsFile
 from statewise.train.report import Reporter
+from statewise.train.run_folder import RunFolder
+from statewise.train.run_state import RunState
+from statewise.train.update import loss_function, update
 
 SAVED, STRAIGHT = "saved-by-two", "straight-by-two"
 
@@ -128,6 +137,62 @@ def dropout_and_carried_states_go_on_bit_for_bit(place: Place) -> None:
     trained(place, run, "dropout-stopped", stop=3)
     trained(place, run, "dropout-stopped", resume=True)
     require_equal(place.folder / "dropout-straight", place.folder / "dropout-stopped")
+
+
+@case(4)
+def carried_states_go_on_with_a_divided_model(place: Place) -> None:
+    run = parallel(a_run(place, carry_state=True, steps=4), data="fsdp", tensor=2)
+    trained(place, run, "divided-straight")
+    trained(place, run, "divided-stopped", stop=2)
+    trained(place, run, "divided-stopped", resume=True)
+    require_equal(place.folder / "divided-straight", place.folder / "divided-stopped")
+
+
+@case(4)
+def no_rank_has_all_of_a_divided_model(place: Place) -> None:
+    """But the first, once, which draws it: saving takes a tensor at a time, and so does a part for each rank."""
+    if not Path("/proc/self/clear_refs").exists():
+        return
+    run = parallel(a_run(place, steps=1), data="fsdp")
+    steps(place, run, SeveralRanks())  # what is loaded on first use does not count
+    run = replace(run, model=replace(run.model, d_model=256, layers=(MAMBA2,) * 16))
+    n_bytes = sum(4 * parameter.numel() for parameter in build_empty(run.model).parameters())
+    ranks, states = SeveralRanks(), list[RunState]()
+    give_back_at_once()
+    folder = RunFolder(place.folder / "divided-memory", run)
+    begin, _ = raised_by(lambda: states.append(RunState(folder, ranks=ranks)))
+    state = states[0]
+    eager = loss_function(state)
+    update(state, run.train.lr, ranks.loss_function(eager), eager)
+    with mock.patch.object(RunFolder, "require_own"):  # there is no lock
+        save, _ = raised_by(lambda: state.save(lambda: None, prune=False) and None)
+    give_back_at_once(1 << 25)  # as it is by itself in the long run
+    assert save < 0.6 * n_bytes, f"saving took {save / n_bytes:.2f} models of rank {place.rank}"
+    assert begin < (2 if place.rank == 0 else 0.6) * n_bytes, f"to begin took {begin / n_bytes:.2f} models"
+
+
+@case(2)
+def a_disk_that_is_full_while_the_parts_are_gathered(place: Place) -> None:
+    """Rank 0 can write no more after some tensors: no rank waits for it, and the last good checkpoint stays."""
+    run = parallel(a_run(place, steps=2, save_every=1), data="fsdp")
+    whole = parted.Gathering.whole
+    asked: list[parted.Gathering] = []
+
+    def fails_later(self: parted.Gathering, tensor: torch.Tensor) -> torch.Tensor:
+        if asked.count(self) == 5 and self is not asked[0]:  # within the second save
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        asked.append(self)
+        return whole(self, tensor)
+
+    refused = pytest.raises(CheckpointError, match=r"No space left on device; .*last good checkpoint is .*00000001")
+    with mock.patch.object(parted.Gathering, "whole", fails_later), refused:
+        train(run, place.folder / "full")
+    dist.barrier()
+    assert os.listdir(place.folder / "full" / "checkpoints") == ["step-00000001"]
+    result = trained(place, run, "full", resume=True)
+    trained(place, run, "not-full")
+    assert result.step == 2
+    require_equal(place.folder / "full", place.folder / "not-full")
 
 
 @case(2)

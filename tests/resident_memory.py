@@ -18,10 +18,14 @@ from statewise.train.tasks import open_task
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
+def give_back_at_once(from_bytes: int = 1 << 16) -> None:
+    """Freed memory, of blocks as large as this: what lies in an allocator's gaps is not what is measured."""
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, from_bytes)
+
+
 def resident(config: RunConfig) -> int:
-    """The allocator is told to give every freed block back at once: what lies in its gaps is not the run's."""
     torch.set_num_threads(1)
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
+    give_back_at_once()
     task, model = open_task(config), config.model.build().train()
     model.gradient_checkpointing = config.train.gradient_checkpointing
 

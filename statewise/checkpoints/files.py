@@ -10,7 +10,7 @@ trainer/state.json          its plain data, such as the step
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -38,6 +38,7 @@ from statewise.checkpoints.manifest import (
 from statewise.checkpoints.tensor_files import (
     Expected,
     count_bytes,
+    map_tensors,
     read_expected,
     read_tensors,
     require_finite,
@@ -78,12 +79,13 @@ def save(
     tokenizer: SavedTokenizer | None = None,
     overwrite: bool = False,
     trainer: Trainer | None = None,
-    tensors: Mapping[str, Tensor] | None = None,
+    whole: Callable[[Tensor], Tensor] | None = None,
 ) -> Path:
     """Writes a checkpoint; it appears under its name complete, or not at all.
 
-    tensors:   the model's, by name and whole, where the model itself has only pieces of them; None: as it has them
     trainer:   (tensors, data) that :func:`read_trainer` gives back: named tensors and JSON data
+    whole:     gives the whole of a tensor of the model's or the trainer's of which this process may have only a piece;
+               one at a time is asked for, and is written before the next
     overwrite: replace a checkpoint that is there; anything else at ``folder`` is never replaced
     Cost:      one pass over the tensors, and waiting for the disk to have them.
     Errors:    CheckpointError if something is there already, if a tensor holds NaN or an infinity, if the model's
@@ -101,21 +103,28 @@ def save(
         require_replaceable(path, overwrite)
 
     require_free(target, may_replace)
-    if tensors is None:
-        tensors = stored_tensors(model)
-    for name, tensor in tensors.items():
-        require_finite(name, tensor.detach(), f"cannot save {folder}")
+    tensors = stored_tensors(model)
     if tokenizer is not None:
         _require_vocabulary(model, tokenizer, str(folder))
     contents = _text_files(tokenizer, trainer, str(folder))
     parts = {MODEL_FILE: tensors, **({} if trainer is None else {TRAINER_TENSORS: trainer[0]})}
     n_bytes = sum(map(count_bytes, parts.values())) + sum(map(len, contents.values()))
     dtype, dtype_of = _dtypes(tensors)
+
+    def fetch(name: str, tensor: Tensor) -> Tensor:
+        return tensor.detach() if whole is None else whole(tensor)
+
+    def fetch_finite(name: str, tensor: Tensor) -> Tensor:
+        tensor = fetch(name, tensor)
+        require_finite(name, tensor, f"cannot save {folder}")
+        return tensor
+
     with write_folder(target, n_bytes, may_replace) as aside:
         if trainer is not None:
             (aside / TRAINER_DATA).parent.mkdir()
         for name, part in parts.items():
-            write_tensors(aside / name, part, {"format": "pt"})
+            checked = fetch_finite if name == MODEL_FILE else fetch
+            write_tensors(aside / name, part, {"format": "pt"}, fetch=checked)
         for name, text in contents.items():
             (aside / name).write_bytes(text)
         manifest = Manifest(
@@ -166,37 +175,45 @@ def load(
     return model.to(device).eval()
 
 
-def load_into(model: Model, folder: str | os.PathLike[str]) -> None:
+def load_into(
+    model: Model, folder: str | os.PathLike[str], put: Callable[[Tensor, Tensor], object] = Tensor.copy_
+) -> None:
     """Copies a checkpoint's tensors into a model of the same config and dtype; its Parameters stay the same objects.
 
+    put:     (parameter, tensor) puts a whole tensor into a parameter, of which this process may have only a piece
+    Cost:    two passes over the file, of which one tensor at a time is in memory.
     Errors:  CheckpointError naming the first fields that differ, or as :func:`load`; the model is then unchanged.
     """
 
-    def read(path: Path, manifest: Manifest) -> dict[str, Tensor]:
+    def read(path: Path, manifest: Manifest) -> None:
         if differing := differences(manifest.model, model.config):
             raise CheckpointError(
                 f"{path} is a checkpoint of another architecture: {'; '.join(differing[:3])}"
                 f"{f' (and {len(differing) - 3} more)' if len(differing) > 3 else ''}"
             )
         file = verify_file(path, MODEL_FILE, manifest.files[MODEL_FILE])
-        expected = {name: Expected(tuple(t.shape), t.dtype) for name, t in stored_tensors(model).items()}
-        return dict(read_expected(file, expected))
+        targets = stored_tensors(model)
+        expected = {name: Expected(tuple(t.shape), t.dtype) for name, t in targets.items()}
+        for _ in read_expected(file, expected):
+            pass  # all of it is in order before the first is copied
+        with torch.no_grad():
+            for name, tensor in read_expected(file, expected):
+                put(targets[name], tensor)
 
-    tensors = read_checkpoint(folder, read)
-    with torch.no_grad():
-        for name, target in stored_tensors(model).items():
-            target.copy_(tensors[name])
+    read_checkpoint(folder, read)
 
 
-def read_trainer(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_trainer(folder: str | os.PathLike[str], *, mapped: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The (tensors, data) that were saved beside the model, the tensors on the CPU.
 
+    mapped:  they are not read before they are used, and their memory is the file's
     Errors:  CheckpointError if there are none, or as :func:`load`.
     """
 
     def read(path: Path, manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Any]]:
         data = read_trainer_data(path, manifest)
-        return read_tensors(verify_file(path, TRAINER_TENSORS, manifest.files[TRAINER_TENSORS])), data
+        file = verify_file(path, TRAINER_TENSORS, manifest.files[TRAINER_TENSORS])
+        return map_tensors(file) if mapped else read_tensors(file), data
 
     return read_checkpoint(folder, read)
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
-import os
-import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from statewise.errors import CheckpointError, InputError
@@ -24,6 +22,21 @@ SAFETENSORS = ".safetensors"
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")  # of torch.save
 PICKLE_SUFFIXES = (*TORCH_SUFFIXES, ".pkl", ".pickle")
 WEIGHT_SUFFIXES = (SAFETENSORS, *TORCH_SUFFIXES, GGUF)  # of files that are a model
+ALIGNMENT = 8  # bytes, of the first tensor in a file
+# As the file format calls them
+STORED_AS = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
 
 
 class Expected(NamedTuple):
@@ -65,19 +78,42 @@ def require_held(name: str, tensor: Tensor, where: str) -> None:
         raise CheckpointError(f"{where}: {name} has values beyond {kind}'s {most:.5g}; write it in a wider dtype")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    fetch: Callable[[str, Tensor], Tensor] | None = None,
+) -> None:
     """Writes a new file. Tensors may be on any device, may have any strides and may share memory.
 
-    Errors:  OSError.
+    fetch: (name, tensor) -> what is written of it, of the same shape and dtype; called for one tensor after the other,
+           each written before the next is asked for. So a model may be written that nobody has whole, which the
+           library's own writer, with all tensors in memory at once, cannot do. None: the tensors themselves
+    Errors:  OSError; InputError for a dtype that the format does not have.
     """
-    path.touch()
-    mode = path.stat().st_mode  # the writer has its own opinion of it, which does not know the umask
-    try:
-        save_file(_separate(tensors), path, dict(metadata or {}))
-    except SafetensorError as error:
-        number = re.search(r"(?:os error|code:) (\d+)", str(error))  # of this version, and of older ones
-        raise OSError(*((int(number[1]), os.strerror(int(number[1]))) if number else (str(error),))) from error
-    path.chmod(mode)
+    # Wide ones first: then each begins at a multiple of its width
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in names:
+        tensor, begin = tensors[name], end
+        if tensor.dtype not in STORED_AS:
+            raise InputError(f"{name} is {dtype_name(tensor.dtype)}, which safetensors files do not have")
+        end += tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": STORED_AS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with open(path, "xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            _append(file, tensors[name] if fetch is None else fetch(name, tensors[name]))
+
+
+def _append(file: BinaryIO, tensor: Tensor) -> None:
+    if tensor.numel():
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        file.write(plain.view(-1).view(torch.uint8).numpy().data)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -195,15 +231,3 @@ def _open(path: Path) -> Iterator[Any]:
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"{path} is not a safetensors file that can be read ({' '.join(str(error).split())})")
-
-
-def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous, on the CPU, and no two in the same memory, as the file format needs them."""
-    seen: set[int] = set()
-    found = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        memory = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if memory in seen else tensor
-        seen.add(memory)
-    return found

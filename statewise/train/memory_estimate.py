@@ -62,7 +62,8 @@ class MemoryEstimate:
     activations: what is kept of the forward pass of a micro-batch for its backward pass
     temporary:  what the most at one time has beyond these
     peak:       the most at one time. The others are not all there at once, so it may be less than their sum
-    save:       of several processes on a CPU, each one's share of the model and moments that rank 0 gathers to save
+    begin:      of several processes that divide a model, each one's share of the whole that rank 0 draws
+    save:       of the same, the largest tensor, which is gathered to be written
     """
 
     device: str
@@ -73,6 +74,7 @@ class MemoryEstimate:
     temporary: int
     peak: int
     available: int | None
+    begin: int = 0
     save: int = 0
 
     @property
@@ -94,8 +96,8 @@ class MemoryEstimate:
         free = "not known" if self.available is None else size(self.available)
         rows = [(name, size(getattr(self, name))) for name in names]
         if self.save:
-            rows.append(("share of a save", size(self.save)))
-            notes.append("rank 0 gathers the model and its moments to save them: each process has its share of that")
+            rows += [("share of the beginning", size(self.begin)), ("to save", size(self.save))]
+            notes.append("rank 0 draws the model, of which each process then has a part, and saves it tensor by tensor")
         rows.append(("at the peak", size(self.peak)))
         return Table(f"memory of a training step on {self.device}", ("", ""), [*rows, ("free now", free)], tuple(notes))
 
@@ -113,9 +115,10 @@ def estimate_memory(config: RunConfig, task: Task[Any, Any] | None = None, *, n_
               where the system's allocator gives freed blocks back at once, as it does above 32 MiB. Smaller ones leave
               gaps: a model of a few hundred megabytes may take half as much again. In bfloat16 oneDNN copies weights on
               top. Compiled code is taken for what it was compiled from. Of several processes FSDP's gathered layers are
-              counted as three of the largest, and activations as if tensor parallelism did not divide them. To save,
-              rank 0 gathers what is in pieces: on a CPU every process of its machine counts a share of that; on a GPU
-              it takes memory of the machine, which is not counted.
+              counted as three of the largest, and activations as if tensor parallelism did not divide them; on a
+              CPU the gaps may then be several times the rest (see docs/distributed.md). Rank 0 draws the whole model:
+              on a CPU every process of its machine counts a share of that, on a GPU it lies in the machine's memory
+              and is not counted.
     Errors:   ConfigError, DataError as the run itself; ConfigError for a model whose way depends on its numbers.
     """
     task = open_task(config) if task is None else task
@@ -165,6 +168,7 @@ def _rehearse(
 
     train = config.train
     layers = [sum(_n_bytes(p) for p in block.parameters() if p.requires_grad) for block in model.blocks]
+    largest = max((_n_bytes(p) for p in model.parameters()), default=0)
     model.train()
     model.gradient_checkpointing = train.gradient_checkpointing
     try:
@@ -187,19 +191,18 @@ def _rehearse(
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise _Unknown(f"the memory of this run cannot be estimated: {reason}") from error
     rest = max(0, peak - parameters - trained - activations)
-    whole, whole_trained, divided = parameters, trained, share.tensor * share.sharded > 1
+    whole, divided = parameters, share.tensor * share.sharded > 1
     if divided:  # what is in no layer, such as the embedding, is whole on each tensor-parallel rank
         in_layers = sum(layers)
         spared = in_layers - in_layers / share.tensor
         parameters, trained = (round((n - spared) / share.sharded) for n in (parameters, trained))
-    moments, save = MOMENTS * trained, 0
+    moments, begin, save = MOMENTS * trained, 0, 0
     if divided:
         gathered = 3 * max(layers, default=0) if share.sharded > 1 else 0
-        if device.type == "cpu":  # where tensors in pieces are copied, and those that are whole are not
-            copied = whole + MOMENTS * whole_trained if share.sharded > 1 else (1 + MOMENTS) * in_layers
-            save = copied // share.on_machine
+        begin = whole // share.on_machine if device.type == "cpu" or share.sharded == 1 else 0
+        save = 2 * largest  # as its parts arrive, and put together
         step = parameters + trained + moments + activations + rest + gathered
-        most = max(whole, step, parameters + moments + save)
+        most = max(step, parameters + largest + begin, parameters + moments + save)
     else:
         most = moments + max(peak, parameters + trained)
     return MemoryEstimate(
@@ -211,6 +214,7 @@ def _rehearse(
         temporary=rest,
         peak=most,
         available=_available(device, share),
+        begin=begin,
         save=save,
     )
 
@@ -255,7 +259,7 @@ def _refusal(config: RunConfig, found: MemoryEstimate, copies: int, n_ranks: int
     names = ("parameters", "gradients", "moments", "activations", "temporary")
     parts = ", ".join(f"{name} {size(getattr(found, name))}" for name in names)
     if found.save:
-        parts += f", share of a save {size(found.save)}"
+        parts += f", share of the beginning {size(found.begin)}, to save {size(found.save)}"
     several = f", for each of {copies} runs" if copies > 1 else ""
 
     def what_fits(**changes: Any) -> list[str]:

@@ -6,7 +6,7 @@ A rank is one of these processes, numbered from 0. Rank 0 decides, writes and sp
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from statewise import checkpoints
 from statewise.errors import ConfigError
+from statewise.models.base import Model
 from statewise.train.config import ParallelConfig, RunConfig
 from statewise.train.environment import choose_device
 from statewise.train.run_folder import RunFolder, open_run
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Loss = Callable[[Any, Any], tuple[Tensor, Any]]
+Whole = Callable[[Tensor], Tensor]
 Generators = tuple[dict[str, Tensor], dict[str, Any]]
 
 
@@ -98,8 +101,15 @@ class Ranks:
 
     # -- the model ---------------------------------------------------------------------------------------------------
 
-    def spread(self, state: RunState) -> None:
-        """Divides the model that every rank has built, before the optimiser is made."""
+    def build(self, state: RunState, checkpoint: Path | None) -> Model:
+        """The run's model on its device, drawn or, where there is one, as the checkpoint has it.
+
+        Ranks that share a model each have their part of it; one alone draws it, and none ever has all of a checkpoint.
+        """
+        model = state.run.config.model.build()
+        if checkpoint is not None:
+            checkpoints.load_into(model, checkpoint)
+        return model.to(state.device)
 
     def loss_function(self, loss_of: Loss) -> Loss:
         """The same loss, its gradients gathered from all ranks."""
@@ -148,9 +158,14 @@ class Ranks:
         """The inverse of ``rows_of``, on rank 0."""
         return tree
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Tensors that may lie in pieces with several ranks, whole, on rank 0; nothing on the others."""
-        return tensors
+    def own(self, tensor: Tensor) -> Tensor:
+        """What this rank has of a tensor."""
+        return tensor
+
+    def by_first_of_all(self, tensors: Iterable[Tensor], work: Callable[[Whole | None], Result]) -> Result:
+        """Rank 0 does it, and all get what it gives, or its error. ``work`` is given what makes each of these tensors
+        whole, of which a rank may have only a piece; None where they are."""
+        return work(None)
 
     def part_like(self, tensor: Tensor, parameter: Tensor) -> Tensor:
         """The part of a whole tensor that a rank has of this parameter, in memory of its own.

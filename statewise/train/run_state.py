@@ -19,7 +19,7 @@ from statewise.train.diagnose import non_finite
 from statewise.train.environment import seed_generators
 from statewise.train.memory_estimate import require_memory
 from statewise.train.optimizer import ParameterGroup, build_optimizer, parameter_groups
-from statewise.train.ranks import Ranks
+from statewise.train.ranks import Ranks, Whole
 from statewise.train.run_folder import RunFolder
 from statewise.train.snapshot import capture_optimizer, restore_optimizer
 from statewise.train.tasks import open_task
@@ -67,13 +67,9 @@ class RunState:
         self.checkpoint = latest
         self.stacked = stacked
         seed_generators(self.config.seed)
-        self.model = run.config.model.build()
-        if latest is not None:
-            ranks.agree(lambda: checkpoints.load_into(self.model, latest))
-        self.model.to(self.device).train()
+        self.model = ranks.build(self, latest).train()
         self.model.gradient_checkpointing = self.config.gradient_checkpointing
         self.carried: Any = self.task.initial_state(self.model) if self.config.carry_state else None  # of all rows
-        ranks.spread(self)
         self.groups: tuple[ParameterGroup, ...] = parameter_groups(self.model, self.config)
         self.parameters: list[nn.Parameter] = [p for group in self.groups for _, p in group.parameters]
         self.optimizer = build_optimizer(self.groups, self.config, ranks.alike)
@@ -98,12 +94,18 @@ class RunState:
                 disk does not take it, saying which checkpoint remains.
         """
         ranks, path = self.ranks, self.run.checkpoint_path(self.progress.step)
-        model = ranks.whole(stored_tensors(self.model))
-        moments = ranks.whole(capture_optimizer(self.optimizer, self.groups))
+        model = stored_tensors(self.model)
+        name = ranks.first_of(non_finite({name: ranks.own(tensor.detach()) for name, tensor in model.items()}))
+        if name is not None:
+            what = f"the parameter {name} is not finite after step {self.progress.step}"
+            raise DivergedError(f"{what}; {self.what_remains()}. {self.advice()}", what)
         carried = flatten_tree(ranks.whole_rows(self.carried), "state")
         tensors, generators = ranks.capture_generators(self.device)
-        trainer = {**tensors, **moments, **carried}
-        ranks.by_first(lambda: self._write(path, model, trainer, generators, before))
+        trainer = {**tensors, **capture_optimizer(self.optimizer, self.groups), **carried}
+        ranks.by_first_of_all(
+            (*model.values(), *trainer.values()),
+            lambda whole: self._write(path, trainer, generators, before, whole),
+        )
         self.checkpoint = path
         if prune:
             ranks.by_first(self.prune)
@@ -112,15 +114,11 @@ class RunState:
     def _write(
         self,
         path: Path,
-        model: Mapping[str, Tensor],
         trainer: Mapping[str, Tensor],
         generators: Mapping[str, Any],
         before: Callable[[], None],
+        whole: Whole | None,
     ) -> None:
-        name = non_finite(model)
-        if name is not None:
-            what = f"the parameter {name} is not finite after step {self.progress.step}"
-            raise DivergedError(f"{what}; {self.what_remains()}. {self.advice()}", what)
         data = {
             **asdict(self.progress),
             "metric": self.task.metric,
@@ -132,7 +130,7 @@ class RunState:
         try:
             self.run.require_own()
             before()
-            checkpoints.save(self.model, path, tokenizer=self.task.tokenizer, trainer=(trainer, data), tensors=model)
+            checkpoints.save(self.model, path, tokenizer=self.task.tokenizer, trainer=(trainer, data), whole=whole)
         except (OSError, CheckpointError) as error:
             raise CheckpointError(f"{error}; {self.what_remains()}") from error
 
@@ -156,7 +154,7 @@ class RunState:
         return "A smaller train.lr, or a longer train.warmup, may help; for that begin a new run with another --out"
 
     def _restore(self, checkpoint: Path) -> None:
-        tensors, data = self.ranks.agree(lambda: checkpoints.read_trainer(checkpoint))
+        tensors, data = self.ranks.agree(lambda: checkpoints.read_trainer(checkpoint, mapped=True))
         data = _as_written_now(data)
         if data["data"] != self.task.fingerprint:
             source = getattr(self.run.config.data, "source", None)
@@ -168,7 +166,8 @@ class RunState:
         self.progress = Progress(**{field.name: data[field.name] for field in fields(Progress)})
         restore_optimizer(self.optimizer, self.groups, tensors, self.ranks.part_like)
         if self.carried is not None:
-            self.carried = unflatten_into(self.carried, tensors, "state", same_shapes=False)
+            own_memory = {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("state.")}
+            self.carried = unflatten_into(self.carried, own_memory, "state", same_shapes=False)
         self.ranks.restore_generators(tensors, data, self.device, self.config.seed)
 
 

@@ -46,6 +46,11 @@ class Layout:
         return self.n_data * self.config.sequence
 
     @property
+    def sharded(self) -> bool:
+        """Whether each of several parts has a shard of the model (FSDP)."""
+        return self.n_parts > 1 and self.config.data == "fsdp"
+
+    @property
     def part(self) -> int:
         return self.data_rank * self.config.sequence + self.sequence_rank
 

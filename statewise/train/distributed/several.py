@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,15 +14,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from statewise import checkpoints
+from statewise.checkpoints.empty import build_empty
+from statewise.checkpoints.tensor_files import stored_tensors
 from statewise.configuration import to_dict
 from statewise.errors import ConfigError, StatewiseError
+from statewise.models.base import Model
 from statewise.train.config import ParallelConfig, RunConfig
 from statewise.train.distributed import tensors as parted
 from statewise.train.distributed.begun_by import goes_on, sign
 from statewise.train.distributed.mesh import Layout, lay_out
 from statewise.train.distributed.wrap import Wrapped, require_divisible, wrap
 from statewise.train.environment import choose_device, seed_generators
-from statewise.train.ranks import Generators, Loss, Ranks
+from statewise.train.ranks import Generators, Loss, Ranks, Whole
 from statewise.train.run_folder import RunFolder, by_path, open_run
 from statewise.train.snapshot import capture_generators, restore_generators
 
@@ -150,8 +154,25 @@ class SeveralRanks(Ranks):
     def works_apart(self) -> bool:  # type: ignore[override]
         return self.wrapped.works_apart
 
-    def spread(self, state: RunState) -> None:
-        self.wrapped = wrap(state.task, state.model, self.layout, state.config)
+    def build(self, state: RunState, checkpoint: Path | None) -> Model:
+        config, draws = state.run.config.model, self.rank == 0 and checkpoint is None
+        model = self.agree(lambda: config.build() if draws else build_empty(config))
+        drawn = {name: tensor.detach() for name, tensor in stored_tensors(model).items()} if draws else None
+        if not self.layout.sharded:  # FSDP moves one layer after the other, of which each rank keeps its part
+            model.to(state.device)
+        self.wrapped = wrap(state.task, model, self.layout, state.config)
+        if checkpoint is not None:
+            self.agree(lambda: checkpoints.load_into(model, checkpoint, parted.put))
+        else:
+            parted.scatter(stored_tensors(model), drawn)
+            self._draw_on_alike(state.device)
+        return model
+
+    def _draw_on_alike(self, device: torch.device) -> None:
+        """Rank 0 alone has drawn numbers; all go on from where its generators are."""
+        states = [capture_generators(device)]
+        dist.broadcast_object_list(states, src=0)
+        restore_generators(*states[0], device)
 
     def loss_function(self, loss_of: Loss) -> Loss:
         return loss_of if self.wrapped.ddp is None else self.wrapped.ddp
@@ -202,8 +223,21 @@ class SeveralRanks(Ranks):
     def whole_rows(self, tree: Any) -> Any:
         return parted.gather_rows(tree, self.layout.mesh.get_group("data"))
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return parted.gather(tensors)
+    def own(self, tensor: Tensor) -> Tensor:
+        return parted.own(tensor)
+
+    def by_first_of_all(self, tensors: Iterable[Tensor], work: Callable[[Whole | None], Result]) -> Result:
+        gathering = parted.Gathering(tensors)
+        if self.rank:
+            gathering.answer()
+
+        def first() -> Result:
+            try:
+                return work(gathering.whole)
+            finally:
+                gathering.end()
+
+        return self.by_first(first)
 
     def part_like(self, tensor: Tensor, parameter: Tensor) -> Tensor:
         return parted.part_like(tensor, parameter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -27,38 +27,84 @@ def by_mesh(tensors: Sequence[T]) -> list[list[T]]:
     return list(groups.values())
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, on every rank that has a part of it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def own(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor; the memory is shared."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def gather(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each of them whole, on the CPU of rank 0; on the other ranks nothing. One after the other: no rank but that has
-    more than one of them at a time."""
-    first, found = dist.get_rank() == 0, {}
-    for name, tensor in tensors.items():
-        full = whole(tensor.detach())
-        if first:
-            found[name] = full.cpu()
-    return found
+class Gathering:
+    """Tensors that rank 0 asks for, and gets whole: any of them, in any order, one at a time.
+
+    Every rank makes it of the same tensors; then rank 0 calls ``whole`` and at last ``end``, the others ``answer``.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._in_parts = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+        self._numbers = {id(tensor): number for number, tensor in enumerate(self._in_parts)}
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All of one of them, for which every rank that answers has to have memory too."""
+        if not isinstance(tensor, DTensor):
+            return tensor.detach()
+        return self._gather(self._agree_on(self._numbers[id(tensor)]))
+
+    def end(self) -> None:
+        self._agree_on(-1)
+
+    def answer(self) -> None:
+        """Until rank 0 has all that it wants."""
+        while (number := self._agree_on(0)) >= 0:
+            self._gather(number)
+
+    def _gather(self, number: int) -> Tensor:
+        with torch.no_grad():
+            return self._in_parts[number].full_tensor()
+
+    @staticmethod
+    def _agree_on(number: int) -> int:
+        """Rank 0's."""
+        asked = torch.tensor(number)
+        dist.broadcast(asked, src=0)
+        return int(asked)
+
+
+def scatter(tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor] | None) -> None:
+    """Puts into tensors, of which each rank may have a part, what rank 0 alone has (None elsewhere): one by one."""
+    for name, target in tensors.items():
+        if whole is None:
+            full = torch.empty(target.shape, dtype=target.dtype)
+        else:
+            full = whole[name].cpu().contiguous()
+        dist.broadcast(full, src=0)
+        with torch.no_grad():
+            put(target, full)
+
+
+def put(target: Tensor, full: Tensor) -> None:
+    """Copies a whole tensor into this rank's part of one."""
+    own(target).copy_(_part_of(full, target) if isinstance(target, DTensor) else full)
 
 
 def part_like(full: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, divided as ``like`` is; no rank hears of another's."""
+    """This rank's part of a whole tensor, divided as ``like`` is, in memory of its own; no rank hears of another's."""
     if not isinstance(like, DTensor):
         return full.clone()
-    own, mesh = full, like.device_mesh
+    local = _part_of(full, like).clone(memory_format=torch.contiguous_format).to(like.device)
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
+    )
+
+
+def _part_of(full: Tensor, like: DTensor) -> Tensor:
+    part, mesh = full, like.device_mesh
     # The last axis of a mesh divides first: FSDP cuts what tensor parallelism has left
     for axis in reversed(range(mesh.ndim)):
         placement = like.placements[axis]
         if isinstance(placement, (Shard, _StridedShard)):
-            parts, number = own.chunk(mesh.size(axis), placement.dim), mesh.get_local_rank(axis)
-            own = parts[number] if number < len(parts) else own.narrow(placement.dim, 0, 0)
-    local = own.clone(memory_format=torch.contiguous_format).to(like.device)
-    assert local.shape == like.to_local().shape
-    return DTensor.from_local(
-        local, mesh, like.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
-    )
+            parts, number = part.chunk(mesh.size(axis), placement.dim), mesh.get_local_rank(axis)
+            part = parts[number] if number < len(parts) else part.narrow(placement.dim, 0, 0)
+    assert part.shape == like.to_local().shape
+    return part
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:

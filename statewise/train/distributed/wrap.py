@@ -86,7 +86,7 @@ def wrap(task: Task[Any, Any], model: Model, layout: Layout, config: TrainConfig
         share_statistics(model, layout.parts.get_group())
     if parallel.tensor > 1:
         share_projections(model, layout.mesh["tensor"])
-    if layout.n_parts > 1 and parallel.data == "fsdp":
+    if layout.sharded:
         _shard(model, layout.parts, config)
     elif layout.n_parts > 1:
         options: dict[str, Any] = {_BUFFERS: False}  # they are the same everywhere: see batch_norm.py
