@@ -70,7 +70,11 @@ def sequence_parallel(
 
 
 def apply_sequence_parallel(
-    model: Model, group: dist.ProcessGroup | None = None, *, attention: str = "auto"
+    model: Model,
+    group: dist.ProcessGroup | None = None,
+    *,
+    attention: str = "auto",
+    device: torch.device | None = None,
 ) -> SequenceParallel:
     """From now on each rank of the group gives ``model`` its piece of every row, and all make the same calls.
 
@@ -82,6 +86,7 @@ def apply_sequence_parallel(
     attention: of full attention, "auto" is PyTorch's context parallelism (a ring) on CUDA and elsewhere "gather", by
                which keys and values of all pieces go to all ranks; each can be asked for by name. Windows and packed
                documents are gathered in any case.
+    device:    where the model will be when it is called; None: where it is
     State:     a state given to a call is that before the whole rows, the same on every rank, and the one that comes
                back is that behind them, without its graph; not with attention, nor with frames.
     Cost:      with n layers and P ranks as much time as n + P - 1 layers of a piece; what travels is one state a
@@ -91,17 +96,17 @@ def apply_sequence_parallel(
                not with ``gradient_checkpointing``.
     Errors:    ConfigError for a layer that reads in both directions and so has no state, and for a forecaster.
     """
-    return SequenceParallel(model, group, attention)
+    return SequenceParallel(model, group, attention, next(model.parameters()).device if device is None else device)
 
 
 class SequenceParallel:
     """What :func:`apply_sequence_parallel` has done to a model, to pause and to undo it."""
 
-    def __init__(self, model: Model, group: dist.ProcessGroup | None, attention: str) -> None:
+    def __init__(self, model: Model, group: dist.ProcessGroup | None, attention: str, device: torch.device) -> None:
         _check(model)
         self.model = cast("LanguageModel | SequenceModel", model)
         self.line = Line(group)
-        self._ring: Ring | None = choose_ring(attention, self.line, next(model.parameters()).device)
+        self._ring: Ring | None = choose_ring(attention, self.line, device)
         self._is_disabled = False
         self._hooks = [RelayHooks(layer) for block in model.blocks for layer in relayed(block.mixer)]
         pooling = getattr(model, "pooling", None)

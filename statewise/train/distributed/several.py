@@ -160,7 +160,7 @@ class SeveralRanks(Ranks):
         drawn = {name: tensor.detach() for name, tensor in stored_tensors(model).items()} if draws else None
         if not self.layout.sharded:  # FSDP moves one layer after the other, of which each rank keeps its part
             model.to(state.device)
-        self.wrapped = wrap(state.task, model, self.layout, state.config)
+        self.wrapped = wrap(state.task, model, self.layout, state.config, state.device)
         if checkpoint is not None:
             self.agree(lambda: checkpoints.load_into(model, checkpoint, parted.put))
         else:

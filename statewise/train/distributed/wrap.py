@@ -71,16 +71,17 @@ def require_divisible(run: RunConfig, layout: Layout) -> None:
         raise ConfigError("train.compile=true works in one process; set train.compile=false")
 
 
-def wrap(task: Task[Any, Any], model: Model, layout: Layout, config: TrainConfig) -> Wrapped:
+def wrap(task: Task[Any, Any], model: Model, layout: Layout, config: TrainConfig, device: torch.device) -> Wrapped:
     """The model is changed in place: its config, its methods and the names of its parameters stay.
 
+    device: where it is, or with FSDP will be after this
     Errors: ConfigError if its sizes do not divide, or a layer cannot be cut along the sequence.
     """
     parallel, ddp, sequence = layout.config, None, None
     has_batch_norm = any(isinstance(module, BatchNorm) for module in model.modules())
     if parallel.sequence > 1:
         _require_cuttable(model, config, has_batch_norm)
-        sequence = apply_sequence_parallel(model, layout.mesh.get_group("sequence"))
+        sequence = apply_sequence_parallel(model, layout.mesh.get_group("sequence"), device=device)
         task.piece(task.batches[0], 0, parallel.sequence)  # refuses what cannot be cut, before anything is begun
     if has_batch_norm and layout.n_parts > 1:
         share_statistics(model, layout.parts.get_group())
