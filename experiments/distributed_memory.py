@@ -78,6 +78,7 @@ class Phases:
             self.raised["step"] = raised_by(self.step)
             self.raised["save"] = raised_by(lambda: self.state.save(lambda: None))
         del self.state, self.loss
+        self.ranks = SeveralRanks()  # DDP's buffers go with the old ones
         with self.ranks.open_run(folder, run, resume=True) as self.opened:
             self.raised["go on"] = raised_by(self.build)
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from distributed_harness import Place, case
 from distributed_killed import killed_config
-from distributed_models import ATTENTION, MAMBA2, a_run, parallel, steps
+from distributed_models import ATTENTION, MAMBA2, a_run, parallel, steps, together
 from resident_memory import give_back_at_once
 from training import curve
 
@@ -30,6 +30,9 @@ from statewise.checkpoints.empty import build_empty
 from statewise.configuration import to_dict
 from statewise.data.text import TextDataConfig
 from statewise.errors import CheckpointError, ConfigError, DataError, StatewiseError, TrainingError
+from statewise.mixers.lssl import LSSLConfig
+from statewise.mixers.s4 import S4Config
+from statewise.mixers.s4d import S4DConfig
 from statewise.models.block import BlockConfig
 from statewise.train import RunConfig, TrainResult, course, run_state, train
 from statewise.train.distributed import tensors as parted
@@ -141,11 +144,24 @@ def dropout_and_carried_states_go_on_bit_for_bit(place: Place) -> None:
 
 @case(4)
 def carried_states_go_on_with_a_divided_model(place: Place) -> None:
+    """Also of layers whose system is made of parameters, of which each rank has a part."""
     run = parallel(a_run(place, carry_state=True, steps=4), data="fsdp", tensor=2)
+    layers = (MAMBA2, S4DConfig(d_state=8), S4Config(d_state=8), LSSLConfig(d_state=8))
+    run = replace(run, model=replace(run.model, layers=layers))
     trained(place, run, "divided-straight")
     trained(place, run, "divided-stopped", stop=2)
     trained(place, run, "divided-stopped", resume=True)
     require_equal(place.folder / "divided-straight", place.folder / "divided-stopped")
+
+
+@case(2)
+def what_is_drawn_and_not_learned_is_rank_zeros(place: Place) -> None:
+    """A B that stays as it was drawn is a buffer, of which every rank has all."""
+    run = a_run(place)
+    layers = (S4DConfig(d_state=8, B="normal", learn_B=False), BlockConfig(mixer=MAMBA2, dropout=0.0))
+    run = replace(run, model=replace(run.model, layers=layers))
+    for how in ({"data": "ddp"}, {"data": "fsdp"}, {"tensor": 2}):
+        together(place, run, **how)
 
 
 @case(4)

@@ -21,6 +21,7 @@ from statewise.configuration import to_dict
 from statewise.errors import ConfigError
 from statewise.train import read_run, train
 from statewise.train.config import ParallelConfig, TrainConfig
+from statewise.train.distributed import launch
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not hasattr(os, "fork"), reason="needs gloo and fork"
@@ -70,6 +71,20 @@ def test_distributed_options_need_processes(tmp_path: Path, distributed_folder: 
     run = replace(config, train=replace(config.train, parallel=ParallelConfig(tensor=2, sequence=2)))
     with pytest.raises(ConfigError, match="there is one process; start the run with torchrun --nproc-per-node 4"):
         train(run, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("cuda", "nccl", "expected"), [(False, False, "gloo"), (True, True, "cpu:gloo,cuda:nccl")])
+def test_distributed_backends(monkeypatch: pytest.MonkeyPatch, cuda: bool, nccl: bool, expected: str) -> None:
+    """What the ranks agree on is on the CPU, also where the model is not."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
+    assert launch.choose_backends() == expected
+
+
+def test_distributed_group_without_a_cpu_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: "cuda:nccl")
+    with pytest.raises(ConfigError, match="the backends 'cuda:nccl', of which none is for the CPU; start it with"):
+        launch.require_cpu_backend()
 
 
 @pytest.mark.parametrize("wrong", [{"data": "dp"}, {"tensor": 0}, {"sequence": -1}])

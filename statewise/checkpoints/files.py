@@ -43,6 +43,7 @@ from statewise.checkpoints.tensor_files import (
     read_tensors,
     require_finite,
     require_floating,
+    require_storable,
     stored_tensors,
     write_tensors,
 )
@@ -91,7 +92,7 @@ def save(
     Errors:    CheckpointError if something is there already, if a tensor holds NaN or an infinity, if the model's
                vocabulary is smaller than the tokenizer's, or if the disk does not take it (with the bytes needed and
                free). What was there before is then unchanged. ConfigError if the model's config is not in
-               ``models.registry.CONFIG_TYPES``.
+               ``models.registry.CONFIG_TYPES``. InputError for a dtype that no file of tensors holds.
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if not isinstance(model, Model):
@@ -108,6 +109,9 @@ def save(
         _require_vocabulary(model, tokenizer, str(folder))
     contents = _text_files(tokenizer, trainer, str(folder))
     parts = {MODEL_FILE: tensors, **({} if trainer is None else {TRAINER_TENSORS: trainer[0]})}
+    for part in parts.values():
+        for name, tensor in part.items():
+            require_storable(name, tensor)
     n_bytes = sum(map(count_bytes, parts.values())) + sum(map(len, contents.values()))
     dtype, dtype_of = _dtypes(tensors)
 
@@ -181,7 +185,7 @@ def load_into(
     """Copies a checkpoint's tensors into a model of the same config and dtype; its Parameters stay the same objects.
 
     put:     (parameter, tensor) puts a whole tensor into a parameter, of which this process may have only a piece
-    Cost:    two passes over the file, of which one tensor at a time is in memory.
+    Cost:    three passes over the file (checksum, numbers, copy), of which one tensor at a time is in memory.
     Errors:  CheckpointError naming the first fields that differ, or as :func:`load`; the model is then unchanged.
     """
 

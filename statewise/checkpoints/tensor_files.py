@@ -28,8 +28,11 @@ STORED_AS = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
     torch.int8: "I8",
+    torch.uint16: "U16",
     torch.int16: "I16",
+    torch.uint32: "U32",
     torch.int32: "I32",
+    torch.uint64: "U64",
     torch.int64: "I64",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
@@ -71,6 +74,13 @@ def require_finite(name: str, tensor: Tensor, where: str) -> None:
         raise CheckpointError(f"{where}: {name} has {n_wrong:,} of {tensor.numel():,} values that are not finite")
 
 
+def require_storable(name: str, tensor: Tensor) -> None:
+    """InputError for a dtype that is not written."""
+    if tensor.dtype not in STORED_AS:
+        known = ", ".join(map(dtype_name, STORED_AS))
+        raise InputError(f"{name} is {dtype_name(tensor.dtype)}, which no file of tensors holds; use one of {known}")
+
+
 def require_held(name: str, tensor: Tensor, where: str) -> None:
     """CheckpointError if a tensor that was cast from finite numbers is not finite any more."""
     if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, map(float, tensor.aminmax()))):
@@ -98,8 +108,7 @@ def write_tensors(
     end = 0
     for name in names:
         tensor, begin = tensors[name], end
-        if tensor.dtype not in STORED_AS:
-            raise InputError(f"{name} is {dtype_name(tensor.dtype)}, which safetensors files do not have")
+        require_storable(name, tensor)
         end += tensor.numel() * tensor.element_size()
         header[name] = {"dtype": STORED_AS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from statewise import hippo
 from statewise.mixers.prepared import wide
 from statewise.mixers.time_invariant import Readout, StepSizes, TimeInvariantConfig, TimeInvariantMixer
-from statewise.operators.dense import DenseLTI
+from statewise.operators.dense import DenseLTI, DenseState
 from statewise.operators.time_invariant import TimeInvariant
 from statewise.systems import discretize_dense
 
@@ -86,6 +86,7 @@ class LSSL(TimeInvariantMixer):
     Source:  Gu et al. 2021, arXiv:2110.13985, sec. 3 and 5.
     """
 
+    state_type = DenseState
     config: LSSLConfig
     dynamics: LSSLDynamics
 

@@ -18,7 +18,7 @@ from statewise.mixers.time_invariant import (
     as_complex,
     least_decay,
 )
-from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank
+from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank, LowRankState
 from statewise.operators.time_invariant import TimeInvariant
 
 # The rank that each initialisation needs at least.
@@ -125,6 +125,7 @@ class S4(TimeInvariantMixer):
     (torch.Size([1, 20, 4]), torch.Size([1, 4, 4, 2]))
     """
 
+    state_type = LowRankState
     config: S4Config
     dynamics: S4Dynamics
 

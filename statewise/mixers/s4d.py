@@ -18,7 +18,7 @@ from statewise.mixers.time_invariant import (
     as_complex,
     least_decay,
 )
-from statewise.operators.diagonal import DiagonalLTI
+from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.time_invariant import TimeInvariant
 from statewise.systems import discretize_diagonal
 
@@ -158,6 +158,7 @@ class S4D(TimeInvariantMixer):
     (torch.Size([1, 20, 4]), torch.Size([1, 4, 4, 2]))
     """
 
+    state_type = DiagonalState
     config: S4DConfig
     dynamics: S4DDynamics
 

@@ -124,9 +124,10 @@ class TimeInvariantMixer(PreparableMixer):
     ``build_operators`` gives one with the outputs (batch, length, d_model, n_heads), or two, the second of which reads
     backwards.
 
-    Shapes:  u: (batch, length, d_model) -> y the same. State: the operator's own.
+    Shapes:  u: (batch, length, d_model) -> y the same. State: the operator's own, ``state_type``, of one tensor.
     """
 
+    state_type: ClassVar[type[Any]]
     config: TimeInvariantConfig
     dynamics: StepSizes
     readout: Readout
@@ -155,8 +156,11 @@ class TimeInvariantMixer(PreparableMixer):
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Any:
         self._refuse_state()
-        with torch.no_grad():
-            return self.operators[0].initial_state(batch, device=device, dtype=dtype)
+        C = self.readout.C  # its shape tells the state's, so that no system has to be discretised
+        d_model, _, *n = C.shape
+        dtype = torch.promote_types(C.dtype if dtype is None else dtype, torch.float32)
+        device = C.device if device is None else device
+        return self.state_type(torch.zeros(batch, d_model, *n, device=device, dtype=dtype))
 
     def forward(
         self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, starts: Tensor | None = None

@@ -141,7 +141,7 @@ def _evaluate(state: RunState) -> dict[str, Any]:
     task, progress = state.task, state.progress
     generators = torch_generators(state.device)
     try:
-        with evaluation_mode(state.model), torch.no_grad(), state.ranks.unspread():
+        with evaluation_mode(state.model), torch.no_grad(), state.ranks.whole_sequences():
             own = task.validate(state.model)
         record = state.ranks.by_first(lambda: own)  # every rank has looked at all of it; what is decided has to be one
     except InputError as error:

@@ -63,7 +63,7 @@ class MemoryEstimate:
     temporary:  what the most at one time has beyond these
     peak:       the most at one time. The others are not all there at once, so it may be less than their sum
     begin:      of several processes that divide a model, each one's share of the whole that rank 0 draws
-    save:       of the same, the largest tensor, which is gathered to be written
+    save:       of the same, the largest tensor twice: as its parts arrive, and put together to be written
     """
 
     device: str
@@ -96,8 +96,10 @@ class MemoryEstimate:
         free = "not known" if self.available is None else size(self.available)
         rows = [(name, size(getattr(self, name))) for name in names]
         if self.save:
-            rows += [("share of the beginning", size(self.begin)), ("to save", size(self.save))]
-            notes.append("rank 0 draws the model, of which each process then has a part, and saves it tensor by tensor")
+            if self.begin:
+                rows.append(("share of the beginning", size(self.begin)))
+                notes.append("rank 0 draws the whole model, before each process takes its part of it")
+            rows.append(("to save", size(self.save)))
         rows.append(("at the peak", size(self.peak)))
         return Table(f"memory of a training step on {self.device}", ("", ""), [*rows, ("free now", free)], tuple(notes))
 
@@ -199,8 +201,8 @@ def _rehearse(
     moments, begin, save = MOMENTS * trained, 0, 0
     if divided:
         gathered = 3 * max(layers, default=0) if share.sharded > 1 else 0
-        begin = whole // share.on_machine if device.type == "cpu" or share.sharded == 1 else 0
-        save = 2 * largest  # as its parts arrive, and put together
+        begin = whole // share.on_machine if device.type == "cpu" else 0
+        save = 2 * largest
         step = parameters + trained + moments + activations + rest + gathered
         most = max(step, parameters + largest + begin, parameters + moments + save)
     else:
@@ -259,7 +261,8 @@ def _refusal(config: RunConfig, found: MemoryEstimate, copies: int, n_ranks: int
     names = ("parameters", "gradients", "moments", "activations", "temporary")
     parts = ", ".join(f"{name} {size(getattr(found, name))}" for name in names)
     if found.save:
-        parts += f", share of the beginning {size(found.begin)}, to save {size(found.save)}"
+        begin = f", share of the beginning {size(found.begin)}" if found.begin else ""
+        parts += f"{begin}, to save {size(found.save)}"
     several = f", for each of {copies} runs" if copies > 1 else ""
 
     def what_fits(**changes: Any) -> list[str]:

@@ -104,7 +104,7 @@ class Ranks:
     def build(self, state: RunState, checkpoint: Path | None) -> Model:
         """The run's model on its device, drawn or, where there is one, as the checkpoint has it.
 
-        Ranks that share a model each have their part of it; one alone draws it, and none ever has all of a checkpoint.
+        Where ranks divide a model each has its part: one alone draws the whole, and none reads that of a checkpoint.
         """
         model = state.run.config.model.build()
         if checkpoint is not None:
@@ -115,7 +115,7 @@ class Ranks:
         """The same loss, its gradients gathered from all ranks."""
         return loss_of
 
-    def unspread(self) -> AbstractContextManager[object]:
+    def whole_sequences(self) -> AbstractContextManager[object]:
         """Within it the model reads whole sequences, as evaluation does."""
         return nullcontext()
 

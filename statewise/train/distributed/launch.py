@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from statewise.errors import StatewiseError, TrainingError
+from statewise.errors import ConfigError, StatewiseError, TrainingError
 from statewise.train.distributed.several import SeveralRanks
 
 TIMEOUT = timedelta(hours=1)  # the others wait while rank 0 writes; who died is noticed by torchrun long before
@@ -34,6 +34,7 @@ def join() -> Iterator[SeveralRanks]:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         _meet()
+    require_cpu_backend()
     store = distributed_c10d._get_default_store()
     try:
         with warnings.catch_warnings():  # of views that somebody might change in place: nothing here does
@@ -63,11 +64,27 @@ def _meet() -> None:
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     if attempt is None or os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
-        dist.init_process_group(timeout=TIMEOUT)
+        dist.init_process_group(choose_backends(), timeout=TIMEOUT)
         return
     store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
     store = dist.PrefixStore(f"statewise-attempt-{attempt}", store)
-    dist.init_process_group(store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    dist.init_process_group(choose_backends(), store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+
+
+def choose_backends() -> str:
+    """gloo for what is on the CPU, also beside NCCL: by itself PyTorch would take NCCL alone where there is a GPU, and
+    the ranks agree on numbers and text, and gather what is saved, in main memory."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+
+def require_cpu_backend() -> None:
+    """Errors: ConfigError for a process group that cannot carry tensors of the CPU."""
+    backends = dist.get_backend_config()
+    if "cpu:" not in backends:
+        raise ConfigError(
+            f"the process group has the backends {backends!r}, of which none is for the CPU; start it with "
+            'torch.distributed.init_process_group("cpu:gloo,cuda:nccl")'
+        )
 
 
 def _reason_of(store: dist.Store, error: RuntimeError) -> StatewiseError:

@@ -158,8 +158,6 @@ class SeveralRanks(Ranks):
         config, draws = state.run.config.model, self.rank == 0 and checkpoint is None
         model = self.agree(lambda: config.build() if draws else build_empty(config))
         drawn = {name: tensor.detach() for name, tensor in stored_tensors(model).items()} if draws else None
-        if not self.layout.sharded:  # FSDP moves one layer after the other, of which each rank keeps its part
-            model.to(state.device)
         self.wrapped = wrap(state.task, model, self.layout, state.config, state.device)
         if checkpoint is not None:
             self.agree(lambda: checkpoints.load_into(model, checkpoint, parted.put))
@@ -177,7 +175,7 @@ class SeveralRanks(Ranks):
     def loss_function(self, loss_of: Loss) -> Loss:
         return loss_of if self.wrapped.ddp is None else self.wrapped.ddp
 
-    def unspread(self) -> AbstractContextManager[object]:
+    def whole_sequences(self) -> AbstractContextManager[object]:
         sequence = self.wrapped.sequence
         return nullcontext() if sequence is None else sequence.disabled()
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from statewise.errors import ConfigError
@@ -74,7 +75,7 @@ def require_divisible(run: RunConfig, layout: Layout) -> None:
 def wrap(task: Task[Any, Any], model: Model, layout: Layout, config: TrainConfig, device: torch.device) -> Wrapped:
     """The model is changed in place: its config, its methods and the names of its parameters stay.
 
-    device: where it is, or with FSDP will be after this
+    device: where it will be after this. What is divided goes there piece by piece, so that no device has to hold all
     Errors: ConfigError if its sizes do not divide, or a layer cannot be cut along the sequence.
     """
     parallel, ddp, sequence = layout.config, None, None
@@ -89,8 +90,11 @@ def wrap(task: Task[Any, Any], model: Model, layout: Layout, config: TrainConfig
         share_projections(model, layout.mesh["tensor"])
     if layout.sharded:
         _shard(model, layout.parts, config)
-    elif layout.n_parts > 1:
-        options: dict[str, Any] = {_BUFFERS: False}  # they are the same everywhere: see batch_norm.py
+    else:
+        _move(model, device)
+    if layout.n_parts > 1 and not layout.sharded:
+        # Buffers are the same everywhere: see batch_norm.py. Parameters are yet to be filled, by all ranks alike
+        options: dict[str, Any] = {_BUFFERS: False, "init_sync": False}
         group = layout.parts.get_group()
         ddp = DistributedDataParallel(_Loss(task, model), process_group=group, gradient_as_bucket_view=True, **options)
     return Wrapped(ddp, ddp is not None and sequence is None and not has_batch_norm, sequence)
@@ -110,6 +114,13 @@ def _require_cuttable(model: Model, config: TrainConfig, has_batch_norm: bool) -
             "over all pieces again while ranks wait for each other's gradients; set train.gradient_checkpointing="
             "false, train.parallel.sequence=1, or another norm"
         )
+
+
+def _move(model: Model, device: torch.device) -> None:
+    """All but what tensor parallelism has divided, which is there already."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not isinstance(tensor, DTensor):
+            tensor.data = tensor.data.to(device)
 
 
 def _shard(model: Model, mesh: DeviceMesh, config: TrainConfig) -> None:
