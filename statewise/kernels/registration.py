@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from statewise.errors import InputError
+from statewise.kernels.precision import products_at, rounds_products, rounds_projections
 
 # What runs, by qualified name: for whoever follows what an operator does inside
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
@@ -24,6 +25,7 @@ def register(
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
     vmap: Callable[..., Any] | None = None,
+    is_projection: bool = False,
 ) -> Callable[..., Any]:
     """Registers ``statewise::name`` for every device and returns it.
 
@@ -31,10 +33,10 @@ def register(
     rule for several models at once (see batching.py); an operator that only a ``backward`` calls needs none. The parts
     of ``torch.library`` below are used rather than its ``custom_op``, whose first call imports ``torch._dynamo``:
     almost two seconds before the first token, and more time in every call. A kernel chooses its own precision, so
-    autocast is off inside.
+    autocast is off inside, and no factor of a product is rounded unless it ``is_projection`` (see precision.py).
     """
     qualified = f"statewise::{name}"
-    IMPLEMENTATIONS[qualified] = _in_its_own_precision(implementation)
+    IMPLEMENTATIONS[qualified] = _in_its_own_precision(implementation, is_projection)
     torch.library.define(qualified, schema)
     torch.library.impl(qualified, "default", IMPLEMENTATIONS[qualified])
     torch.library.register_fake(qualified, fake)
@@ -60,11 +62,20 @@ def _without_forward_mode(name: str, operator: Callable[..., Any]) -> Callable[.
     return call
 
 
-def _in_its_own_precision(implementation: Callable[..., Any]) -> Callable[..., Any]:
+def _in_its_own_precision(implementation: Callable[..., Any], is_projection: bool) -> Callable[..., Any]:
     """Without this, autocast would turn the matrix products inside a float32 kernel into bfloat16 ones."""
 
     @functools.wraps(implementation)
     def run(first: torch.Tensor, *rest: Any) -> Any:
+        if is_projection and rounds_projections(first.device):
+            with products_at("high"):
+                return without_autocast(first, *rest)
+        if not is_projection and rounds_products():
+            with products_at("highest"):
+                return without_autocast(first, *rest)
+        return without_autocast(first, *rest)
+
+    def without_autocast(first: torch.Tensor, *rest: Any) -> Any:
         device = first.device.type
         if not torch.is_autocast_enabled(device):
             return implementation(first, *rest)

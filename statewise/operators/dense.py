@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.precision import exactly
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.time_invariant import Block, TimeInvariant, double, output_shape, toeplitz
 from statewise.systems import discretize_dense
@@ -59,8 +60,8 @@ class DenseLTI(TimeInvariant):
 
     def step(self, u: Tensor, state: DenseState) -> tuple[Tensor, DenseState]:
         A, B, C = (m.to(wide(u.dtype, m.dtype)) for m in (self.A, self.B, self.C))
-        h = torch.einsum("wij,bw...j->bw...i", A, state.h.to(A.dtype)) + torch.einsum(
-            "wi,bw...->bw...i", B, u.to(B.dtype)
+        h = exactly(torch.einsum, "wij,bw...j->bw...i", A, state.h.to(A.dtype)) + exactly(
+            torch.einsum, "wi,bw...->bw...i", B, u.to(B.dtype)
         )
         return _output(C, h).to(u.dtype), DenseState(h.to(state.h.dtype))
 
@@ -76,7 +77,7 @@ class DenseLTI(TimeInvariant):
         krylov = double(B.unsqueeze(1), squares[:n_low], _forward, 1)  # (w, inner, n)
         rows = C.reshape(C.shape[0], -1, 1, C.shape[-1])
         rows = double(rows, squares[n_low : n_low + n_high], _backward, 2)[:, :, :n_outer]
-        response = torch.matmul(rows.flatten(1, 2), krylov.mT)  # (w, p outer, inner)
+        response = exactly(torch.matmul, rows.flatten(1, 2), krylov.mT)  # (w, p outer, inner)
         return response.reshape(*C.shape[:-1], n_outer * inner)[..., :length]
 
     def _block(self, length: int, dtype: torch.dtype) -> Block:
@@ -84,13 +85,14 @@ class DenseLTI(TimeInvariant):
         C = C.reshape(C.shape[0], -1, C.shape[-1])
         squares = _squares(A, length.bit_length() - 1)
         krylov = double(B.unsqueeze(1), squares[:-1], _forward, 1)  # (w, T, n)
-        observe = double(torch.matmul(C, A).unsqueeze(2), squares[:-1], _backward, 2)  # (w, p, T, n): C A^(k + 1)
-        response = toeplitz(torch.matmul(C, krylov.mT))
+        first = exactly(torch.matmul, C, A).unsqueeze(2)
+        observe = double(first, squares[:-1], _backward, 2)  # (w, p, T, n): C A^(k + 1)
+        response = toeplitz(exactly(torch.matmul, C, krylov.mT))
         from_state = observe.permute(0, 3, 1, 2).flatten(2)
         return Block(torch.cat([response, from_state], 1), krylov.flip(1), squares)
 
     def _advance(self, h: Tensor, power: Tensor) -> Tensor:
-        return torch.matmul(h.flatten(1, -2), power.mT).reshape(h.shape)
+        return exactly(torch.matmul, h.flatten(1, -2), power.mT).reshape(h.shape)
 
     def _flat(self, state: DenseState) -> Tensor:
         return state.h
@@ -172,8 +174,8 @@ class DenseLTV(Operator):
         k = ages.to(A.dtype)
         dt = torch.log((k + 1) / k)  # infinite at k = 0
         A, B = discretize_dense(A.expand(len(k), -1, -1), B.expand(len(k), -1), dt, "zoh")
-        h = torch.einsum("bij,bw...j->bw...i", A[row], state.h.to(A.dtype))
-        h = h + torch.einsum("bi,bw...->bw...i", B[row], u.to(B.dtype))
+        h = exactly(torch.einsum, "bij,bw...j->bw...i", A[row], state.h.to(A.dtype))
+        h = h + exactly(torch.einsum, "bi,bw...->bw...i", B[row], u.to(B.dtype))
         return _output(C, h).to(u.dtype), DenseLTVState(h.to(state.h.dtype), state.steps + 1)
 
 
@@ -183,22 +185,22 @@ def _fits(C: Tensor, B: Tensor) -> bool:
 
 def _output(C: Tensor, h: Tensor) -> Tensor:
     """(w, [p,] n) and (b, w, *trailing, n) -> (b, w, [p,] *trailing)."""
-    return torch.einsum("wn,bw...n->bw..." if C.ndim == 2 else "wpn,bw...n->bwp...", C, h)
+    return exactly(torch.einsum, "wn,bw...n->bw..." if C.ndim == 2 else "wpn,bw...n->bwp...", C, h)
 
 
 def _squares(A: Tensor, n_squarings: int) -> tuple[Tensor, ...]:
     """A, A^2, A^4 ... A^(2^n_squarings)."""
     powers = [A]
     for _ in range(n_squarings):
-        powers.append(torch.matmul(powers[-1], powers[-1]))
+        powers.append(exactly(torch.matmul, powers[-1], powers[-1]))
     return tuple(powers)
 
 
 def _forward(rows: Tensor, power: Tensor) -> Tensor:
     """Rows x^T -> (A x)^T."""
-    return torch.matmul(rows, power.mT)
+    return exactly(torch.matmul, rows, power.mT)
 
 
 def _backward(rows: Tensor, power: Tensor) -> Tensor:
     """Rows (w, p, k, n) of C A^k -> C A^k A^..."""
-    return torch.matmul(rows.flatten(1, 2), power).reshape(rows.shape)
+    return exactly(torch.matmul, rows.flatten(1, 2), power).reshape(rows.shape)

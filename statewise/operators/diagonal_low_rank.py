@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from statewise.errors import InputError
 from statewise.kernels.cauchy import cauchy
+from statewise.kernels.precision import exactly
 from statewise.operators.base import wide
 from statewise.operators.dense import DenseLTI
 from statewise.operators.time_invariant import Block, TimeInvariant, double
@@ -124,16 +125,16 @@ class DiagonalPlusLowRank(TimeInvariant):
 
         def low_rank(x: Tensor) -> Tensor:
             """Q* x over both halves of the pairs: (b, w, *trailing, r), real."""
-            return 2 * torch.einsum("wrn,bw...n->bw...r", Q.conj(), x).real
+            return 2 * exactly(torch.einsum, "wrn,bw...n->bw...r", Q.conj(), x).real
 
         def back(s: Tensor) -> Tensor:
-            return torch.einsum("wrn,bw...r->bw...n", P, s.to(P.dtype))
+            return exactly(torch.einsum, "wrn,bw...r->bw...n", P, s.to(P.dtype))
 
         z = h + over(half) * (over(Lambda) * h - back(low_rank(h))) + over(dt[:, None] * B) * u.unsqueeze(-1)
         z = over(D) * z
-        s = torch.einsum("wrs,bw...s->bw...r", small, low_rank(z))
+        s = exactly(torch.einsum, "wrs,bw...s->bw...r", small, low_rank(z))
         h = z - over(half * D) * back(s)
-        y = 2 * torch.einsum("wn,bw...n->bw..." if C.ndim == 2 else "wpn,bw...n->bwp...", C, h).real
+        y = 2 * exactly(torch.einsum, "wn,bw...n->bw..." if C.ndim == 2 else "wpn,bw...n->bwp...", C, h).real
         return y.to(u.dtype), LowRankState(torch.view_as_real(h).to(state.h.dtype))
 
     def impulse_response(self, length: int) -> Tensor:
@@ -166,15 +167,15 @@ class DiagonalPlusLowRank(TimeInvariant):
         n_low, n_high = inner.bit_length() - 1, (n_outer - 1).bit_length()
         squares = [E]
         for _ in range(n_low + n_high - 1):
-            squares.append(torch.baddbmm(squares[-1], squares[-1], squares[-1], beta=2))
-        krylov = double(B.unsqueeze(1), tuple(squares[:n_low]), lambda x, e: x + torch.matmul(x, e.mT), 1)
+            squares.append(exactly(_doubled, squares[-1]))
+        krylov = double(B.unsqueeze(1), tuple(squares[:n_low]), lambda x, e: x + exactly(torch.matmul, x, e.mT), 1)
         rows = double(
             rows,
             tuple(squares[n_low : n_low + n_high]),
-            lambda x, e: x + torch.matmul(x.flatten(1, 2), e).reshape(x.shape),
+            lambda x, e: x + exactly(torch.matmul, x.flatten(1, 2), e).reshape(x.shape),
             2,
         )
-        response = torch.matmul(rows[:, :, :n_outer].flatten(1, 2), krylov.mT)  # (w, p outer, inner)
+        response = exactly(torch.matmul, rows[:, :, :n_outer].flatten(1, 2), krylov.mT)  # (w, p outer, inner)
         return response.reshape(*C.shape[:-1], n_outer * inner)[..., :length]
 
     def response_by_cauchy_sums(self, length: int) -> Tensor:
@@ -221,19 +222,20 @@ class DiagonalPlusLowRank(TimeInvariant):
         Lambda, P, Q, B, C, dt = self._wide(wide(self.Lambda.dtype))
         D, small = _woodbury(Lambda, P, Q, dt)
         half = dt[:, None] / 2
-        columns = torch.view_as_real(half.unsqueeze(1) * D.unsqueeze(1) * P).flatten(-2).mT @ small  # (w, 2 n, r)
+        columns = torch.view_as_real(half.unsqueeze(1) * D.unsqueeze(1) * P).flatten(-2).mT
+        columns = exactly(torch.matmul, columns, small)  # (w, 2 n, r)
         rows = 2 * _readout(Q.conj() * D.unsqueeze(1))
-        low_rank = columns @ rows
+        low_rank = exactly(torch.matmul, columns, rows)
         E = 2 * (_real_linear(half * Lambda * D) - low_rank)  # D - 1 = dt/2 Lambda D
         B = torch.view_as_real(dt[:, None] * B).flatten(-2).unsqueeze(-1)
-        B = torch.matmul(_real_linear(D) - low_rank, B).squeeze(-1)
+        B = exactly(torch.matmul, _real_linear(D) - low_rank, B).squeeze(-1)
         return E, B, 2 * _readout(C)
 
     def _block(self, length: int, dtype: torch.dtype) -> Block:
         return self.dense()._block(length, dtype)
 
     def _advance(self, h: Tensor, power: Tensor) -> Tensor:
-        return torch.matmul(h.flatten(1, -2), power.mT).reshape(h.shape)
+        return exactly(torch.matmul, h.flatten(1, -2), power.mT).reshape(h.shape)
 
     def _flat(self, state: LowRankState) -> Tensor:
         return state.h.flatten(-2)
@@ -253,6 +255,11 @@ def _readout(c: Tensor) -> Tensor:
     return torch.view_as_real(c.conj().resolve_conj()).flatten(-2)
 
 
+def _doubled(E: Tensor) -> Tensor:
+    """(I + E)^2 - I."""
+    return torch.baddbmm(E, E, E, beta=2)
+
+
 def _real_linear(diagonal: Tensor) -> Tensor:
     """Complex (w, n) -> real (w, 2 n, 2 n): [[Re, -Im], [Im, Re]] on each pair."""
     w, n = diagonal.shape
@@ -265,7 +272,7 @@ def _woodbury(Lambda: Tensor, P: Tensor, Q: Tensor, dt: Tensor) -> tuple[Tensor,
     """D = 1/(1 - dt/2 Lambda), (w, n), and (I + dt/2 Q* D P)^-1 over both halves of the pairs, (w, r, r), real."""
     half = dt[:, None] / 2
     D = 1 / (1 - half * Lambda)
-    S = 2 * torch.einsum("wrn,wn,wsn->wrs", Q.conj(), D, P).real
+    S = 2 * exactly(torch.einsum, "wrn,wn,wsn->wrs", Q.conj(), D, P).real
     eye = torch.eye(P.shape[1], dtype=S.dtype, device=S.device)
     return D, torch.linalg.inv(eye + half.unsqueeze(-1) * S)
 
@@ -298,7 +305,7 @@ def _impulse_response(length: int, Lambda: Tensor, P: Tensor, Q: Tensor, B: Tens
     else:
         eye = torch.eye(rank, dtype=sums.dtype, device=sums.device)
         solved = torch.linalg.solve(eye + QP.movedim(-1, 1), QB.movedim(-1, 1))  # (w, points, r, 1)
-        correction = torch.matmul(CP.movedim(-1, 1), solved).movedim(1, -1)
+        correction = exactly(torch.matmul, CP.movedim(-1, 1), solved).movedim(1, -1)
     generating = factor * (CB - correction).squeeze(2)
     time = torch.arange(length, device=dt.device, dtype=torch.float64)
     growth = torch.exp(-log_radius * time).to(dt.dtype)

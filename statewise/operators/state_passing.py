@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from statewise.kernels.precision import exactly
 from statewise.kernels.vandermonde.powers import rounded_squares
 from statewise.operators.masks import Masks
 
@@ -88,7 +89,7 @@ class StatePassing:
     def _reach(self, x: Tensor) -> Tensor:
         """M_ux: inputs (w, ..., r, T) -> the state that they leave behind, from rest, (w, ..., r, n)."""
         x = x.unflatten(-1, (-1, self.stretch)).movedim(-2, -3)  # (w, ..., stretches, r, S)
-        added = torch.matmul(x.reshape(self.w, -1, self.stretch), self.block.reach)
+        added = exactly(torch.matmul, x.reshape(self.w, -1, self.stretch), self.block.reach)
         added = added.reshape(*x.shape[:-1], -1)
         for power in self.powers[self.stretch.bit_length() - 1 :]:
             if added.shape[-3] == 1:
@@ -107,7 +108,7 @@ class StatePassing:
                 break
             rows = torch.cat([rows, self.op._advance(rows, power)], 3)
         w, b, n_chunks, n_stretches, r, n = rows.shape
-        seen = torch.matmul(rows.reshape(w, -1, n), self.block.response[:, self.stretch :])
+        seen = exactly(torch.matmul, rows.reshape(w, -1, n), self.block.response[:, self.stretch :])
         seen = seen.reshape(w, b, n_chunks, n_stretches, r, -1, self.stretch).permute(1, 2, 3, 6, 0, 5, 4)
         return seen.reshape(b, -1, w, seen.shape[5], r)
 
@@ -140,7 +141,7 @@ class StatePassing:
         if powers[0].ndim == 2:  # diagonal (w, n)
             return rounded_squares(powers[0], count)
         while len(powers) < count:
-            powers.append(torch.matmul(powers[-1], powers[-1]))
+            powers.append(exactly(torch.matmul, powers[-1], powers[-1]))
         return tuple(powers)
 
     def _flat(self, state: Any) -> Tensor:

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from statewise.errors import InputError
 from statewise.kernels.batching import whole
 from statewise.kernels.fft_convolution import block_fft_convolution, fft_convolution
+from statewise.kernels.precision import exactly
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks
@@ -144,10 +145,10 @@ class TimeInvariant(Operator):
         x = x.reshape(batch, -1, T, w, r).permute(3, 0, 1, 4, 2)  # (w, batch, chunks, r, T)
         n_chunks = x.shape[2]
         h = flat.reshape(batch, w, r, n).transpose(0, 1)
-        added = torch.matmul(x.reshape(w, -1, T), block.reach).reshape(w, batch, n_chunks, r, n)
+        added = exactly(torch.matmul, x.reshape(w, -1, T), block.reach).reshape(w, batch, n_chunks, r, n)
         states = self._carry(h, added, block.powers[-1])  # (w, batch, chunks + 1, r, n)
         joined = torch.cat([x, states[:, :, :-1]], -1).reshape(w, -1, T + n)
-        y = torch.matmul(joined, block.response).reshape(w, batch, n_chunks, r, -1, T)
+        y = exactly(torch.matmul, joined, block.response).reshape(w, batch, n_chunks, r, -1, T)
         y = y.permute(1, 2, 5, 0, 4, 3).reshape(batch, n_chunks * T, *self._output_shape(u)[2:])[:, :length]
         final = self._final(x, states, block, length, masks.lengths)
         final = final.transpose(0, 1).reshape(flat.shape)
@@ -184,7 +185,7 @@ class TimeInvariant(Operator):
             index = place.clamp(min=0)[None, :, None, :].expand(chunk.shape)
             aligned = chunk.gather(-1, index).masked_fill((place < 0)[:, None, :], 0)
         w, batch, r, n = h.shape
-        return h + torch.matmul(aligned.reshape(w, -1, T), block.reach).reshape(w, batch, r, n)
+        return h + exactly(torch.matmul, aligned.reshape(w, -1, T), block.reach).reshape(w, batch, r, n)
 
     def _grows(self, response: Tensor) -> bool:
         size = response.detach().abs()

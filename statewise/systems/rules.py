@@ -26,12 +26,14 @@ from __future__ import annotations
 
 import numbers
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.precision import exactly
 from statewise.systems.double_word import DoubleWord, exact_product, real_dtype
 from statewise.systems.elimination import SINGULAR, refine
 from statewise.systems.exponential import (
@@ -111,7 +113,8 @@ def discretize_dense(
     (tensor([[1., 2.],
             [0., 1.]]), tensor([2., 2.]))
     """
-    A_bar, B_bar, _ = transition_dense(A, B, dt, method, alpha=alpha, check_dt=check_dt)
+    transition = partial(transition_dense, method=method, alpha=alpha, check_dt=check_dt)
+    A_bar, B_bar, _ = exactly(transition, A, B, dt)
     return A_bar, B_bar
 
 

@@ -77,9 +77,9 @@ class TrainConfig:
     follows the step number, so that the run can be repeated and resumed bit for bit. With ``minutes`` alone it follows
     the clock, and so does everything after it.
 
-    ``matmul="fast"`` calls ``torch.set_float32_matmul_precision("medium")`` and puts the old setting back at the
-    end. It is for the application to choose, since it holds for the whole process: on most CPUs it selects oneDNN
-    (faster, as accurate), but with AMX, and on CUDA (TF32), the factors are rounded.
+    ``matmul="fast"`` lets the projections, the head and its loss round the factors of their products to TF32 on CUDA;
+    the systems, the decays and attention stay in float32. On a CPU it changes nothing: the fastest library is taken
+    in any case, in full float32.
     """
 
     # The budget, and what a step reads
@@ -113,7 +113,7 @@ class TrainConfig:
 
     # How it is computed
     precision: str = "float32"  # "bfloat16": autocast; the parameters and the moments stay in float32
-    matmul: str = "default"  # float32 products: as PyTorch is set, or for the length of the run "fast" (see below)
+    matmul: str = "default"  # float32 products of projections: as PyTorch is set, or "fast" (see above)
     compile: bool = False  # torch.compile; needs a compiler, and a minute at the start
     gradient_checkpointing: bool = False  # recompute each block in the backward pass: less memory, more time
     check_memory: bool = True  # refuse to begin where the estimate is more than what is free (train/memory_estimate.py)

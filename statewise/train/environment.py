@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from statewise.errors import ConfigError
+from statewise.kernels.precision import fast_projections
 from statewise.train.config import DEVICES, TrainConfig
 
 
@@ -31,7 +32,7 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def process_settings(config: TrainConfig) -> Iterator[None]:
-    """The number of threads and the precision of float32 products, put back as they were at the end.
+    """The number of threads and the precision of projections, put back as they were at the end.
 
     Within it Python's garbage collector leaves alone what was there before: hundreds of thousands of objects of
     imported modules, which it would otherwise walk through every few steps, a tenth of the time of a small model.
@@ -43,23 +44,20 @@ def process_settings(config: TrainConfig) -> Iterator[None]:
         raise ConfigError(
             f"TrainConfig.threads={config.threads} is out of range; expected at most {most}, eight for each core here"
         )
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    threads = torch.get_num_threads()
     freezes = gc.get_freeze_count() == 0
     try:
         if freezes:
             gc.freeze()
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        if config.matmul == "fast":
-            torch.set_float32_matmul_precision("medium")
-        yield
+        with fast_projections() if config.matmul == "fast" else nullcontext():
+            yield
     finally:
         if freezes:
             gc.unfreeze()
         if config.threads is not None:
             torch.set_num_threads(threads)
-        if config.matmul == "fast":
-            torch.set_float32_matmul_precision(precision)
 
 
 def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[object]:

@@ -13,6 +13,7 @@ from statewise.kernels import backend
 from statewise.kernels.batching import one_by_one, stacked
 from statewise.kernels.linear.native import FEW, product_native, refusal
 from statewise.kernels.linear.onednn import has_onednn, product_onednn
+from statewise.kernels.precision import rounds_projections
 from statewise.kernels.registration import register
 
 __all__ = ["linear", "linear_reference"]
@@ -107,6 +108,7 @@ _stacked = register(
     fake=_fakes,
     setup_context=_setup_context,
     backward=_backward_of_each,
+    is_projection=True,
     vmap=one_by_one("stacked_linear"),
 )
 _operator = register(
@@ -116,6 +118,7 @@ _operator = register(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    is_projection=True,
     vmap=_all_at_once,
 )
 
@@ -128,13 +131,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
               less than half the speed of our C code or of oneDNN. Which runs depends on the call alone (device, dtype,
               size), never on a switch of the process: C where it is, else oneDNN, else PyTorch's choice; and that
               also for other dtypes, under autocast, in compiled code and where the product is small.
-    Numerics: plain float32; C sums in one order whatever the number of threads.
+    Numerics: plain float32; C sums in one order whatever the number of threads. On CUDA TF32 in a run with
+              ``matmul="fast"``, or where the process is set so.
     Errors:   InputError or PyTorch's own for shapes that disagree.
     """
     n_rows = x.numel() // max(x.shape[-1], 1) if x.ndim else 0
-    if (
-        x.dtype != torch.float32
-        or weight.dtype != torch.float32
+    in_float32 = x.dtype == weight.dtype == torch.float32
+    rounded = in_float32 and rounds_projections(x.device) and not torch.is_autocast_enabled(x.device.type)
+    if not rounded and (
+        not in_float32
         or x.device.type != "cpu"
         or (n_rows * weight.numel() < _WORTH_IT and not stacked(weight))
         or (n_rows <= FEW and torch.is_grad_enabled())  # its gradients would read the weight twice

@@ -107,6 +107,7 @@ _linear_cross_entropy_sum = register(
     fake=_fake_summed,
     setup_context=_setup_summed,
     backward=_backward_summed,
+    is_projection=True,
     vmap=one_by_one("linear_cross_entropy_sum"),
 )
 _linear_cross_entropy = register(
@@ -116,6 +117,7 @@ _linear_cross_entropy = register(
     fake=_fake_each,
     setup_context=_setup_each,
     backward=_backward_each,
+    is_projection=True,
     vmap=one_by_one("linear_cross_entropy"),
 )
 

@@ -1,0 +1,74 @@
+"""Products of float32 matrices where the process lets their factors be rounded: what may be, and what may not.
+
+``torch.set_float32_matmul_precision`` below "highest" allows TF32 on CUDA and bfloat16 on CPUs with AMX: three
+digits or two. A projection bears that. Powers of a transition matrix do not: each doubling of the length doubles the
+error, so that a filter of a thousand taps would keep none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_NARROWER = {wide: narrow for narrow, wide in _WIDER.items()}
+
+_rounds_projections = False
+
+
+def rounds_products() -> bool:
+    """Whether the process lets factors of float32 products be rounded."""
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def exactly(function: Callable[..., Any], *arguments: Any) -> Any:
+    """``function(*arguments)``; where the process rounds the factors of products, computed in float64.
+
+    Arguments and results may be trees; tensors of float32 and complex64 are widened, and come back as they were.
+    Nothing changes for those in float64. Gradients pass through the same products.
+    """
+    if not rounds_products():
+        return function(*arguments)
+    if not any(isinstance(leaf, Tensor) and leaf.dtype in _WIDER for leaf in tree_leaves(arguments)):
+        return function(*arguments)
+    return tree_map(_narrow, function(*tree_map(_widen, arguments)))
+
+
+def _widen(leaf: Any) -> Any:
+    return leaf.to(_WIDER.get(leaf.dtype, leaf.dtype)) if isinstance(leaf, Tensor) else leaf
+
+
+def _narrow(leaf: Any) -> Any:
+    return leaf.to(_NARROWER.get(leaf.dtype, leaf.dtype)) if isinstance(leaf, Tensor) else leaf
+
+
+@contextmanager
+def products_at(precision: str) -> Iterator[None]:
+    """Within it float32 products have this precision of PyTorch's; for code that autograd does not look into."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def fast_projections() -> Iterator[None]:
+    """Within it projections may round their factors to TF32 on CUDA; nothing else that could not before."""
+    global _rounds_projections
+    before, _rounds_projections = _rounds_projections, True
+    try:
+        yield
+    finally:
+        _rounds_projections = before
+
+
+def rounds_projections(device: torch.device) -> bool:
+    """Whether :func:`fast_projections` has a say on this device."""
+    return _rounds_projections and device.type == "cuda"
