@@ -188,6 +188,20 @@ def sequence_ring(place: Place) -> None:
     gradients = torch.autograd.grad((got * weight[:, here]).sum(), list(mixer.parameters()))
     for gradient, expected in zip(gradients, want):
         close(summed(gradient), expected, "gradient")
+    # Where a document begins on one rank, which alone is told of it, none of them goes round the ring
+    starts = torch.zeros(2, 24, dtype=torch.bool)
+    starts[1, 22] = True
+    own = starts[:, here] if starts[:, here].any() else None
+    with mock.patch.object(sequence, "choose_ring", return_value=ring):
+        got = sequence_parallel(mixer, x[:, here], starts=own)
+    close(got, mixer(x, starts=starts)[0][:, here], "outputs with a start")
+    # and neither in float64: keys and values are gathered
+    mine = sequence_attention.where_it_works(ring)
+    with mock.patch.object(sequence, "choose_ring", return_value=mine):
+        close(sequence_parallel(mixer, x[:, here]), y[:, here], "outputs by gathering")
+    halves = x[:1].bfloat16().unflatten(-1, (2, 4))
+    assert mine(halves, halves, halves) is None  # 24 steps
+    assert mine(*(x[:1].repeat(1, 4, 1)[:, :32].unflatten(-1, (2, 4)),) * 3) is None  # float64
 
 
 class Meeting(torch.autograd.Function):

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 WORLDS = (2, 4)
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # the ranks are forked, and there may be more of them than GPUs
 PATIENCE = 300.0  # seconds without another case's end; on a quiet machine all of them take a few
 TOGETHER = timedelta(seconds=240)  # before a rank gives the others up
 CASES: dict[str, tuple[Callable[[Place], Any], tuple[int, ...]]] = {}
@@ -90,7 +91,7 @@ def run_program(folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / "done").exists():
             return
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "STATEWISE_CACHE": str(folder / "cache")}
+        environment = {**os.environ, **NO_GPU, "OMP_NUM_THREADS": "1", "STATEWISE_CACHE": str(folder / "cache")}
         root = str(Path(__file__).parents[1])
         environment["PYTHONPATH"] = os.pathsep.join(
             [root, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]

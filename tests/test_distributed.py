@@ -22,6 +22,7 @@ from statewise.errors import ConfigError
 from statewise.train import read_run, train
 from statewise.train.config import ParallelConfig, TrainConfig
 from statewise.train.distributed import launch
+from statewise.train.distributed.several import own_gpu
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not hasattr(os, "fork"), reason="needs gloo and fork"
@@ -87,6 +88,27 @@ def test_distributed_group_without_a_cpu_backend(monkeypatch: pytest.MonkeyPatch
         launch.require_cpu_backend()
 
 
+@pytest.mark.parametrize(
+    ("n_gpus", "n_local", "visible", "expected"),
+    [(4, 4, None, 3), (8, 4, None, 3), (1, 4, "3", 0), (1, 4, None, None), (2, 4, None, None)],
+)
+def test_distributed_gpu_of_each_process(
+    monkeypatch: pytest.MonkeyPatch, n_gpus: int, n_local: int, visible: str | None, expected: int | None
+) -> None:
+    """NCCL refuses two processes on one GPU, in words that nobody would understand."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_local))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if expected is not None:
+        assert own_gpu() == torch.device("cuda", expected)
+        return
+    with pytest.raises(ConfigError, match=f"4 processes on this machine, and {n_gpus} GPUs; start at most one"):
+        own_gpu()
+
+
 @pytest.mark.parametrize("wrong", [{"data": "dp"}, {"tensor": 0}, {"sequence": -1}])
 def test_distributed_options_out_of_range(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"ParallelConfig.{next(iter(wrong))}="):
@@ -99,7 +121,12 @@ def test_distributed_run_goes_on_after_killed_ranks(distributed_folder: Path, tm
     undisturbed = outcome_of(distributed_folder, 2, "nobody_disturbs_it").returned[0]
     kills = [(1, "step", 3), (0, "save", 6), (1, "save", 4)]
     program = Path(__file__).with_name("distributed_killed.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "STATEWISE_CACHE": str(tmp_path / "cache")}
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "STATEWISE_CACHE": str(tmp_path / "cache"),
+    }
     environment["PYTHONPATH"] = os.pathsep.join([str(program.parents[1]), str(program.parent)])
     result = subprocess.run(
         [sys.executable, str(program), str(tmp_path), "2", json.dumps(kills)],
@@ -126,7 +153,12 @@ def test_distributed_command(distributed_folder: Path, tmp_path: Path) -> None:
         + [*words, "--set", "train.parallel.data=fsdp"],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+        },
         check=False,
     )
     assert result.returncode == 0, result.stderr[-4000:]

@@ -25,7 +25,12 @@ from statewise.train.distributed.begun_by import goes_on, sign
 def test_distributed_run_of_one_process_goes_on(tmp_path: Path) -> None:
     """torchrun --nproc-per-node 1: nobody to agree with, and killed all the same."""
     program = Path(__file__).with_name("distributed_killed.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "STATEWISE_CACHE": str(tmp_path / "cache")}
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "STATEWISE_CACHE": str(tmp_path / "cache"),
+    }
     environment["PYTHONPATH"] = os.pathsep.join([str(program.parents[1]), str(program.parent)])
     words = [sys.executable, str(program), str(tmp_path), "1", json.dumps([(0, "step", 3), (0, "save", 6)])]
     result = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)

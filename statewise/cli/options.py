@@ -22,3 +22,8 @@ Json = Annotated[
     bool | None,
     typer.Option("--json/--no-json", help="Default: tables on a terminal, JSON elsewhere.", show_default=False),
 ]
+
+
+def device_for(weights: str | None, device: str) -> str:
+    """Where a command computes: other weights than those of the checkpoint are read by a step in C, on the CPU."""
+    return "cpu" if weights is not None and device == "auto" else device

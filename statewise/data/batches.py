@@ -19,7 +19,7 @@ class Batch(NamedTuple):
 
     inputs: Tensor
     targets: Tensor
-    starts: Tensor
+    starts: Tensor | None
 
 
 class _Epoch(NamedTuple):

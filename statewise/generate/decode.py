@@ -169,7 +169,9 @@ def generate(
                         active.long() if -1 in previous or not all(active) else None,
                         unread == document_token if end is None and document_token in previous else None,
                     )
-                uniforms = torch.stack([torch.rand((), dtype=torch.float64, generator=g) for g in generators])
+                uniforms = torch.stack(
+                    [torch.rand((), dtype=torch.float64, generator=g, device="cpu") for g in generators]
+                )
                 logits = reading.logits if no_token is None else reading.logits.masked_fill(no_token, -math.inf)
                 drawn = sampling.draw(logits, reading.seen, uniforms.to(device))
                 log_probabilities = reading.logits.log_softmax(-1).gather(1, drawn[:, None])[:, 0]
@@ -273,7 +275,7 @@ def _no_token(logits: Tensor, tokenizer: Tokenizer | None) -> Tensor | None:
     n_ids = logits.shape[-1]
     if tokenizer is None or (tokenizer.vocab_size == n_ids and not tokenizer.gaps):
         return None
-    found = torch.arange(n_ids) >= tokenizer.vocab_size
+    found = torch.arange(n_ids, device="cpu") >= tokenizer.vocab_size
     found[list(tokenizer.gaps)] = True
     return found.to(logits.device)
 
@@ -345,7 +347,7 @@ def _read(
     with evaluation_mode(model), torch.inference_mode():
         for begin in range(0, length, each):
             chunk = tokens[:, begin : begin + each].to(device)
-            n_real = torch.tensor(row_lengths).sub(begin).clamp(0, chunk.shape[1])
+            n_real = torch.tensor(row_lengths, device="cpu").sub(begin).clamp(0, chunk.shape[1])
             ragged = bool((n_real < chunk.shape[1]).any())
             starts = None if document_token is None else chunk == document_token
             if starts is not None and state is None and begin == 0:

@@ -53,7 +53,7 @@ def encode_prompt(
             raise InputError("the prompt is a text, and no tokenizer is given; give tokenizer=, or a prompt of ids")
         ids = tokenizer.encode_bytes(text) if isinstance(text, bytes) else np.asarray(tokenizer.encode(text), np.int64)
         first = [] if n_continued is not None or document_token is None else [document_token]
-        return torch.cat([torch.tensor(first, dtype=torch.int64), torch.from_numpy(ids.astype(np.int64))])
+        return torch.cat([torch.tensor(first, dtype=torch.int64, device="cpu"), torch.from_numpy(ids.astype(np.int64))])
 
     def row(item: Any, i: int = 0) -> Tensor:
         if isinstance(item, (str, bytes)):

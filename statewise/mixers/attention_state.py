@@ -63,14 +63,15 @@ class SpreadHistory:
     n_history: how many keys of earlier pieces ``gather`` puts before this piece's, of whatever document
     first:     (batch,) time of the oldest key of the document that goes on; None: all that came before are of it
     gather:    this piece's keys and values (batch, length, n_kv_heads, d_head) -> with those before them
-    ring:      q, k, v of this piece -> its outputs, by causal attention to all pieces without a mask; None: gather
+    ring:      q, k, v of this piece -> its outputs, by causal attention to all pieces without a mask; None, or
+               where it gives None: gather
     """
 
     position: Tensor
     n_history: int
     first: Tensor | None
     gather: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    ring: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    ring: Callable[[Tensor, Tensor, Tensor], Tensor | None] | None = None
 
 
 def empty_state(

@@ -16,7 +16,12 @@ from statewise.train.memory_available import available_memory
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:
-    """The machine and the versions, as JSON data: what every part of a reproduction keeps with its result."""
+    """The machine and the versions, as JSON data: what every part of a reproduction keeps with its result.
+
+    device: what was computed on; None: what this process has used
+    """
+    if device is None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        device = torch.device("cuda")
     record: dict[str, Any] = {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),

@@ -15,6 +15,7 @@ from statewise.reproduce.measure import n_parameters
 from statewise.reproduce.work import Stopped, write_json
 from statewise.train.config import RunConfig
 from statewise.train.course import DIVERGED, TrainResult
+from statewise.train.environment import choose_device
 from statewise.train.loop import train
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
@@ -154,7 +155,7 @@ class Counting(Reporter):
 
 
 def _tested(run: RunConfig, folder: Path, result: TrainResult) -> dict[str, Any]:
-    model, task = load(resolve(folder, "best")), open_task(run)
+    model, task = load(resolve(folder, "best"), device=choose_device(run.train.device)), open_task(run)
     record = task.evaluate(model, "test")
     looks = [line for line in read_metrics(folder / METRICS_FILE) if line["kind"] == "evaluation"]
     return {

@@ -138,7 +138,9 @@ def mass_spring_damper(
     Units:   any that agree, for instance kg, N/m, N s/m: u in N, q in m, t in s.
     Errors:  InputError for a mass that is not positive.
     """
-    parts = [z.to(dtype) if isinstance(z, Tensor) else torch.tensor(z, dtype=dtype) for z in (mass, stiffness, damping)]
+    given = (mass, stiffness, damping)
+    device = next((z.device for z in given if isinstance(z, Tensor)), None)
+    parts = [torch.as_tensor(z, dtype=dtype, device=device) for z in given]
     try:
         m, k, c = torch.broadcast_tensors(*parts)
     except RuntimeError:

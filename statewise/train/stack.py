@@ -182,7 +182,7 @@ class Stack:
         put_back = self._remember()
         try:
             self._losses(0, whatever_happens=False).sum().backward()
-        except StatewiseError:
+        except (StatewiseError, torch.OutOfMemoryError):
             raise
         except REFUSALS as error:
             return str(error).strip().splitlines()[0]
@@ -231,7 +231,7 @@ class Stack:
             try:
                 with drawing_from([member.numbers for member in self.members]):
                     losses, after = vmap(one, randomness="error")(*arguments)
-            except StatewiseError:
+            except (StatewiseError, torch.OutOfMemoryError):
                 raise
             except REFUSALS:
                 if not whatever_happens:

@@ -63,7 +63,7 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
 def _share_of_loss(state: RunState, number: int, loss_of: Loss) -> Tensor:
     """What a micro-batch adds to the loss of the step to come, or this rank's part; passes the carried state on."""
     config = state.config
-    batch = state.batches[state.progress.step * config.accumulation + number]
+    batch = _without_empty_starts(state.batches[state.progress.step * config.accumulation + number])
     batch, share = state.ranks.part_of(state.task, batch)
     batch = tree_map(lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, batch)
     with autocast(config, state.device):
@@ -73,6 +73,12 @@ def _share_of_loss(state: RunState, number: int, loss_of: Loss) -> Tensor:
     if share is not None:
         loss = loss * share if share else loss.nan_to_num(0.0) * 0.0  # the mean of no targets is not a number
     return loss / config.accumulation
+
+
+def _without_empty_starts(batch: Any) -> Any:
+    """Where no document begins, no layer has to look for one: on a GPU only we can tell without waiting for it."""
+    starts = getattr(batch, "starts", None)
+    return batch._replace(starts=None) if starts is not None and not bool(starts.any()) else batch
 
 
 def _gradients(state: RunState) -> list[Tensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from statewise.cli.options import Device, Folder, Json, TokenizerOption, Weights, Which
+from statewise.cli.options import Device, Folder, Json, TokenizerOption, Weights, Which, device_for
 
 if TYPE_CHECKING:
     from statewise.cli.questions import Shown
@@ -216,7 +216,7 @@ def evaluate(
     from statewise.cli.questions import ask, beside_published, run_tasks
     from statewise.model_folder import open_model
 
-    opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
+    opened = open_model(folder, which=which, device=device_for(weights, device), tokenizer=tokenizer)
     if weights is not None:
         opened = opened.with_weights(weights)
     options = {name: value for name, value in asked.items() if value is not None}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from statewise.cli.options import Device, Folder, TokenizerOption, Weights, Which
+from statewise.cli.options import Device, Folder, TokenizerOption, Weights, Which, device_for
 from statewise.errors import DataError
 
 
@@ -71,7 +71,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
     }
     Sampling(**sampling)  # an option out of range is told before a long prompt is read
-    opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
+    opened = open_model(folder, which=which, device=device_for(weights, device), tokenizer=tokenizer)
     model = opened.language_model
     if opened.own_tokenizer is None and (folder / RUN_FILE).is_file():
         data = read_run(folder).data

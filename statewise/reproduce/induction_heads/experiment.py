@@ -17,12 +17,15 @@ from statewise.reproduce.report import Report
 from statewise.reproduce.seeds_of_a_run import train_and_test, whole
 from statewise.reproduce.work import Work
 from statewise.reproduce.workers import Job
+from statewise.train import read_run
+from statewise.train.environment import choose_device
 from statewise.train.report import Reporter
 
 
 def ask_checkpoint(folder: str, data: SyntheticLanguageConfig, reporter: Reporter) -> dict[str, Any]:
     """A part: the last checkpoint of a run, asked at one length."""
-    model = cast(LanguageModel, load(resolve(Path(folder), "latest")))
+    device = choose_device(read_run(Path(folder)).train.device)
+    model = cast(LanguageModel, load(resolve(Path(folder), "latest"), device=device))
     begun = time.monotonic()
     found = ask(model, data, progress=lambda fraction: reporter.progress(fraction, {}))
     return {**found, "seconds": time.monotonic() - begun}

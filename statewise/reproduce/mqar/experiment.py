@@ -20,6 +20,7 @@ from statewise.reproduce.report import Report
 from statewise.reproduce.work import Stopped, Work
 from statewise.reproduce.workers import Job
 from statewise.train.config import RunConfig
+from statewise.train.environment import choose_device
 from statewise.train.loop import train
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
@@ -62,7 +63,7 @@ def train_and_test(run: RunConfig, folder: str, reporter: Reporter) -> dict[str,
     if result.signal is not None:
         raise Stopped(result.signal)
     course = [line for line in read_metrics(path / METRICS_FILE) if line["kind"] == "evaluation"]
-    model, task = load(resolve(path, "best")), open_task(run)
+    model, task = load(resolve(path, "best"), device=choose_device(run.train.device)), open_task(run)
     record = task.evaluate(model, "test")
     return {
         **shared,

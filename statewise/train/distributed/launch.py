@@ -31,17 +31,16 @@ def join() -> Iterator[SeveralRanks]:
     """
     own = not dist.is_initialized()
     if own:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         _meet()
     require_cpu_backend()
-    store = distributed_c10d._get_default_store()
+    store, is_alone = distributed_c10d._get_default_store(), True
     try:
         with warnings.catch_warnings():  # of views that somebody might change in place: nothing here does
             warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
             # That a parameter on two axes of the mesh is gathered along one after the other, as it is for a checkpoint
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
             yield SeveralRanks()
+        is_alone = False
     except StatewiseError as error:
         with suppress(Exception):  # the store may be gone, and then nobody reads it
             store.set(REASON, pickle.dumps((type(error), str(error))).hex())
@@ -52,8 +51,17 @@ def join() -> Iterator[SeveralRanks]:
         raise _reason_of(store, error) from error
     finally:
         if own:
-            with suppress(RuntimeError):  # of a group that has lost a member
-                dist.destroy_process_group()
+            _leave(is_alone)
+
+
+def _leave(is_alone: bool) -> None:
+    """is_alone: an error ended this process, and the others may be in the midst of what NCCL would wait for."""
+    abort = getattr(distributed_c10d, "_abort_process_group", None) if "nccl" in dist.get_backend_config() else None
+    with suppress(RuntimeError):  # of a group that has lost a member
+        if is_alone and abort is not None:
+            abort()
+        else:
+            dist.destroy_process_group()
 
 
 def _meet() -> None:

@@ -19,7 +19,8 @@ from statewise.operators.masks import build_masks
 from statewise.train.distributed.sequence_relay import Line
 
 ATTENTION = ("auto", "gather", "ring")
-Ring = Callable[[Tensor, Tensor, Tensor], Tensor]
+HALVES = (torch.float16, torch.bfloat16)
+Ring = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 
 
 class Places(NamedTuple):
@@ -29,12 +30,14 @@ class Places(NamedTuple):
     after:     (batch,) int64, the same behind the last piece
     lengths:   how many steps each rank's piece has
     has_start: whether a document begins in this piece or in an earlier one
+    any_start: or in any, which all ranks say alike
     """
 
     before: Tensor
     after: Tensor
     lengths: list[int]
     has_start: bool
+    any_start: bool
 
     def n_earlier(self, rank: int) -> int:
         return sum(self.lengths[:rank])
@@ -58,12 +61,13 @@ def find_places(
     for count, begins, _ in every:
         positions.append(torch.where(begins.bool(), count, positions[-1] + count))
     if not len(at):
-        return Places(at, at, [x.shape[1]] * line.size, False)
+        return Places(at, at, [x.shape[1]] * line.size, False, False)
     told = torch.stack([torch.stack([step.max(), begins.max()]) for _, begins, step in every]).tolist()
     piece_lengths = [length for length, _ in told]
     if min(piece_lengths) == 0:
         raise InputError(f"the ranks' pieces have {piece_lengths} steps; attention needs at least one in each")
-    return Places(positions[line.rank], positions[-1], piece_lengths, any(begun for _, begun in told[: line.rank + 1]))
+    began = [bool(begun) for _, begun in told]
+    return Places(positions[line.rank], positions[-1], piece_lengths, any(began[: line.rank + 1]), any(began))
 
 
 def spread_history(line: Line, places: Places, window: int | None, ring: Ring | None) -> SpreadHistory:
@@ -83,7 +87,9 @@ def spread_history(line: Line, places: Places, window: int | None, ring: Ring | 
         return keys, values
 
     first = -places.before if places.has_start else None
-    return SpreadHistory(places.before, n_history, first, gather, ring if len(set(places.lengths)) == 1 else None)
+    # What decides is the same on all ranks, of which none may wait for others that go the other way
+    fits = window is None and len(set(places.lengths)) == 1 and not places.any_start
+    return SpreadHistory(places.before, n_history, first, gather, ring if fits else None)
 
 
 class _Earlier(torch.autograd.Function):
@@ -119,7 +125,8 @@ def choose_ring(attention: str, line: Line, device: torch.device) -> Ring | None
     """PyTorch's context parallelism for full attention without masks, or None to gather keys and values.
 
     attention: "auto": the ring on CUDA, "gather" or "ring". With a window, and where documents begin within the rows,
-    which the ring has no masks for, keys and values are gathered in any case.
+    which the ring has no masks for, keys and values are gathered in any case; also in float32, and for pieces whose
+    length is no multiple of 32.
 
     Errors:  ConfigError where the ring was asked for by name and is not to be had.
     """
@@ -153,7 +160,16 @@ def choose_ring(attention: str, line: Line, device: torch.device) -> Ring | None
         finally:
             _cp_options.enable_load_balance = balanced
 
-    return ring_attention(spread)
+    return where_it_works(ring_attention(spread))
+
+
+def where_it_works(ring: Ring) -> Ring:
+    """PyTorch's needs flash attention; what float32 has instead pads its sums to multiples of 32 steps."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        return ring(q, k, v) if q.dtype in HALVES and q.shape[1] % 32 == 0 else None
+
+    return attend
 
 
 def ring_attention(spread: Callable[[], Any]) -> Ring:

@@ -37,6 +37,21 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
+def own_gpu() -> torch.device:
+    """This process's: each of a machine has one of its own, which may be the only one that it sees.
+
+    Errors: ConfigError if there are fewer than processes.
+    """
+    local, n_local = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    n_gpus = torch.cuda.device_count()
+    if 1 < n_gpus < n_local or (n_gpus == 1 < n_local and "CUDA_VISIBLE_DEVICES" not in os.environ):
+        raise ConfigError(
+            f"{n_local} processes on this machine, and {n_gpus} GPUs; start at most one for each (torchrun "
+            f"--nproc-per-node {n_gpus}), or set train.device=cpu"
+        )
+    return torch.device("cuda", local % n_gpus)
+
+
 class SeveralRanks(Ranks):
     """The process group that there is. Until ``arrange`` has been called its ranks only talk."""
 
@@ -77,9 +92,15 @@ class SeveralRanks(Ranks):
 
     def arrange(self, config: ParallelConfig, device: str) -> torch.device:
         chosen = choose_device(device)
+        if chosen.type == "cuda" and "cuda:nccl" not in dist.get_backend_config():
+            if device == "cuda":
+                raise ConfigError(
+                    f"train.device=cuda, but the process group has the backends {dist.get_backend_config()!r}; "
+                    'start it with torch.distributed.init_process_group("cpu:gloo,cuda:nccl")'
+                )
+            chosen = torch.device("cpu")
         if chosen.type == "cuda":
-            local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-            chosen = torch.device("cuda", local)
+            chosen = own_gpu()
             torch.cuda.set_device(chosen)
         self.layout = lay_out(config, chosen.type)
         return chosen

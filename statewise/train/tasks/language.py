@@ -104,8 +104,11 @@ class LanguageTask(Task[LanguageModel, Batch]):
                 f"train.parallel.sequence={n_pieces} does not divide train.length={self._length}; use a length that is "
                 "a multiple of it"
             )
-        inputs, targets, starts = (leaf.narrow(1, number * length, length) for leaf in batch)
-        return Batch(inputs, targets, starts)
+
+        def cut(whole: Tensor) -> Tensor:
+            return whole.narrow(1, number * length, length)
+
+        return Batch(cut(batch.inputs), cut(batch.targets), None if batch.starts is None else cut(batch.starts))
 
     def from_loss(self, loss: float) -> dict[str, float]:
         return {"bits_per_byte": loss * self._bits_per_nat}
