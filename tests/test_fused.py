@@ -249,6 +249,16 @@ def test_the_loss_is_that_of_pytorch_also_under_autocast(path: str) -> None:
     torch.testing.assert_close(rounded, plain, atol=0.02, rtol=0.02)
 
 
+def test_the_loss_under_autocast_to_float16_has_all_of_its_gradient(path: str) -> None:
+    """Slopes p / n of a vocabulary of 50,000 would lie below what float16 can hold."""
+    x, weight = torch.zeros(400, 4, requires_grad=True), torch.eye(4).repeat(12_500, 1).requires_grad_()
+    with torch.autocast("cpu", torch.float16):
+        value = linear_cross_entropy(x, weight, torch.zeros(400, dtype=torch.int64))
+    (found,) = torch.autograd.grad(value, x)
+    slopes = torch.full((4,), 0.25) - torch.tensor([1.0, 0, 0, 0])
+    torch.testing.assert_close(found, (slopes / 400).expand(400, 4), rtol=1e-3, atol=0.0)
+
+
 def test_the_training_loss_is_the_same_with_and_without_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = presets.tiny().build()

@@ -134,7 +134,7 @@ def linear_cross_entropy(
               fourth. Memory: the logits of a block of tokens (32 MiB in float32), and the two gradients, from the
               forward call on; never (n, vocab).
     Numerics: softmax and sums over blocks in float32, float64 for float64; with bfloat16 the products are bfloat16's,
-              with sums in float32. Under autocast in its dtype.
+              with sums in float32. Under autocast in its dtype, but of float16 in float32.
     Errors:   InputError if the shapes disagree, for targets outside the vocabulary, an empty one, unknown reductions,
               and complex numbers or integers. On a device that is not a CPU it refuses targets itself, as it can.
     Source:   the gradient in the forward pass: Hsu et al. 2024 (Liger kernel), arXiv:2410.10989, sec. 3.2.
@@ -158,6 +158,8 @@ def linear_cross_entropy(
     dtype = torch.promote_types(x.dtype, weight.dtype)
     if torch.is_autocast_enabled(device) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
+        if dtype == torch.float16:  # it has no room for the slopes p / n of a large vocabulary
+            dtype = torch.float32
     x, weight = x.to(dtype), weight.to(dtype)
     counted = targets != ignore_index
     inside = torch.where(counted, targets.long(), NO_TARGET)
