@@ -17,7 +17,7 @@ import statewise
 ROOT = Path(statewise.__file__).parent
 # A part may import what stands on a lower line, and itself.
 ORDER = (
-    ("errors",),
+    ("errors", "precision"),
     ("configuration", "native", "semiseparable", "systems"),
     ("hippo",),
     ("kernels",),

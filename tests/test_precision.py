@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import statewise as sw
-from statewise.kernels import backend, precision, registration
+from statewise import precision
+from statewise.kernels import backend, registration
 from statewise.systems import discretize_dense
 
 LENGTH = 300
@@ -94,6 +95,9 @@ def test_exactly_widens_where_it_has_to(rounding: str) -> None:
         assert n.dtype == torch.int64
         assert x.dtype == dtype
         seen.clear()
+    x, n = precision.exactly(function, torch.ones(2), {"n": torch.ones(1, dtype=torch.float64)})
+    assert (x.dtype, n.dtype) == (torch.float32, torch.float64)  # wide as it is, and stays
+    seen.clear()
     with precision.products_at("highest"):
         precision.exactly(function, torch.ones(2), {"n": torch.ones(1)})
     assert seen == [torch.float32, torch.float32]

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from statewise.errors import InputError
-from statewise.kernels.precision import products_at, rounds_products, rounds_projections
+from statewise.precision import products_at, rounds_products, rounds_projections
 
 # What runs, by qualified name: for whoever follows what an operator does inside
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.kernels.precision import exactly
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.time_invariant import Block, TimeInvariant, double, output_shape, toeplitz
+from statewise.precision import exactly
 from statewise.systems import discretize_dense
 
 

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from statewise.kernels.precision import exactly
 from statewise.kernels.vandermonde.powers import rounded_squares
 from statewise.operators.masks import Masks
+from statewise.precision import exactly
 
 if TYPE_CHECKING:
     from statewise.operators.time_invariant import TimeInvariant

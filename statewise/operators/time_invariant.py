@@ -13,11 +13,11 @@ from torch.utils import _pytree as pytree
 from statewise.errors import InputError
 from statewise.kernels.batching import whole
 from statewise.kernels.fft_convolution import block_fft_convolution, fft_convolution
-from statewise.kernels.precision import exactly
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.state_passing import Convolution, StatePassing
+from statewise.precision import exactly
 
 CHUNK = 4096  # steps in a chunk of ``state_passing``: its FFTs of twice that fit in a core's cache
 BLOCK = 64  # steps in a chunk: about the order of the states, so that inputs and states cost alike

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.kernels.precision import exactly
+from statewise.precision import exactly
 from statewise.systems.double_word import DoubleWord, exact_product, real_dtype
 from statewise.systems.elimination import SINGULAR, refine
 from statewise.systems.exponential import (

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from statewise.errors import ConfigError
-from statewise.kernels.precision import fast_projections
+from statewise.precision import fast_projections
 from statewise.train.config import DEVICES, TrainConfig
 
 

@@ -13,8 +13,8 @@ from statewise.kernels import backend
 from statewise.kernels.batching import one_by_one, stacked
 from statewise.kernels.linear.native import FEW, product_native, refusal
 from statewise.kernels.linear.onednn import has_onednn, product_onednn
-from statewise.kernels.precision import rounds_projections
 from statewise.kernels.registration import register
+from statewise.precision import rounds_projections
 
 __all__ = ["linear", "linear_reference"]
 

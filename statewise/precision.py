@@ -26,15 +26,21 @@ def rounds_products() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
+# For torch.compile, which cannot see into it: what torch.compiler.assume_constant_result does, a call that would import
+# the compiler, two seconds' work
+rounds_products._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def exactly(function: Callable[..., Any], *arguments: Any) -> Any:
     """``function(*arguments)``; where the process rounds the factors of products, computed in float64.
 
     Arguments and results may be trees; tensors of float32 and complex64 are widened, and come back as they were.
-    Nothing changes for those in float64. Gradients pass through the same products.
+    Where one is in float64 nothing changes: those products are not rounded. Gradients pass through the same products.
     """
     if not rounds_products():
         return function(*arguments)
-    if not any(isinstance(leaf, Tensor) and leaf.dtype in _WIDER for leaf in tree_leaves(arguments)):
+    dtypes = {leaf.dtype for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
+    if not dtypes & _WIDER.keys() or dtypes & _NARROWER.keys():
         return function(*arguments)
     return tree_map(_narrow, function(*tree_map(_widen, arguments)))
 
