@@ -131,8 +131,8 @@ def linear_cross_entropy(
               A token whose target is ``ignore_index`` has the loss 0, gives no gradient, and is not in the mean.
     Cost:     with gradients the three products of d n vocab multiply-adds that a linear layer has as well. For "mean"
               and "sum" they are all done in the forward call; for "none" the backward call makes the logits again, a
-              fourth. Memory: the logits of a block of tokens (32 MiB in float32), and the two gradients, from the
-              forward call on; never (n, vocab).
+              fourth. Memory: the logits of a block of tokens (32 MiB in float32, on a GPU up to 512), and the two
+              gradients, from the forward call on; never (n, vocab).
     Numerics: softmax and sums over blocks in float32, float64 for float64; with bfloat16 the products are bfloat16's,
               with sums in float32. Under autocast in its dtype, but of float16 in float32.
     Errors:   InputError if the shapes disagree, for targets outside the vocabulary, an empty one, unknown reductions,

@@ -14,6 +14,7 @@ from statewise.kernels.stored import full_precision, refuse_misfit, stored_refus
 
 LOGITS = 2**23  # of a block of tokens: 32 MiB in float32, so that the weight is read for many tokens at once
 _PIECE = 4096  # rows of the weight that are multiplied at one time
+_LOGITS_ELSEWHERE = 2**27  # not on a CPU, where few large products are wanted: half a gigabyte in float32
 
 
 def losses_and_gradients(
@@ -34,12 +35,12 @@ def losses_and_gradients(
     grad_weight = weight.new_empty(weight.shape if coefficients is not None else 0, dtype=wide)
     targets = targets.long().contiguous()
     coefficients = None if coefficients is None else coefficients.to(wide).contiguous()
-    block = min(n, max(1, LOGITS // max(vocab, 1)))
+    block = min(n, max(1, (LOGITS if x.device.type == "cpu" else _LOGITS_ELSEWHERE) // max(vocab, 1)))
     logits = x.new_empty(block, vocab)
     for start in range(0, n, max(block, 1)):
         here = slice(start, min(start + block, n))
         part = logits[: here.stop - start]
-        for piece in _pieces(vocab):
+        for piece in _pieces(weight):
             part[:, piece] = _product(x[here], weight[piece])
         losses[here] = rows(part, targets[here], None if coefficients is None else coefficients[here])
         if coefficients is not None:
@@ -54,7 +55,7 @@ def _take_gradients(
 ) -> None:
     """dx = slope W, dW += slope^T x; sums over pieces of the vocabulary and blocks of tokens are in full precision."""
     total: Tensor | None = None
-    for piece in _pieces(weight.shape[0]):
+    for piece in _pieces(weight):
         part = _product(slope[:, piece], weight[piece].t()).to(grad_weight.dtype)
         total = part if total is None else total.add_(part)
         part = linear(slope[:, piece].t(), x.t())
@@ -66,8 +67,10 @@ def _take_gradients(
     grad_x.copy_(total)
 
 
-def _pieces(vocab: int) -> list[slice]:
-    return [slice(start, min(start + _PIECE, vocab)) for start in range(0, vocab, _PIECE)]
+def _pieces(weight: Tensor) -> list[slice]:
+    vocab = weight.shape[0]
+    size = _PIECE if weight.device.type == "cpu" else max(vocab, 1)
+    return [slice(start, min(start + size, vocab)) for start in range(0, vocab, size)]
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

@@ -27,8 +27,9 @@ def adjoint_shifted(
     grad_past, grad_taps = torch.zeros_like(past), torch.zeros_like(taps)
     weight = columns(taps, x.ndim)
     others = [0, 1, *range(3, x.ndim)]
-    for row in range(x.shape[0]):  # one row at a time stays in the cache through all taps
-        here = slice(row, row + 1)
+    at_once = _rows_at_once(x)
+    for row in range(0, x.shape[0], at_once):
+        here = slice(row, row + at_once)
         for i in range(last + 1):
             masked, window = grad[here], slice(last - i, last - i + length)
             if segments is not None and i > 0:
@@ -37,6 +38,11 @@ def adjoint_shifted(
             grad_past[here, window].addcmul_(weight[i], masked)
     grad_x = grad_past[:, last:].to(x.dtype, copy=True)
     return grad_x, grad_taps, grad_past[:, :last].clone(), grad.sum(others)
+
+
+def _rows_at_once(x: Tensor) -> int:
+    """On a CPU one row stays in the cache through all taps; elsewhere each row would be a launch of its own."""
+    return 1 if x.device.type == "cpu" else max(1, x.shape[0])
 
 
 def _convolved(past: Tensor, length: int, taps: Tensor, bias: Tensor | None, segments: Tensor | None) -> Tensor:
