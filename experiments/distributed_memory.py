@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable
@@ -21,10 +22,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 import statewise as sw
+from statewise.checkpoints.empty import build_empty
 from statewise.data.text import TextDataConfig
 from statewise.reproduce.hardware import environment
 from statewise.train import RunConfig
@@ -109,13 +110,13 @@ def main() -> None:
     run = RunConfig(model=model, data=TextDataConfig(source=arguments.text), train=train)
     folder: list[Any] = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(folder, src=0)
-    with torch.no_grad():
-        n_bytes = sum(4 * p.numel() for p in sw.checkpoints.empty.build_empty(model).parameters())
+    n_bytes = sum(4 * p.numel() for p in build_empty(model).parameters())
     estimate = estimate_memory(run, n_ranks=size)
 
     each: list[Any] = [None] * size
     dist.all_gather_object(each, Phases(run, Path(folder[0]) / "run").raised)
     if rank == 0:
+        shutil.rmtree(folder[0])
         others = each[1:] or each
         figures = {
             "model_bytes": n_bytes,
