@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from statewise import kernels, native
 from statewise.errors import InputError
-from statewise.kernels.selective_scan import METHODS, selective_scan, selective_scan_reference
+from statewise.kernels.selective_scan import CHUNK_LENGTH, METHODS, blocks, selective_scan, selective_scan_reference
+from statewise.kernels.selective_scan.blocked import backward_blocks, forward_blocks
 from statewise.kernels.selective_scan.reference import phi1, phi1_slope
 
 D = torch.float64
-PATHS = ["torch", *native.instruction_sets()]
+LAUNCHED = "torch, every call a launch"  # as off the CPU: many chunks of time at once
+PATHS = ["torch", LAUNCHED, *native.instruction_sets()]
 needs_library = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
 # batch, length, d, n, groups: odd and empty lengths, channels that fill no vector, groups that straddle vectors
 SHAPES = [
@@ -29,6 +33,7 @@ SHAPES = [
     (1, 3, 20, 16, 10),
     (1, 3, 1, 1, 1),
     (2, 0, 4, 2, 1),
+    (2, 230, 6, 3, 2),
 ]
 
 
@@ -43,8 +48,11 @@ def _poisoned_memory() -> Iterator[None]:
 
 @contextlib.contextmanager
 def on(path: str) -> Iterator[None]:
-    instructions = contextlib.nullcontext() if path == "torch" else native.forced(path)
-    with kernels.use("torch" if path == "torch" else "c"), instructions:
+    if path == LAUNCHED:
+        way: Any = mock.patch.object(blocks, "is_launched", return_value=True)
+    else:
+        way = contextlib.nullcontext() if path == "torch" else native.forced(path)
+    with kernels.use("torch" if path in ("torch", LAUNCHED) else "c"), way:
         yield
 
 
@@ -169,6 +177,44 @@ def test_strided_inputs(path: str) -> None:
         assert_near(everything(selective_scan, strided), everything(selective_scan, plain), 1e-14)
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_fewer_chunks_at_once_where_memory_is_short(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Seven whole chunks in threes: from span to span the state and its gradient go on, and the last comes alone."""
+    inputs, segments = case(2, 230, 6, 3, 2), ids(2, 230, often=0.01)
+    want = everything(selective_scan_reference, inputs, softplus=True, segments=segments)
+    monkeypatch.setattr(blocks, "_RESIDENT_NUMBERS", at_once * 2 * 6 * 3 * CHUNK_LENGTH)
+    with on(LAUNCHED):
+        assert_near(everything(selective_scan, inputs, softplus=True, segments=segments), want, 1e-12)
+
+
+class _Calls(TorchDispatchMode):
+    """Counts the calls that would each be a launch on a GPU: all but views."""
+
+    n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.n += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_long_sequence_is_few_launches() -> None:
+    inputs = {k: m.detach() for k, m in case(1, 4096, 8, 2, 1, dtype=torch.float32).items()}
+    given = blocks.Arguments(**inputs, segments=None, softplus=True, exact=False)
+    y, state = torch.empty_like(given.u), torch.empty_like(given.h0)
+    kept, ones = torch.empty(1, 4096 // CHUNK_LENGTH, 2, 8), torch.ones_like(given.u)
+    counted = {}
+    for path in ("torch", LAUNCHED):
+        with on(path), _Calls() as forward:
+            forward_blocks(given, y, state, kept, CHUNK_LENGTH)
+        with on(path), _Calls() as backward:
+            backward_blocks(ones, state, kept, given, CHUNK_LENGTH)
+        counted[path] = (forward.n, backward.n)
+    # 5,762 and 19,466 beside 422 and 834 with torch 2.13, of which docs/kernels.md tells
+    assert counted["torch"][0] > 4096 < counted["torch"][1]
+    assert counted[LAUNCHED][0] <= 500
+    assert counted[LAUNCHED][1] <= 1000
+
+
 @needs_library
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", [(11, 40, 300, 5, 1), (1, 70, 520, 16, 2), (1, 9, 40, 3, 20)])
@@ -189,7 +235,7 @@ def test_same_bits_on_any_number_of_threads(shape: tuple[int, ...], method: str)
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize("path", ["torch", *native.instruction_sets()[-1:]])
+@pytest.mark.parametrize("path", ["torch", LAUNCHED, *native.instruction_sets()[-1:]])
 def test_first_and_second_derivatives(path: str, is_complex: bool, method: str) -> None:
     inputs = case(1, 4, 4, 2, 2, is_complex=is_complex)
     segments = torch.tensor([[0, 0, 1, 1]])
@@ -284,7 +330,7 @@ def test_a_gradient_that_nobody_announced(path: str) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("path", ["torch", *native.instruction_sets()[-1:]])
+@pytest.mark.parametrize("path", ["torch", LAUNCHED, *native.instruction_sets()[-1:]])
 def test_pieces_with_the_state_passed_on(path: str) -> None:
     inputs = {k: m.detach() for k, m in case(2, 100, 9, 3, 3).items()}
     along_time = ("u", "dt", "B", "C", "gate")

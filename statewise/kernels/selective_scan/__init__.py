@@ -11,7 +11,8 @@ from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
 from statewise.kernels.registration import register
 from statewise.kernels.selective_scan.batching import vmap_rule
-from statewise.kernels.selective_scan.blocked import Arguments, Gradients, backward_blocks, forward_blocks
+from statewise.kernels.selective_scan.blocked import backward_blocks, forward_blocks
+from statewise.kernels.selective_scan.blocks import Arguments, Gradients
 from statewise.kernels.selective_scan.native import backward_native, forward_native, refusal
 from statewise.kernels.selective_scan.reference import as_complex, selective_scan_reference
 from statewise.kernels.stored import refuse_misfit, refuse_unreal

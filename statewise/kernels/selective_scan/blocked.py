@@ -1,55 +1,34 @@
-"""The selective scan and its adjoint in PyTorch: blocks of rows, channels and time that stay in the cache.
+"""The selective scan and its adjoint in PyTorch, block by block, for any device that PyTorch knows.
 
-A block holds its states as (b, t, g, n, c): channels last, so that every product broadcasts along memory, and sums over
-states are matrix products. Only the recurrence itself, one multiply-add a step, runs step by step, in place. The
-adjoint computes the states again from one kept for each chunk. Complex numbers are PyTorch's own inside.
+Only the recurrence itself, one multiply-add a step, runs step by step, in place; where a block has several chunks, in
+all of them at once, twice: from rest, which says what each chunk passes on, and from the states that reach them. The
+adjoint computes the states again from one kept for each chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statewise.kernels.selective_scan.reference import as_complex, hold, phi1_slope
-
-_CACHED_NUMBERS = 2**17  # of the states in a block: half a float32 megabyte
-
-
-class Arguments(NamedTuple):
-    """What the operator takes. Complex A, B, C and h0 have a last axis of 2; h0 then has four axes, else three."""
-
-    u: Tensor
-    dt: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    h0: Tensor
-    D: Tensor | None
-    gate: Tensor | None
-    dt_bias: Tensor | None
-    segments: Tensor | None
-    softplus: bool
-    exact: bool
-
-    @property
-    def is_complex(self) -> bool:
-        return self.h0.ndim == 4
-
-
-class _Block(NamedTuple):
-    """One chunk of time of some rows and channels: u, delta (b, t, g, 1, c), A (g, n, c), B, C (b, t, g, n, 1)."""
-
-    u: Tensor
-    delta: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    passes: Tensor | None  # (t, b, 1, 1, 1), whether the state before a step reaches it; None: always
-    exact: bool
+from statewise.kernels.selective_scan.blocks import (
+    Arguments,
+    Block,
+    Gradients,
+    Span,
+    Views,
+    blocks,
+    by_group,
+    folded,
+    spans,
+    states_by_group,
+    unfolded,
+    views_of,
+    widened,
+)
+from statewise.kernels.selective_scan.reference import hold, phi1_slope
 
 
 class _Transition(NamedTuple):
@@ -59,122 +38,13 @@ class _Transition(NamedTuple):
     step: Tensor
 
 
-def widened(arguments: Arguments) -> Arguments:
-    """u, dt and gate in the precision of the state."""
-    dtype, gate = arguments.h0.dtype, arguments.gate
-    gate = None if gate is None else gate.to(dtype)
-    return arguments._replace(u=arguments.u.to(dtype), dt=arguments.dt.to(dtype), gate=gate)
-
-
-def _blocks(arguments: Arguments, chunk_length: int) -> Iterator[tuple[slice, slice, slice]]:
-    """(rows, groups, channels of a group) of the blocks."""
-    b, length, d = arguments.u.shape
-    g, n = arguments.B.shape[2:4]
-    room = max(1, _CACHED_NUMBERS // max(1, n * min(length, chunk_length)))  # channels, of all rows
-    if arguments.u.device.type != "cpu":
-        room = b * d
-    channels = max(1, min(d // g, room))
-    groups = max(1, min(g, room // channels))
-    rows = max(1, room // (channels * groups))
-    for row in range(0, b, rows):
-        for group in range(0, g, groups):
-            for channel in range(0, d // g, channels):
-                yield slice(row, row + rows), slice(group, group + groups), slice(channel, channel + channels)
-
-
-def _by_group(m: Tensor, g: int) -> Tensor:
-    """(..., d) -> (..., g, d/g)"""
-    return m.unflatten(-1, (g, m.shape[-1] // g))
-
-
-def _states(m: Tensor, g: int, is_complex: bool) -> Tensor:
-    """(..., d, n[, 2]) -> (..., g, n, d/g), complex if it is; a view."""
-    m = as_complex(m) if is_complex else m
-    return m.unflatten(-2, (g, m.shape[-2] // g)).transpose(-1, -2)
-
-
-def _chunk_states(m: Tensor, g: int, is_complex: bool) -> Tensor:
-    """Of checkpoints (b, c, [2,] n, d): (b, c, g, n, d/g), a copy where complex."""
-    m = torch.complex(m[:, :, 0], m[:, :, 1]) if is_complex else m
-    return _by_group(m, g).transpose(-2, -3)
-
-
-class _Views(NamedTuple):
-    """The arguments with their groups as an axis of its own."""
-
-    u: Tensor  # (b, l, g, c)
-    raw: Tensor  # (b, l, g, c)  dt
-    A: Tensor  # (g, n, c)
-    B: Tensor  # (b, l, g, n)
-    C: Tensor
-    h0: Tensor  # (b, g, n, c)
-    D: Tensor | None  # (g, c)
-    gate: Tensor | None
-    dt_bias: Tensor | None
-    passes: Tensor | None  # (l, b, 1, 1, 1)
-
-
-def _views(arguments: Arguments) -> _Views:
-    u, dt, A, B, C, h0, D, gate, dt_bias, segments, _, _ = arguments
-    g, is_complex = B.shape[2], arguments.is_complex
-    passes = None
-    if segments is not None:
-        passes = segments == torch.cat([torch.zeros_like(segments[:, :1]), segments[:, :-1]], 1)
-        passes = passes.t()[..., None, None, None]
-    return _Views(
-        _by_group(u, g),
-        _by_group(dt, g),
-        _states(A, g, is_complex),
-        as_complex(B) if is_complex else B,
-        as_complex(C) if is_complex else C,
-        _states(h0, g, is_complex),
-        None if D is None else _by_group(D, g),
-        None if gate is None else _by_group(gate, g),
-        None if dt_bias is None else _by_group(dt_bias, g),
-        passes,
-    )
-
-
-def _at(views: _Views, rows: slice, groups: slice, channels: slice) -> _Views:
-    """One block of all of them, over the whole time."""
-    u, raw, A, B, C, h0, D, gate, dt_bias, passes = views
-    sequence = (rows, slice(None), groups)
-    return _Views(
-        u[(*sequence, channels)],
-        raw[(*sequence, channels)],
-        A[groups, :, channels],
-        B[sequence],
-        C[sequence],
-        h0[rows, groups, :, channels],
-        None if D is None else D[groups, channels],
-        None if gate is None else gate[(*sequence, channels)],
-        None if dt_bias is None else dt_bias[groups, channels],
-        None if passes is None else passes[:, rows],
-    )
-
-
-def _chunk(views: _Views, softplus: bool, exact: bool, start: int, stop: int) -> tuple[_Block, Tensor]:
-    """The chunk's block, and dt + dt_bias before the softplus."""
-    raw = views.raw[:, start:stop]
-    raw = raw if views.dt_bias is None else raw + views.dt_bias
-    delta = _softplus(raw) if softplus else raw
-    times = slice(start, stop)
-    passes = None if views.passes is None else views.passes[times]
-    u, B, C = views.u[:, times].unsqueeze(3), views.B[:, times].unsqueeze(4), views.C[:, times].unsqueeze(4)
-    return _Block(u, delta.unsqueeze(3), views.A, B, C, passes, exact), raw
-
-
-def _softplus(x: Tensor) -> Tensor:
-    return F.softplus(x, threshold=40.0)  # above 40 the linear stand-in is exact to rounding; e^x would overflow
-
-
-def _transition(block: _Block) -> _Transition:
+def _transition(block: Block) -> _Transition:
     z = block.delta * block.A
     step = hold(block.delta, block.A) if block.exact else block.delta
     return _Transition(z.exp_(), step)
 
 
-def _run(block: _Block, transition: _Transition, h: Tensor) -> Tensor:
+def _run(block: Block, transition: _Transition, h: Tensor) -> Tensor:
     """The states after every step, (b, t, g, n, c), from the state before the first."""
     states = (transition.step * block.u) * block.B
     for t, (a, now) in enumerate(zip(transition.a.unbind(1), states.unbind(1))):
@@ -183,6 +53,59 @@ def _run(block: _Block, transition: _Transition, h: Tensor) -> Tensor:
         now.addcmul_(a, h)
         h = now
     return states
+
+
+def _run_back(block: Block, transition: _Transition, g: Tensor, grad: Tensor) -> Tensor:
+    """g_t + conj(a_{t+1}) g_{t+1} in place of every g_t, from the gradient of the state after the last step.
+
+    ->   the gradient of the state before the first
+    """
+    for t in reversed(range(g.shape[1])):
+        now = g[:, t]
+        now += grad
+        grad = now * transition.a[:, t].conj()
+        if block.passes is not None:
+            grad = grad.masked_fill_(~block.passes[t], 0)
+    return grad
+
+
+def _passed_on(block: Block, transition: _Transition) -> tuple[Tensor, Tensor | None]:
+    """Of each chunk (rows, chunks, ...): what it multiplies a state by, and where it lets none through."""
+    stops = None if block.passes is None else (~block.passes.all(0)).unflatten(0, (-1, block.chunks))
+    return transition.a.prod(1).unflatten(0, (-1, block.chunks)), stops
+
+
+def _starts(block: Block, transition: _Transition, h: Tensor) -> Tensor:
+    """The state before each chunk, (rows * chunks, g, n, c), from the one before the first."""
+    if block.chunks == 1:
+        return h
+    rest = h.new_zeros(len(block.u), *h.shape[1:])
+    reached = _run(block, transition, rest)[:, -1].unflatten(0, (-1, block.chunks))
+    decay, stops = _passed_on(block, transition)
+    starts = torch.empty_like(reached)
+    for k in range(block.chunks):
+        starts[:, k] = h
+        if stops is not None:
+            h = h.masked_fill(stops[:, k], 0)
+        h = torch.addcmul(reached[:, k], decay[:, k], h)
+    return starts.flatten(0, 1)
+
+
+def _ends(block: Block, transition: _Transition, g: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of the state after each chunk, as what follows has it, from that of the state after the last."""
+    if block.chunks == 1:
+        return grad
+    rest = grad.new_zeros(len(g), *grad.shape[1:])
+    reached = _run_back(block, transition, g.clone(), rest).unflatten(0, (-1, block.chunks))
+    decay, stops = _passed_on(block, transition)
+    ends = torch.empty_like(reached)
+    for k in reversed(range(block.chunks)):
+        ends[:, k] = grad
+        grad = grad * decay[:, k].conj()
+        if stops is not None:
+            grad = grad.masked_fill_(stops[:, k], 0)
+        grad = reached[:, k] + grad
+    return ends.flatten(0, 1)
 
 
 def _read(C: Tensor, states: Tensor) -> Tensor:
@@ -194,43 +117,32 @@ def _read(C: Tensor, states: Tensor) -> Tensor:
 def forward_blocks(arguments: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor, chunk_length: int) -> None:
     """Writes y, the last state, and the states at the starts of chunks (if there is room for any)."""
     arguments = widened(arguments)
-    g, is_complex, length = arguments.B.shape[2], arguments.is_complex, arguments.u.shape[1]
-    views, y = _views(arguments), _by_group(y, g)
-    final = _states(state, g, is_complex)
-    kept = [_by_group(m, g) for m in ((checkpoints[:, :, 0], checkpoints[:, :, 1]) if is_complex else (checkpoints,))]
-    for at in _blocks(arguments, chunk_length):
+    g, is_complex = arguments.B.shape[2], arguments.is_complex
+    views, y = views_of(arguments), by_group(y, g)
+    final = states_by_group(state, g, is_complex)
+    kept = [by_group(m, g) for m in ((checkpoints[:, :, 0], checkpoints[:, :, 1]) if is_complex else (checkpoints,))]
+    for at in blocks(arguments, chunk_length):
         rows, groups, channels = at
-        part = _at(views, *at)
+        part = views.at(*at)
         h = part.h0.contiguous()
-        for i, start in enumerate(range(0, length, chunk_length)):
-            stop = min(start + chunk_length, length)
+        for span in spans(arguments, chunk_length):
+            times, n = slice(span.start, span.stop), span.chunks
+            block, _ = part.during(span, arguments.softplus, arguments.exact)
+            transition = _transition(block)
+            starts = _starts(block, transition, h)
             if checkpoints.shape[1]:
-                for to, value in zip(kept, (h.real, h.imag) if is_complex else (h,)):
-                    to[rows, i, :, groups, channels] = value.transpose(1, 2)
-            block, _ = _chunk(part, arguments.softplus, arguments.exact, start, stop)
-            states = _run(block, _transition(block), h)
+                for to, value in zip(kept, (starts.real, starts.imag) if is_complex else (starts,)):
+                    chunks = value.unflatten(0, (-1, n)).transpose(2, 3)
+                    to[rows, span.first : span.first + n, :, groups, channels] = chunks
+            states = _run(block, transition, starts)
             out = _read(block.C, states)
             if part.D is not None:
                 out = torch.addcmul(out, block.u.squeeze(3), part.D)
             if part.gate is not None:
-                out = out * F.silu(part.gate[:, start:stop])
-            y[rows, start:stop, groups, channels] = out
-            h = states[:, -1]
+                out = out * F.silu(folded(part.gate[:, times], n))
+            y[rows, times, groups, channels] = unfolded(out, n)
+            h = states.unflatten(0, (-1, n))[:, -1, -1]
         final[rows, groups, :, channels] = h
-
-
-class Gradients(NamedTuple):
-    """Where the gradients go, in the shapes of the arguments; None for those that were not given."""
-
-    u: Tensor
-    dt: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    h0: Tensor
-    D: Tensor | None
-    gate: Tensor | None
-    dt_bias: Tensor | None
 
 
 def backward_blocks(
@@ -241,34 +153,34 @@ def backward_blocks(
     arguments = widened(given)
     zeros: list[Any] = [None if m is None else m.new_zeros(m.shape) for m in arguments[:9]]
     into = Gradients(*zeros)
-    g, is_complex, length = arguments.B.shape[2], arguments.is_complex, arguments.u.shape[1]
-    views, to = _views(arguments), _views(Arguments(*into, segments=None, softplus=False, exact=False))
-    grad_y, kept = _by_group(grad_y.to(arguments.h0.dtype), g), _chunk_states(checkpoints, g, is_complex)
-    grad_final = _states(grad_state.contiguous(), g, is_complex)
-    for at in _blocks(arguments, chunk_length):
-        part, out = _at(views, *at), _at(to, *at)
+    g, is_complex = arguments.B.shape[2], arguments.is_complex
+    views, to = views_of(arguments), views_of(Arguments(*into, segments=None, softplus=False, exact=False))
+    grad_y, kept = by_group(grad_y.to(arguments.h0.dtype), g), _kept_states(checkpoints, g, is_complex)
+    grad_final = states_by_group(grad_state.contiguous(), g, is_complex)
+    for at in blocks(arguments, chunk_length):
+        part, out = views.at(*at), to.at(*at)
         rows, groups, channels = at
         grad_h = grad_final[rows, groups, :, channels]
-        for start in reversed(range(0, length, chunk_length)):
-            stop = min(start + chunk_length, length)
-            block, raw = _chunk(part, arguments.softplus, arguments.exact, start, stop)
+        for span in reversed(spans(arguments, chunk_length)):
+            times, n = slice(span.start, span.stop), span.chunks
+            block, raw = part.during(span, arguments.softplus, arguments.exact)
             transition = _transition(block)
-            h = kept[rows, start // chunk_length, groups, :, channels]
+            h = kept[rows, span.first : span.first + n, groups, :, channels].flatten(0, 1)
             states = _run(block, transition, h)
-            dy, u = grad_y[rows, start:stop, groups, channels], block.u.squeeze(3)
+            dy, u = folded(grad_y[rows, times, groups, channels], n), block.u.squeeze(3)
             if part.gate is not None and out.gate is not None:
-                gate = part.gate[:, start:stop]
+                gate = folded(part.gate[:, times], n)
                 sigmoid = gate.sigmoid()
                 before = _read(block.C, states)
                 before = before if part.D is None else torch.addcmul(before, u, part.D)
-                out.gate[:, start:stop] = dy * before * sigmoid * (1 + gate * (1 - sigmoid))
+                out.gate[:, times] = unfolded(dy * before * sigmoid * (1 + gate * (1 - sigmoid)), n)
                 dy = dy * gate * sigmoid
             if part.D is not None and out.D is not None:
-                out.u[:, start:stop] = dy * part.D
+                out.u[:, times] = unfolded(dy * part.D, n)
                 out.D.add_((dy * u).sum((0, 1)))
-            d_delta, grad_h = _adjoint(block, transition, h, states, dy, grad_h, out, slice(start, stop))
+            d_delta, grad_h = _adjoint(block, transition, h, states, dy, grad_h, out, span)
             d_raw = d_delta * raw.sigmoid() if arguments.softplus else d_delta
-            out.raw[:, start:stop] = d_raw
+            out.raw[:, times] = unfolded(d_raw, n)
             if out.dt_bias is not None:
                 out.dt_bias.add_(d_raw.sum((0, 1)))
         out.h0.copy_(grad_h)
@@ -276,34 +188,33 @@ def backward_blocks(
     return into._replace(u=into.u.to(given.u.dtype), dt=into.dt.to(given.dt.dtype), gate=d_gate)
 
 
+def _kept_states(m: Tensor, g: int, is_complex: bool) -> Tensor:
+    """Of checkpoints (b, chunks, [2,] n, d): (b, chunks, g, n, d/g), a copy where complex."""
+    m = torch.complex(m[:, :, 0], m[:, :, 1]) if is_complex else m
+    return by_group(m, g).transpose(-2, -3)
+
+
 def _adjoint(
-    block: _Block,
+    block: Block,
     transition: _Transition,
     h: Tensor,
     states: Tensor,
     dy: Tensor,
     grad_h: Tensor,
-    out: _Views,
-    times: slice,
+    out: Views,
+    span: Span,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of Delta and of the state before the chunk; those of A, B, C and u are added to ``out``."""
-    u, delta, A, B, C, passes, exact = block
+    """Gradients of Delta and of the state before the span; those of A, B, C and u are added to ``out``."""
+    u, delta, A, B, C, passes, exact, chunks = block
+    times = slice(span.start, span.stop)
     dy = (2 * dy if A.is_complex() else dy).unsqueeze(3)  # (b, t, g, 1, c)
-    out.C[:, times] += (states.conj() @ dy.mT.to(states.dtype)).squeeze(4)
+    out.C[:, times] += unfolded((states.conj() @ dy.mT.to(states.dtype)).squeeze(4), chunks)
     # the gradient of every state: g_t = dy_t conj(C_t) + conj(a_{t+1}) g_{t+1}
     g = dy * C.conj()
-    following = grad_h
-    for t in reversed(range(g.shape[1])):
-        now = g[:, t]
-        now += following
-        following = now * transition.a[:, t].conj()
-        if passes is not None:
-            following = following.masked_fill_(~passes[t], 0)
+    before = _run_back(block, transition, g, _ends(block, transition, g, grad_h))
     scaled = transition.step * u  # what B is multiplied by
-    if exact:
-        out.B[:, times] += (g * scaled.conj()).sum(4)
-    else:
-        out.B[:, times] += (g @ scaled.mT.to(g.dtype)).squeeze(4)
+    from_scaled = (g * scaled.conj()).sum(4) if exact else (g @ scaled.mT.to(g.dtype)).squeeze(4)
+    out.B[:, times] += unfolded(from_scaled, chunks)
     # Delta A reaches the states through exp(Delta A), from the state before
     flow = g * transition.a.conj()
     flow[:, 0] *= h.conj()
@@ -314,14 +225,16 @@ def _adjoint(
     d_A = flow.mul_(delta)
     if exact:
         from_step = g * B.conj()
-        out.u[:, times] += (from_step * transition.step.conj()).sum(3).real
+        d_u = (from_step * transition.step.conj()).sum(3).real
         from_step *= u
         d_delta += from_step * transition.a.conj()
         d_A += from_step * (delta * delta * phi1_slope(delta * A)).conj()
     else:
         product = (B.mH @ g).squeeze(3).real  # (b, t, g, c)
-        out.u[:, times] += product * delta.squeeze(3)
+        d_u = product * delta.squeeze(3)
         direct = product * u.squeeze(3)
+    out.u[:, times] += unfolded(d_u, chunks)
     out.A.add_(d_A.sum((0, 1)))
     d_delta = d_delta.sum(3).real
-    return d_delta if direct is None else direct.add_(d_delta), following
+    before = before.unflatten(0, (-1, chunks))[:, 0]
+    return d_delta if direct is None else direct.add_(d_delta), before

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from statewise import native
 from statewise.kernels.backend import refusal_of
-from statewise.kernels.selective_scan.blocked import Arguments, Gradients
+from statewise.kernels.selective_scan.blocks import Arguments, Gradients
 from statewise.native.memory import empty
 
 _BLOCK_CHANNELS = 128  # in C likewise
