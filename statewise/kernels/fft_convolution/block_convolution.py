@@ -41,7 +41,7 @@ def forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
     if y.numel() == 0:
         return y
     inputs = known_parts(u, history)
-    size = block_sizes(b, l, taps, w, t)
+    size = block_sizes(b, l, taps, w, t, u.device)
     tables = _tables(size.n1, size.n2, dtype, u.device)
     for group in ranges(0, w, size.group):
         filters = _filters(K[group], tables, size)
@@ -64,7 +64,7 @@ def backward(grad: Tensor, u: Tensor, K: Tensor, history: Tensor | None) -> tupl
     du, dK = torch.empty(u.shape, dtype=u.dtype, device=u.device), torch.empty(K.shape, dtype=K.dtype, device=K.device)
     dhistory = None if history is None else torch.empty(history.shape, dtype=history.dtype, device=u.device)
     inputs, found_in = known_parts(u, history), known_parts(du, dhistory)
-    size = block_sizes(b, l, taps, w, t)
+    size = block_sizes(b, l, taps, w, t, u.device)
     tables = _tables(size.n1, size.n2, dtype, u.device)
     for group in ranges(0, w, size.group):
         filters = _filters(K[group], tables, size)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+import torch
+
 # Numbers of one spectrum of a block: half a float32 megabyte, so that a filter, an input and what becomes of it are in
 # the cache together.
 _BLOCK = 2**17
+_ELSEWHERE = 2**27  # the same on a device that is not a CPU
 _COLUMNS = 16  # but so many columns at least: with fewer the products are no better than products with vectors
 _MOST_OUTER = 64  # N1: the matrices of the outer transforms, 4 N N1 numbers, are to stay in a cache
 
@@ -22,10 +25,11 @@ class BlockSizes(NamedTuple):
     rows: int
 
 
-def block_sizes(batch: int, length: int, taps: int, width: int, columns: int) -> BlockSizes:
+def block_sizes(batch: int, length: int, taps: int, width: int, columns: int, device: torch.device) -> BlockSizes:
     """columns: how many sequences each channel has in a row of the batch."""
     n1, n2 = best_split(length, taps)
-    at_once = max(_COLUMNS, _BLOCK // (n1 * n2))  # columns of a block
+    numbers = _BLOCK if device.type == "cpu" else _ELSEWHERE
+    at_once = max(_COLUMNS, numbers // (n1 * n2))  # columns of a block
     group = max(1, min(width, at_once // columns))
     rows = max(1, min(batch, at_once // (columns * group)))
     return BlockSizes(n1, n2, n1 * n2 - taps + 1, group, rows)
