@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoded_models import LAYERS, VOCABULARY, build, needs_library, recurrent_leaves, tokens_of
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -26,63 +25,6 @@ from statewise.model_folder import open_model
 from statewise.train import train
 from statewise.train.presets import PRESETS as TRAINING_PRESETS
 
-needs_library = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
-VOCABULARY = 61
-Block = sw.BlockConfig
-MLP = sw.MLPConfig
-
-# Widths that fill no vector, rows that fill no block, and every option that changes a step
-LAYERS: dict[str, tuple[Any, ...]] = {
-    "mamba": (MambaConfig(), MambaConfig(d_state=5, n_taps=2, dt_rank=7, method="zoh", bias=True)),
-    "mamba2": (
-        sw.Mamba2Config(d_state=24, d_head=11, n_groups=2, norm_before_gate=True, bias=True, n_taps=1),
-        sw.Mamba2Config(
-            d_state=70, d_head=4, n_groups=11, norm_groups=2, dt_limit=(0.01, 0.05), convolution_bias=False
-        ),
-    ),
-    "attention": (
-        sw.AttentionConfig(n_heads=4, n_kv_heads=2, d_head=6, window=7, bias=True),
-        sw.AttentionConfig(n_heads=2, positions="learned", max_positions=40),
-        sw.AttentionConfig(n_heads=3, d_head=9, d_rotary=4, rotary_base=100.0),
-        sw.AttentionConfig(n_heads=1, n_kv_heads=1, positions=None, window=1),
-    ),
-    "h3": (
-        H3Config(d_state=6, d_shift=5),
-        H3Config(d_state=22, d_head=2, d_shift=1, bias=False),
-        H3Config(d_state=4, d_head=11, method="zoh"),
-    ),
-    "hybrid": (
-        MambaConfig(d_state=8),
-        Block(mixer=sw.Mamba2Config(d_state=16, d_head=11), mlp=MLP(activation="gelu_tanh"), norm="layer"),
-        Block(
-            mixer=sw.AttentionConfig(n_heads=2, d_head=10, window=5),
-            mlp=MLP(activation="silu", gated=True),
-            placement="post",
-        ),
-        H3Config(d_state=34),
-    ),
-    "blocks": (
-        Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1.5, activation="gelu", bias=False), norm="batch"),
-        Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1, activation="relu"), norm="layer", placement="post"),
-        Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1, activation="tanh", gated=True)),
-    ),
-}
-
-
-def build(layers: str, d_model: int = 22, **options: Any) -> sw.LanguageModel:
-    torch.manual_seed(0)
-    config = sw.LanguageModelConfig(
-        vocab_size=VOCABULARY, d_model=d_model, layers=LAYERS[layers], embedding_std=0.5, **options
-    )
-    model = config.build().eval()
-    with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if "norm" in name or "bias" in name or "running" in name:
-                tensor.add_(0.2 * torch.rand_like(tensor))
-            elif name.endswith("_proj.weight"):
-                tensor.mul_(2)
-    return model
-
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
@@ -97,10 +39,6 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
-
-
-def tokens_of(batch: int, length: int) -> Tensor:
-    return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(batch))
 
 
 def masks_of(batch: int, length: int) -> list[tuple[Tensor | None, Tensor | None]]:
@@ -121,12 +59,6 @@ def expected(model: sw.LanguageModel, tokens: Tensor) -> tuple[Tensor, list[Tens
                 logits = logits.where(lengths[:, None, None] > 0, 0.0)
             columns.append(logits)
     return torch.cat(columns, 1), recurrent_leaves(state)
-
-
-def recurrent_leaves(state: Any) -> list[Tensor]:
-    layers = [layer for layer in state.layers if not hasattr(layer, "keys")]
-    positions = [layer.position for layer in state.layers if hasattr(layer, "keys")]
-    return [state.position, *positions, *tree_leaves(layers)]
 
 
 def decoded(decoder: Any, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -340,172 +272,6 @@ def test_bad_calls_are_refused() -> None:
     beyond = state._replace(layers=(*state.layers[:2], attention._replace(end=attention.end + 9), state.layers[3]))
     with pytest.raises(InputError, match="damaged"):
         decoder(ids, beyond)
-
-
-def steps(decoder: Any, state: Any, tokens: Tensor, *, own: bool) -> tuple[list[Tensor], Any]:
-    out = []
-    running = decoder.run(state) if own else None
-    for t in range(tokens.shape[1]):
-        if running is None:
-            logits, state = decoder(tokens[:, t], state)
-            out.append(logits)
-        else:
-            out.append(running.step(tokens[:, t]))
-    return out, state if running is None else running.state
-
-
-def ragged_state(model: sw.LanguageModel, batch: int) -> Any:
-    """Rows of different lengths, so of different positions, with spare slots."""
-    lengths = torch.arange(batch) % 4 + 2
-    with torch.no_grad():
-        _, state = model(tokens_of(batch, 5), model.initial_state(batch), lengths=lengths)
-        _, state = model(tokens_of(batch, 1), state)
-    return state
-
-
-VIEWS: dict[str, Any] = {
-    "expanded": lambda x: x[:1].expand(4, *x.shape[1:]),
-    "even rows": lambda x: x[::2],
-    "odd rows": lambda x: x[1::2],
-    "flipped": lambda x: x.flip(0),
-    "transposed": lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0),
-    "every other number": lambda x: torch.stack((x, x + 7), -1)[..., 0],
-    "negated": lambda x: torch.complex(x, -x).conj().imag if x.is_floating_point() else x,
-    "of a graph": lambda x: x.clone().requires_grad_() if x.is_floating_point() else x,
-}
-
-
-@needs_library
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("layers", ["mamba", "mamba2", "attention", "hybrid"])
-def test_states_that_lie_otherwise_in_memory(layers: str, view: str) -> None:
-    """As the model from contiguous copies; no other state's numbers change."""
-    model = build(layers)
-    decoder, original = Decoder(model), ragged_state(model, 8)
-    kept = tree_map(torch.clone, original)
-    state = tree_map(VIEWS[view], original)
-    before = tree_map(torch.clone, state)
-    apart = tree_map(lambda x: x.detach().clone(memory_format=torch.contiguous_format), state)
-    tokens = tokens_of(len(state.position), 4)
-    with torch.no_grad():
-        wanted, last = model(tokens, apart)
-    for own in (True, False, False):
-        found, after = steps(decoder, state, tokens, own=own)
-        torch.testing.assert_close(torch.stack(found, 1), wanted, rtol=1e-4, atol=1e-4)
-        for a, b in zip(recurrent_leaves(after)[:2], recurrent_leaves(last)[:2]):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-        assert not any(leaf.requires_grad for leaf in tree_leaves(after))
-        assert all(torch.equal(a, b) for a, b in zip(tree_leaves(original), tree_leaves(kept)))
-        if view != "flipped":  # which is contiguous, so its spare slots may be written
-            assert all(torch.equal(a, b) for a, b in zip(tree_leaves(state), tree_leaves(before)))
-
-
-@needs_library
-def test_counts_and_layers_that_share_memory() -> None:
-    torch.manual_seed(0)
-    layers = (sw.AttentionConfig(n_heads=2),) * 2
-    model = sw.LanguageModelConfig(vocab_size=VOCABULARY, d_model=16, layers=layers, embedding_std=0.5).build().eval()
-    decoder, tokens = Decoder(model), tokens_of(2, 3)
-    state: Any = ragged_state(model, 2)
-    history = state.layers[0]
-    for layer in (history, history._replace(position=history.end, filled=history.end)):
-        shared = state._replace(layers=(layer, layer))
-        with torch.no_grad():
-            wanted, _ = model(tokens, tree_map(torch.clone, shared))
-        end = layer.end.clone()
-        for own in (False, True):
-            found, _ = steps(decoder, shared, tokens, own=own)
-            torch.testing.assert_close(torch.stack(found, 1), wanted, rtol=1e-4, atol=1e-4)
-            assert torch.equal(layer.end, end)
-
-
-@needs_library
-def test_states_that_do_not_fit_are_refused() -> None:
-    decoder = Decoder(build("hybrid"))
-    state: Any = ragged_state(build("hybrid"), 2)
-
-    def first(change: Any) -> Any:
-        return state._replace(layers=(tree_map(change, state.layers[0]), *state.layers[1:]))
-
-    for wrong in (
-        first(torch.Tensor.bfloat16),
-        first(torch.Tensor.double),
-        first(lambda x: x.to("meta")),
-        first(torch.Tensor.to_sparse),
-        first(lambda x: x[:1]),
-        first(lambda x: x[:, :-1]),
-        first(lambda x: x[..., None]),
-        first(lambda x: x.tolist()),
-        state._replace(position=state.position.double()),
-        state._replace(position=[1, 2]),
-        state._replace(layers=(*state.layers[:2], state.layers[2]._replace(position=state.position.int()))),
-        state._replace(layers=(*state.layers[:2], state.layers[2]._replace(filled=state.position.double()))),
-        state._replace(layers=(*state.layers[:2], state.layers[2]._replace(keys=state.layers[2].keys[:, :-1]))),
-    ):
-        for call in (lambda: decoder(torch.tensor([1, 2]), wrong), lambda: decoder.run(wrong)):  # noqa: B023
-            with pytest.raises(InputError, match="state"):
-                call()
-
-
-@needs_library
-def test_states_of_inference_mode_and_other_defaults() -> None:
-    """The step's own memory is float32 on the CPU, whatever PyTorch's defaults are."""
-    model = build("hybrid")
-    tokens = tokens_of(3, 4)
-    with torch.inference_mode():
-        state = ragged_state(model, 3)
-        wanted, _ = model(tokens, tree_map(torch.clone, state))
-    for own in (False, True):
-        found, _ = steps(Decoder(model), state, tokens, own=own)
-        torch.testing.assert_close(torch.stack(found, 1), wanted.clone(), rtol=1e-4, atol=1e-4)
-    try:
-        torch.set_default_dtype(torch.float16)
-        torch.set_default_device("meta")
-        for own in (False, True):
-            found, _ = steps(Decoder(model), state, tokens, own=own)
-            assert found[0].dtype == torch.float32
-        start = Decoder(model, "int4").initial_state(2)
-    finally:
-        torch.set_default_dtype(torch.float32)
-        torch.set_default_device(None)
-    torch.testing.assert_close(torch.stack(found, 1), wanted.clone(), rtol=1e-4, atol=1e-4)
-    assert {leaf.device.type for leaf in tree_leaves(start)} == {"cpu"}
-
-
-@needs_library
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_copy_has_addresses_of_its_own(precision: str) -> None:
-    decoder: Any = Decoder(build("hybrid"), precision)
-    tokens = tokens_of(2, 9)
-    wanted, _ = steps(decoder, decoder.initial_state(2), tokens, own=True)
-    copies: list[Any] = [copy.copy(decoder), copy.deepcopy(decoder), pickle.loads(pickle.dumps(decoder))]
-    n_bytes = decoder.n_bytes
-    for packed in decoder._packed:
-        packed.data.fill_(0)  # a use of the original's memory would show
-    for kept in decoder._program.kept:
-        kept.fill_(0)
-    for other in copies[1:]:
-        assert other.n_bytes == n_bytes
-        for own in (False, True):
-            found, _ = steps(other, other.initial_state(2), tokens, own=own)
-            assert all(torch.equal(one, two) for one, two in zip(found, wanted))
-    shallow, _ = steps(copies[0], decoder.initial_state(2), tokens, own=True)
-    del decoder
-    again, _ = steps(copies[0], copies[0].initial_state(2), tokens, own=True)
-    assert all(torch.equal(one, two) for one, two in zip(again, shallow))
-
-
-@needs_library
-def test_copies_of_a_running_decoder_go_on_alone() -> None:
-    decoder = Decoder(build("hybrid"))
-    tokens = tokens_of(2, 12)
-    wanted, _ = steps(decoder, decoder.initial_state(2), tokens, own=True)
-    running = decoder.run(decoder.initial_state(2))
-    for t in range(3):
-        running.step(tokens[:, t])
-    for other in (copy.copy(running), copy.deepcopy(running), pickle.loads(pickle.dumps(running)), running):
-        for t in range(3, 12):
-            assert torch.equal(other.step(tokens[:, t]), wanted[t])  # type: ignore[arg-type]
 
 
 @needs_library
