@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from statewise.errors import DataError
+from statewise.train.tables import as_rich, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -127,15 +128,8 @@ def show_evaluation(
     if _wants_json(as_json):
         print(json.dumps(record))
         return
-    from rich.table import Table
-
     for result in tables:
-        table = Table(title=result.title, title_justify="left", show_header=any(result.columns))
-        for i, column in enumerate(result.columns):
-            table.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=True)
-        for row in result.rows:
-            table.add_row(*row)
-        _print(table)
+        print_table(as_rich(result))
         for note in result.notes:
             print(note)
 
@@ -153,11 +147,11 @@ def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
         here.add_row("C kernels", f"{c_kernels['instruction_set']}; threads: {c_kernels['threads']}")
     else:
         here.add_row("C kernels", f"none, so everything is several times slower: {c_kernels['why_not']}")
-    _print(here)
+    print_table(here)
     kernels = _table("kernels", "kernel", "in use")
     for status in record["kernels"]:
         kernels.add_row(status["kernel"], status["path"])
-    _print(kernels)
+    print_table(kernels)
     reasons = {f"{other}: {why}" for status in record["kernels"] for other, why in status["others"].items()}
     for reason in sorted(reasons):
         print(f"not in use: {reason}")
@@ -213,7 +207,7 @@ def _show_model(record: dict[str, Any]) -> None:
     table.add_row(
         "all", "", f"{total_parameters:,}", "", "", f"{total_state:,}", f"+ {growth:,}/token" if growth else ""
     )
-    _print(table)
+    print_table(table)
     from rich import print_json
 
     print_json(data=record["configuration"])
@@ -231,9 +225,3 @@ def _table(title: str, *columns: str) -> Table:
         numeric = column in NUMERIC
         table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric or not i)
     return table
-
-
-def _print(table: Table) -> None:
-    from rich.console import Console
-
-    Console().print(table, highlight=False, markup=False)

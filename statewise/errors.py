@@ -1,7 +1,7 @@
 """The errors that Statewise raises at its boundaries.
 
 Each carries one line that names what was given, what was expected and what to do.
-The command line prints that line and exits with 2 (1 for a run that failed half-way).
+The command line prints that line and exits with 2 (1 where a run cannot go on: TrainingError).
 """
 
 from __future__ import annotations

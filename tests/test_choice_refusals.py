@@ -43,6 +43,8 @@ TOKENIZER = ByteTokenizer()
         ([{**QUESTION, "choices": [" \t", "b"]}], "line 1: choice 0 is empty"),
         ([{**QUESTION, "choices": ["b", "c", "b"]}], "line 1: choices 0 and 2 are the same text"),
         ([QUESTION, "[" * 100_000], "line 2 has brackets too deep to be read"),
+        ([{**QUESTION, "question": "a \ud800"}], 'line 1: "question" is not valid Unicode: surrogates not allowed at'),
+        ([{**QUESTION, "choices": ["b", "\ud800"]}], r"line 1: choices\[1\] is not valid Unicode"),
         ([QUESTION, f'{{"answer": {"1" * 5_000}}}'], "line 2 has a number of too many digits to be read"),
         ([QUESTION, {**QUESTION, "answer": 2}], "line 2 has the answer 2, which should be one of its 2 choices"),
         ([{**QUESTION, "answer": "z"}], "line 1 has the answer 'z'"),
@@ -136,6 +138,7 @@ def test_what_is_missing_is_said_with_the_command(tmp_path: Path, superglue: Pat
         (["lambada"], 0, "lambada_test.jsonl is not in .*curl -L --create-dirs"),
         (["blimp_causative"], 0, r"BLiMP's causative.jsonl is not in .*git clone"),
         (["no/such.jsonl"], 0, "cannot read no/such.jsonl: No such file"),
+        (["no/such.JSONL"], 0, "cannot read no/such.JSONL: No such file"),
     ):
         with pytest.raises(DataError, match=reason):
             open_tasks(names, tmp_path, n_shots=shots)
@@ -147,8 +150,27 @@ def test_what_is_missing_is_said_with_the_command(tmp_path: Path, superglue: Pat
     (tmp_path / "blimp.zip").write_text("no archive")
     with pytest.raises(DataError, match=r"blimp.zip cannot be read"):
         open_tasks(["blimp_causative"], tmp_path)
-    with pytest.raises(DataError, match="there is no folder"):
-        open_tasks(["rte"], tmp_path / "none")
+
+
+def test_the_commands_for_what_is_missing_can_be_pasted(tmp_path: Path) -> None:
+    """Into a folder that is not there yet, has a space in its name, or holds other files already."""
+    folder = tmp_path / "my data"
+    with pytest.raises(DataError) as error:
+        open_tasks(["lambada", "blimp_causative", "rte", "wic"], folder)
+    assert str(error.value) == (
+        f"lambada_test.jsonl, BLiMP's causative.jsonl, RTE/val.jsonl, WiC/val.jsonl are not in {folder}, which does "
+        "not exist; get them with: curl -LO https://dl.fbaipublicfiles.com/glue/superglue/data/v2/combined.zip && "
+        f"unzip combined.zip -d '{folder}' && curl -L --create-dirs -o '{folder}'/lambada_test.jsonl "
+        "https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl && git clone "
+        f"https://github.com/alexwarstadt/blimp '{folder}'/blimp"
+    )
+    (folder / "blimp" / "data").mkdir(parents=True)  # as that repository has it
+    row = {"sentence_good": "a b", "sentence_bad": "b a", "UID": "causative"}
+    write_rows(folder / "blimp" / "data" / "causative.jsonl", [row])
+    write_rows(folder / "lambada_test.jsonl", [{"text": "a b"}])
+    assert [task.name for task in open_tasks(["lambada", "blimp_causative"], folder)] == ["lambada", "blimp_causative"]
+    with pytest.raises(DataError, match=rf"is not in .*lambada_test.jsonl; .* -d '{tmp_path}/my data'$"):
+        open_tasks(["copa"], folder / "lambada_test.jsonl")
 
 
 def test_bad_requests(superglue: Path, tmp_path: Path) -> None:
@@ -208,9 +230,13 @@ def test_by_name(superglue: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytes
     for name in ("lambada", "blimp_causative"):
         with pytest.raises(DataError, match=r"cannot be fetched by datasets \(ConnectionError: no network here\); get"):
             open_tasks([name])
+    calls.clear()
+    with pytest.raises(DataError, match=r"combined.zip -d DIR .* DIR/lambada_test.jsonl .* DIR/blimp,"):
+        open_tasks(["lambada", "superglue", "blimp"])
+    assert len(calls) <= 1  # the first attempt says it for all
     assert "Retrying" not in caplog.text
     logging.getLogger("huggingface_hub.utils._http").warning("Retrying of others")
     assert "Retrying of others" in caplog.text
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r'pip install "statewise\[eval\]"; or get the files with: curl'):
+    with pytest.raises(DataError, match=r'pip install "statewise\[eval\]"; get the files otherwise with: curl'):
         open_tasks(["rte"])

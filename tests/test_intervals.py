@@ -18,6 +18,13 @@ def test_wilson_is_scipys(n_right: int, n: int) -> None:
     expected = stats.binomtest(n_right, n).proportion_ci(0.95, method="wilson")
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     assert found.kind == "wilson"
+    assert found.low > 0 or n_right == 0
+
+
+@pytest.mark.parametrize("n", [1, 3, 20, 1000])
+def test_wilson_ends_where_shares_do(n: int) -> None:
+    assert wilson(0, n).low == 0
+    assert wilson(n, n).high == 1
 
 
 def test_wilson_is_where_the_score_test_turns() -> None:

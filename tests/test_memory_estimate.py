@@ -18,14 +18,16 @@ from typer.testing import CliRunner
 
 import statewise as sw
 from statewise import kernels
+from statewise.checkpoints.empty import TooLargeError, build_empty
 from statewise.cli import app
 from statewise.errors import ConfigError
 from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
-from statewise.train import RunConfig, TrainConfig, memory_estimate, train
+from statewise.train import RunConfig, TrainConfig, memory_check, memory_estimate, train
 from statewise.train.config import ParallelConfig
 from statewise.train.memory_available import available_memory
-from statewise.train.memory_estimate import estimate_memory, require_memory
+from statewise.train.memory_check import require_memory
+from statewise.train.memory_estimate import estimate_memory
 from statewise.train.rehearsal import rehearsing
 from statewise.train.tasks import open_task
 
@@ -200,6 +202,29 @@ def test_a_run_that_cannot_fit_does_not_begin(tmp_path: Path, monkeypatch: pytes
         require_memory(config, task)
 
 
+def test_what_the_parameters_alone_refuse_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a tensor is larger than any that the machine has room for; the estimate has its numbers too."""
+    config = run_of(tmp_path, sw.MambaConfig(), 1)
+    task = open_task(config)
+    n_bytes = sum(4 * p.numel() for p in config.model.build().parameters())
+    refuse_beyond(monkeypatch, 4 * n_bytes - 1)
+    monkeypatch.delattr(memory_check, "rehearse")
+    with pytest.raises(ConfigError, match=r"for its parameters \([\d,.]+ \w+\), their gradients and moments alone"):
+        require_memory(config, task)
+    huge = replace(config, model=replace(config.model, vocab_size=2**50))
+    with pytest.raises(TooLargeError, match=r"it has a tensor of [\d.e+]+ GB, which this machine has no room for"):
+        build_empty(huge.model)
+    with pytest.raises(ConfigError, match=r"the run needs [\d,]+ TB of memory for its parameters .* a smaller model"):
+        require_memory(huge, task)
+    found = estimate_memory(config, task)
+    monkeypatch.setattr(memory_estimate, "build_empty", _no_room)
+    assert estimate_memory(config, task) == found
+
+
+def _no_room(config: Any) -> Any:
+    raise TooLargeError("no room")
+
+
 def test_the_check_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_beyond(monkeypatch, 1000)
     config = small_run(tmp_path, steps=1, batch_size=1)
@@ -221,7 +246,7 @@ def test_several_runs_side_by_side_need_several_times_as_much(tmp_path: Path, mo
 def test_a_small_run_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_run(tmp_path)
     task = open_task(config)
-    monkeypatch.delattr(memory_estimate, "_rehearse")
+    monkeypatch.delattr(memory_check, "rehearse")
     require_memory(config, task)
 
 
@@ -236,7 +261,7 @@ def test_what_cannot_be_found_is_not_refused(tmp_path: Path, monkeypatch: pytest
     task.loss = by_numbers  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="cannot be estimated"):
         estimate_memory(config, task)
-    refuse_beyond(monkeypatch, 1000)
+    refuse_beyond(monkeypatch, memory_check._least(config.model.build()))
     require_memory(config, task)
     monkeypatch.setattr(memory_estimate, "available_memory", lambda device: None)
     require_memory(config, open_task(config))
@@ -246,7 +271,7 @@ def test_the_bound_is_one(tmp_path: Path) -> None:
     for layer in (sw.MambaConfig(), LAYERS["attention"], sw.S4Config(), sw.LSSLConfig(d_state=32)):
         model = sw.LanguageModelConfig(vocab_size=257, d_model=32, layers=(layer,))
         config = small_run(tmp_path, model=model, length=48, batch_size=1)
-        bound = memory_estimate._bound(config.model.build(), open_task(config).batches[0])
+        bound = memory_check._bound(config.model.build(), open_task(config).batches[0])
         assert 2 * estimate_memory(config).peak < bound
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from operator_laws import BY_FFT, check_agreement, check_operator_laws, with_gradients
 
 import statewise as sw
+from statewise import kernels, native
 from statewise.errors import InputError
 from statewise.operators import SelectiveDiagonal
 from statewise.operators.diagonal import DiagonalState
@@ -264,6 +265,33 @@ def test_explain() -> None:
     assert "'chunked'" in text
     assert "quadratic" in text
     assert "\n" not in text
+
+
+def test_explain_says_what_this_call_does() -> None:
+    ones = torch.ones(1, 2)
+    u = torch.randn(1, 400, 1)
+    still, grows = sw.DiagonalLTI(0.9 * ones, ones, ones), sw.DiagonalLTI(1.05 * ones, ones, ones)
+    assert "one FFT convolution" in str(sw.explain(still, u))
+    assert "the system grows" in str(sw.explain(grows, u))
+    assert "from a state chunks of matrix products" in str(sw.explain(still, u, still.initial_state(1)))
+    pairs = sw.DiagonalLTI(0.9j * ones, ones + 0j, ones + 0j)
+    with kernels.use("torch"):
+        assert "from a state chunks of matrix products" in str(sw.explain(pairs, u, pairs.initial_state(1)))
+    if native.available():
+        assert "walked in C" in str(sw.explain(pairs, u, pairs.initial_state(1)))
+
+
+def test_explain_refuses_what_the_call_would() -> None:
+    op = sw.DiagonalLTI(torch.ones(1, 2), torch.ones(1, 2), torch.ones(1, 2))
+    for operator, arguments, complaint in (
+        (sw.H3Config().build(8), (torch.randn(1, 4, 8),), "a H3 is no operator"),
+        (op, (torch.randn(4),), "u"),
+        (op, (torch.randn(1, 4, 3),), "width"),
+        (op, (torch.randn(1, 4, 1), op.initial_state(2)), "State.h must have shape"),
+    ):
+        with pytest.raises(InputError, match=complaint) as error:
+            sw.explain(operator, *arguments)
+        assert "\n" not in str(error.value)
 
 
 def test_state_passing_equals_the_default_form_where_gradients_are_recorded() -> None:

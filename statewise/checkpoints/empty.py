@@ -5,6 +5,7 @@ So a model is in memory once while it is loaded, however large it is: nothing is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -16,6 +17,10 @@ from statewise.checkpoints.tensor_files import stored_tensors
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics
 from statewise.models.base import Model, ModelConfig
+
+
+class TooLargeError(ConfigError):
+    """A tensor of the model is larger than any that this machine lets anybody have."""
 
 
 class _NothingDrawn(TorchFunctionMode):
@@ -42,13 +47,19 @@ def build_empty(config: ModelConfig) -> Model:
     """The model with parameters of their shapes and of no particular numbers; they take no memory until they are
     written, which :func:`fill` never does. PyTorch's generators are left alone.
 
-    Errors:  ConfigError as ``config.build()``, and for sizes that no tensor can have.
+    Errors:  ConfigError as ``config.build()``, and for sizes that no tensor can have; TooLargeError for those that
+             none can have here.
     """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), _NothingDrawn():
             return config.build()
     except (RuntimeError, TypeError, OverflowError) as error:  # of PyTorch, for products and numbers beyond 64 bits
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if refused := re.search(r"tried to allocate (\d+) bytes", reason):
+            raise TooLargeError(
+                f"it has a tensor of {int(refused[1]) / 1e9:,.3g} GB, which this machine has no room for; use a "
+                "smaller model"
+            ) from error
         raise ConfigError(f"its sizes make no model: {reason}") from error
 
 

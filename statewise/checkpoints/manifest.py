@@ -134,7 +134,10 @@ def verify_file(folder: Path, name: str, record: FileRecord) -> Path:
     """
     _require_size(folder, name, record)
     if record_file(folder / name) != record:
-        raise CheckpointError(f"{folder / name} is damaged: its checksum does not match")
+        raise CheckpointError(
+            f"{folder / name} is damaged: its checksum does not match. Copy it again, or, in a run, remove {folder} to "
+            "go on from the checkpoint before it"
+        )
     return folder / name
 
 

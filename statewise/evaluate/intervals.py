@@ -49,7 +49,8 @@ def wilson(n_right: int, n: int, *, confidence: float = CONFIDENCE) -> Interval:
     share, squared = n_right / n, z * z / n
     centre = (share + squared / 2) / (1 + squared)
     half = z * math.sqrt(share * (1 - share) / n + squared / (4 * n)) / (1 + squared)
-    return Interval("wilson", max(0.0, centre - half), min(1.0, centre + half))
+    low = 0.0 if n_right == 0 else centre - half  # which rounding would leave a little above
+    return Interval("wilson", low, 1.0 if n_right == n else centre + half)
 
 
 def bootstrap(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -23,10 +23,23 @@ class Dynamics(nn.Module):
     They live in a submodule of their own, so that the optimiser can give them their own group (no weight
     decay, often a smaller rate) and so that autocast and sharding can leave them in float32.
 
+    ``model.bfloat16()``, ``half()`` and ``to(torch.bfloat16)`` leave them in float32 too: in eight bits of mantissa two
+    time scales are one, and what a state keeps of a long past is another's.
+
     step_sizes: the names of those of its own parameters that dt is stored as, which may have a rate of their own again
     """
 
     step_sizes: ClassVar[tuple[str, ...]] = ()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What ``nn.Module`` calls for every conversion, to a device or a dtype."""
+
+        def wide(tensor: Tensor) -> Tensor:
+            found = fn(tensor)
+            narrow = found.is_floating_point() and found.dtype.itemsize < 4
+            return tensor.to(found.device, torch.promote_types(tensor.dtype, torch.float32)) if narrow else found
+
+        return super()._apply(wide, recurse)
 
 
 class Freezable(nn.Module):

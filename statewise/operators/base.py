@@ -99,6 +99,10 @@ class Operator(abc.ABC):
         """The form for this call, and why."""
         return plan(type(self).__name__, length=u.shape[1], n_taps=self._n_taps())
 
+    def _why(self, chosen: Plan, u: Tensor, state: Any) -> str:
+        """The reason for the form, as this call has it."""
+        return chosen.reason
+
     def __getitem__(self, times: slice) -> Any:
         """The operator over those times: ``op[:t]`` then ``op[t:]`` is ``op``. Time-invariant ones are unchanged."""
         if not isinstance(times, slice) or times.step not in (None, 1):

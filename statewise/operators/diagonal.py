@@ -19,6 +19,7 @@ from statewise.kernels.vandermonde import vandermonde
 from statewise.kernels.vandermonde.powers import rounded_squares
 from statewise.operators.base import wide
 from statewise.operators.masks import NO_MASKS, Masks
+from statewise.operators.plan import Plan
 from statewise.operators.time_invariant import Block, TimeInvariant, double, toeplitz
 
 
@@ -134,6 +135,11 @@ class DiagonalLTI(TimeInvariant):
         h = state.h.reshape(batch, width, -1, *state.h.shape[-2:])
         y, h = diagonal_scan(u.reshape(batch, length, width, -1), self.A, self.B, self.C, self.D, h, lengths)
         return y.reshape(u.shape), DiagonalState(h.reshape(state.h.shape))
+
+    def _why(self, chosen: Plan, u: Tensor, state: DiagonalState | None) -> str:
+        if chosen.form == "convolve" and state is not None and self._walks(u, state, NO_MASKS):
+            return "from a state, without gradients, the steps themselves, walked in C: linear in length"
+        return super()._why(chosen, u, state)
 
     def _walks(self, u: Tensor, state: DiagonalState, masks: Masks) -> bool:
         """Whether ``_chunks`` goes by :func:`statewise.kernels.diagonal_scan.diagonal_scan` in C."""

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from statewise.errors import InputError
+
 
 class Call(NamedTuple):
     """What the rules look at. n_taps: of a ``CausalConvolution``"""
@@ -97,8 +99,10 @@ class Explanation(NamedTuple):
         return f"{self.operator} runs as {self.form!r}: {self.reason} (other forms: {others})"
 
 
-def explain(operator: Any, u: Tensor) -> Explanation:
-    """The form that ``operator(u)`` runs in, and the reason.
+def explain(operator: Any, u: Tensor, state: Any = None) -> Explanation:
+    """The form that ``operator(u, state)`` runs in, and the reason.
+
+    Errors: InputError for what is no operator, and as the call itself.
 
     >>> import torch
     >>> import statewise as sw
@@ -106,5 +110,13 @@ def explain(operator: Any, u: Tensor) -> Explanation:
     >>> print(sw.explain(sw.SSD(-torch.ones(1, 512, 2), B, C), torch.ones(1, 512, 2, 8)))
     SSD runs as 'chunked': matrix products inside chunks, linear in length (other forms: recurrent, quadratic)
     """
+    if not hasattr(operator, "_plan"):
+        raise InputError(
+            f"explain: a {type(operator).__name__} is no operator, and has no forms to choose from; give one of "
+            "statewise.operators"
+        )
+    operator._check(u)
+    if state is not None:
+        operator._check_state(u, state)
     chosen = operator._plan(u)
-    return Explanation(type(operator).__name__, chosen.form, chosen.reason, operator.forms)
+    return Explanation(type(operator).__name__, chosen.form, operator._why(chosen, u, state), operator.forms)

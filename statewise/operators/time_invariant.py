@@ -16,6 +16,7 @@ from statewise.kernels.fft_convolution import block_fft_convolution, fft_convolu
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks
+from statewise.operators.plan import Plan
 from statewise.operators.state_passing import Convolution, StatePassing
 from statewise.precision import exactly
 
@@ -132,6 +133,15 @@ class TimeInvariant(Operator):
             return convolution(u.to(dtype), response).to(u.dtype), None
         y, final = StatePassing(self, u, chunk, convolution).run(response, state, masks)
         return y.to(u.dtype), final
+
+    def _why(self, chosen: Plan, u: Tensor, state: Any) -> str:
+        if chosen.form != "convolve":
+            return chosen.reason
+        if state is not None:
+            return "from a state chunks of matrix products, the state passed on between them: linear in length"
+        if u.device.type == "cpu" and self._grows(self.impulse_response(u.shape[1])):
+            return "chunks of matrix products: the system grows, and an FFT rounds relative to the largest value"
+        return "from rest one FFT convolution: near-linear in length"
 
     def _chunks(self, u: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
         """Matrix products within chunks of T steps, the state carried from each to the next."""

@@ -13,6 +13,7 @@ from statewise import __version__
 from statewise.configuration import to_dict
 from statewise.reproduce.hardware import today
 from statewise.reproduce.work import Work, finite, write_json, write_text
+from statewise.train.tables import as_rich, print_table
 from statewise.train.tasks.base import Table
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def write_report(report: Report, work: Work, *, plots: bool) -> dict[str, Any]:
         "statewise_version": __version__,
         "environments": work.environments,
         "seconds": work.seconds,
+        "cpu_seconds": work.cpu_seconds,
         "figures": report.figures,
         "tables": [table._asdict() for table in report.tables],
         "bars": [{**asdict(bar), "holds": bar.holds} for bar in report.bars],
@@ -168,7 +170,6 @@ def print_report(
         print(json.dumps({"kind": "result", "folder": str(folder), **record}), file=stream, flush=True)
         return
     from rich.console import Console
-    from rich.table import Table as RichTable
 
     console = Console(file=stream)
 
@@ -177,12 +178,7 @@ def print_report(
 
     say(f"\n{report.title}\n{report.setting}")
     for table in report.tables:
-        shown = RichTable(title=table.title, title_justify="left", show_header=any(table.columns))
-        for i, column in enumerate(table.columns):
-            shown.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=not i)
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown, highlight=False, markup=False)
+        print_table(as_rich(table), stream)
         for note in table.notes:
             say(note)
     for bar in report.bars:

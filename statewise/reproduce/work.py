@@ -50,6 +50,7 @@ class Work:
         self.watcher = watcher
         self.environments: list[dict[str, Any]] = []  # of the parts, each once
         self.seconds = 0.0  # of the parts, whenever they were measured
+        self.cpu_seconds: float | None = 0.0  # of all cores; of an interrupted part its last session's; None: not known
         self._n_parts = 0
         self._n_done = 0
         self._part = ""
@@ -125,6 +126,8 @@ class Work:
         if record["environment"] not in self.environments:
             self.environments.append(record["environment"])
         self.seconds += record["seconds"]
+        known = self.cpu_seconds is not None and "cpu_seconds" in record  # folders of older versions have none
+        self.cpu_seconds = self.cpu_seconds + record["cpu_seconds"] if known else None
         self._n_done += 1
         told = {"done": self._n_done, "of": self._n_parts, "seconds": record["seconds"], "found": found}
         self.watcher.event({"kind": "part", "part": name, **told})

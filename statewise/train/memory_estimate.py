@@ -1,19 +1,18 @@
-"""What memory a run will take, found without taking it, and the refusal of a run that cannot fit."""
+"""What memory a run will take, found without taking it."""
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from statewise.checkpoints.empty import build_empty
+from statewise.checkpoints.empty import TooLargeError, build_empty
 from statewise.errors import ConfigError
-from statewise.models.base import Model
+from statewise.models.base import Model, ModelConfig
 from statewise.train.config import ParallelConfig, RunConfig
 from statewise.train.environment import autocast, choose_device
 from statewise.train.memory_available import available_memory
@@ -21,8 +20,6 @@ from statewise.train.tasks import Table, Task, open_task
 
 MOMENTS = 2  # of AdamW, for each parameter
 LOOKED_AT = 8  # batches, of which the largest counts where the rows have lengths of their own
-# No layer makes more numbers for a token than this times the rows and columns of all parameters together, by far.
-NUMBERS_PER_WIDTH = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,59 +122,38 @@ def estimate_memory(config: RunConfig, task: Task[Any, Any] | None = None, *, n_
     """
     task = open_task(config) if task is None else task
     device, share = choose_device(config.train.device), Share.of(config.train.parallel, n_ranks)
-    return _rehearse(config, task, build_empty(config.model), _largest_batch(task, share), device, share)
+    return rehearse(config, task, shapes_of(config.model), largest_batch(task, share), device, share)
 
 
-def require_memory(config: RunConfig, task: Task[Any, Any], *, copies: int = 1, n_ranks: int = 1) -> None:
-    """Refuses a run that cannot fit into what is free, before it starts. Call it before its model is built.
-
-    copies:  of the model, for runs that are trained side by side
-    n_ranks: processes that train one model together
-
-    Where a bound from the shapes of the parameters alone says that it fits, nothing is followed, so that a small run
-    starts as fast as ever. ``train.check_memory=false`` lets any run start. Where the system does not say what is
-    free, or what would be needed cannot be found without computing, nothing is refused.
-
-    Errors: ConfigError, with the bytes needed and free, and what to change.
-    """
-    if not config.train.check_memory:
-        return
-    device, share = choose_device(config.train.device), Share.of(config.train.parallel, n_ranks)
-    available = _available(device, share)
-    if available is None:
-        return
-    model, batch = build_empty(config.model), _largest_batch(task, share)
-    if copies * _bound(model, batch) <= available:
-        return
+def shapes_of(config: ModelConfig) -> Model:
+    """The model, of which the shapes are of use and the numbers are not."""
     try:
-        found = _rehearse(config, task, model, batch, device, share)
-    except _Unknown:
-        return
-    if copies * found.peak <= available:
-        return
-    raise ConfigError(_refusal(config, found, copies, n_ranks, available))
+        return build_empty(config)
+    except TooLargeError:
+        with torch.device("meta"):
+            return config.build()
 
 
-class _Unknown(ConfigError):
+class UnknownError(ConfigError):
     """The way of the computation depends on numbers that a rehearsal does not have."""
 
 
-def _rehearse(
+def rehearse(
     config: RunConfig, task: Task[Any, Any], model: Model, batch: Any, device: torch.device, share: Share
 ) -> MemoryEstimate:
     """A micro-batch, forwards and backwards; ``model`` is of no use afterwards."""
     from statewise.train.rehearsal import rehearsing  # which imports PyTorch's compiler: a second's work
 
     train = config.train
-    layers = [sum(_n_bytes(p) for p in block.parameters() if p.requires_grad) for block in model.blocks]
-    largest = max((_n_bytes(p) for p in model.parameters()), default=0)
+    layers = [sum(n_bytes(p) for p in block.parameters() if p.requires_grad) for block in model.blocks]
+    largest = max((n_bytes(p) for p in model.parameters()), default=0)
     model.train()
     model.gradient_checkpointing = train.gradient_checkpointing
     try:
         with torch.random.fork_rng(devices=[]), rehearsing(device) as rehearsal:
             rehearsal.imagine_parameters(model)
             parameters = rehearsal.live
-            trained = sum(_n_bytes(p) for p in model.parameters() if p.requires_grad)
+            trained = sum(n_bytes(p) for p in model.parameters() if p.requires_grad)
             if train.accumulation > 1:  # all but the first find the gradients of those before
                 for parameter in model.parameters():
                     parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
@@ -191,7 +167,7 @@ def _rehearse(
             peak = rehearsal.peak
     except Exception as error:  # whatever code does to whom a number is missing
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise _Unknown(f"the memory of this run cannot be estimated: {reason}") from error
+        raise UnknownError(f"the memory of this run cannot be estimated: {reason}") from error
     rest = max(0, peak - parameters - trained - activations)
     whole, divided = parameters, share.tensor * share.sharded > 1
     if divided:  # what is in no layer, such as the embedding, is whole on each tensor-parallel rank
@@ -215,23 +191,23 @@ def _rehearse(
         activations=activations,
         temporary=rest,
         peak=most,
-        available=_available(device, share),
+        available=available_to(device, share),
         begin=begin,
         save=save,
     )
 
 
-def _available(device: torch.device, share: Share) -> int | None:
+def available_to(device: torch.device, share: Share) -> int | None:
     free = available_memory(device)
     return free if free is None or device.type == "cuda" else free // share.on_machine
 
 
-def _largest_batch(task: Task[Any, Any], share: Share) -> Any:
+def largest_batch(task: Task[Any, Any], share: Share) -> Any:
     """The first micro-batch, or the largest of the first few where they differ, and of it what one process reads."""
     batch = task.batches[0]
     if getattr(batch, "lengths", None) is not None:
         several = (task.batches[step] for step in range(min(LOOKED_AT, task.batches.steps_per_epoch)))
-        batch = max(several, key=_n_numbers)
+        batch = max(several, key=n_numbers)
     return tree_map(lambda leaf: _part(leaf, share) if isinstance(leaf, Tensor) else leaf, batch)
 
 
@@ -240,53 +216,12 @@ def _part(leaf: Tensor, share: Share) -> Tensor:
     return leaf[:, : -(-leaf.shape[1] // share.sequence)] if leaf.ndim > 1 else leaf
 
 
-def _bound(model: Model, batch: Any) -> int:
-    """Bytes that the run does not exceed, by far, from the shapes of the parameters; nothing is followed."""
-    tables = [*model.parameters(), *model.buffers()]
-    widths = sum(sum(table.shape) for table in tables)
-    numbers = 4 * (2 + MOMENTS) * sum(table.numel() for table in tables)
-    return 4 * (numbers + NUMBERS_PER_WIDTH * widths * _n_numbers(batch))
-
-
-def _n_numbers(batch: Any) -> int:
+def n_numbers(batch: Any) -> int:
     return max((leaf.numel() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), default=0)
 
 
-def _n_bytes(tensor: Tensor) -> int:
+def n_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _refusal(config: RunConfig, found: MemoryEstimate, copies: int, n_ranks: int, available: int) -> str:
-    train = config.train
-    names = ("parameters", "gradients", "moments", "activations", "temporary")
-    parts = ", ".join(f"{name} {size(getattr(found, name))}" for name in names)
-    if found.save:
-        begin = f", share of the beginning {size(found.begin)}" if found.begin else ""
-        parts += f"{begin}, to save {size(found.save)}"
-    several = f", for each of {copies} runs" if copies > 1 else ""
-
-    def what_fits(**changes: Any) -> list[str]:
-        other = replace(config, train=replace(train, **changes))
-        needed = copies * estimate_memory(other, n_ranks=n_ranks).peak
-        fields = " with ".join(f"train.{name}={json.dumps(value)}" for name, value in changes.items())
-        return [f"{fields} ({size(needed)})"] if needed <= available else []
-
-    advice = [] if train.gradient_checkpointing else what_fits(gradient_checkpointing=True)
-    for n in range(2, train.batch_size + 1):  # a smaller micro-batch, as many rows in a step as before
-        if train.batch_size % n == 0 and train.batch_size // n % Share.of(train.parallel, n_ranks).data == 0:
-            fitting = what_fits(batch_size=train.batch_size // n, accumulation=train.accumulation * n)
-            advice += fitting
-            if fitting:
-                break
-    if not advice and not train.gradient_checkpointing:
-        advice = what_fits(
-            batch_size=1, accumulation=train.accumulation * train.batch_size, gradient_checkpointing=True
-        )
-    return (
-        f"the run needs {size(copies * found.peak)} of memory, and {size(available)} are free on {found.device} "
-        f"({parts}{several}); use {' or '.join(advice or ['a smaller model'])}, or train.check_memory=false to begin "
-        "all the same"
-    )
 
 
 def size(n_bytes: int) -> str:

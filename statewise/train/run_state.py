@@ -17,7 +17,7 @@ from statewise.checkpoints.tensor_files import stored_tensors
 from statewise.errors import CheckpointError, DataError, DivergedError
 from statewise.train.diagnose import non_finite
 from statewise.train.environment import seed_generators
-from statewise.train.memory_estimate import require_memory
+from statewise.train.memory_check import require_memory
 from statewise.train.optimizer import ParameterGroup, build_optimizer, parameter_groups
 from statewise.train.ranks import Ranks, Whole
 from statewise.train.run_folder import RunFolder

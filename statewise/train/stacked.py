@@ -28,7 +28,7 @@ from statewise.train.course import (
 )
 from statewise.train.environment import process_settings
 from statewise.train.loop import train
-from statewise.train.memory_estimate import require_memory
+from statewise.train.memory_check import require_memory
 from statewise.train.metrics import MetricsFile, read_metrics
 from statewise.train.ranks import require_one_process
 from statewise.train.report import Reporter

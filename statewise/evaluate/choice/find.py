@@ -6,8 +6,9 @@ import difflib
 import io
 import logging
 import os
+import shlex
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -32,10 +33,10 @@ SPLITS = {"validation": ("val.jsonl", "validation.jsonl"), "train": ("train.json
 LAMBADA_FILES = ("lambada_test.jsonl", "lambada_test_en.jsonl", "lambada.jsonl")
 GET_SUPERGLUE = "curl -LO https://dl.fbaipublicfiles.com/glue/superglue/data/v2/{0}.zip && unzip {0}.zip -d {1}"
 GET_LAMBADA = (
-    "curl -L --create-dirs -o {1}/lambada_test.jsonl "
+    "curl -L --create-dirs -o {}/lambada_test.jsonl "
     "https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl"
 )
-GET_BLIMP = "git clone https://github.com/alexwarstadt/blimp {1}"
+GET_BLIMP = "git clone https://github.com/alexwarstadt/blimp {}/blimp"
 
 
 def open_tasks(
@@ -63,16 +64,19 @@ def open_tasks(
     for name in expanded:
         _check_name(name, n_shots)
     place = None if folder is None else Path(folder).expanduser()
-    if place is not None and not place.exists():
-        raise DataError(f"there is no folder {place} to take questions from")
-    tasks, missing = [], []
+    tasks, missing = [], {}
     for name in dict.fromkeys(expanded):
         try:
             tasks.append(_open(name, place, n_shots, limit))
         except _NotThereError as error:
-            missing.append(error)
-    if missing:
-        raise _all_of(missing)
+            missing[name] = error.what
+        except _NotFetchedError as error:  # without a network each further attempt would take its time and fail too
+            wanted = [name for name in dict.fromkeys(expanded) if not _is_file(name)]
+            raise DataError(
+                f"{error}; get the files otherwise with: {_commands(wanted, None)}, and give their folder (--data-dir)"
+            ) from error.__cause__
+    if missing and place is not None:
+        raise _missing(missing, place)
     known: dict[str, str] = {}
     for task in tasks:
         if task.name in known:
@@ -82,27 +86,41 @@ def open_tasks(
 
 
 class _NotThereError(DataError):
-    """Files that are not in the folder. what: as "BoolQ/val.jsonl"; get: the command that gets them."""
+    """Files that are not in the folder. what: as "BoolQ/val.jsonl"."""
 
-    def __init__(self, what: str, folder: Path, get: str) -> None:
-        super().__init__(f"{what} is not in {folder}; get it with: {get}")
-        self.what, self.folder, self.get = what, folder, get
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
 
 
-def _all_of(missing: Sequence[_NotThereError]) -> DataError:
-    """One line for all that is missing."""
-    if len(missing) == 1:
-        return missing[0]
-    what, folder = [error.what for error in missing], missing[0].folder
-    commands = list(dict.fromkeys(error.get for error in missing))
-    if len(commands) > 1 and all("superglue" in command for command in commands):
-        commands = [GET_SUPERGLUE.format("combined", folder)]
+class _NotFetchedError(DataError):
+    """What ``datasets`` did not give, and why."""
+
+
+def _missing(missing: Mapping[str, str], folder: Path) -> DataError:
+    """One line for all that is not in the folder, and how to get it. missing: of each task what was looked for."""
+    what = list(missing.values())
     few = ", ".join(what[:8]) + (f" and {len(what) - 8} more" if len(what) > 8 else "")
-    return DataError(f"{few} are not in {folder}; get them with: {' && '.join(commands)}")
+    verb, them = ("is", "it") if len(what) == 1 else ("are", "them")
+    where = str(folder) if folder.exists() else f"{folder}, which does not exist"
+    into = folder.parent if folder.is_file() else folder
+    return DataError(f"{few} {verb} not in {where}; get {them} with: {_commands(list(missing), into)}")
+
+
+def _commands(names: Sequence[str], folder: Path | None) -> str:
+    """What gets the files of these tasks into the folder, for a shell."""
+    place = "DIR" if folder is None else shlex.quote(str(folder))
+    official = [FOLDERS[name] for name in names if name in PROMPTS]
+    commands = [GET_SUPERGLUE.format(official[0] if len(official) == 1 else "combined", place)] if official else []
+    if "lambada" in names:
+        commands.append(GET_LAMBADA.format(place))
+    if any(name.startswith("blimp_") for name in names):
+        commands.append(GET_BLIMP.format(place))
+    return " && ".join(commands)
 
 
 def _is_file(name: str) -> bool:
-    return Path(name).suffix in (".jsonl", ".json")
+    return Path(name).suffix.lower() in (".jsonl", ".json")
 
 
 def _check_name(name: str, n_shots: int) -> None:
@@ -141,16 +159,15 @@ def _first(task: QuestionTask, limit: int | None) -> QuestionTask:
 
 def _superglue(name: str, split: str, folder: Path | None) -> tuple[Iterator[Row], str]:
     official = FOLDERS[name]
-    get = GET_SUPERGLUE.format(official, folder or "DIR")
     if folder is None:
-        return _by_name("aps/super_glue", "wsc.fixed" if name == "wsc" else name, split, get)
+        return _by_name("aps/super_glue", "wsc.fixed" if name == "wsc" else name, split)
     wanted = {name, official.lower(), f"{name}.fixed"}
     below = sorted(path for path in _folders(folder) if path.name.lower() in wanted)
     for place in below:
         for file in SPLITS[split]:
             if (place / file).is_file():
                 return read_rows(place / file), str(place / file)
-    raise _NotThereError(f"{official}/{SPLITS[split][0]}", folder, get)
+    raise _NotThereError(f"{official}/{SPLITS[split][0]}")
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -162,29 +179,27 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _lambada(folder: Path | None) -> tuple[Iterator[Row], str]:
-    get = GET_LAMBADA.format("", folder or "DIR")
     if folder is None:
-        return _by_name("EleutherAI/lambada_openai", "default", "test", get)
+        return _by_name("EleutherAI/lambada_openai", "default", "test")
     if folder.is_file():
         return read_rows(folder), str(folder)
     for place in (folder, folder / "lambada", folder / "data"):
         for file in LAMBADA_FILES:
             if (place / file).is_file():
                 return read_rows(place / file), str(place / file)
-    raise _NotThereError(LAMBADA_FILES[0], folder, get)
+    raise _NotThereError(LAMBADA_FILES[0])
 
 
 def _blimp(name: str, folder: Path | None) -> tuple[Iterator[Row], str]:
-    get = GET_BLIMP.format("", folder or "DIR")
     if folder is None:
-        return _by_name("nyu-mll/blimp", name, "train", get)
+        return _by_name("nyu-mll/blimp", name, "train")
     for place in (folder, folder / "data", folder / "blimp", folder / "blimp" / "data"):
         if (place / f"{name}.jsonl").is_file():
             return read_rows(place / f"{name}.jsonl"), str(place / f"{name}.jsonl")
     archive = folder if folder.is_file() else folder / "blimp.zip"
     if archive.is_file():
         return _from_archive(archive, f"{name}.jsonl"), f"{archive}, {name}.jsonl"
-    raise _NotThereError(f"BLiMP's {name}.jsonl", folder, get)
+    raise _NotThereError(f"BLiMP's {name}.jsonl")
 
 
 def _from_archive(archive: Path, file: str) -> Iterator[Row]:
@@ -201,32 +216,29 @@ def _from_archive(archive: Path, file: str) -> Iterator[Row]:
         reason = " ".join(str(error).split())[:160]
         raise DataError(
             f"{archive} cannot be read for its {file} ({type(error).__name__}: {reason}); get the files with: "
-            f"{GET_BLIMP.format('', archive.parent / 'blimp')}, and give their folder"
+            f"{GET_BLIMP.format(shlex.quote(str(archive.parent)))}, and give that folder"
         ) from error
     if text is None:
         raise DataError(f"{archive} has no {file}; give BLiMP's own archive")
     yield from parse_rows(io.StringIO(text, newline=None), f"{archive}, {file}")
 
 
-def _by_name(path: str, name: str, split: str, get: str) -> tuple[Iterator[Row], str]:
+def _by_name(path: str, name: str, split: str) -> tuple[Iterator[Row], str]:
     """From the hub, as lm-eval has it."""
     source = f"{path} {name} {split}"
     try:
         import datasets
     except ImportError as error:
-        raise DataError(
+        raise _NotFetchedError(
             f"{path} is fetched by name, for no folder was given, and that needs the package datasets: pip install "
-            f'"statewise[eval]"; or get the files with: {get}, and give their folder (--data-dir)'
+            '"statewise[eval]"'
         ) from error
     try:
         with _quiet("datasets", "huggingface_hub"):  # of each of its attempts; what came of them is said below
             loaded = datasets.load_dataset(path, name, split=split)
     except Exception as error:  # without a network, a hub or a name it raises any of many classes
         reason = " ".join(str(error).split())[:160]
-        raise DataError(
-            f"{source} cannot be fetched by datasets ({type(error).__name__}: {reason}); get the files with: {get}, "
-            "and give their folder (--data-dir)"
-        ) from error
+        raise _NotFetchedError(f"{source} cannot be fetched by datasets ({type(error).__name__}: {reason})") from error
     return (Row(dict(values), f"{source}, row {i}") for i, values in enumerate(loaded)), source
 
 

@@ -21,6 +21,7 @@ class Row(NamedTuple):
     def text(self, name: str) -> str:
         """Errors: DataError if there is no text under this name; as the others."""
         value: str = self._get(name, str)
+        self._require_unicode(value, f'"{name}"')
         return value
 
     def integer(self, name: str) -> int:
@@ -42,7 +43,18 @@ class Row(NamedTuple):
         for i, value in enumerate(values):
             if not isinstance(value, str):
                 raise DataError(f"{self.place}: {name}[{i}] is {_shown(value)}, but has to be a text")
+            self._require_unicode(value, f"{name}[{i}]")
         return values
+
+    def _require_unicode(self, text: str, name: str) -> None:
+        """JSON can hold half of a pair of code units, which no tokenizer can."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{self.place}: {name} is not valid Unicode: {error.reason} at character {error.start}; write the "
+                "character itself"
+            ) from error
 
     def _get(self, name: str, kind: type) -> Any:
         if name not in self.values:

@@ -116,6 +116,10 @@ def _differences(
         else "The steps between pairs and queries hold the token 0. (random_non_queries=true draws them: with a small "
         "vocabulary they then repeat keys of the row.)",
     ]
+    if len(config.rates) > 1 and (at_an_end := _at_an_end(config, found)):
+        lines.append(
+            f"Best at an end of the list of rates, so that a better one may lie beyond: {', '.join(at_an_end)}."
+        )
     if "h3" in config.models:
         lines.append(
             "H3 has a register of 8 keys and N = 16 here (64 and 64 in its paper), so that its state is the smaller."
@@ -134,6 +138,17 @@ def _differences(
     if lost:
         lines.append(f"Diverged, and not tested: {', '.join(lost)}; result.json says where.")
     return lines
+
+
+def _at_an_end(config: MqarSettings, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The models whose best rate is the lowest or the highest of all, and in how many rows of the tables."""
+    ends, said = (min(config.rates), max(config.rates)), []
+    for model in config.models:
+        cells = [cell_name(config, model, k, i) for i in range(len(config.lengths)) for k in range(config.n_sizes)]
+        rates = [found[cell]["lr"] for cell in cells if found[cell]["diverged"] is None]
+        if n := sum(rate in ends for rate in rates):
+            said.append(f"{NAMES[model]} in {n} of {len(rates)} rows")
+    return said
 
 
 def _how_the_rate_was_chosen(config: MqarSettings) -> str:

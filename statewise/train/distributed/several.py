@@ -65,7 +65,7 @@ class SeveralRanks(Ranks):
 
     @contextmanager
     def open_run(self, folder: Path | str, config: RunConfig | None, *, resume: bool) -> Iterator[RunFolder]:
-        self._require_same(config)
+        self._require_same(config, folder)
         with ExitStack() as stack:
 
             def open_here() -> RunFolder:
@@ -75,9 +75,9 @@ class SeveralRanks(Ranks):
 
             yield self.by_first(open_here)
 
-    def _require_same(self, config: RunConfig | None) -> None:
-        """Errors: ConfigError naming the first field in which a rank's configuration differs from rank 0's."""
-        own = {} if config is None else by_path(to_dict(config))
+    def _require_same(self, config: RunConfig | None, folder: Path | str) -> None:
+        """Errors: ConfigError naming the first field in which a rank's configuration or folder is not rank 0's."""
+        own = {"out": os.path.abspath(folder), **({} if config is None else by_path(to_dict(config)))}
         digests = self._all(hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest())
         if len(set(digests)) == 1:
             return
