@@ -162,7 +162,8 @@ def _how_the_rate_was_chosen(config: MqarSettings) -> str:
 
 
 def _how_they_begin(config: MqarSettings) -> str:
-    whose = " and ".join(NAMES[model] for model in config.models if model != "mamba2")
+    *most, last = (NAMES[model] for model in config.models if model != "mamba2")
+    whose = f"{', '.join(most)} and {last}" if most else last
     if config.weight_std is not None:
         return f"The projections of {whose} begin with a standard deviation of {config.weight_std:g}."
     return (
