@@ -12,6 +12,8 @@ import torch
 
 from statewise import kernels, native
 from statewise.errors import InputError
+from statewise.kernels.linear_scan import linear_scan
+from statewise.kernels.vandermonde import vandermonde
 from statewise.native import build
 from statewise.native.threads import runtime
 
@@ -45,6 +47,28 @@ def test_elementary_functions(name: str, dtype: torch.dtype, tolerance: float, i
     # e^x is 2^(x log2 e): the rounding of that product is an error that grows with |x|
     scale = 1 if name == "exp2" else 1 + x.double().abs() / 2
     assert ((found - expected).abs() <= tolerance * scale * expected).all()
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize("threads", [1, 2])
+def test_subnormal_numbers_are_zero_in_kernels_and_nowhere_else(threads: int, instructions: str) -> None:
+    """A decay of 0.99 is subnormal after 8,700 steps; then some processors take a hundred cycles for each product."""
+    smallest = torch.full((100_000,), 1e-40)
+    torch.set_num_threads(threads)
+    try:
+        with native.forced(instructions), kernels.use("c"):
+            A = torch.full((4, 1), 0.99)
+            taps = vandermonde(torch.ones(4, 1, 1), A, 12_000)
+            starts = linear_scan(torch.full((4, 12_000, 1), 0.99), torch.zeros(4, 12_000, 1), torch.ones(4, 1))
+        assert (smallest * 1.0 != 0).all()  # of every thread, after the kernels
+    finally:
+        torch.set_num_threads(1)
+    tiny = torch.finfo(torch.float32).tiny
+    for found in (taps.flatten(1), starts.flatten(1)):
+        assert not ((found != 0) & (found.abs() < tiny)).any()
+        assert (found[:, :8600] >= tiny).all()
+        assert not found[:, 8800:].any()
 
 
 @needs_library
