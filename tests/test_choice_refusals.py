@@ -133,7 +133,11 @@ def test_a_wrong_row_of_superglue_is_named(task: str, row: dict[str, Any], reaso
 
 def test_what_is_missing_is_said_with_the_command(tmp_path: Path, superglue: Path) -> None:
     for names, shots, reason in (
-        (["copa"], 0, r"COPA/val.jsonl is not in .*; get it with: curl -LO https://\S+/COPA.zip && unzip COPA.zip -d"),
+        (
+            ["copa"],
+            0,
+            r"COPA/val.jsonl is not in .*; get it with: curl .*COPA.zip && mkdir -p \S+ && unzip COPA.zip -d",
+        ),
         (["superglue"], 0, r"WSC/val.jsonl, .*COPA/val.jsonl are not in .*combined.zip"),
         (["lambada"], 0, "lambada_test.jsonl is not in .*curl -L --create-dirs"),
         (["blimp_causative"], 0, r"BLiMP's causative.jsonl is not in .*git clone"),
@@ -160,7 +164,8 @@ def test_the_commands_for_what_is_missing_can_be_pasted(tmp_path: Path) -> None:
     assert str(error.value) == (
         f"lambada_test.jsonl, BLiMP's causative.jsonl, RTE/val.jsonl, WiC/val.jsonl are not in {folder}, which does "
         "not exist; get them with: curl -LO https://dl.fbaipublicfiles.com/glue/superglue/data/v2/combined.zip && "
-        f"unzip combined.zip -d '{folder}' && curl -L --create-dirs -o '{folder}'/lambada_test.jsonl "
+        f"mkdir -p '{folder}' && unzip combined.zip -d '{folder}' && "
+        f"curl -L --create-dirs -o '{folder}'/lambada_test.jsonl "
         "https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl && git clone "
         f"https://github.com/alexwarstadt/blimp '{folder}'/blimp"
     )

@@ -284,7 +284,9 @@ def test_explain_says_what_this_call_does() -> None:
 def test_explain_refuses_what_the_call_would() -> None:
     op = sw.DiagonalLTI(torch.ones(1, 2), torch.ones(1, 2), torch.ones(1, 2))
     for operator, arguments, complaint in (
-        (sw.H3Config().build(8), (torch.randn(1, 4, 8),), "a H3 is no operator"),
+        (sw.H3Config().build(8), (torch.randn(1, 4, 8),), "a H3 has no forms"),
+        (sw.DiagonalLTI, (torch.randn(1, 4, 8),), "the class DiagonalLTI has no forms"),
+        (sw.bidirectional(op, op), (torch.randn(1, 4, 1),), r"its \.forward and \.backward"),
         (op, (torch.randn(4),), "u"),
         (op, (torch.randn(1, 4, 3),), "width"),
         (op, (torch.randn(1, 4, 1), op.initial_state(2)), "State.h must have shape"),

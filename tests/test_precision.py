@@ -135,6 +135,10 @@ def test_time_scales_stay_wide_in_a_narrow_model(dtype: torch.dtype) -> None:
         assert (y - want).abs().max() <= 0.02 * want.abs().max()
         again = narrow.double()
         assert {p.dtype for p in again.parameters()} == {torch.float64}
+        assert {p.dtype for p in again.to(dtype).dynamics.parameters()} == {torch.float32}
+        stored = {name: p.to(dtype) for name, p in mixer.state_dict().items()}
+        mixer.load_state_dict(stored, assign=True)  # somebody's own choice, which a mere move leaves as it is
+        assert {p.dtype for p in mixer.to("cpu").share_memory().parameters()} == {dtype}
 
 
 def test_fast_projections_are_for_cuda() -> None:

@@ -305,14 +305,32 @@ def test_minus_infinity_under_softplus_is_the_identity(path: str, is_complex: bo
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("path", PATHS)
 def test_nan_and_infinity_stay_in_their_row_channel_and_document(path: str, bad: float) -> None:
-    inputs = {k: m.detach() for k, m in case(2, 40, 19, 4, 1, dtype=torch.float32).items()}
+    """The boundary lies inside a chunk, and in the new document there are whole ones."""
+    inputs = {k: m.detach() for k, m in case(2, 130, 19, 4, 1, dtype=torch.float32).items()}
     inputs["u"][0, 5, 3] = bad
-    segments = (torch.arange(40) >= 35).long().expand(2, -1)
+    segments = (torch.arange(130) >= 40).long().expand(2, -1)
     with on(path):
-        y, _ = selective_scan(**inputs, softplus=True, segments=segments)
-    assert not y[0, 5:35, 3].isfinite().any()
-    y[0, 5:35, 3] = 0
+        y, state = selective_scan(**inputs, softplus=True, segments=segments)
+    assert not y[0, 5:40, 3].isfinite().any()
+    y[0, 5:40, 3] = 0
     assert y.isfinite().all()
+    assert state.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["dt", "h0"])
+@pytest.mark.parametrize("path", PATHS)
+def test_nan_in_dt_and_in_the_state_ends_with_its_document(path: str, name: str) -> None:
+    inputs = case(2, 130, 19, 4, 1)
+    with torch.no_grad():
+        inputs[name][(0, 35, 3) if name == "dt" else (0, 3)] = torch.nan
+    segments = (torch.arange(130) >= 40).long().expand(2, -1)
+    with on(path):
+        y, state = selective_scan(**inputs, softplus=True, segments=segments)
+        gradients = torch.autograd.grad(y[:, 40:].sum() + state.sum(), [inputs[k] for k in ("u", "B", "C")])
+    assert y[0, 35:40, 3].isnan().all()
+    assert y[:, 40:].isfinite().all()
+    assert state.isfinite().all()
+    assert all(g[:, 40:].isfinite().all() for g in gradients)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -30,3 +30,4 @@ def test_a_wide_terminal_has_a_line_for_each_row(monkeypatch: pytest.MonkeyPatch
     assert out.getvalue().splitlines()[0].strip() == "a title"
     assert len(out.getvalue().splitlines()) == 4  # without a heading: the title, two lines of the frame, and the row
     assert ROWS[0][0] in out.getvalue()
+    print_table(as_rich(Table("of nothing", ("", ""), [])), out)

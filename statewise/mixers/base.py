@@ -36,8 +36,8 @@ class Dynamics(nn.Module):
 
         def wide(tensor: Tensor) -> Tensor:
             found = fn(tensor)
-            narrow = found.is_floating_point() and found.dtype.itemsize < 4
-            return tensor.to(found.device, torch.promote_types(tensor.dtype, torch.float32)) if narrow else found
+            narrowed = found.dtype != tensor.dtype and found.is_floating_point() and found.dtype.itemsize < 4
+            return tensor.to(found.device, torch.float32) if narrowed else found
 
         return super()._apply(wide, recurse)
 

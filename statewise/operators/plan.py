@@ -110,10 +110,11 @@ def explain(operator: Any, u: Tensor, state: Any = None) -> Explanation:
     >>> print(sw.explain(sw.SSD(-torch.ones(1, 512, 2), B, C), torch.ones(1, 512, 2, 8)))
     SSD runs as 'chunked': matrix products inside chunks, linear in length (other forms: recurrent, quadratic)
     """
-    if not hasattr(operator, "_plan"):
+    if isinstance(operator, type) or not hasattr(operator, "_plan"):
+        given = f"the class {operator.__name__}" if isinstance(operator, type) else f"a {type(operator).__name__}"
         raise InputError(
-            f"explain: a {type(operator).__name__} is no operator, and has no forms to choose from; give one of "
-            "statewise.operators"
+            f"explain: {given} has no forms to choose from; give an operator (of one that reads in both directions its "
+            ".forward and .backward)"
         )
     operator._check(u)
     if state is not None:

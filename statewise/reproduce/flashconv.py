@@ -227,7 +227,11 @@ def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]], d
                 ratios,
                 (
                     "Published over attention: up to 35 times. `convolve` is what runs by default from rest.",
-                    f"-: in one chunk of {CHUNK:,} steps state passing is `convolve` itself.",
+                    *(
+                        [f"-: in a chunk of {CHUNK:,} steps state passing is `convolve`."]
+                        if min(found) <= CHUNK
+                        else ()
+                    ),
                 ),
             ),
             Table(

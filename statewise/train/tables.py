@@ -22,7 +22,7 @@ def as_rich(table: Table) -> RichTable:
     for i, column in enumerate(table.columns):
         longest = max((len(row[i]) for row in table.rows if i < len(row)), default=0)
         if i and longest <= _IN_ONE_LINE:
-            words = textwrap.wrap(column, max([longest, *map(len, column.split())]), break_on_hyphens=False)
+            words = textwrap.wrap(column, max([1, longest, *map(len, column.split())]), break_on_hyphens=False)
             made.add_column("\n".join(words), justify="right", no_wrap=True)
         else:
             made.add_column(

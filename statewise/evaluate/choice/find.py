@@ -31,7 +31,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 TASKS = (*PROMPTS, "lambada", *GROUPS["blimp"])
 SPLITS = {"validation": ("val.jsonl", "validation.jsonl"), "train": ("train.jsonl",)}
 LAMBADA_FILES = ("lambada_test.jsonl", "lambada_test_en.jsonl", "lambada.jsonl")
-GET_SUPERGLUE = "curl -LO https://dl.fbaipublicfiles.com/glue/superglue/data/v2/{0}.zip && unzip {0}.zip -d {1}"
+GET_SUPERGLUE = (
+    "curl -LO https://dl.fbaipublicfiles.com/glue/superglue/data/v2/{0}.zip && mkdir -p {1} && unzip {0}.zip -d {1}"
+)
 GET_LAMBADA = (
     "curl -L --create-dirs -o {}/lambada_test.jsonl "
     "https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl"

@@ -10,7 +10,7 @@ import torch
 # Numbers of one spectrum of a block: half a float32 megabyte, so that a filter, an input and what becomes of it are in
 # the cache together.
 _BLOCK = 2**17
-_ELSEWHERE = 2**27  # the same on a device that is not a CPU
+_ELSEWHERE = 2**27  # on a device that is not a CPU: 512 MiB each, of which there are several
 _COLUMNS = 16  # but so many columns at least: with fewer the products are no better than products with vectors
 _MOST_OUTER = 64  # N1: the matrices of the outer transforms, 4 N N1 numbers, are to stay in a cache
 

@@ -199,13 +199,14 @@ def selective_scan(
               segments: (batch, length) integers that never fall, h0 being segment 0; nothing passes from one
               segment to the next.
     Cost:     O(length d n), one exponential for each; memory above the outputs a state for every 32 steps where a
-              gradient is wanted.
+              gradient is wanted. Off the CPU up to 64 chunks of 32 steps are computed at once, of all rows and
+              channels, in about six tensors of 256 MiB, or of one chunk where that is larger.
     Numerics: computed in float32, or float64 if an input is; y comes in the dtype of u. dt = -inf under softplus is
               the identity on the state, exactly. A NaN or infinity stays in its row and channel. Second derivatives
               go through the plain definition. Where next to nothing decays, Delta |A| <= 1e-5 over 65,536 steps, the
               float32 state is in C as far off as any plain float32 recurrence, 5e-4 of it, and 1e-5 in PyTorch's
               blocks; with Delta up to 1e-3 both are below 1e-5. dt = inf has a result, with "zoh" the limit
-              -B u / A for A < 0; its gradients are not defined.
+              -B u / A for A < 0; its gradients are not defined. Off the CPU a state that is infinite may become NaN.
     Errors:   InputError if the shapes disagree, the method is unknown, or u, dt, gate, h0, D or dt_bias are complex or
               integers; the message gives them.
     Source:   Gu & Dao 2023, arXiv:2312.00752, algorithm 2 and eq. 4 (the exact hold).

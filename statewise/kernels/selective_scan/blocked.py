@@ -70,9 +70,15 @@ def _run_back(block: Block, transition: _Transition, g: Tensor, grad: Tensor) ->
 
 
 def _passed_on(block: Block, transition: _Transition) -> tuple[Tensor, Tensor | None]:
-    """Of each chunk (rows, chunks, ...): what it multiplies a state by, and where it lets none through."""
-    stops = None if block.passes is None else (~block.passes.all(0)).unflatten(0, (-1, block.chunks))
-    return transition.a.prod(1).unflatten(0, (-1, block.chunks)), stops
+    """Of each chunk (rows, chunks, ...): what it multiplies a state by, and where it lets none through.
+
+    The product is 0 there: it may hold a NaN of the document that ends, and 0 times that is not 0.
+    """
+    decay = transition.a.prod(1).unflatten(0, (-1, block.chunks))
+    if block.passes is None:
+        return decay, None
+    stops = (~block.passes.all(0)).unflatten(0, (-1, block.chunks))
+    return decay.masked_fill(stops, 0), stops
 
 
 def _starts(block: Block, transition: _Transition, h: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from statewise.kernels.selective_scan.reference import as_complex
 
 _CACHED_NUMBERS = 2**17  # of the states in a block: half a float32 megabyte
-_RESIDENT_NUMBERS = 2**26  # the same off the CPU, where a backward pass holds about six tensors of that size
+_RESIDENT_NUMBERS = 2**26  # the same off the CPU: 256 MiB, of which a backward pass holds about six at once
 _CHUNKS_AT_ONCE = 64  # more would save few launches: the way from chunk to chunk has as many steps as chunks
 
 
@@ -114,7 +114,8 @@ def spans(arguments: Arguments, chunk_length: int) -> list[Span]:
     b, length, d = arguments.u.shape
     at_once = 1
     if is_launched(arguments.u.device):
-        numbers = b * d * arguments.B.shape[3] * chunk_length
+        each = arguments.h0.element_size() / 4 * (2 if arguments.is_complex else 1) * (3 if arguments.exact else 1)
+        numbers = int(each * b * d * arguments.B.shape[3] * chunk_length)  # the exact hold has tensors of its own
         at_once = max(1, min(_CHUNKS_AT_ONCE, _RESIDENT_NUMBERS // max(1, numbers)))
     whole = length // chunk_length
     found = []

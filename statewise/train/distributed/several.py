@@ -77,7 +77,8 @@ class SeveralRanks(Ranks):
 
     def _require_same(self, config: RunConfig | None, folder: Path | str) -> None:
         """Errors: ConfigError naming the first field in which a rank's configuration or folder is not rank 0's."""
-        own = {"out": os.path.abspath(folder), **({} if config is None else by_path(to_dict(config)))}
+        # nodes may see the folder in different places
+        own = {"out": Path(folder).name, **({} if config is None else by_path(to_dict(config)))}
         digests = self._all(hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest())
         if len(set(digests)) == 1:
             return
