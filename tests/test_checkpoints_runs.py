@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_is_not_passed_over(tmp_path: Path) -> None:
     for call in (resolve, list_checkpoints):
         said = refusal(call, run)
         assert str(state) in said
-        assert "Remove that checkpoint, or name the one to use" in said
+        assert "Remove that checkpoint, or, unless a run is to go on, name the one to use" in said
     assert [path.name for path in prune(run, 1)] == []
     assert damaged.exists(), "nor deleted in silence"
     assert resolve(run / "checkpoints" / "step-00000003").name == "step-00000003"

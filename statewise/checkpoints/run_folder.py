@@ -40,7 +40,9 @@ def list_checkpoints(run: str | os.PathLike[str]) -> list[RunCheckpoint]:
     """
     found, damaged = _scan(Path(run))
     if damaged:
-        raise CheckpointError(f"{damaged[0]}. Remove that checkpoint, or, but to resume, name the one to use")
+        raise CheckpointError(
+            f"{damaged[0]}. Remove that checkpoint, or, unless a run is to go on, name the one to use"
+        )
     return found
 
 
