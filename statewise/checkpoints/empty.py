@@ -57,8 +57,8 @@ def build_empty(config: ModelConfig) -> Model:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if refused := re.search(r"tried to allocate (\d+) bytes", reason):
             raise TooLargeError(
-                f"its sizes make no model: it has a tensor of {int(refused[1]) / 1e9:,.3g} GB, which this machine has no "
-                "room for; use a smaller one"
+                f"its sizes make no model: it has a tensor of {int(refused[1]) / 1e9:,.3g} GB, which this machine has "
+                "no room for; use a smaller one"
             ) from error
         raise ConfigError(f"its sizes make no model: {reason}") from error
 
