@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from statewise.errors import DataError
-from statewise.train.tables import as_rich, print_table
+from statewise.train.tables import print_result, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -129,7 +129,7 @@ def show_evaluation(
         print(json.dumps(record))
         return
     for result in tables:
-        print_table(as_rich(result))
+        print_result(result)
         for note in result.notes:
             print(note)
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from statewise.train.tables import as_rich, print_table
+from statewise.train.tables import print_result
 from statewise.train.tasks.base import Table
 
 ROWS = [("a model of some name (355M)", *(f"{36.5 + i:.1f}" for i in range(9)), "0.01 diverged, 0.001 98.5%, 1e-4 3%")]
@@ -17,7 +17,7 @@ def test_no_number_is_cut(columns: int, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("COLUMNS", str(columns))
     table = Table("a title", ("model", *(f"task {i}" for i in range(9)), "others"), ROWS)
     out = io.StringIO()
-    print_table(as_rich(table), out)
+    print_result(table, out)
     words = out.getvalue().replace("│", " ").split()
     assert set(ROWS[0][1:10]) <= set(words)
     assert {"model", "(355M)", "diverged,", "98.5%,", "3%"} <= set(words)
@@ -26,8 +26,17 @@ def test_no_number_is_cut(columns: int, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_wide_terminal_has_a_line_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     out = io.StringIO()
-    print_table(as_rich(Table("a title", ("", "", ""), [row[:3] for row in ROWS])), out)
+    print_result(Table("a title", ("", "", ""), [row[:3] for row in ROWS]), out)
     assert out.getvalue().splitlines()[0].strip() == "a title"
     assert len(out.getvalue().splitlines()) == 4  # without a heading: the title, two lines of the frame, and the row
     assert ROWS[0][0] in out.getvalue()
-    print_table(as_rich(Table("of nothing", ("", ""), [])), out)
+    print_result(Table("of nothing", ("", ""), []), out)
+
+
+def test_headings_stay_in_one_line_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, whole in (("80", True), ("30", False)):
+        monkeypatch.setenv("COLUMNS", columns)
+        out = io.StringIO()
+        print_result(Table("a title", ("", "bits per byte", "the model needs"), [("xz -9", "1.5464", "")]), out)
+        assert ("bits per byte" in out.getvalue()) is whole
+        assert "1.5464" in out.getvalue()

@@ -13,7 +13,7 @@ from statewise import __version__
 from statewise.configuration import to_dict
 from statewise.reproduce.hardware import today
 from statewise.reproduce.work import Work, finite, write_json, write_text
-from statewise.train.tables import as_rich, print_table
+from statewise.train.tables import print_result
 from statewise.train.tasks.base import Table
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def print_report(
 
     say(f"\n{report.title}\n{report.setting}")
     for table in report.tables:
-        print_table(as_rich(table), stream)
+        print_result(table, stream)
         for note in table.notes:
             say(note)
     for bar in report.bars:

@@ -14,15 +14,26 @@ if TYPE_CHECKING:
 _IN_ONE_LINE = 14  # characters: a cell up to this long stays whole, a longer one may go over several lines
 
 
-def as_rich(table: Table) -> RichTable:
-    """The table for rich to print: names, long cells and headings may go over several lines, numbers do not."""
+def print_result(table: Table, stream: TextIO | None = None) -> None:
+    """Prints a result; where the terminal is narrow headings go over several lines, then as :func:`print_table`."""
+    from rich.console import Console
+
+    made = as_rich(table)
+    if _least_width(made) > Console(file=sys.stdout if stream is None else stream).width:
+        made = as_rich(table, fold_headings=True)
+    print_table(made, stream)
+
+
+def as_rich(table: Table, *, fold_headings: bool = False) -> RichTable:
+    """The table for rich to print: names and long cells may go over several lines, numbers do not."""
     from rich.table import Table as RichTable
 
     made = RichTable(title=table.title, title_justify="left", show_header=any(table.columns))
     for i, column in enumerate(table.columns):
         longest = max((len(row[i]) for row in table.rows if i < len(row)), default=0)
         if i and longest <= _IN_ONE_LINE:
-            words = textwrap.wrap(column, max([1, longest, *map(len, column.split())]), break_on_hyphens=False)
+            width = max([1, longest, *map(len, column.split())])
+            words = textwrap.wrap(column, width, break_on_hyphens=False) if fold_headings else [column]
             made.add_column("\n".join(words), justify="right", no_wrap=True)
         else:
             made.add_column(
