@@ -34,7 +34,8 @@ def as_rich(table: Table, *, fold_headings: bool = False) -> RichTable:
         if i and longest <= _IN_ONE_LINE:
             width = max([1, longest, *map(len, column.split())])
             words = textwrap.wrap(column, width, break_on_hyphens=False) if fold_headings else [column]
-            made.add_column("\n".join(words), justify="right", no_wrap=True)
+            least = max(longest, *map(len, words)) if words else longest
+            made.add_column("\n".join(words), justify="right", no_wrap=True, min_width=least)
         else:
             made.add_column(
                 column, justify="right" if i else "left", overflow="fold", min_width=min(longest, _IN_ONE_LINE)
