@@ -217,8 +217,18 @@ def _as_list(value: Any, declared: Any) -> str:
     if not isinstance(value, str) or item not in (str, int, float):
         return ""
     parts = [part.strip() for part in value.strip("[]").split(",") if part.strip()]
+    if item is not str and not all(_is_number(part) for part in parts):
+        return ""
     written = ", ".join(json.dumps(part) if item is str else part for part in parts)
     return f"; write [{written}], in a shell within single quotes"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _kind(value: Any) -> str:

@@ -146,6 +146,7 @@ def test_what_is_converted() -> None:
         ({"scale": 10**400}, "config.scale is an integer too large for a number with a fraction; use a smaller one"),
         ({"scale": None}, "config.scale=None has the wrong type (null), expected a number"),
         ({"sizes": "3,4"}, "config.sizes='3,4' has the wrong type (string), expected a list of an integer; write [3"),
+        ({"sizes": "abc"}, "config.sizes='abc' has the wrong type (string), expected a list of an integer"),
         ({"sizes": 3}, "config.sizes=3 has the wrong type (integer), expected a list of an integer"),
         ({"sizes": [1, "b"]}, "config.sizes.1='b' has the wrong type (string), expected an integer"),
         ({"sizes": {"a": 1}}, "config.sizes={'a': 1} has the wrong type (object), expected a list of an integer"),
