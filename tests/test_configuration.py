@@ -172,6 +172,10 @@ def test_refused(data: dict[str, Any], expected: str) -> None:
     assert message(load, {"name": "a", **data}).startswith(expected)
 
 
+def test_no_list_is_suggested_that_would_be_refused() -> None:
+    assert "write" not in message(load, {"name": "a", "sizes": "abc"})
+
+
 def test_an_unknown_field_names_the_nearest_one() -> None:
     said = message(load, {"name": "a", "pen": {"colour": "red"}})
     assert said == "config.pen: Pen has no field 'colour'; did you mean 'color'? Its fields: color, width"
