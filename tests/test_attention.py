@@ -59,6 +59,50 @@ def test_attend_takes_histories_of_several_lengths() -> None:
             laws.same(y[row], attention_reference(*own, n_history=count, window=window), 1e-12, "a row")
 
 
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("length", "n_history"), [(1, 4), (7, 0), (9, 5)])
+def test_dropout_of_the_weights_is_the_definition(
+    length: int, n_history: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    q = torch.randn(2, length, 4, 3, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(2, n_history + length, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    time = torch.arange(length)
+    documents = torch.where(torch.rand(2, length) < 0.2, time, -n_history).cummax(1).values
+    for first, mask_elements in itertools.product((None, documents), (2**22, 40)):  # in one piece, and in several
+        monkeypatch.setattr(causal_attention, "MASK_ELEMENTS", mask_elements)
+        drawn: list[Tensor] = []
+
+        def dropout(weights: Tensor, drawn: list[Tensor] = drawn) -> Tensor:
+            drawn.append(F.dropout(torch.ones_like(weights), 0.4))
+            return weights * drawn[-1]
+
+        y = attend(q, k, v, n_history=n_history, first=first, window=window, dropout=dropout)
+        noise = torch.cat([F.pad(part, (0, k.shape[1] - part.shape[-1])) for part in drawn], 2)
+        assert noise.shape == (2, 4, length, k.shape[1])
+        expected = attention_reference(q, k, v, n_history=n_history, first=first, window=window, noise=noise)
+        laws.same(y, expected, 1e-12, "attend")
+        weight = torch.randn_like(expected)
+        gradients = (torch.autograd.grad((each * weight).sum(), (q, k, v)) for each in (y, expected))
+        laws.same(*gradients, 1e-12, "gradients")
+
+
+def test_dropout_is_of_training_alone() -> None:
+    mixer = build(n_heads=2, dropout=0.5)
+    plain = build(n_heads=2)
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    expected = plain(x)[0]
+    assert torch.equal(mixer.eval()(x)[0], expected)
+    mixer.train()
+    torch.manual_seed(3)
+    drawn = torch.stack([mixer(x)[0] for _ in range(4000)])
+    assert not torch.equal(drawn[0], drawn[1])
+    laws.same(drawn.mean(0), expected, 0.05, "the mean of many draws")
+    torch.manual_seed(3)
+    in_pieces = laws.through(mixer, x.split(1, 1), mixer.initial_state(2))  # a state is no reason not to drop
+    assert not torch.equal(in_pieces, expected)
+
+
 def test_memory_of_masks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     keys: list[int] = []
@@ -237,6 +281,8 @@ def test_reset_parameters() -> None:
         ({"n_heads": 2, "positions": "learned"}, ["max_positions=None", "learned"]),
         ({"n_heads": 2, "max_positions": 8}, ["max_positions=8", "rotary"]),
         ({"n_heads": 2, "bias": 1}, ["bias=1"]),
+        ({"n_heads": 2, "dropout": 1.0}, ["dropout=1.0"]),
+        ({"n_heads": 2, "dropout": "0.1"}, ["dropout='0.1'"]),
     ],
 )
 def test_config_errors(options: dict[str, Any], names: list[str]) -> None:

@@ -57,17 +57,22 @@ def test_the_published_settings() -> None:
             language: Any = run.model
             assert (language.d_model, len(language.layers), language.embedding_dropout) == (32, 2, 0.1)
             assert language.max_positions == ({TASKS[0]: 32, TASKS[1]: 23}[task] if model == "attention" else None)
+            dropped = [(block.dropout, getattr(block.mixer, "dropout", 0.0)) for block in language.layers]
+            assert dropped == [(0.0, 0.1 if model == "attention" else 0.0)] * 2
     names = [type(block.mixer).__name__ for block in run_config(config, TASKS[0], "hybrid", 0).model.layers]  # type: ignore[attr-defined]
     assert names == ["H3Config", "AttentionConfig"]
 
 
-def test_other_settings_of_the_optimiser_are_told() -> None:
-    config = replace(H3SyntheticsSettings(), clip_norm=1.0, weight_decay_of="maps")
+def test_other_settings_are_told() -> None:
+    config = replace(H3SyntheticsSettings(), clip_norm=1.0, weight_decay_of="maps", dropout_of="branches")
     train = run_config(config, TASKS[0], "h3", 0).train
     assert (train.clip_norm, train.weight_decay_of) == (1.0, "maps")
     told = " ".join(set(told_differences(config)) - set(told_differences(H3SyntheticsSettings())))
     assert "clipped to a norm of 1;" in told
     assert "matrices of maps alone decay" in told
+    assert "dropout of 0.1 on each branch" in told
+    layers: Any = run_config(config, TASKS[0], "attention", 0).model.layers  # type: ignore[attr-defined]
+    assert [(block.dropout, block.mixer.dropout) for block in layers] == [(0.1, 0.0)] * 2
     assert is_everything(H3SyntheticsSettings())
     assert not is_everything(config)
 
@@ -84,6 +89,7 @@ def test_other_settings_of_the_optimiser_are_told() -> None:
         ({"workers": 0}, "workers"),
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"weight_decay_of": "none"}, "weight_decay_of"),
+        ({"dropout_of": "all"}, "dropout_of"),
     ],
 )
 def test_refusals(change: dict[str, Any], field: str) -> None:

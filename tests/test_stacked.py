@@ -91,7 +91,7 @@ def language(folder: Path) -> RunConfig:
     """Dropout, packed documents, gradients of two micro-batches, clipping that acts."""
     layers = (
         BlockConfig(mixer=Mamba2Config(d_state=8, d_head=8, chunk_length=16), dropout=0.2),
-        BlockConfig(mixer=AttentionConfig(n_heads=2), mlp=MLPConfig(), dropout=0.1),
+        BlockConfig(mixer=AttentionConfig(n_heads=2, n_kv_heads=1, dropout=0.3), mlp=MLPConfig(), dropout=0.1),
     )
     return small_run(folder, model=small_model(layers=layers), steps=25, accumulation=2, clip_norm=0.5, lr=1e-2)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
 from statewise.mixers.attention_state import AttentionState, SpreadHistory, append, concatenate, empty_state
-from statewise.mixers.base import Mixer, MixerConfig, check_input
+from statewise.mixers.base import Mixer, MixerConfig, check_input, is_number
 from statewise.mixers.causal_attention import attend
 from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
@@ -37,6 +37,7 @@ class AttentionConfig(MixerConfig):
                 activation, as in the hybrids of ``mamba_ssm`` (default: none)
     bias:       of both projections
     output_bias: of the output's projection, where that is not as ``bias`` says
+    dropout:    of the attention weights, in training
     weight_std: standard deviation of the projections' weights at the start
     """
 
@@ -51,6 +52,7 @@ class AttentionConfig(MixerConfig):
     n_taps: int | None = None
     bias: bool = False
     output_bias: bool | None = None
+    dropout: float = 0.0
     weight_std: float = WEIGHT_STD
 
     def __post_init__(self) -> None:
@@ -81,6 +83,8 @@ class AttentionConfig(MixerConfig):
             raise ConfigError(f"AttentionConfig.bias={self.bias!r}; expected True or False")
         if self.output_bias is not None and not isinstance(self.output_bias, bool):
             raise ConfigError(f"AttentionConfig.output_bias={self.output_bias!r}; expected True, False or None")
+        if not (is_number(self.dropout) and 0.0 <= self.dropout < 1.0):
+            raise ConfigError(f"AttentionConfig.dropout={self.dropout!r}; expected a number, 0 <= dropout < 1")
         check_weight_std(self)
         if self.d_head is not None:
             self.rotary_width(self.d_head)
@@ -130,6 +134,7 @@ class Attention(Mixer):
     Cost:    O(length * (history + length)); with a window O(length * window), and a state of bounded size. A step of
              one token copies no history. Where gradients are recorded, or a document begins, the history is copied
              once for the call. With a state the host waits for the device, which must tell it the rows' lengths.
+             Dropout keeps all weights for the gradients, and makes no use of a window.
     Limits:  The fused attention has no double backward on CPU. A call with a state does not compile to one graph.
     Errors:  InputError for shapes that do not fit, lengths out of range, positions beyond ``max_positions``.
     Source:  Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2; groups: Ainslie et al. 2023, arXiv:2305.13245.
@@ -154,6 +159,7 @@ class Attention(Mixer):
         self.convolution = None if config.n_taps is None else ShortConvolution(d_projected, config.n_taps)
         self.out_proj = Linear(d_inner, d_model, bias=config.bias if config.output_bias is None else config.output_bias)
         self.positions = None if config.max_positions is None else LearnedPositions(config.max_positions, d_model)
+        self.dropout = nn.Dropout(config.dropout)
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
@@ -213,7 +219,7 @@ class Attention(Mixer):
         else:
             q, k, v = qkv.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=2)
         if history is None:
-            y = attend(q, k, v, first=None if began is None else began.clamp(min=0), window=self.config.window)
+            y = self._attend(q, k, v, first=None if began is None else began.clamp(min=0))
         elif isinstance(history, SpreadHistory):
             y = self._attend_to_pieces(q, k, v, history, began)
         else:
@@ -243,20 +249,27 @@ class Attention(Mixer):
         else:
             context, state = append(state, k, v, lengths=lengths, window=window)
         first = _first_seen(context.first, context.n_history, began, length)
-        y = attend(q, context.keys, context.values, n_history=context.n_history, first=first, window=window)
-        return y, state
+        return self._attend(q, context.keys, context.values, n_history=context.n_history, first=first), state
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, n_history: int | Tensor = 0, first: Tensor | None = None
+    ) -> Tensor:
+        dropout = self.dropout if self._drops() else None
+        return attend(q, k, v, n_history=n_history, first=first, window=self.config.window, dropout=dropout)
+
+    def _drops(self) -> bool:
+        return self.training and self.dropout.p > 0.0
 
     def _attend_to_pieces(
         self, q: Tensor, k: Tensor, v: Tensor, history: SpreadHistory, began: Tensor | None
     ) -> Tensor:
         """The keys and values of the earlier pieces are fetched for this call."""
-        window = self.config.window
-        y = None if history.ring is None else history.ring(q, k, v)
+        y = None if history.ring is None or self._drops() else history.ring(q, k, v)
         if y is not None:
             return y
         keys, values = history.gather(k, v)
         first = _first_seen(history.first, history.n_history, began, q.shape[1])
-        return attend(q, keys, values, n_history=history.n_history, first=first, window=window)
+        return self._attend(q, keys, values, n_history=history.n_history, first=first)
 
     def _parts(
         self, x: Tensor, state: AttentionState | SpreadHistory | ConvolvedAttentionState | None

@@ -11,6 +11,8 @@ softmax is ever over nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,11 +23,19 @@ SMALLEST_BLOCK = 32  # below this a block of the windowed form costs more to lau
 
 
 def attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, *, n_history: int = 0, first: Tensor | None = None, window: int | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    n_history: int = 0,
+    first: Tensor | None = None,
+    window: int | None = None,
+    noise: Tensor | None = None,
 ) -> Tensor:
-    """The definition, query by query in float64: y_t = sum_s softmax_s(q_t . k_s / sqrt(d_head)) v_s.
+    """The definition, query by query in float64: y_t = sum_s softmax_s(q_t . k_s / sqrt(d_head)) noise_ts v_s.
 
     Shapes and meaning as :func:`attend`, with ``n_history`` an integer.
+    noise:  (batch, n_heads, length, n_keys), by which dropout multiplies the weights: 0 or 1 / (1 - p)
     Cost:   O(length * n_keys) in a Python loop; for tests and for reading.
     Source: Vaswani et al. 2017, arXiv:1706.03762, eq. 1; groups: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.2.
     """
@@ -41,7 +51,8 @@ def attention_reference(
             seen = slice(low + n_history, min(t + n_history + 1, n_keys))
             for h in range(n_heads):
                 weight = (k[b, seen, h // repeats] @ q[b, t, h] / d_head**0.5).exp()
-                rows.append((weight / weight.sum()) @ v[b, seen, h // repeats])
+                weight = weight / weight.sum()
+                rows.append((weight if noise is None else weight * noise[b, h, t, seen]) @ v[b, seen, h // repeats])
     return torch.stack(rows).reshape(batch, length, n_heads, d_head) if rows else torch.zeros_like(q)
 
 
@@ -53,24 +64,31 @@ def attend(
     n_history: int | Tensor = 0,
     first: Tensor | None = None,
     window: int | None = None,
+    dropout: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Attention of each query to the range of keys named above, through ``scaled_dot_product_attention``.
 
     Shapes:  q: (batch, length, n_heads, d_head)   k, v: (batch, n_keys, n_kv_heads, d_head)   ->   as q
              n_history: how many keys precede the first query's own; (batch,) where the rows differ
              first: (batch or 1, length) time of the first key a query may see; None where all keys may be seen
+             dropout: of the weights, (batch, n_heads, queries, keys) -> the same, after their softmax
     Cost:    O(length * n_keys) time; with a window O(length * window) time and memory. A full range makes no mask,
-             and other masks are made for at most ``MASK_ELEMENTS`` pairs at one time.
+             and other masks are made for at most ``MASK_ELEMENTS`` pairs at one time. With ``dropout`` all weights are
+             computed and kept for the gradients, O(length * n_keys) memory, a window or none.
     """
     length, n_keys = q.shape[1], k.shape[1]
-    if length == 1 and first is None and isinstance(n_history, int) and (window is None or n_keys <= window):
+    at_once = isinstance(n_history, int) and first is None and (window is None or n_keys <= window)  # all before it
+    if length == 1 and at_once and dropout is None:
         return _decode(q, k, v, None)
-    from_rest = isinstance(n_history, int) and n_history == 0
-    if from_rest and first is None and (window is None or n_keys <= window):
-        if length == n_keys <= SHORT and q.device.type == "cpu" and q.shape[2] == k.shape[2]:
-            return _attend_short(q, k, v)
-        y = F.scaled_dot_product_attention(*_heads_first(q, k, v), is_causal=True, enable_gqa=True)
-        return y.transpose(1, 2)
+    if at_once and n_history == 0:
+        short = length <= SHORT and q.device.type == "cpu" and q.shape[2] == k.shape[2]
+        if length == n_keys and (short or dropout is not None):
+            return _attend_whole(q, k, v, dropout)
+        if dropout is None:
+            y = F.scaled_dot_product_attention(*_heads_first(q, k, v), is_causal=True, enable_gqa=True)
+            return y.transpose(1, 2)
+    if dropout is not None:
+        return _attend_masked(q, k, v, n_history, first, window, dropout)
     if window is not None and isinstance(n_history, int):
         block = max(window, SMALLEST_BLOCK)
         if length > 2 * block:
@@ -78,13 +96,22 @@ def attend(
     return _attend_masked(q, k, v, n_history, first, window)
 
 
-def _attend_short(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attend_whole(q: Tensor, k: Tensor, v: Tensor, dropout: Callable[[Tensor], Tensor] | None) -> Tensor:
     """Whole rows, all scores at once. Also for several models: vmap has rules for all of it, and none for the fused."""
+    length = q.shape[1]
+    later = torch.full((length, length), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
+    return _weigh(q, k, v, later, dropout)
+
+
+def _weigh(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, dropout: Callable[[Tensor], Tensor] | None) -> Tensor:
+    """All weights at once; ``hidden``, added to the scores (batch, n_heads, queries, keys), is -inf for what is not
+    seen."""
+    repeats = q.shape[2] // k.shape[2]
     q, k, v = _heads_first(q, k, v)
-    scores = (q * q.shape[-1] ** -0.5) @ k.mT
-    length = q.shape[-2]
-    later = torch.full((length, length), -torch.inf, dtype=scores.dtype, device=scores.device).triu(1)
-    return ((scores + later).softmax(-1).to(v.dtype) @ v).transpose(1, 2)
+    if repeats > 1:
+        k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
+    weights = ((q * q.shape[-1] ** -0.5) @ k.mT + hidden).softmax(-1).to(v.dtype)
+    return ((weights if dropout is None else dropout(weights)) @ v).transpose(1, 2)
 
 
 def _heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +136,13 @@ def _lowest(first: Tensor | None, time: Tensor, window: int | None) -> Tensor | 
 
 
 def _attend_masked(
-    q: Tensor, k: Tensor, v: Tensor, n_history: int | Tensor, first: Tensor | None, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    n_history: int | Tensor,
+    first: Tensor | None,
+    window: int | None,
+    dropout: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Dense with a mask, in pieces of the queries where the mask would be large."""
     length, n_keys = q.shape[1], k.shape[1]
@@ -129,6 +162,10 @@ def _attend_masked(
             mask = mask & (at >= low[:, begin:end, None])
         mask = mask[:, None]  # one for all heads
         k_seen, v_seen = k[:, :n_seen], v[:, :n_seen]
+        if dropout is not None:
+            hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+            outputs.append(_weigh(q_piece, k_seen, v_seen, hidden, dropout))
+            continue
         if length == 1:
             return _decode(q, k_seen, v_seen, mask)
         y = F.scaled_dot_product_attention(*_heads_first(q_piece, k_seen, v_seen), attn_mask=mask, enable_gqa=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from statewise.data.synthetic_languages import SyntheticLanguageConfig
@@ -18,6 +18,7 @@ from statewise.models.block import BlockConfig
 from statewise.models.hybrid import hybrid_layers
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
+from statewise.reproduce.work import BEFORE
 from statewise.train.config import RunConfig, TrainConfig
 
 D_MODEL, BATCH_SIZE, LR = 32, 32, 5e-4
@@ -32,6 +33,7 @@ MIXERS: dict[str, MixerConfig] = {
     "mamba2": Mamba2Config(d_state=64, d_head=32),
 }
 TASKS = ("induction-head", "associative-recall")
+DROPOUT, DROPPED = 0.1, ("weights", "branches")
 # The published schedules: a cosine of 5e-4 down to 5e-5 after a warm-up from 1e-6, and straight lines up and down
 SCHEDULES: dict[str, dict[str, Any]] = {
     "induction-head": {"schedule": "cosine", "lr_start_ratio": 1e-6 / LR, "lr_min_ratio": 0.1},
@@ -50,6 +52,8 @@ class H3SyntheticsSettings:
               running; stop_at=null: never before its last epoch
     clip_norm, weight_decay_of: as ``TrainConfig`` has them; the published code clips no gradient, and every parameter
               but the systems' decays
+    dropout_of: what the Transformer's dropout of 0.1 drops: the "weights" of its attention, as published, or the
+              "branches" before they join the residual stream
     workers:  processes that train side by side
     bars:     whether what the project asks of itself is in the report
     """
@@ -65,6 +69,7 @@ class H3SyntheticsSettings:
     stop_after: int = 10
     clip_norm: float | None = None
     weight_decay_of: str = "all"
+    dropout_of: str = field(default="weights", metadata={BEFORE: "branches"})
     workers: int = 2
     bars: bool = True
 
@@ -82,6 +87,8 @@ class H3SyntheticsSettings:
                 f"H3SyntheticsSettings needs n_train of at least {BATCH_SIZE}, and n_validation, n_test and workers of "
                 f"at least 1; got {self.n_train}, {self.n_validation}, {self.n_test}, {self.workers}"
             )
+        if self.dropout_of not in DROPPED:
+            raise ConfigError(f"H3SyntheticsSettings.dropout_of={self.dropout_of!r}; use one of {', '.join(DROPPED)}")
         run_config(self, self.tasks[0], self.models[0], self.seeds[0])  # refuses what no run could have
 
 
@@ -92,7 +99,7 @@ def is_everything(config: H3SyntheticsSettings) -> bool:
         set(config.models) == set(full.models)
         and dict(zip(config.tasks, config.epochs)) == dict(zip(full.tasks, full.epochs))
         and config.n_train >= full.n_train
-        and (config.clip_norm, config.weight_decay_of) == (full.clip_norm, full.weight_decay_of)
+        and all(getattr(config, name) == getattr(full, name) for name in ("clip_norm", "weight_decay_of", "dropout_of"))
     )
 
 
@@ -103,8 +110,12 @@ def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -
     )
     is_attention = model == "attention"
     mlp = MLPConfig(expand=4, activation="gelu_tanh")
-    layer = BlockConfig(mixer=MIXERS[model], mlp=mlp, norm="layer", dropout=0.1 if is_attention else 0.0)
-    other = replace(layer, mixer=ATTENTION)
+    layer = BlockConfig(mixer=MIXERS[model], mlp=mlp, norm="layer")
+    if is_attention and config.dropout_of == "weights":
+        layer = replace(layer, mixer=replace(ATTENTION, dropout=DROPOUT))
+    elif is_attention:
+        layer = replace(layer, dropout=DROPOUT)
+    other = replace(layer, mixer=ATTENTION)  # of the hybrid
     return RunConfig(
         model=LanguageModelConfig(
             vocab_size=data.resolved("vocab_size"),
