@@ -221,7 +221,7 @@ def test_only_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def made(**changes: Any) -> Report:
     config = H3SyntheticsSettings(**changes)
-    seed = {"accuracy": 1.0, "epochs": 3.0, "course": [1.0]}
+    seed = {"accuracy": 1.0, "validation": 0.99, "epochs": 3.0, "course": [0.99]}
     part = {"seeds": {f"seed-{s}": seed for s in config.seeds}, "cpu_seconds": 600.0, "parameters": 9, "ms_per_step": 1}
     return make_report(config, {f"{task}-{model}": part for task in config.tasks for model in config.models})
 
@@ -230,6 +230,7 @@ class TestReport:
     def test_all_seeds_of_everything_are_counted(self) -> None:
         report = made()
         assert report.figures["minutes_of_two_cores"] == 14 * 10 / 2
+        assert report.tables[0].rows[0][3:5] == ("100.0 100.0 100.0", "99.0 99.0 99.0")
         last = report.bars[-1]
         assert last.ours == 20
         assert "all 3 seeds of everything, more than one seed takes" in last.what
