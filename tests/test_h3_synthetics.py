@@ -250,4 +250,4 @@ class TestReport:
         for word in ("Mamba", "GSS", "S4D", "Transformer", "hybrid", "cosine", "18 ordinary", "ends early", "stack"):
             assert word not in page
         for word in ("seeds", "more than one"):
-            assert word not in report.setting + report.tables[0].notes[0] + " ".join(report.differences)
+            assert word not in report.setting + " ".join([*report.tables[0].notes, *report.differences])

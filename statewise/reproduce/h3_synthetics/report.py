@@ -170,10 +170,10 @@ def _table(config: H3SyntheticsSettings, task: str, found: Mapping[str, Mapping[
         )
     return Table(
         f"{task}: accuracy of the last token, %",
-        ("", "publ.", "ours", "seeds", "watched", "epochs", "weights", "CPU s", "ms"),
+        ("", "publ.", "ours", "test", "watched", "epochs", "weights", "CPU s", "ms"),
         rows,
         (
-            "seeds: on the rows of the test. watched: the best epoch on the rows looked at after each, which is "
+            "test: on the rows of its test. watched: the best epoch on the rows looked at after each, which is "
             "how the published figures were measured.",
             "CPU s: of training with validation, all seeds together. ms: of processor time, for a step of all seeds "
             "that were still training, on average."
