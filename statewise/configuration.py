@@ -83,8 +83,9 @@ def assign(config: Config, assignments: Sequence[str], *, types: Types | None = 
     return _load(cls, data, known, "")
 
 
-def parse_json(text: str | bytes, where: str) -> Any:
-    """JSON without the slack of Python's reader: a key given twice, NaN and infinities are errors.
+def parse_json(text: str | bytes, where: str, *, constants: bool = False) -> Any:
+    """JSON without the slack of Python's reader: a key given twice is an error, and unless ``constants`` are allowed,
+    NaN and infinities are.
 
     Errors:  ConfigError that begins with ``where`` and says line and column where it can.
     """
@@ -103,7 +104,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        return json.loads(text, object_pairs_hook=unique, parse_constant=None if constants else refuse)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not JSON: it is not UTF-8 text (byte {error.start})") from error
     except RecursionError as error:

@@ -22,6 +22,7 @@ from disks import small_disk  # noqa: F401
 import statewise as sw
 from statewise import checkpoints
 from statewise.checkpoints import atomic
+from statewise.checkpoints.atomic import MACHINE
 from statewise.errors import CheckpointError
 
 
@@ -156,7 +157,11 @@ def test_what_the_dead_left_is_removed_by_the_next_save(tmp_path: Path) -> None:
     sw.save(tiny_model(0), tmp_path / "model")
     (tmp_path / "model").rename(tmp_path / f".model.replaced-{dead}-00000000")
     (tmp_path / f".model.writing-{dead}-00000001").mkdir()
+    (tmp_path / f".model.writing-{MACHINE}-{dead}-00000004").mkdir()
+    another = f".model.writing-{'0' * 8}-{dead}-00000005"  # of a machine that shares the disk, where it may live
+    alive = f".model.writing-{MACHINE}-{os.getppid()}-00000006"
     kept = (f".model.writing-{os.getppid()}-00000002", f".other.writing-{dead}-00000003", ".model.writing", ".git")
+    kept += (another, alive)
     for name in kept:
         (tmp_path / name).mkdir()
     assert same_tensors(dict(sw.load(tmp_path / "model").state_dict()), dict(tiny_model(0).state_dict()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -258,8 +259,16 @@ def test_nothing_else_is_ever_replaced(tmp_path: Path, overwrite: bool) -> None:
     (foreign / "model.safetensors").write_bytes(b"theirs")
     assert ("is not Statewise's" if overwrite else "is there already") in said(foreign)
     mixed = sw.save(tiny_model(), tmp_path / "mixed")
-    (mixed / "notes.txt").write_text("mine")
-    assert ("there is also 'notes.txt' in it" if overwrite else "is there already") in said(mixed)
+    for name in ("notes.txt", "tokenizer.json", "trainer/notes.txt", "trainer"):  # two of them not of this checkpoint
+        (mixed / name).parent.mkdir(exist_ok=True)
+        (mixed / name).write_text("mine")
+        there = (mixed / name).relative_to(mixed).parts[0]
+        assert (f"there is also '{there}' in it" if overwrite else "is there already") in said(mixed)
+        (mixed / name).unlink()
+        shutil.rmtree(mixed / "trainer", ignore_errors=True)
+    trained = sw.save(tiny_model(), tmp_path / "trained", trainer=(trainer_tensors(), {"step": 1}))
+    (trained / "trainer" / "notes.txt").write_text("mine")
+    assert ("there is also 'trainer/notes.txt' in it" if overwrite else "is there already") in said(trained)
 
 
 def test_an_empty_folder_and_a_link_to_a_folder(tmp_path: Path) -> None:

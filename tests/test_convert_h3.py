@@ -269,6 +269,18 @@ def test_padded_vocabularies_and_fields_without_an_effect_pass():
     assert H3.read(config, published.made_up())[0].vocab_size == 21
 
 
+def test_the_published_arguments_of_attention():
+    """As in the configs of the published programs; the dropout of its weights comes along, and goes back."""
+    attention = {"num_heads": 2, "use_flash_attn": True, "fused_bias_fc": True, "dropout": 0.1}
+    config, tensors = H3.read({"attn_cfg": attention}, published.made_up())
+    assert [block.mixer.dropout for block in config.blocks if isinstance(block.mixer, AttentionConfig)] == [0.1]
+    arguments, _ = H3.write(config, tensors)
+    assert arguments["attn_cfg"] == {"num_heads": 2, "dropout": 0.1}
+    for field in ({"dwconv": True}, {"bias": False}, {"dropout": 1}):
+        with pytest.raises(CheckpointError, match=next(iter(field))):
+            H3.read({"attn_cfg": attention | field}, published.made_up())
+
+
 MLP = MLPConfig(activation="gelu_tanh")
 
 

@@ -181,6 +181,14 @@ def test_revisions_files_and_what_is_not_there(hub: Hub, model: sw.LanguageModel
     assert "hub:a/text holds no weights" in refusal(sw.load, "hub:a/text")
 
 
+def test_what_belongs_to_a_file_is_fetched_with_it(hub: Hub, model: sw.LanguageModel, tmp_path: Path) -> None:
+    files = published(model, tmp_path / "made")
+    more = {name: f'{{"{name}": 0}}'.encode() for name in ("tokenizer.json", "vocab.json", "merges.txt", "params.json")}
+    hub.publish("a/deep", "main", {f"x/{name}": data for name, data in (files | more).items()} | {"config.json": b"{}"})
+    assert same_logits(sw.load("hub:a/deep/x/model.safetensors"), model)
+    assert {*hub.fetched} == {f"x/{name}" for name in ("model.safetensors", "config.json", *more)}
+
+
 def test_shards_are_fetched_by_their_names(hub: Hub, model: sw.LanguageModel, tmp_path: Path) -> None:
     from safetensors.torch import load, save
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -175,6 +177,62 @@ def test_a_model_is_in_memory_once(model: sw.LanguageModel, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     for form, peak in zip(forms, done.stdout.split(), strict=True):
         assert int(peak) < 1.3 * n_bytes, form
+
+
+def test_a_file_with_two_configs_beside_it(tmp_path: Path) -> None:
+    """As Codestral's folder: consolidated.safetensors with params.json, and transformers' files."""
+    torch.manual_seed(0)
+    config = sw.LanguageModelConfig(vocab_size=16, d_model=64, layers=(sw.Mamba2Config(),) * 2, tie_embeddings=False)
+    model = config.build().eval()
+    folder = save_as(model, tmp_path / "both", "transformers")
+    weights = torch.load(save_as(model, tmp_path / "theirs", "mamba_ssm") / "pytorch_model.bin", weights_only=True)
+    save_file({f"model.{name}": tensor for name, tensor in weights.items()}, folder / "consolidated.safetensors")
+    params = {"dim": 64, "n_layers": 2, "vocab_size": 16, "n_groups": 1, "rms_norm": True, "model_type": "mamba"}
+    more = {"residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 1, "tie_embeddings": False}
+    (folder / "params.json").write_text(json.dumps(params | more))
+    for path in (folder, folder / "model.safetensors", folder / "consolidated.safetensors"):
+        assert same_logits(sw.load(path), model)
+
+
+def test_a_compiled_model_is_written_as_the_model(model: sw.LanguageModel, tmp_path: Path) -> None:
+    compiled: Any = torch.compile(model, backend="eager")
+    assert same_logits(sw.load(save_as(compiled, tmp_path / "a", "transformers")), model)
+    other: Any = torch.nn.Linear(1, 1)
+    with pytest.raises(InputError, match=r"save_as takes a Model, .* got a Linear"):
+        save_as(other, tmp_path / "b", "transformers")
+
+
+def test_a_file_of_torch_save_holds_each_number_once(model: sw.LanguageModel, tmp_path: Path) -> None:
+    """Also the tied head, and what is cut out of a larger tensor."""
+    written = save_as(model, tmp_path / "a", "mamba_ssm") / "pytorch_model.bin"
+    n_bytes = sum(tensor.nbytes for tensor in model.parameters())
+    assert n_bytes < written.stat().st_size < n_bytes + 12_000
+
+
+def test_a_file_that_appears_meanwhile_is_not_replaced(
+    model: sw.LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf")
+    target, links = tmp_path / "a.gguf", os.link
+
+    def late(*arguments: Any) -> None:
+        target.write_text("mine")
+        links(*arguments)
+
+    def without_links(*_: Any) -> None:
+        target.write_text("mine")
+        raise OSError(errno.EPERM, "no links here")
+
+    for link in (late, without_links):
+        monkeypatch.setattr("statewise.checkpoints.atomic.os.link", link)
+        assert "exists already and is not replaced" in refusal(save_as, model, target, "gguf")
+        assert target.read_text() == "mine"
+        target.unlink()
+    monkeypatch.setattr(
+        "statewise.checkpoints.atomic.os.link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, ""))
+    )
+    save_as(model, target, "gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
 
 
 def test_what_is_written_is_read_and_nothing_is_replaced(model: sw.LanguageModel, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import subprocess
@@ -105,6 +106,22 @@ def test_objects_of_lightning_are_read_without_lightning(tmp_path: Path) -> None
     assert config["pytorch-lightning_version"] == "1.5"
     assert config["hyper_parameters"] == {"model": {"d_model": 8, "layer": {"name": "s4"}}}
     assert torch.equal(tensors["model.a"], torch.ones(2))
+
+
+def test_data_of_lightning_that_holds_itself(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {}
+    settings["x"] = settings
+    content = {"pytorch-lightning_version": "1.5", "state_dict": {"a": torch.ones(2)}, "hyper_parameters": settings}
+    torch.save(content, tmp_path / "a.ckpt")
+    assert "a.ckpt: its hyper_parameters are nested too deeply" in refusal(sw.load, tmp_path / "a.ckpt")
+
+
+def test_a_folder_that_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("statewise.checkpoints.convert.source.os.listdir", refuse)
+    assert refusal(sw.load, folder).startswith(f"cannot read {folder}: Permission denied")
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -255,6 +256,20 @@ def test_older_files(folder: Path) -> None:
     for kind in ("mamba", "mamba2", "falcon_mamba"):
         full = json.loads(transformers.AutoConfig.for_model(kind).to_json_string(use_diff=False))
         assert format.from_theirs(full) == format.from_theirs({"model_type": kind})
+
+
+def test_limits_as_that_library_wrote_them(folder: Path, tmp_path: Path) -> None:
+    """Until December 2025: an infinity that JSON does not have, and so with every model without a limit."""
+    config, tensors = files(saved("mamba2", folder))
+    expected, _ = format.read(config, tensors)
+    text = json.dumps(config | {"time_step_limit": [0.0, float("inf")]})
+    assert "[0.0, Infinity]" in text
+    shutil.copytree(saved("mamba2", folder), tmp_path / "old")
+    (tmp_path / "old" / "config.json").write_text(text)
+    assert sw.load(tmp_path / "old").config == expected
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config | {"layer_norm_epsilon": float("nan")}))
+    with pytest.raises(CheckpointError, match="layer_norm_epsilon=nan; expected a number above 0"):
+        sw.load(tmp_path / "old")
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

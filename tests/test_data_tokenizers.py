@@ -185,6 +185,19 @@ def test_truncation_and_padding_of_the_file_are_off() -> None:
     assert len(loaded.encode("a")) == 1
 
 
+def test_what_a_tokenizer_puts_before_a_text_itself(gpt: FileTokenizer) -> None:
+    import tokenizers as library
+
+    assert [*gpt.prefix] == [*ByteTokenizer().prefix] == []
+    tokenizer = library.Tokenizer.from_str(byte_level(["<s>", "</s>"]))
+    tokenizer.post_processor = library.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    loaded = FileTokenizer(tokenizer.to_str())
+    assert ([*loaded.prefix], loaded.document_token) == ([0], 1)
+    assert 0 not in loaded.encode(TEXT)
+
+
 def test_the_document_token_is_the_first_known_special_token() -> None:
     assert FileTokenizer(byte_level(["[CLS]", "[SEP]", "</s>"])).document_token == 2
     assert FileTokenizer(byte_level(["[CLS]", "[SEP]"])).document_token == 1

@@ -19,6 +19,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from statewise.evaluate import evaluate_text
+from statewise.evaluate.likelihood import encode_pair
 from statewise.integrations.lm_eval import StatewiseLM
 from statewise.integrations.lm_eval_texts import write
 
@@ -34,11 +35,33 @@ def test_texts_of_requests() -> None:
     ids = ByteTokenizer().encode
     assert pair[0] == pytest.approx(defined(model, ids("what is"), ids(" this"))[0], rel=1e-5)  # as lm-eval cuts it
     assert empty[0] == pytest.approx(defined(model, [256], ids("that"))[0], rel=1e-5)
+    (blank,) = lm.loglikelihood(instances("loglikelihood", (" ", "that")), disable_tqdm=True)
+    assert blank[0] == pytest.approx(defined(model, [256], ids(" that"))[0], rel=1e-5)
     begun = StatewiseLM(model, tokenizer="bytes")
     (pair,) = begun.loglikelihood(instances("loglikelihood", ("what", " is")), disable_tqdm=True)
     assert pair[0] == pytest.approx(defined(model, [256, *ids("what")], ids(" is"))[0], rel=1e-5)
     with pytest.raises(DataError, match="a continuation is empty"):
         lm.loglikelihood(instances("loglikelihood", ("a", "")), disable_tqdm=True)
+
+
+def test_a_tokenizer_that_begins_texts_itself() -> None:
+    """As Mistral's: its own token before a text, unless the document token is asked for."""
+    model = MODELS["mamba"]
+
+    class Beginning(ByteTokenizer):
+        prefix = (7,)
+
+    ids = ByteTokenizer().encode
+    for asked, first in ((False, 7), (True, 256)):
+        lm = StatewiseLM(model, tokenizer=Beginning(), add_bos_token=asked)
+        pair, empty = lm.loglikelihood(instances("loglikelihood", ("so", " it"), ("", "is")), disable_tqdm=True)
+        assert pair[0] == pytest.approx(defined(model, [first, *ids("so")], ids(" it"))[0], rel=1e-5)
+        assert empty[0] == pytest.approx(defined(model, [first], ids("is"))[0], rel=1e-5)
+        (whole,) = lm.loglikelihood_rolling(instances("loglikelihood_rolling", ("text",)), disable_tqdm=True)
+        assert whole == pytest.approx(defined(model, [first], ids("text"))[0], rel=1e-5)
+        for context in ("so", " "):
+            ((begun, _),) = encode_pair(Beginning(), context, [" it"], document_token=asked)
+            assert begun == [first, *ids(context.rstrip())]
 
 
 def test_rolling() -> None:

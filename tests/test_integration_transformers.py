@@ -211,6 +211,9 @@ def test_a_cache_is_copied_selected_and_never_mutated() -> None:
     with pytest.raises(sw.InputError, match="cannot be cut back by 2 tokens"):
         cache.crop(-2)
     cache.reset()
+    cache.reorder_cache(torch.tensor([0]))  # of nothing read
+    cache.batch_select_indices(torch.tensor([0]))
+    cache.batch_repeat_interleave(2)
     assert cache.batch_size == -1
     assert not cache.is_initialized
     assert "n_columns=0" in repr(cache)

@@ -8,14 +8,16 @@ another, there are two renames, since no portable call swaps two folders; a proc
     after them           target, the new     .target.replaced-* (the old one)
 
 so that at every moment one complete folder is there: :func:`locate` finds it, also in the second case. What a dead
-process left is removed by the next write to the same target, and by :func:`remove_hidden`.
+process left is removed by the next write to the same target from the same machine, and by :func:`remove_hidden`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -26,7 +28,11 @@ from pathlib import Path
 from statewise.errors import CheckpointError
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-HIDDEN_NAME = re.compile(r"\.(?P<target>.+)\.(?P<role>writing|replaced|removed)-(?P<process>[0-9]+)-[0-9a-f]{8}")
+HIDDEN_NAME = re.compile(
+    r"\.(?P<target>.+)\.(?P<role>writing|replaced|removed)-((?P<machine>[0-9a-f]{8})-)?(?P<process>[0-9]+)-[0-9a-f]{8}"
+)
+# On a disk that several share, the number of a process says nothing of another machine's
+MACHINE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 # Writers that replace the same folder at once take turns; each turn lets one of them through.
 MAX_TURNS = 1000
 
@@ -53,9 +59,12 @@ def write_folder(target: Path, n_bytes: int, may_replace: Callable[[Path], None]
     _confirm(target)
 
 
-def write_file(target: Path, n_bytes: int, write: Callable[[Path], None]) -> None:
+def write_file(
+    target: Path, n_bytes: int, write: Callable[[Path], None], may_replace: Callable[[Path], None] | None = None
+) -> None:
     """``write(path)`` writes a file, which then takes the name ``target`` and replaces a file that has it.
 
+    may_replace: is called before a file would be replaced, as by :func:`write_folder`; None: it may be
     Errors:  as :func:`write_folder`.
     """
     folder = hidden_name(target, "writing")  # a folder, since writers may have temporary files of their own
@@ -65,10 +74,29 @@ def write_file(target: Path, n_bytes: int, write: Callable[[Path], None]) -> Non
             folder.mkdir()
             write(folder / target.name)
             _sync(folder / target.name)
-            os.replace(folder / target.name, target)
+            if may_replace is None:
+                os.replace(folder / target.name, target)
+            elif not take_free_name(folder / target.name, target):
+                may_replace(target)
+                os.replace(folder / target.name, target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     _confirm(target)
+
+
+def take_free_name(file: Path, target: Path) -> bool:
+    """Gives a file the name ``target`` unless something has it; whether it did."""
+    try:
+        os.link(file, target)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        if os.path.lexists(target):
+            return False
+        os.replace(file, target)
+        return True
+    os.unlink(file)
+    return True
 
 
 def require_place(target: Path) -> None:
@@ -139,7 +167,7 @@ def identity(path: Path) -> tuple[int, int, int] | None:
 
 def hidden_name(target: Path, role: str) -> Path:
     """A name beside ``target`` that nobody else has and that tells whose process it is."""
-    return target.with_name(f".{target.name}.{role}-{os.getpid()}-{secrets.token_hex(4)}")
+    return target.with_name(f".{target.name}.{role}-{MACHINE}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 @contextlib.contextmanager
@@ -216,18 +244,19 @@ def _hidden_in(parent: Path) -> Iterator[tuple[Path, str, Path]]:
                 yield path, match["role"], parent / match["target"]
 
 
-def _hidden_beside(target: Path) -> list[tuple[Path, str, int]]:
-    """(path, role, process) of the hidden names that belong to this target."""
+def _hidden_beside(target: Path) -> list[tuple[Path, str, int | None]]:
+    """(path, role, process) of the hidden names that belong to this target; no number for another machine's."""
     found = []
     for path, role, other in _hidden_in(target.parent):
         if other == target and (match := HIDDEN_NAME.fullmatch(path.name)):
-            found.append((path, role, int(match["process"])))
+            here = match["machine"] in (None, MACHINE)
+            found.append((path, role, int(match["process"]) if here else None))
     return found
 
 
 def _remove_what_the_dead_left(target: Path) -> None:
     for path, _, process in _hidden_beside(target):
-        if not _is_alive(process):
+        if process is not None and not _is_alive(process):
             shutil.rmtree(path, ignore_errors=True)
 
 

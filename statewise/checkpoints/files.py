@@ -45,6 +45,7 @@ from statewise.checkpoints.tensor_files import (
     require_floating,
     require_storable,
     stored_tensors,
+    uncompiled,
     write_tensors,
 )
 from statewise.configuration import parse_json
@@ -94,7 +95,7 @@ def save(
                free). What was there before is then unchanged. ConfigError if the model's config is not in
                ``models.registry.CONFIG_TYPES``. InputError for a dtype that no file of tensors holds.
     """
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    model = uncompiled(model)
     if not isinstance(model, Model):
         raise InputError(f"save takes a Model, such as a LanguageModel; got a {type(model).__name__}")
     model_to_dict(model.config)  # a class that could be written and never be read is refused before anything is

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from statewise.checkpoints.atomic import identity, locate
-from statewise.checkpoints.manifest import CONFIG_FILE, FILES, Manifest, read_manifest
+from statewise.checkpoints.manifest import CONFIG_FILE, Manifest, read_manifest
 from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, WEIGHT_SUFFIXES, refuse_pickle
 from statewise.errors import CheckpointError
 
@@ -101,11 +101,13 @@ def require_replaceable(path: Path, overwrite: bool) -> None:
             f"cannot save {path}: a checkpoint is there already; give another name, or overwrite=True"
         )
     try:
-        read_manifest(path)
+        files = read_manifest(path).files
     except CheckpointError as error:
         raise CheckpointError(f"cannot overwrite {path}: {error}. Remove it yourself, or give another name") from error
-    ours = {CONFIG_FILE, *(Path(name).parts[0] for name in FILES)}
-    if foreign := sorted(entry.name for entry in path.iterdir() if entry.name not in ours):
+    ours = {Path(CONFIG_FILE), *map(Path, files)}
+    ours |= {parent for file in ours for parent in file.parents}
+    there = (Path(at, name).relative_to(path) for at, folders, names in os.walk(path) for name in (*folders, *names))
+    if foreign := sorted(entry.as_posix() for entry in there if entry not in ours):
         raise CheckpointError(
             f"cannot overwrite {path}: there is also {foreign[0]!r} in it; move it, or give another name"
         )

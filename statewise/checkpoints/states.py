@@ -75,8 +75,8 @@ def load_state(path: str | os.PathLike[str], *, model: LanguageModel) -> Languag
         raise CheckpointError(f"{path} is damaged: its checksum does not match")
     try:
         saved = model_from_dict(data["model"], f"{path}: model")
-        batch, weights = int(data["batch"]), data["weights"]
-    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        weights = data["weights"]
+    except (ConfigError, KeyError) as error:
         raise CheckpointError(f"{path} is not a state of a model known here: {error}") from error
     if differing := differences(saved, model.config):
         raise CheckpointError(f"{path} is the state of another model: {differing[0]}")
@@ -85,8 +85,11 @@ def load_state(path: str | os.PathLike[str], *, model: LanguageModel) -> Languag
             f"{path} is the state of a model with other weights (of another training step, perhaps); "
             "use the model it was made with, or read the text again"
         )
+    position = tensors.get(f"{PREFIX}.position")
+    if position is None or position.ndim != 1:
+        raise CheckpointError(f"{path} is not a state of a model known here: it has no position of each row")
     try:
-        state = unflatten_into(model.initial_state(batch), tensors, PREFIX, same_shapes=False)
+        state = unflatten_into(model.initial_state(len(position)), tensors, PREFIX, same_shapes=False)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     assert isinstance(state, LanguageModelState)

@@ -49,11 +49,19 @@ class Expected(NamedTuple):
     dtype: torch.dtype
 
 
+def uncompiled(model: Any) -> Any:
+    """The model that ``torch.compile`` was given, or what is none of its."""
+    return getattr(model, "_orig_mod", model)
+
+
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers, not detached; tied ones once, under the first of their names."""
+    """Parameters and persistent buffers, not detached; tied ones once, under the first of their names.
+
+    Of a model by ``torch.compile`` those of the model itself.
+    """
     seen: set[int] = set()
     found = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    for name, tensor in uncompiled(model).state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
             found[name] = tensor

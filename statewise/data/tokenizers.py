@@ -52,6 +52,7 @@ class Tokenizer(Protocol):
     vocab_size: int  # every token is below it
     gaps: Sequence[int]  # the ids below it that are no token
     document_token: int
+    prefix: Sequence[int]  # what a text begins with where nothing else is asked for; the document token is not in it
     fingerprint: str  # equal for two tokenizers only if they map all text alike
 
     def encode(self, text: str) -> list[int]:
@@ -89,6 +90,7 @@ class ByteTokenizer:
     vocab_size = 257
     gaps: Sequence[int] = ()
     document_token = 256
+    prefix: Sequence[int] = ()
     fingerprint = hashlib.sha256(b'{"document_token":256,"kind":"bytes","vocab_size":257}').hexdigest()
 
     def encode(self, text: str) -> list[int]:
@@ -137,7 +139,8 @@ class FileTokenizer:
     padding are switched off, and the names of special tokens in a text are encoded as ordinary text, so that no
     document can forge a document token.
 
-    The document token is the first of ``DOCUMENT_TOKEN_NAMES`` that is a special token of the tokenizer.
+    The document token is the first of ``DOCUMENT_TOKEN_NAMES`` that is a special token of the tokenizer. ``prefix`` is
+    what its own post-processor puts before a text: nothing with GPT-2's and GPT-NeoX's, one token with Mistral's.
     ``fingerprint`` is the SHA-256 of the JSON in canonical form; ``json`` is the text for a checkpoint to carry.
 
     Errors:  DataError if the file is missing or not a tokenizer, or if it has no special token to begin documents.
@@ -175,6 +178,7 @@ class FileTokenizer:
         special = {token.content: index for index, token in added.items() if token.special}
         self._special = frozenset(special.values())
         self.document_token = _choose_document_token(name, special)
+        self.prefix: Sequence[int] = self._find_prefix()
 
     def encode(self, text: str) -> list[int]:
         """The tokens of the text; nothing is added."""
@@ -182,6 +186,11 @@ class FileTokenizer:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeEncodeError) as error:  # lone surrogates: which of the two depends on the version
             raise DataError("the text is not valid Unicode; a tokenizer.json needs text that UTF-8 can hold") from error
+
+    def _find_prefix(self) -> list[int]:
+        plain, whole = (self._tokenizer.encode("a", add_special_tokens=add).ids for add in (False, True))
+        places = range(len(whole) - len(plain) + 1) if plain else ()
+        return next((whole[:n] for n in places if whole[n : n + len(plain)] == plain), [])
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
         """(n,) unsigned integers. DataError (caused by the UnicodeDecodeError) if the bytes are not UTF-8."""

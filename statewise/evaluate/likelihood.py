@@ -153,12 +153,15 @@ def encode_pair(
     A context and its continuation are tokenised together, and what the context alone makes is cut off, after the
     context's white space has gone over to the continuation: " the" is one token where "the" after " " is another.
 
-    document_token: begin the context with it. An empty context is the document token in any case.
+    document_token: begin the context with it, and otherwise with the tokenizer's own ``prefix``. An empty context is
+                    that, or the document token where there is none.
 
     Errors:  DataError for a continuation that is empty or adds no token to its context.
     """
     stripped = context.rstrip()
-    begin = [tokenizer.document_token] if document_token or not stripped else []
+    begin = [tokenizer.document_token] if document_token else list(tokenizer.prefix)
+    if not stripped and not begin:
+        begin = [tokenizer.document_token]
     inside = tokenizer.encode(stripped) if stripped else []
     pairs = []
     for continuation in continuations:

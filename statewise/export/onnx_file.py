@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,8 +53,9 @@ def onnx_step(program: ExportedProgram, names: Sequence[str], metadata: Mapping[
     return exported
 
 
-def save_onnx(exported: Any, path: Path, weights: Path) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-    """Writes it, large weights to the file ``weights``. Returns the step of what was written, in onnxruntime."""
+def save_onnx(exported: Any, path: Path) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    """Writes it, large weights to a file beside it, ``path`` with ".data" behind it: the first names the second without
+    a folder, so that both can be moved. Returns the step of what was written, in onnxruntime."""
     import onnx
     import onnxruntime
 
@@ -64,9 +64,6 @@ def save_onnx(exported: Any, path: Path, weights: Path) -> Callable[[Sequence[Te
     onnx.checker.check_model(str(path))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [given.name for given in session.get_inputs()]
-    beside = path.with_name(path.name + ".data")
-    if beside.exists():
-        os.replace(beside, weights)
 
     def step(inputs: Sequence[Tensor]) -> list[Tensor]:
         outputs = session.run(None, dict(zip(names, (x.numpy() for x in inputs))))

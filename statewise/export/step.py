@@ -27,7 +27,8 @@ def export_step(model: LanguageModel, *, batch: int = 1) -> ExportedProgram:
     that it uses, in the model's own memory, and as constants what a frozen model computes once: it belongs to this
     moment, as ``model.freeze()`` does, until ``torch.export.save`` writes it to a file. It has plain ATen operators on
     real numbers only: each kernel of this package is written out as its definition, each complex number as its two
-    parts. So it runs, and is loaded, where this package is not installed. Ids are not checked in it.
+    parts. So it runs, and is loaded, where this package is not installed. Neither ids nor positions are checked in it:
+    one outside the vocabulary, or beyond ``max_positions``, is whatever the runtime makes of it.
 
     Shapes:  tokens: (batch,) int64 -> logits (batch, vocab_size); the leaves as they are given
     Cost:    seconds, a few for each layer.

@@ -56,13 +56,14 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
     batch_size:     rows read together; "auto" is 16
     max_length:     tokens that a prediction may depend on: longer contexts lose their beginning, as in lm-eval's own
                     models. None: all of them, but no more than there are learned positions
-    add_bos_token:  begin every context with the document token. None: as ``sw.generate`` begins a text, and as models
-                    trained here have seen every document begin; but not for a published model (:func:`sw.load`), since
-                    published numbers are measured without: the tokenizers of GPT-2 and GPT-NeoX add none
+    add_bos_token:  begin every context with the document token, and otherwise as the tokenizer itself begins a text:
+                    with nothing (GPT-2's and GPT-NeoX's), or with a token of its own (Mistral's). None: with the
+                    document token, as ``sw.generate`` does and as models trained here have seen every document begin;
+                    but not for a published model (:func:`sw.load`), since published numbers are measured without
     max_gen_toks:   tokens to write where a task does not say how many
     seed:           of what is drawn, for tasks that sample
 
-    An empty context is the document token, as it is with lm-eval's own models.
+    An empty context is that beginning, or the document token where there is none, as with lm-eval's own models.
 
     Errors:  ConfigError for unknown arguments and a tokenizer larger than the model; CheckpointError and DataError for
              what cannot be opened.
@@ -99,6 +100,7 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         limits = [limit for limit in (position_limit(self.model), max_length) if limit is not None]
         self.max_length = min(limits, default=None)
         self.add_bos_token = not published if add_bos_token is None else add_bos_token
+        self.begin = [self.eot_token_id] if self.add_bos_token else list(self.tokenizer.prefix)
         self.max_gen_toks, self.seed = max_gen_toks, seed
         self._device = self.model.embedding.weight.device
 
@@ -106,6 +108,11 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
     def eot_token_id(self) -> int:
         """The document token."""
         return self.tokenizer.document_token
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What an empty context is."""
+        return self.begin[-1] if self.begin else self.eot_token_id
 
     @property
     def tokenizer_name(self) -> str:
@@ -124,12 +131,13 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         }
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """The ids of a text, after the document token if ``add_bos_token`` and nothing says otherwise."""
-        begin = [self.eot_token_id] if self.add_bos_token and add_special_tokens is not False else []
-        return begin + self.tokenizer.encode(string)
+        """The ids of a text, after what begins every context if nothing says otherwise."""
+        return ([] if add_special_tokens is False else self.begin) + self.tokenizer.encode(string)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
+        if not pair[0]:  # of white space alone, which has gone over to the continuation
+            pair = [self.prefix_token_id], pair[1]
         if not pair[1]:
             raise DataError(
                 f"the continuation {continuation!r} adds no token to its context, so there is nothing to score: "
@@ -233,7 +241,7 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         return [lm_eval_utils.make_disjoint_window(window) for window in windows]
 
     def _prompt(self, context: str, max_new_tokens: int) -> list[int]:
-        tokens = self.tok_encode(context) or [self.eot_token_id]
+        tokens = self.tok_encode(context) or [self.prefix_token_id]
         if self.max_length is None:
             return tokens
         if max_new_tokens >= self.max_length:

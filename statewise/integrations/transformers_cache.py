@@ -98,4 +98,5 @@ class StatewiseCache(Cache):
         raise InputError("a StatewiseCache holds a state, not keys and values; give it to a StatewiseForCausalLM")
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.state, self.features = tree_map(change, (self.state, self.features))
+        if self.state is not None:
+            self.state, self.features = tree_map(change, (self.state, self.features))

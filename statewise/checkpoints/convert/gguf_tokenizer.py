@@ -86,7 +86,7 @@ def read_tokenizer(metadata: Mapping[str, Value]) -> str | None:
     pairs = [str(merge).split(" ") for merge in merges]
     if not isinstance(types, list) or len(types) != len(tokens) or any(len(pair) != 2 for pair in pairs):
         return None
-    ends = {metadata.get(key) for key in ENDS}
+    ends = {end for key in ENDS if isinstance(end := metadata.get(key), int)}
     used = [(i, str(token), types[i]) for i, token in enumerate(tokens) if types[i] != UNUSED]
     vocabulary = {token: i for i, token, _ in used}
     if len(vocabulary) < len(used):  # two tokens of one text

@@ -12,6 +12,7 @@ from statewise.checkpoints.convert.entries import require_tensor
 from statewise.checkpoints.convert.fields import refuse_unknown, require, section
 from statewise.checkpoints.convert.h3_names import Names
 from statewise.checkpoints.convert.mamba_fields import count, number
+from statewise.checkpoints.convert.s4_config import dropout_of
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.h3 import H3Config
@@ -39,6 +40,8 @@ _NO_EFFECT = (
         "transformers_version",
     ),
 )
+_ATTENTION_NO_EFFECT = ("use_flash_attn", "fused_bias_fc", "checkpointing")
+_ATTENTION_FIXED = {"causal": True, "bias": True, "dwconv": False, "softmax_scale": None, "rotary_emb_scale_base": 0}
 _SSM_NO_EFFECT = ("measure", "measure_args", "dt_min", "dt_max", "deterministic", "lr", "verbose", "dropout", "rank")
 _SSM_FIXED = {"mode": "diag", "disc": "bilinear", "real_type": "exp", "head_dim": 1, "bandlimit": None, "l_max": None}
 _WHERE = "the H3 checkpoint's config"
@@ -90,6 +93,7 @@ def from_theirs(config: Mapping[str, Any], names: Names, tensors: Mapping[str, T
                 positions="rotary" if d_rotary else None,
                 d_rotary=d_rotary or None,
                 bias=True,
+                dropout=said.dropout,
             )
         else:
             _require_one_wide(size(f"{theirs}mixer.D", 0, d_model), d_model, names(f"{theirs}mixer.D"))
@@ -117,11 +121,13 @@ _ATTENTION = ("Wqkv", "out_proj")
 
 
 class _Said(NamedTuple):
-    """What a config says: heads, rotary features and the size of the states (None: nothing), and the norms' eps."""
+    """What a config says: heads, rotary features and the size of the states (None: nothing), the dropout of attention's
+    weights, and the norms' eps."""
 
     n_heads: int | None
     d_rotary: int | None
     d_state: int | None
+    dropout: float
     eps: float
 
 
@@ -138,7 +144,8 @@ def _read_config(config: Mapping[str, Any], *, vocab_size: int, **of_the_file: A
     ssm = section(config, "ssm_cfg", _WHERE)
     known = ("n_heads", "attn_cfg", "ssm_cfg", "layer_norm_epsilon", "vocab_size", *of_the_file, *_NO_EFFECT)
     refuse_unknown(config, known, _WHERE)
-    refuse_unknown(attention, ("num_heads", "rotary_emb_dim", "causal"), f"{_WHERE}: attn_cfg")
+    known = ("num_heads", "rotary_emb_dim", "dropout", *_ATTENTION_FIXED, *_ATTENTION_NO_EFFECT)
+    refuse_unknown(attention, known, f"{_WHERE}: attn_cfg")
     refuse_unknown(ssm, ("d_state", *_SSM_FIXED, *_SSM_NO_EFFECT, "use_fast_fftconv"), f"{_WHERE}: ssm_cfg")
     for name, value in of_the_file.items():
         given = config.get(name)
@@ -147,7 +154,7 @@ def _read_config(config: Mapping[str, Any], *, vocab_size: int, **of_the_file: A
     smaller = config.get("vocab_size")
     if smaller is not None and count(config, "vocab_size", None, _WHERE) > vocab_size:  # a smaller one was padded
         raise _differs("vocab_size", smaller, vocab_size)
-    require(attention, {"causal": True}, f"{_WHERE}: attn_cfg")
+    require(attention, _ATTENTION_FIXED, f"{_WHERE}: attn_cfg")
     require(ssm, _SSM_FIXED, f"{_WHERE}: ssm_cfg")
     n_heads, num_heads = _said(config, "n_heads"), _said(attention, "num_heads", "attn_cfg")
     if None not in (n_heads, num_heads) and n_heads != num_heads:
@@ -158,6 +165,7 @@ def _read_config(config: Mapping[str, Any], *, vocab_size: int, **of_the_file: A
         n_heads=num_heads if n_heads is None else n_heads,
         d_rotary=_said(attention, "rotary_emb_dim", "attn_cfg", at_least=0),
         d_state=_said(ssm, "d_state", "ssm_cfg"),
+        dropout=dropout_of(attention, 0.0, f"{_WHERE}: attn_cfg"),
         eps=number(config, "layer_norm_epsilon", EPS, _WHERE),
     )
 
@@ -215,14 +223,14 @@ def check_written(config: ModelConfig) -> LanguageModelConfig:
             plain = AttentionConfig(
                 n_heads=mixer.n_heads, positions=mixer.positions, d_rotary=mixer.d_rotary, bias=True
             )
-            plain = replace(plain, weight_std=mixer.weight_std)  # of the start alone
+            plain = replace(plain, weight_std=mixer.weight_std, dropout=mixer.dropout)  # the first: of the start alone
             kv_heads, width = mixer.n_kv_heads, mixer.head_width(config.d_model)
             same_heads = kv_heads in (None, mixer.n_heads) and width * mixer.n_heads == config.d_model
             if mixer.positions == "learned" or replace(mixer, n_kv_heads=None, d_head=None) != plain or not same_heads:
                 raise refuse(
                     f"layer {i} has {mixer} (published: biases, as many heads of keys as of queries, no window)"
                 )
-            attentions.add((mixer.n_heads, mixer.rotary_width(width)))
+            attentions.add((mixer.n_heads, mixer.rotary_width(width), mixer.dropout))
         elif isinstance(mixer, H3Config):
             if mixer.d_head != 1 or mixer.method != "bilinear" or not mixer.bias:
                 raise refuse(f"layer {i} has {mixer} (published: d_head=1, bilinear, with biases)")
@@ -264,4 +272,6 @@ def to_theirs(config: LanguageModelConfig) -> dict[str, Any]:
         arguments["attn_cfg"] = {"num_heads": mixer.n_heads}
         if mixer.positions == "rotary":
             arguments["attn_cfg"]["rotary_emb_dim"] = mixer.rotary_width(mixer.head_width(config.d_model))
+        if mixer.dropout:
+            arguments["attn_cfg"]["dropout"] = mixer.dropout
     return arguments

@@ -59,7 +59,7 @@ def fetch(source: str, revision: str | None = None) -> Path:
         names = [file.rfilename for file in listed]
         if name.file is not None and name.file not in names:
             raise CheckpointError(f"{source}: there is no file {name.file} in {name.repository}")
-        wanted = needed_files(names, source) if name.file is None else _beside(name.file, names)
+        wanted = needed_files(names, source) if name.file is None else _beside(name.file, names, source)
         folder = Path(hub.snapshot_download(name.repository, revision=name.revision, allow_patterns=wanted))
     except CheckpointError:
         raise
@@ -82,11 +82,12 @@ def fetch(source: str, revision: str | None = None) -> Path:
     return path
 
 
-def _beside(file: str, names: list[str]) -> list[str]:
-    """A file, and the JSON that lies beside it."""
-    folder, _, _ = file.rpartition("/")
-    prefix = f"{folder}/" if folder else ""
-    return [file, *(name for name in names if name in (f"{prefix}config.json", f"{prefix}tokenizer.json"))]
+def _beside(file: str, names: list[str], source: str) -> list[str]:
+    """A file, and what belongs to it of its folder."""
+    folder, slash, own = file.rpartition("/")
+    prefix = folder + slash
+    inside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    return [prefix + name for name in needed_files(inside, source, own)]
 
 
 def _cached(hub: ModuleType, name: HubName) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.projection import WEIGHT_STD
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 
@@ -128,6 +130,8 @@ def uniform(config: LanguageModelConfig, where: str) -> tuple[BlockConfig, Mixer
             raise CheckpointError(f"{where} has no {type(mixer).__name__.removesuffix('Config')}, which {name} is")
         if isinstance(mixer, MambaConfig):
             only(mixer, _MAMBA, name, where)
+        if isinstance(mixer, AttentionConfig):  # what says nothing of the outputs
+            mixer = replace(mixer, dropout=0.0, weight_std=WEIGHT_STD)
         if mixers.setdefault(isinstance(mixer, AttentionConfig), mixer) != mixer:
             raise CheckpointError(
                 f"{where} has one config for all layers of a kind, and {name} differs from one before"

@@ -17,7 +17,7 @@ from statewise.configuration import parse_json
 from statewise.errors import CheckpointError, ConfigError
 
 INDEX = ".index.json"
-CONFIG_FILES = (CONFIG_FILE, "params.json")  # the second is Codestral's
+CONFIG_FILES = (CONFIG_FILE, "params.json")  # the second is Codestral's, for its consolidated.safetensors
 TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.json", "merges.txt")  # the latter two: GPT-2's, before there was the first
 # What training leaves beside the weights of a model
 NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt")
@@ -84,14 +84,15 @@ def find_source(path: Path) -> Source:
     Errors:  CheckpointError if there is none, if there are several, or for a config that cannot be read.
     """
     if path.is_dir():
-        folder, name = path, choose_weights([file.name for file in path.iterdir()], str(path))
+        folder, name = path, choose_weights(_names_in(path), str(path))
         weights = path / name
         require_inside(folder, weights)
         if not weights.is_file():
             raise CheckpointError(f"{weights} is not a file")
     else:
         folder, weights = path.parent, path
-    for config_name in CONFIG_FILES:
+    # Codestral's folder holds its model twice, each with a config of its own
+    for config_name in reversed(CONFIG_FILES) if weights.name.startswith("consolidated.") else CONFIG_FILES:
         config_file = folder / config_name
         if weights.suffix != GGUF and config_file.is_file():
             require_inside(folder, config_file)
@@ -123,10 +124,13 @@ def choose_weights(names: Collection[str], where: str) -> str:
     raise CheckpointError(f"{where} holds no weights: no safetensors, .bin, .pt, .ckpt or .gguf file")
 
 
-def needed_files(names: Collection[str], where: str) -> list[str]:
-    """What has to be fetched of a folder with these files: the weights, all shards if they are an index, and JSON."""
+def needed_files(names: Collection[str], where: str, weights: str | None = None) -> list[str]:
+    """What has to be fetched of a folder with these files: the weights, all shards if they are an index, and JSON.
+
+    weights: the file of them, if it is not to be chosen
+    """
     top = [name for name in names if "/" not in name]
-    weights = choose_weights(top, where)
+    weights = choose_weights(top, where) if weights is None else weights
     needed = [weights, *(name for name in (*CONFIG_FILES, *TOKENIZER_FILES) if name in top)]
     if weights.endswith(INDEX):
         stem = PurePosixPath(weights.removesuffix(INDEX))
@@ -163,24 +167,27 @@ def require_inside(folder: Path, path: Path) -> None:
     """CheckpointError if the path is a link that leads out of the folder.
 
     The cache of ``huggingface_hub`` is made of links, models--owner--name/snapshots/REVISION/FILE to ../../blobs: in
-    such a folder, links may lead there.
+    such a folder, and those in it, links may lead there.
     """
     try:
         resolved = path.resolve(strict=path.is_symlink())
     except (OSError, RuntimeError) as error:  # the latter: a loop, before Python 3.13
         raise CheckpointError(f"{path} is a link that leads nowhere; put the file itself there") from error
     allowed = [folder.resolve()]
-    snapshot = Path(folder.absolute())
-    if snapshot.parent.name == "snapshots" and snapshot.parent.parent.name.startswith("models--"):
-        allowed.append((snapshot.parent.parent / "blobs").resolve())
+    for snapshots in folder.absolute().parents:
+        if snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):
+            allowed.append((snapshots.parent / "blobs").resolve())
     if not any(resolved.is_relative_to(place) for place in allowed):
         raise CheckpointError(f"{path} is a link that leads out of the folder; put the file itself there")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Errors: CheckpointError for a file that cannot be read, or is no JSON object."""
+    """The JSON object of a file that others wrote. Infinity may stand in it: so transformers wrote limits until 2025.
+
+    Errors:  CheckpointError for a file that cannot be read, or is no JSON object.
+    """
     try:
-        data = parse_json(path.read_bytes(), str(path))
+        data = parse_json(path.read_bytes(), str(path), constants=True)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except ConfigError as error:
@@ -199,11 +206,17 @@ def _is_of_others(config: Path) -> bool:
 
 
 def _weights_in(folder: Path) -> bool:
+    suffixes = (*WEIGHT_SUFFIXES, *(suffix + INDEX for suffix in WEIGHT_SUFFIXES))
+    return any(name.endswith(suffixes) for name in _names_in(folder))
+
+
+def _names_in(folder: Path) -> list[str]:
     try:
-        names = os.listdir(folder)
+        return os.listdir(folder)
     except FileNotFoundError:  # a writer of ours is about to replace it
-        return False
-    return any(name.endswith((*WEIGHT_SUFFIXES, *(suffix + INDEX for suffix in WEIGHT_SUFFIXES))) for name in names)
+        return []
+    except OSError as error:
+        raise CheckpointError(f"cannot read {folder}: {error.strerror or error}") from error
 
 
 def _byte_level(vocabulary: Path, merges: Path) -> str:

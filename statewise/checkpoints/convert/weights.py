@@ -85,9 +85,16 @@ def _read_file(path: Path) -> tuple[dict[str, Any], Tensors]:
             more = {}
             if LIGHTNING_VERSION in loaded:
                 more[LIGHTNING_VERSION] = str(loaded[LIGHTNING_VERSION])
-                more["hyper_parameters"] = plain(loaded.get("hyper_parameters"))
+                more["hyper_parameters"] = _plain_data(loaded.get("hyper_parameters"), path)
             return more, _plain_tensors(loaded[key], path)
     return {}, _plain_tensors(loaded, path)
+
+
+def _plain_data(value: Any, path: Path) -> Any:
+    try:
+        return plain(value)
+    except RecursionError as error:  # it may hold itself
+        raise CheckpointError(f"{path}: its hyper_parameters are nested too deeply") from error
 
 
 def _plain_tensors(loaded: Mapping[Any, Any], path: Path) -> Tensors:

@@ -21,6 +21,7 @@ from statewise.checkpoints.tensor_files import (
     require_floating,
     require_held,
     stored_tensors,
+    uncompiled,
     write_tensors,
 )
 from statewise.errors import CheckpointError, ConfigError, InputError
@@ -51,6 +52,9 @@ def save_as(
     if format not in WRITTEN:
         raise InputError(f"format={format!r} is unknown; use one of {list(WRITTEN)}")
     require_floating(dtype, "save_as")
+    model = uncompiled(model)
+    if not isinstance(model, Model):
+        raise InputError(f"save_as takes a Model, such as a LanguageModel; got a {type(model).__name__}")
     target = Path(os.path.realpath(path))
     if format == "gguf" and target.suffix != GGUF:
         raise InputError(f"a GGUF file is named *{GGUF}; got {target.name!r}")
@@ -83,9 +87,14 @@ def save_as(
             (folder / TOKENIZER_FILE).write_text(tokenizer_json, "utf-8")
         if weights_name.endswith(SAFETENSORS):
             write_tensors(folder / weights_name, theirs, {"format": "pt"})
-        else:  # views would bring the whole of what they are views of
-            torch.save({name: tensor.clone() for name, tensor in theirs.items()}, folder / weights_name)
+        else:
+            torch.save({name: _alone(tensor) for name, tensor in theirs.items()}, folder / weights_name)
     return Path(path)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """A view would bring the whole of what it is a view of; what is a whole is written once, by all its names."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _write_gguf(
@@ -96,7 +105,7 @@ def _write_gguf(
     def write(aside: Path) -> None:
         write_gguf(model.config, tensors, aside, dtype=dtype, tokenizer=tokenizer)
 
-    write_file(target, count_bytes(tensors), write)
+    write_file(target, count_bytes(tensors), write, may_replace=_refuse)
 
 
 def _refuse(path: Path) -> None:
