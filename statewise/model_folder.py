@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from statewise.checkpoints import load, locate_source, read_config, resolve
 from statewise.checkpoints.convert import Progress, open_published
 from statewise.checkpoints.convert.source import PublishedTokenizer, is_published
+from statewise.checkpoints.convert.wrapped import WRAPPED
 from statewise.checkpoints.manifest import TOKENIZER_FILE, TokenizerRecord
 from statewise.data.base import DataConfig
 from statewise.data.memory_tasks import TASKS as MEMORY_TASKS
@@ -83,6 +84,11 @@ class ModelFolder:
         return self.format != "statewise"
 
     @property
+    def begins_documents(self) -> bool:
+        """Whether it has seen every document begin with the document token: a model of ours, wrapped or not."""
+        return self.format in ("statewise", WRAPPED)
+
+    @property
     def reads_text(self) -> bool:
         return isinstance(self.model, LanguageModel)
 
@@ -123,6 +129,15 @@ class ModelFolder:
         if own is not None:
             require_same_tokenizer(tokenizer, own.fingerprint, f"the checkpoint {self.checkpoint}")
         return tokenizer
+
+    def prompts(self, texts: Sequence[str | bytes]) -> Sequence[str | bytes] | list[list[int]] | None:
+        """Texts to go on from, as ``generate`` takes them; None for an empty one. Those of a published model whose
+        tokenizer begins texts with a token of its own are ids, which begin so."""
+        tokenizer = self.tokenizer
+        if self.begins_documents or not tokenizer.prefix:
+            return texts or None
+        rows = [tokenizer.encode_bytes(text) if isinstance(text, bytes) else tokenizer.encode(text) for text in texts]
+        return [[*tokenizer.prefix, *map(int, row)] for row in rows or [[]]]
 
     def task(self, source: str | None = None, folder: str | None = None) -> Task[Any, Any]:
         """The task of the run, on its data or on others divided in the same way: text in this model's tokens.

@@ -37,6 +37,26 @@ def write_tokenizer(path: Path, n_ids: int) -> None:
     tokenizer.save(str(path))
 
 
+def test_a_published_tokenizer_begins_prompts_as_it_does(
+    model: sw.LanguageModel, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Mistral's does; a model of ours has seen the document token there, whatever its tokenizer does."""
+    from tokenizers import Tokenizer, processors
+
+    write_tokenizer(folder / "tokenizer.json", 16)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="w7 $A", special_tokens=[("w7", 7)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    published = open_model(folder)
+    assert published.prompts(["w1 w2", b"w3"]) == [[7, 1, 2], [7, 3]]
+    assert published.prompts([]) == [[7]]
+    ours = open_model(sw.save(model, tmp_path / "ours", tokenizer=published.tokenizer))
+    assert (ours.prompts(["w1 w2"]), ours.prompts([])) == (["w1 w2"], None)
+    assert run(["generate", str(folder), "--prompt", "w1 w2", "--temperature", "0", "--max-new-tokens", "5"]) == 0
+    expected = sw.generate(model, [7, 1, 2], max_new_tokens=5, temperature=0, tokenizer=published.tokenizer)
+    assert capsys.readouterr().out.split() == "".join(token.text[0] for token in expected).split()
+
+
 def test_ids_that_the_tokenizer_does_not_have_are_never_drawn(model: sw.LanguageModel, tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer.json", 12)
     tokenizer = sw.FileTokenizer(tmp_path / "tokenizer.json")

@@ -12,8 +12,9 @@ from gguf_examples import KINDS, build, read, recurrence, write
 
 import statewise as sw
 from statewise.checkpoints.convert.gguf import read_gguf
-from statewise.checkpoints.convert.gguf_file import read_file
+from statewise.checkpoints.convert.gguf_file import read_file, write_file
 from statewise.checkpoints.tensor_files import stored_tensors
+from statewise.errors import CheckpointError
 
 TOKENS = [(7 * i * i + 3 * i) % 260 for i in range(40)]
 
@@ -54,6 +55,21 @@ def test_round_trip(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
             matrix = tensor.ndim == 2 and "convolution" not in name
             expected = tensor.detach().to(dtype if matrix else torch.float32).float()
             assert torch.equal(tensors[name], expected), name
+
+
+def test_one_group_as_ggml_writes_it(tmp_path: Path) -> None:
+    """ggml, and so llama-quantize, drops axes of one entry: of Mamba-2's norm the axis of the groups."""
+    layer = sw.Mamba2Config(d_state=16, d_head=8)
+    model = sw.LanguageModelConfig(vocab_size=260, d_model=32, layers=(layer,)).build().eval()
+    file = read_file(write(model, tmp_path / "model.gguf"))
+    tensors = {name: file.read(name) for name in file.tensors}
+    assert tensors["blk.0.ssm_norm.weight"].shape == (1, 64)
+    flat = {name: t[0] if name.endswith("ssm_norm.weight") else t for name, t in tensors.items()}
+    write_file(tmp_path / "flat.gguf", file.metadata, flat)
+    assert np.array_equal(logits(read(tmp_path / "flat.gguf")), logits(read(tmp_path / "model.gguf")))
+    write_file(tmp_path / "wrong.gguf", file.metadata, flat | {"blk.0.ssm_norm.weight": torch.ones(64, 1)})
+    with pytest.raises(CheckpointError, match=r"ssm_norm\.weight has shape \(64, 1\), expected \(1, 64\)"):
+        read(tmp_path / "wrong.gguf")
 
 
 def test_a_half_model_is_written_in_half_and_a_bfloat16_one_in_float32(tmp_path: Path) -> None:

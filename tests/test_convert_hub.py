@@ -187,6 +187,11 @@ def test_what_belongs_to_a_file_is_fetched_with_it(hub: Hub, model: sw.LanguageM
     hub.publish("a/deep", "main", {f"x/{name}": data for name, data in (files | more).items()} | {"config.json": b"{}"})
     assert same_logits(sw.load("hub:a/deep/x/model.safetensors"), model)
     assert {*hub.fetched} == {f"x/{name}" for name in ("model.safetensors", "config.json", *more)}
+    hub.server.shutdown()
+    hub.server.server_close()
+    assert same_logits(sw.load("hub:a/deep/x/model.safetensors"), model), "it is in the cache, where the hub is not"
+    assert "is not in the cache" in refusal(sw.load, "hub:a/deep/x/pytorch_model.bin")
+    assert "is not in the cache" in refusal(sw.load, "hub:a/deep")
 
 
 def test_shards_are_fetched_by_their_names(hub: Hub, model: sw.LanguageModel, tmp_path: Path) -> None:

@@ -256,6 +256,15 @@ def test_what_is_written_is_read_and_nothing_is_replaced(model: sw.LanguageModel
     assert "not finite" in refusal(save_as, model, tmp_path / "d", "transformers")
 
 
+def test_numbers_that_the_dtype_asked_for_does_not_hold(model: sw.LanguageModel, tmp_path: Path) -> None:
+    with torch.no_grad():
+        model.norm.weight[0] = 1e5
+    for folder in (save_as(model, tmp_path / "theirs", "transformers"), sw.save(model, tmp_path / "ours")):
+        said = refusal(sw.load, folder, dtype=torch.float16)
+        assert "norm.weight has values beyond float16's 65504; give a wider one" in said
+        assert sw.load(folder, dtype=torch.bfloat16).norm.weight[0] > 9e4  # type: ignore[union-attr]
+
+
 def test_numbers_that_the_written_dtype_does_not_hold(model: sw.LanguageModel, tmp_path: Path) -> None:
     with torch.no_grad():
         model.norm.weight[0] = 1e6

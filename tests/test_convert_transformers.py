@@ -258,6 +258,20 @@ def test_older_files(folder: Path) -> None:
         assert format.from_theirs(full) == format.from_theirs({"model_type": kind})
 
 
+@pytest.mark.parametrize("name", ["mamba", "falcon"])
+def test_the_inner_width_is_intermediate_size(name: str, folder: Path, tmp_path: Path) -> None:
+    """Where ``expand`` says another, as in falcon-mamba-7b's config, the library reads the former."""
+    config, _ = files(saved(name, folder))
+    shutil.copytree(saved(name, folder), tmp_path / "other")
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"expand": 16}))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "other").eval()
+    ours = sw.load(tmp_path / "other")
+    tokens = ids(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens)[0], theirs(tokens).logits, rtol=1e-4, atol=1e-5)
+    assert format.from_theirs(format.to_theirs(ours.config)) == ours.config  # type: ignore[arg-type]
+
+
 def test_limits_as_that_library_wrote_them(folder: Path, tmp_path: Path) -> None:
     """Until December 2025: an infinity that JSON does not have, and so with every model without a limit."""
     config, tensors = files(saved("mamba2", folder))
@@ -276,7 +290,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mamba", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
     ("mamba", {"quantization_config": {"bits": 4}}, "quantization_config="),
     ("mamba", {"hidden_size": 16.5}, "hidden_size=16.5; expected an integer"),
-    ("mamba", {"intermediate_size": 40}, "intermediate_size=40 is not supported, only 1536"),
+    ("mamba", {"intermediate_size": 40}, "intermediate_size=40; expected a multiple of hidden_size, 768"),
     ("mamba", {"time_step_rank": "many"}, "time_step_rank='many'; expected an integer"),
     ("mamba", {"use_bias": "yes"}, "use_bias='yes'; expected true or false"),
     ("falcon_mamba", {"mixer_rms_eps": 0}, "mixer_rms_eps=0; expected a number above 0"),

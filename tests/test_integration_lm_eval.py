@@ -121,6 +121,15 @@ def test_opening(tmp_path: Path) -> None:
     assert (lm.batch_size, lm.tokenizer.kind, lm.get_model_info()["add_bos_token"]) == (4, "bytes", True)
     assert StatewiseLM(tmp_path / "model", dtype="auto").model.embedding.weight.dtype == torch.float32
     assert StatewiseLM(tmp_path / "model", dtype="float64").model.embedding.weight.dtype == torch.float64
+    published = MODELS["mamba"]
+    sw.checkpoints.convert.save_as(published, tmp_path / "theirs", "mamba_ssm")
+    for pretrained, begins in ((published, True), (tmp_path / "theirs", False)):
+        assert StatewiseLM(pretrained, tokenizer="bytes").get_model_info()["add_bos_token"] == begins
+    pytest.importorskip("transformers")
+    from statewise.integrations.transformers import from_statewise
+
+    from_statewise(published).save_pretrained(tmp_path / "wrapped")  # ours, under another roof
+    assert StatewiseLM(tmp_path / "wrapped", tokenizer="bytes").get_model_info()["add_bos_token"]
     small = sw.LanguageModelConfig(vocab_size=20, d_model=8, layers=(MAMBA,)).build()
     for arguments, reason in (
         ({"pretrained": small, "tokenizer": "bytes"}, "257 ids and the model 20"),

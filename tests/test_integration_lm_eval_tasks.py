@@ -119,6 +119,24 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_examples_are_no_questions_that_are_asked(model: sw.LanguageModel, tmp_path: Path) -> None:
+    """lm-eval leaves the question asked out of its examples only where the file names the split of both."""
+    rows = choices_of((ROOT / "README.md").read_text("utf-8"))
+    lm = StatewiseLM(model, tokenizer="bytes")
+    without = CHOICE.replace("fewshot_split: test\n", "")
+    local_task(tmp_path, "leaking", without, rows)
+    local_task(tmp_path, "as_it_says", without + "num_fewshot: 1\n", rows)
+    local_task(tmp_path, "apart", CHOICE, rows)
+    for name, shots in (("leaking", 2), ("as_it_says", None)):
+        with pytest.raises(DataError, match=f"the task {name} .*draws its examples from the questions that it asks"):
+            evaluate_tasks(lm, [name], include_path=tmp_path, n_shots=shots, limit=1)
+    evaluate_tasks(lm, ["leaking", "as_it_says"], include_path=tmp_path, n_shots=0, limit=1)
+    found = evaluate_tasks(lm, ["apart"], include_path=tmp_path, n_shots=2, limit=2, log_samples=True)
+    for sample in found["lm_eval"]["samples"]["apart"]:
+        context = sample["arguments"][0][0]
+        assert context.count(sample["doc"]["question"]) == 1
+
+
 ROLLING = """
 output_type: loglikelihood_rolling
 doc_to_text: ""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from statewise.checkpoints.tensor_files import stored_tensors
+from statewise.checkpoints.tensor_files import require_held, stored_tensors
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics
 from statewise.models.base import Model, ModelConfig
@@ -74,6 +74,7 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
     tensors:  all of ``stored_tensors(model)``, by name, of the same shapes
     dtype:    of the floating parameters; None: as the tensors are. Those that set a system's time scales (in a
               ``Dynamics`` module) are then float32 or wider. Buffers, which are tables, stay as they are.
+    Errors:   CheckpointError for numbers that ``dtype`` does not hold.
     """
     empty, dynamics = stored_tensors(model), _dynamics_of(model)
     given: dict[int, Tensor] = {}
@@ -81,7 +82,10 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
         old = empty[name]
         if isinstance(old, nn.Parameter):
             if dtype is not None and tensor.is_floating_point():
+                wide = tensor.dtype
                 tensor = tensor.to(torch.promote_types(dtype, torch.float32) if id(old) in dynamics else dtype)
+                if torch.finfo(tensor.dtype).max < torch.finfo(wide).max:
+                    require_held(name, tensor, "cannot load the model in this dtype", "give a wider one")
             tensor = nn.Parameter(tensor, old.requires_grad)
         given[id(old)] = tensor
     for module in model.modules():

@@ -89,11 +89,11 @@ def require_storable(name: str, tensor: Tensor) -> None:
         raise InputError(f"{name} is {dtype_name(tensor.dtype)}, which no file of tensors holds; use one of {known}")
 
 
-def require_held(name: str, tensor: Tensor, where: str) -> None:
+def require_held(name: str, tensor: Tensor, where: str, advice: str = "write it in a wider dtype") -> None:
     """CheckpointError if a tensor that was cast from finite numbers is not finite any more."""
     if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, map(float, tensor.aminmax()))):
         kind, most = dtype_name(tensor.dtype), torch.finfo(tensor.dtype).max
-        raise CheckpointError(f"{where}: {name} has values beyond {kind}'s {most:.5g}; write it in a wider dtype")
+        raise CheckpointError(f"{where}: {name} has values beyond {kind}'s {most:.5g}; {advice}")
 
 
 def write_tensors(

@@ -71,10 +71,10 @@ def run_tasks(
     from statewise.integrations.lm_eval import StatewiseLM
     from statewise.integrations.lm_eval_tasks import evaluate_tasks, task_tables, write_record
 
-    begin = not opened.is_published if document_token is None else document_token
+    begin = opened.begins_documents if document_token is None else document_token
     model = StatewiseLM(opened.language_model, tokenizer=opened.tokenizer, add_bos_token=begin, **options)
     result = evaluate_tasks(model, names, log_samples=output is not None, **task_options)
-    record = {"checkpoint": str(opened.checkpoint), **result}
+    record = {"checkpoint": str(opened.checkpoint), "document_token": begin, **result}
     if output is not None:
         write_record(record, output)
     return {key: value for key, value in record.items() if key != "lm_eval"}, task_tables(record)

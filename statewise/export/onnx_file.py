@@ -25,7 +25,7 @@ def require_onnx(model: nn.Module) -> None:
         if (tensor.dtype, tensor.device.type) != (torch.float32, "cpu"):
             raise InputError(
                 f"{name} is {tensor.dtype} on {tensor.device.type}, and an ONNX file is written of float32 on the CPU; "
-                "use model.float().cpu()"
+                "use model.float().cpu(), or first statewise convert FOLDER OTHER --dtype float32"
             )
     for package in ("onnx", "onnxscript", "onnxruntime"):
         try:

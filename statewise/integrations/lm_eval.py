@@ -59,7 +59,8 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
     add_bos_token:  begin every context with the document token, and otherwise as the tokenizer itself begins a text:
                     with nothing (GPT-2's and GPT-NeoX's), or with a token of its own (Mistral's). None: with the
                     document token, as ``sw.generate`` does and as models trained here have seen every document begin;
-                    but not for a published model (:func:`sw.load`), since published numbers are measured without
+                    but not where ``pretrained`` is a path or name of a model that others published, since published
+                    numbers are measured without. (Of a model that is given as it is, nothing says who made it.)
     max_gen_toks:   tokens to write where a task does not say how many
     seed:           of what is drawn, for tasks that sample
 
@@ -87,7 +88,7 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         super().__init__()
         if unknown:
             raise ConfigError(f"StatewiseLM has no argument {next(iter(unknown))!r}; see help(StatewiseLM) for those")
-        self.model, self.tokenizer, published = open_model(pretrained, tokenizer, device, dtype)
+        self.model, self.tokenizer, begins_documents = open_model(pretrained, tokenizer, device, dtype)
         if self.tokenizer.vocab_size > self.model.config.vocab_size:
             raise ConfigError(
                 f"the tokenizer has {self.tokenizer.vocab_size} ids and the model {self.model.config.vocab_size}; "
@@ -99,7 +100,7 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
                 raise ConfigError(f"StatewiseLM {name}={value!r} is out of range; use an integer of at least 1")
         limits = [limit for limit in (position_limit(self.model), max_length) if limit is not None]
         self.max_length = min(limits, default=None)
-        self.add_bos_token = not published if add_bos_token is None else add_bos_token
+        self.add_bos_token = begins_documents if add_bos_token is None else add_bos_token
         self.begin = [self.eot_token_id] if self.add_bos_token else list(self.tokenizer.prefix)
         self.max_gen_toks, self.seed = max_gen_toks, seed
         self._device = self.model.embedding.weight.device

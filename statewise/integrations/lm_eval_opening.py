@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from statewise.checkpoints import load, read_tokenizer, resolve
-from statewise.checkpoints.convert.source import find_source, is_published
+from statewise.checkpoints.convert.read import Published, open_published
+from statewise.checkpoints.convert.source import is_published
+from statewise.checkpoints.convert.wrapped import WRAPPED
 from statewise.checkpoints.loading import locate_source
 from statewise.checkpoints.manifest import TOKENIZER_FILE
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
@@ -37,7 +39,8 @@ def open_model(
     device: str | None,
     dtype: str | torch.dtype | None,
 ) -> tuple[LanguageModel, Tokenizer, bool]:
-    """The model, its tokenizer, and whether others published it."""
+    """The model, its tokenizer, and whether it has seen every document begin with the document token: one of ours, and
+    one that was given as it is."""
     if isinstance(tokenizer, (str, os.PathLike)):
         tokenizer = load_tokenizer(str(tokenizer))
     if isinstance(pretrained, LanguageModel):
@@ -45,18 +48,20 @@ def open_model(
             raise ConfigError('a model was given without its tokenizer; give tokenizer="bytes", a path or a tokenizer')
         if device is not None or dtype not in (None, "auto"):
             raise ConfigError("device and dtype are for a model that is loaded from a folder; use model.to(...) before")
-        return pretrained, tokenizer, False
+        return pretrained, tokenizer, True
     wanted, place = _dtype(dtype), _device(device)  # before anything is read
     checkpoint = locate_source(pretrained)
-    published = is_published(checkpoint)
-    if not published:
+    published = open_published(checkpoint) if is_published(checkpoint) else None
+    if published is None:
         checkpoint = resolve(checkpoint, "best")
-    model = load(checkpoint, device=place, dtype=wanted)
+        model = load(checkpoint, device=place, dtype=wanted)
+    else:
+        model = published.build(device=place, dtype=wanted)
     if not isinstance(model, LanguageModel):
         raise ConfigError(f"{pretrained} holds a {type(model).__name__}, which scores no text; give a language model")
     if tokenizer is None:
         tokenizer = _tokenizer_of(checkpoint, published)
-    return model, tokenizer, published
+    return model, tokenizer, published is None or published.format == WRAPPED
 
 
 def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
@@ -80,11 +85,11 @@ def _device(given: str | torch.device | None) -> torch.device:
     return device
 
 
-def _tokenizer_of(path: Path, published: bool) -> Tokenizer:
+def _tokenizer_of(path: Path, published: Published | None) -> Tokenizer:
     """Errors: ConfigError if none lies there."""
     found: Tokenizer | None
-    if published:
-        theirs = find_source(path).tokenizer
+    if published is not None:
+        theirs = published.source.tokenizer
         found = None if theirs is None else FileTokenizer(theirs.json, name=str(theirs.file))
     else:
         stored = read_tokenizer(path)

@@ -99,6 +99,26 @@ def check_choices(task: Task, limit: int | None = None) -> None:
                 )
 
 
+def check_examples(task: Task, n_shots: int | None) -> None:
+    """DataError for a task that draws its examples from the questions it asks.
+
+    lm-eval leaves the question out that is being asked only where ``fewshot_split`` and ``test_split`` are the same.
+    """
+    config, examples = task.config, task.fewshot_cfg
+    if not (config.num_fewshot if n_shots is None else n_shots):
+        return
+    asked = config.test_split or config.validation_split
+    drawn = examples.split
+    if drawn is None and (config.fewshot_config is None or examples.samples is None):
+        drawn = config.training_split or config.validation_split or config.test_split
+    if drawn == asked and examples.split != config.test_split:
+        raise DataError(
+            f"the task {named(task)}{_place(task)} draws its examples from the questions that it asks, so that a "
+            f"prompt may hold its own answer; say test_split: {asked} and fewshot_split: {asked}, and the question "
+            "asked is left out, or give a split of examples"
+        )
+
+
 def broken_yaml(folder: str) -> str:
     """Which task files of a folder lm-eval left out because they are not YAML; for the end of a sentence."""
     for file in sorted(Path(folder).glob("**/*.yaml")):

@@ -28,6 +28,7 @@ from statewise.integrations.lm_eval import StatewiseLM
 from statewise.integrations.lm_eval_problems import (
     broken_yaml,
     check_choices,
+    check_examples,
     check_metrics,
     evaluation_error,
     loading_error,
@@ -62,7 +63,8 @@ def evaluate_tasks(
               "n_samples", "version"}], "groups": [the same of groups], "seconds", "lm_eval": lm-eval's own}
     Errors:   ConfigError for a task that nobody knows; DataError for one whose data cannot be had, that cannot be
               evaluated, or that gives no value; and, of your own task files alone, for a question whose answer is not
-              among its choices, which lm-eval counts as answered wrongly.
+              among its choices, which lm-eval counts as answered wrongly, and for examples drawn from the questions
+              that are asked, where lm-eval may show a question its own answer.
     """
     if not tasks:
         raise ConfigError("no task is named; give at least one")
@@ -75,7 +77,11 @@ def evaluate_tasks(
     begin = time.perf_counter()
     with _quiet():
         manager, names, ours = _find(tasks, include_path)
-        loaded = [task for name in names for task in _load(manager, name, limit if name in ours else 0)]
+        loaded = [
+            task
+            for name in names
+            for task in (_load(manager, name, limit, n_shots) if name in ours else _load(manager, name, 0, 0))
+        ]
         leaves = [task for one in loaded for task in (one.get_all_tasks() if isinstance(one, Group) else [one])]
         try:
             result = lm_eval.simple_evaluate(
@@ -160,13 +166,14 @@ def _matching(name: str, known: Sequence[str]) -> list[str]:
     return matching
 
 
-def _load(manager: TaskManager, name: str, check: int | None) -> list[Task | Group]:
-    """``check``: questions to look at first. None: all."""
+def _load(manager: TaskManager, name: str, check: int | None, n_shots: int | None) -> list[Task | Group]:
+    """``check``: questions to look at first. None: all. ``n_shots``: examples that are looked for. None: the task's."""
     try:
         loaded = manager.load([name])
         for task in loaded["tasks"].values():
             check_metrics(task)
             check_choices(task, check)
+            check_examples(task, n_shots)
     except StatewiseError:
         raise
     except Exception as error:  # what a missing file, a missing network or a wrong YAML raises is any of twenty classes

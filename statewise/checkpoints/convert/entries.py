@@ -38,14 +38,15 @@ def same(theirs: str, ours: str) -> Entry:
 
 
 def reshaped(theirs: str, ours: str, *, theirs_shape: Sequence[int], ours_shape: Sequence[int]) -> Entry:
-    """The same numbers in the same order, with other axes.
+    """The same numbers in the same order, with other axes; theirs may lack first axes of one entry.
 
     Errors:  CheckpointError for another shape; see :func:`read_entries`.
     """
 
     def to(shape: Sequence[int], before: Sequence[int], name: str) -> Compute:
         def reshape(tensor: Tensor) -> Tensor:
-            require_shape(name, tensor, before)
+            if name != theirs or tensor.shape != _without_first_ones(before):
+                require_shape(name, tensor, before)
             return tensor.reshape(tuple(shape))
 
         return reshape
@@ -53,6 +54,11 @@ def reshaped(theirs: str, ours: str, *, theirs_shape: Sequence[int], ours_shape:
     return Entry(
         (theirs,), (ours,), to(ours_shape, theirs_shape, theirs), to(theirs_shape, ours_shape, ours), optional=False
     )
+
+
+def _without_first_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    n_ones = next((i for i, size in enumerate(shape) if size != 1), 0)
+    return tuple(shape[n_ones:])
 
 
 def repeated(first: str, second: str, ours: str) -> Entry:

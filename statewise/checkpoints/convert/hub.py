@@ -73,7 +73,7 @@ def fetch(source: str, revision: str | None = None) -> Path:
         raise InputError(f"{source!r} is no name of the hub: {' '.join(str(error).split())}") from error
     except Exception as error:  # of the network, whose library is the hub's own affair: then the cache, if it is there
         cached = _cached(hub, name)
-        if cached is None or not is_published(cached):
+        if cached is None or not (is_published(cached) if name.file is None else (cached / name.file).is_file()):
             raise _unreachable(hub, source, name.revision, error) from error
         folder = cached
     path = folder if name.file is None else folder / name.file

@@ -53,7 +53,7 @@ class Published:
 
         def counted() -> Iterator[tuple[str, Tensor]]:
             for i, (name, tensor) in enumerate(owned(self.ours, self.theirs)):
-                require_finite(name, tensor, str(self.source.path))
+                require_finite(name, tensor, f"{self.source.path}, by our names")
                 if progress is not None:
                     progress(i, n_tensors)
                 yield name, tensor

@@ -104,7 +104,11 @@ def from_theirs(config: Config) -> LanguageModelConfig:
             **common,
         )
     else:
-        require(config, {"intermediate_size": expand * d_model}, where)
+        if config.get("intermediate_size") is not None:  # which that library reads; falcon-mamba-7b's expand is another
+            d_inner = count(config, "intermediate_size", None, where)
+            if d_inner % d_model:
+                raise wrong("intermediate_size", d_inner, f"a multiple of hidden_size, {d_model}", where)
+            common["expand"] = d_inner // d_model
         automatic = config.get("time_step_rank", "auto") in ("auto", -(-d_model // 16))  # the library writes the number
         if kind == "falcon_mamba":
             common |= {"norm_dt_b_c": True, "norm_eps": number(config, "mixer_rms_eps", 1e-6, where)}

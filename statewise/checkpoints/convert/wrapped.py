@@ -15,6 +15,7 @@ from statewise.models.registry import model_from_dict
 
 MODEL_TYPE = "statewise"  # as integrations.transformers_config.StatewiseConfig has it
 PREFIX = "model."
+WRAPPED = "statewise in transformers"
 
 
 def _recognises(config: Config, names: frozenset[str]) -> bool:
@@ -30,7 +31,7 @@ def _read(config: Config, tensors: Tensors) -> tuple[ModelConfig, dict[str, Tens
 
 FORMATS = (
     Format(
-        name="statewise in transformers",
+        name=WRAPPED,
         summary="what save_pretrained writes of a Statewise model",
         recognises=_recognises,
         read=_read,

@@ -224,7 +224,7 @@ def evaluate(
     shown: Shown
     if questions is not None:
         of_questions |= {"n_shots": shots or 0}
-        begin = not opened.is_published if document_token is None else document_token
+        begin = opened.begins_documents if document_token is None else document_token
         shown = ask(opened, opened_questions, bool(normalize), begin, output, of_questions)
     elif tasks is not None:
         task_options = {"include_path": include_path, "n_shots": shots, "limit": limit}

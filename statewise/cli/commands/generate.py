@@ -82,7 +82,7 @@ def generate(
             )
     tokens = opened.tokenizer
     state = None if state_in is None else load_reading(state_in, model=model)
-    prompt = texts or None
+    prompt = opened.prompts(texts) if state is None else texts or None
     if state_out is not None:
         state, prompt = read(model, prompt, tokenizer=tokens, state=state), None
         save_reading(state, state_out, model=model)
