@@ -6,6 +6,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from statewise.checkpoints.convert.gguf_tokenizer import byte_letters
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer
 from statewise.errors import InputError
 
@@ -56,22 +57,10 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 def _bytes_backend(tokenizer: ByteTokenizer) -> tokenizers.Tokenizer:
     """Byte-level BPE without merges: each byte is a token of its own, and its id is its value."""
-    alphabet = _byte_letters()
+    alphabet = byte_letters()
     backend = tokenizers.Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([BYTES_DOCUMENT_TOKEN])
     assert backend.token_to_id(BYTES_DOCUMENT_TOKEN) == tokenizer.document_token
     return backend
-
-
-def _byte_letters() -> list[str]:
-    """The letter that byte-level tokenizers write for each byte.
-
-    Printable bytes are their own letter, the others the letters from U+0100 on, in order.
-
-    Source:  Radford et al. 2019 (GPT-2), sec. 2.2; the table of its released encoder.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) if byte in printable else chr(0x100 + others.index(byte)) for byte in range(256)]

@@ -156,7 +156,10 @@ def write_tokenizer(tokenizer: SavedTokenizer | None, vocab_size: int) -> dict[s
 
 
 def byte_letters() -> list[str]:
-    """What stands for each byte in a byte-level vocabulary: itself where Latin-1 shows it, else letters from 256 on."""
+    """What stands for each byte in a byte-level vocabulary: itself where Latin-1 shows it, else letters from 256 on.
+
+    Source:  Radford et al. 2019 (GPT-2), sec. 2.2; the table of its released encoder.
+    """
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(N_BYTES) if byte not in shown]
     letters = {byte: chr(byte) for byte in shown} | {byte: chr(N_BYTES + i) for i, byte in enumerate(hidden)}
