@@ -37,15 +37,19 @@ def same(theirs: str, ours: str) -> Entry:
     return Entry((theirs,), (ours,))
 
 
-def reshaped(theirs: str, ours: str, *, theirs_shape: Sequence[int], ours_shape: Sequence[int]) -> Entry:
-    """The same numbers in the same order, with other axes; theirs may lack first axes of one entry.
+def reshaped(
+    theirs: str, ours: str, *, theirs_shape: Sequence[int], ours_shape: Sequence[int], drops_ones: bool = False
+) -> Entry:
+    """The same numbers in the same order, with other axes.
+
+    drops_ones: theirs may lack first axes of one entry
 
     Errors:  CheckpointError for another shape; see :func:`read_entries`.
     """
 
     def to(shape: Sequence[int], before: Sequence[int], name: str) -> Compute:
         def reshape(tensor: Tensor) -> Tensor:
-            if name != theirs or tensor.shape != _without_first_ones(before):
+            if not (drops_ones and name == theirs and tensor.shape == _without_first_ones(before)):
                 require_shape(name, tensor, before)
             return tensor.reshape(tuple(shape))
 

@@ -108,7 +108,7 @@ def build_entries(config: LanguageModelConfig) -> list[Entry]:
         d_inner = block.mixer.expand * config.d_model  # type: ignore[attr-defined]
         is_mamba2 = isinstance(block.mixer, Mamba2Config)
         n_rows = d_inner // block.mixer.d_head if isinstance(block.mixer, Mamba2Config) else d_inner
-        column = {"theirs_shape": (n_rows, 1) if is_mamba2 else (n_rows,), "ours_shape": (n_rows,)}
+        column: dict[str, Any] = {"theirs_shape": (n_rows, 1) if is_mamba2 else (n_rows,), "ours_shape": (n_rows,)}
         entries += [
             same(f"{theirs}attn_norm.weight", f"layers.{i}.mixer_norm.weight"),
             same(f"{theirs}ssm_in.weight", f"{ours}in_proj.weight"),
@@ -120,9 +120,8 @@ def build_entries(config: LanguageModelConfig) -> list[Entry]:
         ]
         if isinstance(block.mixer, Mamba2Config):
             groups = (block.mixer.n_groups, d_inner // block.mixer.n_groups)
-            norm = reshaped(
-                f"{theirs}ssm_norm.weight", f"{ours}norm.weight", theirs_shape=groups, ours_shape=(d_inner,)
-            )
+            shape: dict[str, Any] = {"theirs_shape": groups, "ours_shape": (d_inner,), "drops_ones": True}
+            norm = reshaped(f"{theirs}ssm_norm.weight", f"{ours}norm.weight", **shape)
             entries += [norm, _computed(f"{theirs}ssm_a", f"{ours}dynamics.A_log", _log_of_column, _A_as_column)]
         else:
             entries += [
