@@ -82,9 +82,9 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
         old = empty[name]
         if isinstance(old, nn.Parameter):
             if dtype is not None and tensor.is_floating_point():
-                wide = tensor.dtype
+                before = tensor.dtype
                 tensor = tensor.to(torch.promote_types(dtype, torch.float32) if id(old) in dynamics else dtype)
-                if torch.finfo(tensor.dtype).max < torch.finfo(wide).max:
+                if torch.finfo(tensor.dtype).max < torch.finfo(before).max:
                     require_held(name, tensor, "cannot load the model in this dtype", "give a wider one")
             tensor = nn.Parameter(tensor, old.requires_grad)
         given[id(old)] = tensor

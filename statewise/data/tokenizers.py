@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
     vocab_size: int  # every token is below it
     gaps: Sequence[int]  # the ids below it that are no token
     document_token: int
-    prefix: Sequence[int]  # what a text begins with where nothing else is asked for; the document token is not in it
+    prefix: Sequence[int]  # what its own post-processor puts before a text
     fingerprint: str  # equal for two tokenizers only if they map all text alike
 
     def encode(self, text: str) -> list[int]:

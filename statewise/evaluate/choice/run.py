@@ -100,7 +100,8 @@ def evaluate_questions(
     n_shots:        examples before each question, drawn as lm-eval draws them
     normalize:      by the log-probability a character of the choice; such metrics end in "_norm"
     document_token: begin every context with it, as models trained here have seen every document begin; published
-                    models are measured without. An empty context is the document token
+                    models are measured without: as their tokenizer itself begins a text. An empty context is that
+                    beginning, or the document token where there is none
     max_length:     tokens a prediction may depend on: longer contexts lose their beginning. None: all, or as many as
                     there are learned positions
     batch_size:     rows read together
