@@ -100,7 +100,7 @@ def test_dropout_is_of_training_alone() -> None:
     laws.same(drawn.mean(0), expected, 0.05, "the mean of many draws")
     torch.manual_seed(3)
     in_pieces = laws.through(mixer, x.split(1, 1), mixer.initial_state(2))  # a state is no reason not to drop
-    assert not torch.equal(in_pieces, expected)
+    assert (in_pieces - expected).abs().max() > 1e-2
 
 
 def test_memory_of_masks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

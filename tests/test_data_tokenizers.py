@@ -196,6 +196,17 @@ def test_what_a_tokenizer_puts_before_a_text_itself(gpt: FileTokenizer) -> None:
     loaded = FileTokenizer(tokenizer.to_str())
     assert ([*loaded.prefix], loaded.document_token) == ([0], 1)
     assert 0 not in loaded.encode(TEXT)
+    closed = library.Tokenizer(library.models.WordLevel({"x": 0, "y": 1}))  # which has no id for another text
+    closed.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    closed.add_special_tokens(["<s>", "</s>"])
+    assert [*FileTokenizer(closed.to_str()).prefix] == []
+    before = library.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
+    both = library.processors.Sequence([library.processors.ByteLevel(), before])
+    for processor in (before, both, library.processors.BertProcessing(("</s>", 3), ("<s>", 2))):
+        closed.post_processor = processor
+        loaded = FileTokenizer(closed.to_str())
+        assert [*loaded.prefix, 0, 1] == closed.encode("x y").ids[:3]
+        assert loaded.encode("x y") == [0, 1]
 
 
 def test_the_document_token_is_the_first_known_special_token() -> None:

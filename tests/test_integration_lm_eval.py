@@ -64,6 +64,21 @@ def test_a_tokenizer_that_begins_texts_itself() -> None:
             assert begun == [first, *ids(context.rstrip())]
 
 
+def test_a_beginning_of_several_tokens() -> None:
+    model = MODELS["mamba"]
+
+    class Beginning(ByteTokenizer):
+        prefix = (7, 8)
+
+    ids = ByteTokenizer().encode
+    lm = StatewiseLM(model, tokenizer=Beginning(), add_bos_token=False)
+    empty, blank = lm.loglikelihood(instances("loglikelihood", ("", "is"), (" ", "is")), disable_tqdm=True)
+    assert empty[0] == pytest.approx(defined(model, [7, 8], ids("is"))[0], rel=1e-5)
+    assert blank[0] == pytest.approx(defined(model, [7, 8], ids(" is"))[0], rel=1e-5)
+    (whole,) = lm.loglikelihood_rolling(instances("loglikelihood_rolling", ("text",)), disable_tqdm=True)
+    assert whole == pytest.approx(defined(model, [7, 8], ids("text"))[0], rel=1e-5)
+
+
 def test_rolling() -> None:
     model, text = MODELS["mamba"], "A text that is longer than the window, ü included. " * 3
     ids = ByteTokenizer().encode(text)

@@ -131,6 +131,8 @@ def test_examples_are_no_questions_that_are_asked(model: sw.LanguageModel, tmp_p
         with pytest.raises(DataError, match=f"the task {name} .*draws its examples from the questions that it asks"):
             evaluate_tasks(lm, [name], include_path=tmp_path, n_shots=shots, limit=1)
     evaluate_tasks(lm, ["leaking", "as_it_says"], include_path=tmp_path, n_shots=0, limit=1)
+    local_task(tmp_path, "none", without + "num_fewshot: 0\n", rows)
+    evaluate_tasks(lm, ["none"], include_path=tmp_path, n_shots=2, limit=1)  # of which lm-eval draws none
     found = evaluate_tasks(lm, ["apart"], include_path=tmp_path, n_shots=2, limit=2, log_samples=True)
     for sample in found["lm_eval"]["samples"]["apart"]:
         context = sample["arguments"][0][0]

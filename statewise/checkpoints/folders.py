@@ -56,7 +56,7 @@ def require_checkpoint(folder: Path) -> None:
     if (folder / RUN_FILE).exists():
         raise CheckpointError(
             f"{folder} is the folder of a run; give one of its checkpoints, as {folder / CHECKPOINTS / 'step-...'}, "
-            'or what resolve(folder, "best") finds'
+            'or what statewise.checkpoints.resolve(folder, "best") finds'
         )
     names = sorted(path.name for path in folder.iterdir())
     if not names:

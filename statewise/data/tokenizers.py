@@ -178,7 +178,7 @@ class FileTokenizer:
         special = {token.content: index for index, token in added.items() if token.special}
         self._special = frozenset(special.values())
         self.document_token = _choose_document_token(name, special)
-        self.prefix: Sequence[int] = self._find_prefix()
+        self.prefix: Sequence[int] = _put_before(json.loads(self.json).get("post_processor"))
 
     def encode(self, text: str) -> list[int]:
         """The tokens of the text; nothing is added."""
@@ -186,11 +186,6 @@ class FileTokenizer:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeEncodeError) as error:  # lone surrogates: which of the two depends on the version
             raise DataError("the text is not valid Unicode; a tokenizer.json needs text that UTF-8 can hold") from error
-
-    def _find_prefix(self) -> list[int]:
-        plain, whole = (self._tokenizer.encode("a", add_special_tokens=add).ids for add in (False, True))
-        places = range(len(whole) - len(plain) + 1) if plain else ()
-        return next((whole[:n] for n in places if whole[n : n + len(plain)] == plain), [])
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
         """(n,) unsigned integers. DataError (caused by the UnicodeDecodeError) if the bytes are not UTF-8."""
@@ -294,6 +289,22 @@ def _read_tokenizer_file(path: Path) -> tuple[str, str]:
 
 def _reason(error: Any) -> str:
     return getattr(error, "strerror", None) or str(error)
+
+
+def _put_before(post_processor: Any) -> list[int]:
+    """What the post-processor of a tokenizer.json, if it has one, puts before a text."""
+    kind = post_processor["type"] if post_processor else None
+    if kind == "Sequence":
+        inner = map(_put_before, reversed(post_processor["processors"]))  # the last one's comes first
+        return [token for part in inner for token in part]
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return [post_processor["cls"][1]]
+    if kind != "TemplateProcessing":
+        return []
+    template = post_processor["single"]
+    n_before = next((i for i, piece in enumerate(template) if "Sequence" in piece), 0)
+    ids = post_processor["special_tokens"]
+    return [token for piece in template[:n_before] for token in ids[piece["SpecialToken"]["id"]]["ids"]]
 
 
 def _choose_document_token(name: str, special: dict[str, int]) -> int:

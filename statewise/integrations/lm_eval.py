@@ -160,7 +160,11 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
-        pairs = [keep_the_end(context, continuation, self.max_length) for _, context, continuation in requests]
+        pairs = [
+            # lm-eval has one token for an empty context
+            keep_the_end(context if texts[0] or len(self.begin) < 2 else self.begin, continuation, self.max_length)
+            for texts, context, continuation in requests
+        ]
 
         def keep(i: int, result: Score) -> None:
             self.cache_hook.add_partial("loglikelihood", requests[i][0], tuple(result))
@@ -168,8 +172,8 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         return [(nats, is_greedy) for nats, is_greedy in self._score(pairs, keep, disable_tqdm)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The log-probability of each text after the document token: read as one sequence, or with ``max_length`` in
-        the windows of lm-eval's own models."""
+        """The log-probability of each text after what an empty context is: read as one sequence, or with
+        ``max_length`` in the windows of lm-eval's own models."""
         pairs: list[tuple[list[int], list[int]]] = []
         owners: list[int] = []
         for i, request in enumerate(requests):
@@ -235,7 +239,7 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
     def _windows(self, tokens: list[int]) -> list[tuple[list[int], list[int]]]:
         """(context, continuation) for a text: every token predicted once."""
         if self.max_length is None:
-            return [([self.prefix_token_id], tokens)] if tokens else []
+            return [(self.begin or [self.eot_token_id], tokens)] if tokens else []
         windows = lm_eval_utils.get_rolling_token_windows(
             token_list=tokens, prefix_token=self.prefix_token_id, max_seq_len=self.max_length, context_len=1
         )

@@ -105,7 +105,8 @@ def check_examples(task: Task, n_shots: int | None) -> None:
     lm-eval leaves the question out that is being asked only where ``fewshot_split`` and ``test_split`` are the same.
     """
     config, examples = task.config, getattr(task, "fewshot_cfg", None)  # a task that is a program draws as it likes
-    if examples is None or not (config.num_fewshot if n_shots is None else n_shots):
+    wanted = config.num_fewshot if n_shots is None or config.num_fewshot == 0 else n_shots  # a 0 of the task's stays
+    if examples is None or not wanted:
         return
     asked = config.test_split or config.validation_split
     drawn = examples.split

@@ -26,7 +26,7 @@ def generate(
         float | None, typer.Option(help="Draw among those with this share of the likeliest's probability.")
     ] = None,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: what was read or written is unlikelier.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Default: a new one, told at the end.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: a new one, told at the end on a terminal.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before what follows.")] = False,
     log_probabilities: Annotated[

@@ -56,11 +56,12 @@ def reproduce(
 
     if data_folder is not None and not hasattr(settings(name, quick=quick), "folder"):
         raise ConfigError(f"--data-dir is not for {name}, which reads no data from a folder; leave it out")
-    if seeds is not None and not hasattr(settings(name, quick=quick), "seeds"):
+    of_default = getattr(settings(name, quick=quick), "seeds", None)
+    if seeds is not None and of_default is None:
         raise ConfigError(f"--seeds is not for {name}, which trains no model from several seeds; leave it out")
     given = [
         *(assignments or []),
-        *([] if seeds is None else [f"seeds={list(range(seeds))}"]),
+        *([] if seeds is None else [f"seeds={seeds if isinstance(of_default, int) else list(range(seeds))}"]),
         *([] if data_folder is None else [f"folder={dumps(data_folder)}"]),
     ]
     config = settings(name, quick=quick, assignments=given)

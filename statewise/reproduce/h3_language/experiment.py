@@ -153,7 +153,7 @@ def _score(config: H3LanguageSettings, model: LanguageModel, split: TokenSplit, 
 
 REPRODUCTION = Reproduction(
     summary="H3, GSS, their hybrids, S4D, a Transformer, Mamba and Mamba-2 as language models of a million parameters",
-    duration="70 minutes",
+    duration="two hours on 2 cores",
     full=H3LanguageSettings,
     quick=quick,
     run=run,

@@ -125,8 +125,8 @@ def choose_ring(attention: str, line: Line, device: torch.device) -> Ring | None
     """PyTorch's context parallelism for full attention without masks, or None to gather keys and values.
 
     attention: "auto": the ring on CUDA, "gather" or "ring". With a window, and where documents begin within the rows,
-    which the ring has no masks for, keys and values are gathered in any case; also in float32, and for pieces whose
-    length is no multiple of 32.
+    which the ring has no masks for, keys and values are gathered in any case; also in float32, for pieces whose length
+    is no multiple of 32, and where weights are dropped.
 
     Errors:  ConfigError where the ring was asked for by name and is not to be had.
     """
