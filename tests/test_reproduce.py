@@ -257,6 +257,21 @@ class TestReproduce:
         assert command_line(["reproduce", "hippo", "--data-dir", "d"]) == 2
         assert "--data-dir is not for hippo" in capfd.readouterr().err
 
+    def test_seeds_by_number_and_by_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """``delay`` counts them, all others name them."""
+        asked: list[Any] = []
+
+        def refuse(name: str, folder: Path, config: Any, **_: Any) -> Any:
+            asked.append(config.seeds)
+            raise InputError("enough")
+
+        monkeypatch.setattr("statewise.reproduce.reproduce", refuse)
+        for name in ("delay", "mqar"):
+            assert command_line(["reproduce", name, "--seeds", "2", "--out", str(tmp_path / name)]) == 2
+        assert asked == [2, (0, 1)]
+        assert command_line(["reproduce", "hippo", "--seeds", "2"]) == 2
+        assert len(asked) == 2
+
 
 class TestMeasure:
     def test_peak_of_known_allocations(self) -> None:
