@@ -266,7 +266,7 @@ class TestReproduce:
             raise InputError("enough")
 
         monkeypatch.setattr("statewise.reproduce.reproduce", refuse)
-        for name in ("delay", "mqar"):
+        for name in ("delay", "h3-synthetics"):
             assert command_line(["reproduce", name, "--seeds", "2", "--out", str(tmp_path / name)]) == 2
         assert asked == [2, (0, 1)]
         assert command_line(["reproduce", "hippo", "--seeds", "2"]) == 2
