@@ -53,7 +53,7 @@ def run(config: InductionHeadsSettings, work: Work) -> Report:
 
 REPRODUCTION = Reproduction(
     summary="induction heads: Mamba, H3 and attention, trained at 256 tokens and asked at up to a million",
-    duration="two hours on 2 cores",
+    duration="two and a half hours on 2 cores",
     full=InductionHeadsSettings,
     quick=quick,
     run=run,
