@@ -65,3 +65,18 @@ def section(config: Mapping[str, Any], name: str, where: str) -> Mapping[str, An
     if not isinstance(value, Mapping):
         raise CheckpointError(f"{where}: {name}={value!r} is no group of fields")
     return value
+
+
+def dropout_of(config: Mapping[str, Any], default: float, where: str) -> float:
+    """The field of this name; the default too where it only refers to another one."""
+    value = config.get("dropout")
+    if value is None or refers(value):
+        return default
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
+        raise CheckpointError(f"{where}: dropout={value!r}; expected a number, 0 <= dropout < 1")
+    return float(value)
+
+
+def refers(value: Any) -> bool:
+    """To another field of the published configs, which what Lightning stored may not have resolved."""
+    return isinstance(value, str) and value.startswith("${")

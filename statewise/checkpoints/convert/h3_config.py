@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import require_tensor
-from statewise.checkpoints.convert.fields import refuse_unknown, require, section
+from statewise.checkpoints.convert.fields import dropout_of, refuse_unknown, require, section
 from statewise.checkpoints.convert.h3_names import Names
 from statewise.checkpoints.convert.mamba_fields import count, number
-from statewise.checkpoints.convert.s4_config import dropout_of
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.h3 import H3Config

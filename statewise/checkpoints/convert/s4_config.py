@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from statewise.checkpoints.convert.fields import refuse_unknown, require, section
+from statewise.checkpoints.convert.fields import dropout_of, refers, refuse_unknown, require, section
 from statewise.checkpoints.convert.mamba_fields import number
 from statewise.checkpoints.convert.s4_kernel import POSITIVE
 from statewise.errors import CheckpointError
@@ -110,7 +110,7 @@ class LayerSettings:
         is null, or only refers to another one, says nothing of them."""
         for name, meant in of_the_file.items():
             given = self.said.get(name)
-            if given is not None and not _refers(given) and given not in meant:
+            if given is not None and not refers(given) and given not in meant:
                 raise CheckpointError(
                     f"{WHERE}: model.layer.{name}={given!r}, but the file's tensors {here}* say {meant[0]!r}"
                 )
@@ -127,7 +127,7 @@ class LayerSettings:
         """The same of an MLP layer, whose expand is rounded down to features."""
         self.check(here, _name_=(MLP,))
         expand = self.said.get("expand")
-        if expand is None or _refers(expand):
+        if expand is None or refers(expand):
             return
         if int(number(self.said, "expand", 1.0, f"{WHERE}: model.layer") * d_model) != d_inner:
             raise CheckpointError(
@@ -199,21 +199,6 @@ class Settings:
                 f"{WHERE}: model.prenorm={self.model['prenorm']!r}, but the file has "
                 f"{'a' if prenorm else 'no'} norm after the last layer"
             )
-
-
-def dropout_of(config: Mapping[str, Any], default: float, where: str) -> float:
-    """The field of this name; the default too where it only refers to another one."""
-    value = config.get("dropout")
-    if value is None or _refers(value):
-        return default
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
-        raise CheckpointError(f"{where}: dropout={value!r}; expected a number, 0 <= dropout < 1")
-    return float(value)
-
-
-def _refers(value: Any) -> bool:
-    """To another field of the published configs, which what Lightning stored may not have resolved."""
-    return isinstance(value, str) and value.startswith("${")
 
 
 def _one_of(config: Mapping[str, Any], name: str, default: str, known: Any) -> str:

@@ -19,9 +19,9 @@ from statewise.checkpoints.convert.entries import (
     same,
     write_entries,
 )
-from statewise.checkpoints.convert.fields import count_layers, refuse_unknown
+from statewise.checkpoints.convert.fields import count_layers, dropout_of, refuse_unknown
 from statewise.checkpoints.convert.formats import Config, Tensors
-from statewise.checkpoints.convert.s4_config import EPS, dropout_of
+from statewise.checkpoints.convert.s4_config import EPS
 from statewise.checkpoints.convert.s4_kernel import Kernel
 from statewise.checkpoints.empty import expected_shapes
 from statewise.errors import CheckpointError
