@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from statewise.data.whole_batches import require_full_batch
+from statewise.data.whole_batches import count_batches, require_rows
 
 POOL_BATCHES = 32  # how many batches' rows are sorted by length together
 
@@ -47,7 +47,8 @@ class Split(Protocol):
 class LabelledBatches:
     """``batches[step]`` is the batch of that step, for any step from 0 on; there is no end.
 
-    Each epoch takes the rows in a new random order, each row at most once; fewer than ``batch_size`` are left out.
+    Each epoch takes the rows in a new random order, each row at most once; fewer than ``batch_size`` are left out, or
+    with ``drop_last=False`` the last batch of the epoch.
     Where the lengths differ, the shuffled rows are sorted by length within pools of 32 batches before they are cut in
     batches, whose order is then shuffled: rows of like length share a batch, and little of it is padding.
 
@@ -55,15 +56,15 @@ class LabelledBatches:
     Errors:  DataError if the split has fewer than ``batch_size`` rows.
     """
 
-    def __init__(self, split: Split, batch_size: int, seed: int) -> None:
-        require_full_batch(split, batch_size, seed)
-        self.split, self.batch_size, self.seed = split, batch_size, seed
-        self._epoch: tuple[int, np.ndarray] | None = None  # number, (steps_per_epoch, batch_size) rows
+    def __init__(self, split: Split, batch_size: int, seed: int, drop_last: bool = True) -> None:
+        require_rows(split, batch_size, seed, drop_last)
+        self.split, self.batch_size, self.seed, self.drop_last = split, batch_size, seed, drop_last
+        self._epoch: tuple[int, list[np.ndarray]] | None = None  # number, the rows of each step
 
     @property
     def steps_per_epoch(self) -> int:
         """How many batches make one pass over the split."""
-        return len(self.split) // self.batch_size
+        return count_batches(len(self.split), self.batch_size, self.drop_last)
 
     def __getitem__(self, step: int) -> LabelledBatch:
         if step < 0:
@@ -73,15 +74,19 @@ class LabelledBatches:
             self._epoch = (number, self._order(number))
         return read_batch(self.split, self._epoch[1][within])
 
-    def _order(self, number: int) -> np.ndarray:
+    def _order(self, number: int) -> list[np.ndarray]:
         generator = np.random.default_rng([self.seed, number])
-        rows = generator.permutation(len(self.split))[: self.steps_per_epoch * self.batch_size]
+        shuffled = generator.permutation(len(self.split))
+        n_full = len(shuffled) // self.batch_size * self.batch_size
+        rows, rest = shuffled[:n_full], [] if self.drop_last or n_full == len(shuffled) else [shuffled[n_full:]]
         lengths = _longest(self.split.lengths[rows])
-        if (lengths == lengths[0]).all():
-            return rows.reshape(-1, self.batch_size)
-        pool = POOL_BATCHES * self.batch_size
-        keys = (lengths, np.arange(len(rows)) // pool)  # by pool, then by length
-        return generator.permutation(rows[np.lexsort(keys)].reshape(-1, self.batch_size))
+        if (lengths == lengths[:1]).all():
+            full = rows.reshape(-1, self.batch_size)
+        else:
+            pool = POOL_BATCHES * self.batch_size
+            keys = (lengths, np.arange(len(rows)) // pool)  # by pool, then by length
+            full = generator.permutation(rows[np.lexsort(keys)].reshape(-1, self.batch_size))
+        return [*full, *rest]
 
 
 def batches_in_order(split: Split, batch_size: int, max_rows: int | None = None) -> Iterator[LabelledBatch]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.data.series import Origin, SeriesSplit
+from statewise.data.whole_batches import count_batches
 from statewise.errors import ConfigError, DataError
 
 
@@ -28,27 +29,27 @@ class SeriesBatch(NamedTuple):
 
 class SeriesBatches:
     """``batches[step]`` is the batch of that step, for any step from 0 on: in each epoch all windows, shuffled, but for
-    fewer than ``batch_size`` that fill no batch.
+    fewer than ``batch_size`` that fill no batch; with ``drop_last=False`` these are the epoch's last batch.
 
     Errors:  DataError if the split has fewer than ``batch_size`` windows.
     """
 
-    def __init__(self, split: SeriesSplit, batch_size: int, seed: int) -> None:
+    def __init__(self, split: SeriesSplit, batch_size: int, seed: int, drop_last: bool = True) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
             if value < least:
                 raise ConfigError(f"{name}={value} must be at least {least}")
-        if len(split.origins) < batch_size:
+        if len(split.origins) < (batch_size if drop_last else 1):
             raise DataError(
                 f"the {split.name} split has {len(split.origins):,} windows, fewer than batch_size {batch_size}; "
                 "use a smaller batch_size, history or horizon"
             )
-        self.split, self.batch_size, self.seed = split, batch_size, seed
+        self.split, self.batch_size, self.seed, self.drop_last = split, batch_size, seed, drop_last
         self._order: tuple[int, np.ndarray] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
         """How many batches make one pass over the split."""
-        return len(self.split.origins) // self.batch_size
+        return count_batches(len(self.split.origins), self.batch_size, self.drop_last)
 
     def __getitem__(self, step: int) -> SeriesBatch:
         if step < 0:

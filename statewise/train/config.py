@@ -89,6 +89,7 @@ class TrainConfig:
     batch_size: int = 8  # sequences in a micro-batch
     length: int | None = None  # tokens in a sequence of text, by default 512; other sequences have their own: None
     accumulation: int = 1  # micro-batches whose gradients are averaged before each step
+    drop_last: bool = True  # leave out the rows of an epoch that fill no batch; false: they are its last batch
     carry_state: bool = False  # read contiguous streams, the state passed on (detached) from batch to batch
     stop_at: float | None = None  # end early, once the validation metric has been this good in stop_after looks running
     stop_after: int = 1
@@ -109,6 +110,7 @@ class TrainConfig:
     clip_norm: float | None = 1.0  # the gradient's norm over all parameters is clipped to this; None: never
     schedule: str = "cosine"  # or "linear"; or "wsd": warm-up, stable, decay
     warmup: float = 0.02  # fraction of the run in which the rate rises
+    warmup_prefix: bool = True  # whether the fall begins after the warm-up; false: with it, and is seen from its end on
     decay: float = 0.2  # fraction of the run in which the rate falls, at its end ("wsd" only)
 
     # How it is computed
@@ -158,6 +160,17 @@ class TrainConfig:
         self._require("weight_decay", 0 <= self.weight_decay < math.inf, "at least 0")
         self._require("seed", 0 <= self.seed < 2**32, "from 0 to 2**32 - 1")
         self._require("betas", len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two, each from 0 to 1")
+        if not self.drop_last and self.accumulation > 1:
+            raise ConfigError(
+                f"TrainConfig.drop_last=False with accumulation={self.accumulation}: micro-batches count alike in a "
+                "step, and the last one of an epoch would have fewer rows; set train.accumulation=1 or "
+                "train.drop_last=true"
+            )
+        if not self.warmup_prefix and self.schedule == "wsd":
+            raise ConfigError(
+                'TrainConfig.warmup_prefix=False is for schedules that fall from the warm-up on, "cosine" and '
+                '"linear"; leave it out'
+            )
         if self.schedule == "wsd" and self.warmup + self.decay > 1:
             raise ConfigError(
                 f"TrainConfig.warmup={self.warmup} and decay={self.decay} are fractions of one run, "
@@ -199,6 +212,11 @@ class RunConfig:
             raise ConfigError(
                 f"train.evaluate_window={self.train.evaluate_window} is for text, not for {type(self.data).__name__}; "
                 "leave it out (train.evaluate_window=null)"
+            )
+        if length is not None and not self.train.drop_last:
+            raise ConfigError(
+                f"train.drop_last=false: the batches of {type(self.data).__name__} are all full; leave it out "
+                "(train.drop_last=true)"
             )
         if self.train.stop_at is not None and getattr(self.data, "n_validation", None) == 0:
             raise ConfigError(

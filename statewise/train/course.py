@@ -192,6 +192,7 @@ def learning_rate(state: RunState) -> float:
         at,
         kind=config.schedule,
         warmup=config.warmup,
+        prefix=config.warmup_prefix,
         decay=config.decay,
         minimum=config.lr_min_ratio,
         start=config.lr_start_ratio,

@@ -103,13 +103,14 @@ def _refusal(config: RunConfig, found: MemoryEstimate, copies: int, n_ranks: int
         return [f"{fields} ({size(needed)})"] if needed <= available else []
 
     advice = [] if train.gradient_checkpointing else what_fits(gradient_checkpointing=True)
-    for n in range(2, train.batch_size + 1):  # a smaller micro-batch, as many rows in a step as before
+    smaller = range(2, train.batch_size + 1) if train.drop_last else ()  # a smaller micro-batch, as many rows in a step
+    for n in smaller:
         if train.batch_size % n == 0 and train.batch_size // n % Share.of(train.parallel, n_ranks).data == 0:
             fitting = what_fits(batch_size=train.batch_size // n, accumulation=train.accumulation * n)
             advice += fitting
             if fitting:
                 break
-    if not advice and not train.gradient_checkpointing:
+    if not advice and not train.gradient_checkpointing and train.drop_last:
         advice = what_fits(
             batch_size=1, accumulation=train.accumulation * train.batch_size, gradient_checkpointing=True
         )

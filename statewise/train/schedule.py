@@ -10,6 +10,7 @@ def learning_rate_factor(
     *,
     kind: str = "cosine",
     warmup: float = 0.0,
+    prefix: bool = True,
     decay: float = 0.2,
     minimum: float = 0.0,
     start: float = 0.0,
@@ -20,6 +21,8 @@ def learning_rate_factor(
     along half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5); "linear" falls to it in a straight line;
     "wsd" stays at 1 and falls as 1 - sqrt over the last ``decay`` of the run (Hägele et al. 2024, arXiv:2405.18392,
     sec. 4.1), so that a run can be made longer without having known it. Beyond the end it stays at ``minimum``.
+    With ``prefix=False`` the cosine and the line begin where the run does, under the warm-up, and so a little below 1
+    at its end; as timm's ``warmup_prefix=False``.
 
     >>> [round(learning_rate_factor(p, warmup=0.25, minimum=0.1), 3) for p in (0.0, 0.125, 0.25, 0.625, 1.0)]
     [0.0, 0.5, 1.0, 0.55, 0.1]
@@ -27,12 +30,15 @@ def learning_rate_factor(
     [1.0, 1.0, 0.5, 0.0]
     >>> [round(learning_rate_factor(p, kind="linear", warmup=0.5, start=0.2), 3) for p in (0.0, 0.25, 0.75, 1.0)]
     [0.2, 0.6, 0.5, 0.0]
+    >>> [round(learning_rate_factor(p, warmup=0.25, prefix=False), 3) for p in (0.125, 0.25, 0.5, 1.0)]
+    [0.5, 0.854, 0.5, 0.0]
     """
     progress = min(max(progress, 0.0), 1.0)
     if progress < warmup:
         return start + (1.0 - start) * progress / warmup
     if kind in ("cosine", "linear"):
-        done = (progress - warmup) / (1.0 - warmup) if warmup < 1.0 else 1.0
+        before = warmup if prefix else 0.0
+        done = (progress - before) / (1.0 - before) if before < 1.0 else 1.0
         shape = 0.5 * (1.0 + math.cos(math.pi * done)) if kind == "cosine" else 1.0 - done
     else:
         done = (progress - (1.0 - decay)) / decay if decay > 0.0 else 0.0

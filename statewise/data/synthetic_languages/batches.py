@@ -12,13 +12,13 @@ from torch import Tensor
 
 from statewise.data.synthetic_languages.data import LanguageSplit
 from statewise.data.synthetic_languages.language import Rows
-from statewise.data.whole_batches import require_full_batch
+from statewise.data.whole_batches import count_batches, cut, require_rows
 
 HELD_BYTES = 1 << 27  # a split of no more than that is drawn once and kept
 
 
 class RecallBatch(NamedTuple):
-    """All of one shape from step to step.
+    """All of one shape from step to step, but for the last batch of an epoch where that is not dropped.
 
     inputs:     (batch, length) int64 tokens
     targets:    (batch, length) int64, -100 where the loss does not count; or, with ``positions``, (batch, n_answers)
@@ -33,23 +33,24 @@ class RecallBatch(NamedTuple):
 class RecallBatches:
     """``batches[step]`` is the batch of that step, for any step from 0 on; there is no end.
 
-    Each epoch takes the rows in a new order, each at most once; fewer than ``batch_size`` are left out.
+    Each epoch takes the rows in a new order, each at most once; fewer than ``batch_size`` are left out, or with
+    ``drop_last=False`` the last batch of the epoch.
 
     Cost:    A split of up to 128 MB (in the smallest integers that hold it) is drawn once, and a batch is then a few
              microseconds. Larger ones, and so fresh rows for each step, are drawn batch by batch.
     Errors:  DataError if the split has fewer than ``batch_size`` rows.
     """
 
-    def __init__(self, split: LanguageSplit, batch_size: int, seed: int) -> None:
-        require_full_batch(split, batch_size, seed)
-        self.split, self.batch_size, self.seed = split, batch_size, seed
+    def __init__(self, split: LanguageSplit, batch_size: int, seed: int, drop_last: bool = True) -> None:
+        require_rows(split, batch_size, seed, drop_last)
+        self.split, self.batch_size, self.seed, self.drop_last = split, batch_size, seed, drop_last
         self._only_answers: bool = split.language.config.resolved("answer_only")
-        self._epoch: tuple[int, Tensor] | None = None  # number, (steps_per_epoch, batch_size) rows
+        self._epoch: tuple[int, list[Tensor]] | None = None  # number, the rows of each step
 
     @property
     def steps_per_epoch(self) -> int:
         """How many batches make one pass over the split."""
-        return len(self.split) // self.batch_size
+        return count_batches(len(self.split), self.batch_size, self.drop_last)
 
     @property
     def held(self) -> bool:
@@ -91,10 +92,10 @@ class RecallBatches:
             return rows.inputs, rows.answers, np.array(rows.positions)
         return rows.inputs, self.split.targets(rows)
 
-    def _order(self, number: int) -> Tensor:
+    def _order(self, number: int) -> list[Tensor]:
         generator = np.random.default_rng([self.seed, number])
         rows = generator.permutation(len(self.split))[: self.steps_per_epoch * self.batch_size]
-        return torch.from_numpy(rows).reshape(-1, self.batch_size)
+        return [torch.from_numpy(batch) for batch in cut(rows, self.batch_size)]
 
     def _scattered(self, number: int, within: int) -> np.ndarray:
         """The rows of a batch without a list of all: i times a factor that has none in common with their number.
@@ -106,4 +107,5 @@ class RecallBatches:
         shift, factor = (int(x) for x in generator.integers(n_rows, size=2))
         while gcd(factor, n_rows) != 1:
             factor = (factor + 1) % n_rows
-        return (np.arange(within * self.batch_size, (within + 1) * self.batch_size) * factor + shift) % n_rows
+        low = within * self.batch_size
+        return (np.arange(low, min(low + self.batch_size, n_rows)) * factor + shift) % n_rows

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.whole_batches import count_batches
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
@@ -33,11 +34,13 @@ MIXERS: dict[str, MixerConfig] = {
     "mamba2": Mamba2Config(d_state=64, d_head=32),
 }
 TASKS = ("induction-head", "associative-recall")
+# Of the settings, those that may be other than published
+PUBLISHED = ("clip_norm", "weight_decay_of", "dropout_of", "drop_last", "warmup_prefix")
 DROPOUT, DROPPED = 0.1, ("weights", "branches")
 # The published schedules: a cosine of 5e-4 down to 5e-5 after a warm-up from 1e-6, and straight lines up and down
 SCHEDULES: dict[str, dict[str, Any]] = {
     "induction-head": {"schedule": "cosine", "lr_start_ratio": 1e-6 / LR, "lr_min_ratio": 0.1},
-    "associative-recall": {"schedule": "linear", "lr_min_ratio": 0.0},
+    "associative-recall": {"schedule": "linear", "lr_min_ratio": 0.0},  # which falls from the warm-up's end in any case
 }
 
 
@@ -54,6 +57,8 @@ class H3SyntheticsSettings:
               but the systems' decays
     dropout_of: what the Transformer's dropout of 0.1 drops: the "weights" of its attention, as published, or the
               "branches" before they join the residual stream
+    drop_last, warmup_prefix: as ``TrainConfig`` has them; as published, the last 8 of 5,000 rows are a batch of their
+              own, and the cosine begins under the warm-up
     workers:  processes that train side by side
     bars:     whether what the project asks of itself is in the report
     """
@@ -70,6 +75,8 @@ class H3SyntheticsSettings:
     clip_norm: float | None = None
     weight_decay_of: str = "all"
     dropout_of: str = field(default="weights", metadata={BEFORE: "branches"})
+    drop_last: bool = field(default=False, metadata={BEFORE: True})
+    warmup_prefix: bool = field(default=False, metadata={BEFORE: True})
     workers: int = 2
     bars: bool = True
 
@@ -99,12 +106,13 @@ def is_everything(config: H3SyntheticsSettings) -> bool:
         set(config.models) == set(full.models)
         and dict(zip(config.tasks, config.epochs)) == dict(zip(full.tasks, full.epochs))
         and config.n_train >= full.n_train
-        and all(getattr(config, name) == getattr(full, name) for name in ("clip_norm", "weight_decay_of", "dropout_of"))
+        and all(getattr(config, name) == getattr(full, name) for name in PUBLISHED)
     )
 
 
 def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -> RunConfig:
     """The training run of a model on a task."""
+    steps_per_epoch = count_batches(config.n_train, BATCH_SIZE, config.drop_last)
     data = SyntheticLanguageConfig(
         task=task, n_train=config.n_train, n_validation=config.n_validation, n_test=config.n_test
     )
@@ -137,13 +145,15 @@ def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -
             clip_norm=config.clip_norm,
             warmup=0.1,
             **SCHEDULES[task],
+            drop_last=config.drop_last,
+            warmup_prefix=config.warmup_prefix or SCHEDULES[task]["schedule"] != "cosine",
             stop_at=config.stop_at,
             stop_after=config.stop_after,
             seed=seed,
-            evaluate_every=config.n_train // BATCH_SIZE,  # after each epoch
+            evaluate_every=steps_per_epoch,
             evaluate_minutes=None,
             save_minutes=2.0,
             keep_last=1,
-            log_every=config.n_train // BATCH_SIZE,
+            log_every=steps_per_epoch,
         ),
     )

@@ -68,6 +68,11 @@ def require_divisible(run: RunConfig, layout: Layout) -> None:
             f"train.batch_size={train.batch_size} is that of all processes together, and {layout.n_data} data ranks do "
             f"not divide it; use a multiple of {layout.n_data}, or another number of processes"
         )
+    if not train.drop_last and layout.n_data > 1:
+        raise ConfigError(
+            f"train.drop_last=false: the last batch of an epoch may not divide among {layout.n_data} data ranks; set "
+            "train.drop_last=true"
+        )
     if train.compile:
         raise ConfigError("train.compile=true works in one process; set train.compile=false")
 

@@ -115,8 +115,9 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
 
     @property
     def units_per_batch(self) -> int:
-        """How many units a batch counts for."""
-        return self.run.train.batch_size
+        """How many units a batch counts for; where the last one of an epoch may have fewer, on average."""
+        train = self.run.train
+        return train.batch_size if train.drop_last else round(self.sizes()["train"] / self.batches.steps_per_epoch)
 
     # -- training ----------------------------------------------------------------------------------------------------
 

@@ -60,7 +60,8 @@ class ForecastingTask(Task[Forecaster, SeriesBatch]):
 
     @cached_property
     def batches(self) -> SeriesBatches:
-        return SeriesBatches(self.data.split("train"), self.run.train.batch_size, self.run.train.seed)
+        train = self.run.train
+        return SeriesBatches(self.data.split("train"), train.batch_size, train.seed, train.drop_last)
 
     def loss(self, model: Forecaster, batch: SeriesBatch, state: Any) -> tuple[Tensor, Any]:
         return model.loss(

@@ -68,7 +68,8 @@ class RecallTask(Task[LanguageModel, RecallBatch]):
 
     @cached_property
     def batches(self) -> RecallBatches:
-        return RecallBatches(self.data.split("train"), self.run.train.batch_size, self.run.train.seed)
+        train = self.run.train
+        return RecallBatches(self.data.split("train"), train.batch_size, train.seed, train.drop_last)
 
     def loss(self, model: LanguageModel, batch: RecallBatch, state: Any) -> tuple[Tensor, Any]:
         """The mean cross-entropy in nats of the targets that count."""

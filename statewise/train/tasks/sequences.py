@@ -127,7 +127,8 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
 
     @cached_property
     def batches(self) -> LabelledBatches:
-        return LabelledBatches(self.data.split("train"), self.run.train.batch_size, self.run.train.seed)
+        train = self.run.train
+        return LabelledBatches(self.data.split("train"), train.batch_size, train.seed, train.drop_last)
 
 
 SequenceData = LabelledData | MemoryData | LongRangeData
