@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from dataclasses import replace
@@ -27,6 +28,7 @@ from statewise.reproduce.report import Report, markdown
 from statewise.reproduce.seeds_of_a_run import CPU_FILE, train_and_test
 from statewise.train.report import Reporter
 from statewise.train.schedule import learning_rate_factor
+from statewise.train.tasks import open_task
 
 PLOTS = find_spec("matplotlib") is not None
 SMALL = ["n_train=64", "n_validation=16", "n_test=16"]
@@ -47,13 +49,17 @@ def test_the_published_settings() -> None:
                     p,
                     kind=train.schedule,
                     warmup=train.warmup,
+                    prefix=train.warmup_prefix,
                     minimum=train.lr_min_ratio,
                     start=train.lr_start_ratio,
                 )
                 for p in (0.0, 0.1, 0.55, 1.0)
             }
             first = 1e-6 if task == TASKS[0] else 0.0
-            assert [at[p] for p in (0.0, 0.1, 0.55, 1.0)] == pytest.approx([first, 5e-4, (5e-4 + last) / 2, last])
+            falls = [0.5 * (1 + math.cos(math.pi * p)) if task == TASKS[0] else (1 - p) / 0.9 for p in (0.1, 0.55)]
+            rates = [first, *(last + (5e-4 - last) * fall for fall in falls), last]
+            assert [at[p] for p in (0.0, 0.1, 0.55, 1.0)] == pytest.approx(rates)
+            assert open_task(run).batches.steps_per_epoch == train.evaluate_every == 157
             language: Any = run.model
             assert (language.d_model, len(language.layers), language.embedding_dropout) == (32, 2, 0.1)
             assert language.max_positions == ({TASKS[0]: 32, TASKS[1]: 23}[task] if model == "attention" else None)
@@ -64,13 +70,21 @@ def test_the_published_settings() -> None:
 
 
 def test_other_settings_are_told() -> None:
-    config = replace(H3SyntheticsSettings(), clip_norm=1.0, weight_decay_of="maps", dropout_of="branches")
+    config = replace(
+        H3SyntheticsSettings(), clip_norm=1.0, weight_decay_of="maps", dropout_of="branches", drop_last=True
+    )
     train = run_config(config, TASKS[0], "h3", 0).train
     assert (train.clip_norm, train.weight_decay_of) == (1.0, "maps")
     told = " ".join(set(told_differences(config)) - set(told_differences(H3SyntheticsSettings())))
     assert "clipped to a norm of 1;" in told
     assert "matrices of maps alone decay" in told
     assert "dropout of 0.1 on each branch" in told
+    assert "fill no batch are left out; published" in told
+    assert run_config(config, TASKS[0], "h3", 0).train.evaluate_every == 156
+    prefix = replace(H3SyntheticsSettings(), warmup_prefix=True)
+    assert "begins where the warm-up ends; published: where" in " ".join(told_differences(prefix))
+    assert [run_config(prefix, task, "h3", 0).train.warmup_prefix for task in TASKS] == [True, True]
+    assert not is_everything(prefix)
     layers: Any = run_config(config, TASKS[0], "attention", 0).model.layers  # type: ignore[attr-defined]
     assert [(block.dropout, block.mixer.dropout) for block in layers] == [(0.1, 0.0)] * 2
     assert is_everything(H3SyntheticsSettings())

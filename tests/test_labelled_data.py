@@ -154,6 +154,27 @@ def test_an_epoch_reads_every_row_once(source: str) -> None:
     assert len(seen) == len(set(seen)) == len(split) // 16 * 16
 
 
+@pytest.mark.parametrize("source", ["digits", "ucr:JapaneseVowels"])
+def test_an_epoch_can_have_every_row(source: str) -> None:
+    """The full batches are those that there are without; what remains comes last."""
+    if source != "digits":
+        pytest.importorskip("aeon", reason="aeon is not installed")
+    split = opened(source).split("train")
+    batches, without = (LabelledBatches(split, 48, seed=0, drop_last=drop_last) for drop_last in (False, True))
+    n_full, rest = divmod(len(split), 48)
+    assert rest
+    assert (batches.steps_per_epoch, without.steps_per_epoch) == (n_full + 1, n_full)
+    for epoch in range(2):
+        made = [batches[epoch * (n_full + 1) + step] for step in range(n_full + 1)]
+        assert [len(batch.targets) for batch in made] == [48] * n_full + [rest]
+        assert all(torch.equal(made[i].inputs, without[epoch * n_full + i].inputs) for i in range(n_full))
+        targets = torch.cat([batch.targets for batch in made])
+        assert torch.equal(targets.sort().values, torch.from_numpy(np.sort(split.targets)))
+    one = LabelledBatches(split, len(split) + 1, seed=0, drop_last=False)
+    assert one.steps_per_epoch == 1
+    assert len(one[3].targets) == len(split)
+
+
 def test_rows_in_order() -> None:
     pytest.importorskip("aeon", reason="aeon is not installed")
     split = opened("ucr:JapaneseVowels").split("test")

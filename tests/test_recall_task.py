@@ -179,6 +179,21 @@ def test_batches_are_the_rows_held_or_not(task: str, monkeypatch: pytest.MonkeyP
         RecallBatches(split, 0, seed=0)
 
 
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("task", TASKS)
+def test_an_epoch_can_have_every_row(task: str, held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = open_synthetic_language(data_config(task, n_train=70)).split("train")
+    monkeypatch.setattr(batches, "HELD_BYTES", 1 << 27 if held else 0)
+    made, without = (RecallBatches(split, 16, seed=3, drop_last=drop_last) for drop_last in (False, True))
+    assert (made.steps_per_epoch, without.steps_per_epoch) == (5, 4)
+    every = sorted(row.tobytes() for row in split.read(np.arange(70))[0])
+    for first in (0, 5):
+        assert [len(made[first + step].inputs) for step in range(5)] == [16, 16, 16, 16, 6]
+        assert sorted(row.numpy().tobytes() for step in range(5) for row in made[first + step].inputs) == every
+    assert all(torch.equal(made[5 + step].inputs, without[4 + step].inputs) for step in range(4))
+    assert len(RecallBatches(split, 100, seed=0, drop_last=False)[7].inputs) == 70
+
+
 def test_a_batch_costs_microseconds() -> None:
     """Measured at 9 on an idle machine; the bound leaves room for a busy one."""
     made = RecallBatches(open_synthetic_language(SyntheticLanguageConfig()).split("train"), 32, seed=0)
@@ -215,6 +230,17 @@ def test_a_run_stops_and_goes_on_bit_for_bit(task: str, tmp_path: Path) -> None:
     looks = curve(tmp_path / "cut", "evaluation")
     assert [look["step"] for look in looks] == [4, 8, 9]
     assert {"loss", "accuracy", "accuracy_of_examples"} <= set(looks[-1])
+
+
+def test_a_run_over_every_row_stops_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """70 rows in batches of 32 and 6: two epochs are five and a bit, and a run of two is six steps."""
+    run = run_config(data_config("induction-head", n_train=70), steps=None, epochs=2, batch_size=32, drop_last=False)
+    assert open_task(run).units_per_batch == round(70 / 3)
+    train(run, tmp_path / "straight")
+    train(run, tmp_path / "cut", reporter=StopAt(3))
+    result = train(None, tmp_path / "cut", resume=True)
+    assert (result.step, result.exit_code) == (6, 0)
+    assert curve(tmp_path / "cut") == curve(tmp_path / "straight")
 
 
 @pytest.mark.parametrize("task", ["induction-head", "mqar"])

@@ -224,6 +224,13 @@ def test_batches_are_a_function_of_seed_and_step_and_an_epoch_has_each_window_on
         other = SeriesBatches(split, 4, seed=1)[step]
         assert all(torch.equal(a, b) for a, b in zip(other, batches[step]))
         assert [x.dtype for x in other] == [torch.float32, torch.int64, *[torch.float32] * 3]
+    rest = len(split.origins) % 4
+    assert rest
+    every = SeriesBatches(split, 4, seed=1, drop_last=False)
+    assert every.steps_per_epoch == batches.steps_per_epoch + 1
+    whole = [int(v) for step in range(every.steps_per_epoch) for v in every[step].targets[:, 0, 0]]
+    assert whole[:-rest] == first
+    assert len(set(whole)) == len(whole) == len(split.origins)
     assert not torch.equal(SeriesBatches(split, 4, seed=2)[0].targets, batches[0].targets)
     with pytest.raises(IndexError):
         batches[-1]

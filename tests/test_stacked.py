@@ -107,6 +107,12 @@ def classifier(folder: Path) -> RunConfig:
     return RunConfig(model=model, data=LabelledDataConfig(), train=train)
 
 
+def classifier_of_every_row(folder: Path) -> RunConfig:
+    """The last batch of an epoch, here of 14 steps, has fewer rows than the others."""
+    run = classifier(folder)
+    return replace(run, train=replace(run.train, batch_size=100, drop_last=False))
+
+
 def forecaster(folder: Path) -> RunConfig:
     pytest.importorskip("statsmodels")
     data = SeriesDataConfig(source="sunspots", horizon=11, history=33)
@@ -118,7 +124,7 @@ def forecaster(folder: Path) -> RunConfig:
 
 
 @pytest.mark.usefixtures("_float64")
-@pytest.mark.parametrize("make", [language, carried, classifier, forecaster])
+@pytest.mark.parametrize("make", [language, carried, classifier, classifier_of_every_row, forecaster])
 def test_each_becomes_what_it_would_be_alone(make: Any, tmp_path: Path) -> None:
     """Two seeds with two learning rates: parameters, buffers, moments, losses and norms after 25 steps."""
     runs = seeds_and_rates(make(tmp_path), 2, [1e-2, 3e-3])

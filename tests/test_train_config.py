@@ -7,6 +7,8 @@ import io
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from torch import nn
 from training import small_model
 
 from statewise.configuration import from_dict, to_dict
+from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.text import TextDataConfig
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import Dynamics
@@ -25,7 +29,8 @@ from statewise.mixers.s4d import S4DConfig
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
-from statewise.train import TrainConfig
+from statewise.train import RunConfig, TrainConfig
+from statewise.train.distributed.wrap import require_divisible
 from statewise.train.environment import process_settings
 from statewise.train.optimizer import (
     build_optimizer,
@@ -104,6 +109,29 @@ def test_cosine_by_its_definition() -> None:
     for progress in (0.1, 0.3, 0.5, 0.99):
         expected = 0.2 + 0.8 * (1 + math.cos(math.pi * (progress - 0.1) / 0.9)) / 2
         assert learning_rate_factor(progress, warmup=0.1, minimum=0.2) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_fall_may_begin_under_the_warm_up() -> None:
+    """timm's warmup_prefix=False: at step t of T it is the cosine of t / T, wherever the warm-up ended."""
+    for progress in (0.1, 0.3, 0.5, 1.0):
+        for kind, shape in (("cosine", (1 + math.cos(math.pi * progress)) / 2), ("linear", 1 - progress)):
+            found = learning_rate_factor(progress, kind=kind, warmup=0.1, prefix=False, minimum=0.2)
+            assert found == pytest.approx(0.2 + 0.8 * shape, rel=1e-12)
+    assert learning_rate_factor(0.05, warmup=0.1, prefix=False, start=0.2) == pytest.approx(0.6)
+    with pytest.raises(ConfigError, match=r"warmup_prefix=False is for schedules that fall from the warm-up on"):
+        TrainConfig(steps=1, schedule="wsd", warmup_prefix=False)
+
+
+def test_the_rows_that_fill_no_batch_can_be_kept_where_there_are_rows() -> None:
+    with pytest.raises(ConfigError, match=r"drop_last=False with accumulation=2: .* set train.accumulation=1 or"):
+        TrainConfig(steps=1, drop_last=False, accumulation=2)
+    train, model = TrainConfig(steps=1, drop_last=False), small_model()
+    with pytest.raises(ConfigError, match=r"train.drop_last=false: the batches of TextDataConfig are all full"):
+        RunConfig(model=model, data=TextDataConfig(source="x"), train=train)
+    run = RunConfig(model=model, data=SyntheticLanguageConfig(), train=train)
+    require_divisible(run, cast(Any, SimpleNamespace(n_data=1)))
+    with pytest.raises(ConfigError, match=r"may not divide among 4 data ranks; set train.drop_last=true"):
+        require_divisible(run, cast(Any, SimpleNamespace(n_data=4)))
 
 
 @pytest.mark.parametrize("kind", ["cosine", "wsd"])
