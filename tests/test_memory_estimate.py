@@ -20,6 +20,7 @@ import statewise as sw
 from statewise import kernels
 from statewise.checkpoints.empty import TooLargeError, build_empty
 from statewise.cli import app
+from statewise.data.synthetic_languages import SyntheticLanguageConfig
 from statewise.errors import ConfigError
 from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
@@ -200,6 +201,15 @@ def test_a_run_that_cannot_fit_does_not_begin(tmp_path: Path, monkeypatch: pytes
     refuse_beyond(monkeypatch, 1_000_000)
     with pytest.raises(ConfigError, match=r"use a smaller model, or train\.check_memory=false"):
         require_memory(config, task)
+
+
+def test_no_smaller_micro_batches_where_the_last_rows_are_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = sw.LanguageModelConfig(vocab_size=20, d_model=64, layers=(sw.MambaConfig(),))
+    train = TrainConfig(steps=1, batch_size=64, drop_last=False)
+    config = RunConfig(model=model, data=SyntheticLanguageConfig(n_train=100), train=train)
+    refuse_beyond(monkeypatch, estimate_memory(config).peak - 1)
+    with pytest.raises(ConfigError, match=r"use train\.gradient_checkpointing=true \([^)]*\), or train\.check_memory"):
+        require_memory(config, open_task(config))
 
 
 def test_what_the_parameters_alone_refuse_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
