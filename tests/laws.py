@@ -64,6 +64,9 @@ def check_arguments(mixer: Mixer) -> None:
     }.items():
         with pytest.raises(InputError, match=rf"needs {name} as a tensor.*torch.as_tensor\({name}\)"):
             call()
+    for batch in (-1, 2.5, True):
+        with pytest.raises(InputError, match=r"a state needs batch as an integer of at least 0"):
+            mixer.initial_state(batch)  # type: ignore[arg-type]
 
 
 def prepared(mixer: Mixer) -> Mixer:

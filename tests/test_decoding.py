@@ -170,6 +170,8 @@ def test_logits_can_be_left_out_and_rest_is_none() -> None:
     assert none is None
     torch.testing.assert_close(logits, model(tokens[:, :1])[0][:, 0], rtol=1e-4, atol=1e-4)
     empty, _ = decoder(torch.empty(0, 1, dtype=torch.int64), decoder.initial_state(0))
+    with pytest.raises(InputError, match="a state needs batch as an integer of at least 0"):
+        decoder.initial_state(-1)
     assert empty.shape == (0, 1, VOCABULARY)
 
 

@@ -16,6 +16,7 @@ from statewise.decoding.program import Program, Weights
 from statewise.decoding.states import addresses, check_plain, check_positions, check_state, copied, plain, separate
 from statewise.errors import InputError
 from statewise.models.language_model import LanguageModel, LanguageModelState
+from statewise.operators.base import check_batch
 
 
 class Decoder:
@@ -71,6 +72,7 @@ class Decoder:
 
     def initial_state(self, batch: int) -> LanguageModelState:
         """The state before the first token."""
+        check_batch(batch)
         layers = [copied(_repeated(layer, batch)) for layer in self._rest.layers]
         return LanguageModelState(torch.zeros(batch, dtype=torch.int64, device="cpu"), tuple(layers))
 

@@ -14,6 +14,7 @@ from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_inpu
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.time_invariant import Readout, least_decay
+from statewise.operators.base import check_batch
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.masks import build_masks, mask_time
 
@@ -141,6 +142,7 @@ class GSS(PreparableMixer):
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> DiagonalState:
+        check_batch(batch)
         weight = self.in_proj.weight
         dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
         device = weight.device if device is None else device

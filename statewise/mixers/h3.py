@@ -15,7 +15,7 @@ from statewise.mixers.prepared import PreparableMixer, full_precision, wide
 from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
 from statewise.mixers.s4d import METHODS, S4DConfig, S4DDynamics
 from statewise.mixers.time_invariant import as_complex
-from statewise.operators.base import Operator
+from statewise.operators.base import Operator, check_batch
 from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.masks import build_masks, mask_time
@@ -194,6 +194,7 @@ class H3(PreparableMixer):
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> H3State:
+        check_batch(batch)
         weight, config = self.in_proj.weight, self.config
         options: dict[str, Any] = {
             "device": weight.device if device is None else device,

@@ -14,6 +14,7 @@ from statewise.errors import ConfigError
 from statewise.mixers.base import Mixer, MixerConfig, check_dtype, check_input, check_width
 from statewise.mixers.feature_maps import FEATURE_MAPS
 from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
+from statewise.operators.base import check_batch
 from statewise.operators.masks import build_masks, mask_time
 from statewise.operators.ssd import SSD, SSDState
 
@@ -117,6 +118,7 @@ class LinearAttention(Mixer):
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> SSDState:
+        check_batch(batch)
         weight = self.in_proj.weight
         dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
         rows = self.d_head + self.config.normalize

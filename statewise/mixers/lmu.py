@@ -16,7 +16,7 @@ from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.base import MixerConfig, check_dtype, check_input, check_width
 from statewise.mixers.prepared import PreparableMixer, full_precision
 from statewise.mixers.projection import Linear
-from statewise.operators.base import wide
+from statewise.operators.base import check_batch, wide
 from statewise.operators.dense import DenseLTI, DenseState
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.time_invariant import TimeInvariant
@@ -164,6 +164,7 @@ class LMU(LMUBase):
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> LMUState:
+        check_batch(batch)
         weight, config = self.input_to_memory.weight, self.config
         device = weight.device if device is None else device
         dtype = wide(weight.dtype if dtype is None else dtype)

@@ -16,6 +16,7 @@ from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, che
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
+from statewise.operators.base import check_batch
 from statewise.operators.bidirectional import COMBINE, combine, reverse, reversed_order
 from statewise.operators.causal_convolution import ConvolutionState
 from statewise.operators.masks import build_masks, mask_time
@@ -248,6 +249,7 @@ class Mamba(MambaDirection, Mixer):
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> MambaState:
+        check_batch(batch)
         self._refuse_state()
         weight, config = self.in_proj.weight, self.config
         device = weight.device if device is None else device

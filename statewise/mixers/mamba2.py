@@ -15,6 +15,7 @@ from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_input
 from statewise.mixers.gated_norm import GatedRMSNorm
 from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
+from statewise.operators.base import check_batch
 from statewise.operators.causal_convolution import ConvolutionState
 from statewise.operators.masks import build_masks, mask_time
 from statewise.operators.ssd import SSD, SSDState
@@ -159,6 +160,7 @@ class Mamba2(Mixer):
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Mamba2State:
+        check_batch(batch)
         weight = self.in_proj.weight
         device = weight.device if device is None else device
         dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)

@@ -14,6 +14,7 @@ from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_input, check_width
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
+from statewise.operators.base import check_batch
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.ssd import SSD, SSDState
 
@@ -166,6 +167,7 @@ class Mamba3(Mixer):
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Mamba3State:
+        check_batch(batch)
         weight, config = self.in_proj.weight, self.config
         device = weight.device if device is None else device
         dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)

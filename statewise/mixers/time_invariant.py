@@ -15,6 +15,7 @@ from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_width, is_number
 from statewise.mixers.output import OutputHalf
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
+from statewise.operators.base import check_batch
 from statewise.operators.bidirectional import bidirectional
 from statewise.operators.masks import build_masks, mask_time
 
@@ -156,6 +157,7 @@ class TimeInvariantMixer(PreparableMixer):
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Any:
         self._refuse_state()
+        check_batch(batch)
         C = self.readout.C  # its shape tells the state's, so that no system has to be discretised
         d_model, _, *n = C.shape
         dtype = torch.promote_types(C.dtype if dtype is None else dtype, torch.float32)

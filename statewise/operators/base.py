@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import fields, replace
+from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import torch
@@ -13,6 +14,13 @@ from torch.utils import _pytree as pytree
 from statewise.errors import InputError
 from statewise.operators.masks import NO_MASKS, Masks, build_masks, mask_time
 from statewise.operators.plan import Plan, plan
+
+
+def check_batch(batch: Any) -> None:
+    """Errors:  InputError if a state cannot have so many rows."""
+    fits = isinstance(batch, (Integral, torch.SymInt)) and not isinstance(batch, bool)
+    if not fits or batch < 0:
+        raise InputError(f"a state needs batch as an integer of at least 0, its number of rows, got {batch!r}")
 
 
 class Operator(abc.ABC):
@@ -59,6 +67,7 @@ class Operator(abc.ABC):
         dtype: torch.dtype | None = None,
     ) -> Any:
         """The state of a system at rest. ``device`` and ``dtype`` default to the coefficients', float32 or wider."""
+        check_batch(batch)
         like = self._like()
         device = like.device if device is None else device
         return self._rest(batch, trailing, device=device, dtype=wide(like.dtype if dtype is None else dtype))
