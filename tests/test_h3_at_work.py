@@ -19,8 +19,9 @@ from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce import reproduce, settings
 from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, lookup, trace
-from statewise.reproduce.h3_at_work.findings import SHOWN
+from statewise.reproduce.h3_at_work.findings import SHOWN, pairs_of, what_is_read
 from statewise.reproduce.h3_at_work.inside import (
+    Signals,
     h3_layers,
     half_reach,
     score,
@@ -126,6 +127,41 @@ class TestInside:
         assert score(model, tokens, (targets + 1) % 10, answers)["accuracy"] == 0
         assert half_reach(torch.tensor([[1.0, -0.5, 0.4], [0.1, 0.0, 1.0]])).tolist() == [1, 2]
 
+    def test_what_a_query_reads(self) -> None:
+        """By loops over the keys, values, places, heads and entries, from signals that are not a layer's."""
+        mixer = h3_layers(small_model())[1]
+        n_heads, d_head, n_names, length = mixer.n_heads, mixer.config.d_head, 8, 9
+        tokens = torch.randint(1, 7, (64, length))
+        tokens[:, -1] = torch.randint(1, 4, (64,))
+        shape = (64, length, n_heads, d_head, d_head)
+        nothing = torch.zeros(())
+        seen = Signals(
+            Q=torch.randn(64, length, n_heads * d_head),
+            entering=torch.randn(shape),
+            **dict.fromkeys(("K", "shifted", "V", "state", "output"), nothing),  # type: ignore[arg-type]
+        )
+        pairs = pairs_of(tokens, n_names)
+        found = what_is_read(mixer, pairs, seen, tokens)
+        filters = systems(mixer)[1].impulse_response(length)
+        keys, values, places = (1, 2, 3), (4, 5, 6), range(1, length - 2)
+
+        def given(asks: int, key: int, value: int, place: int) -> torch.Tensor:
+            rows = [(r, p) for r in range(64) for p in places if tokens[r, p - 1] == key and tokens[r, p] == value]
+            entering = torch.stack([seen.entering[r, p] for r, p in rows]).mean(0)
+            query = seen.Q[tokens[:, -1] == asks, -1].mean(0).unflatten(0, (n_heads, d_head))
+            read = torch.stack([filters[h, length - 1 - place] * query[h] @ entering[h] for h in range(n_heads)])
+            return mixer.out_proj.weight @ read.flatten()
+
+        for asks in keys:
+            row = []
+            for key in keys:
+                each = torch.stack([torch.stack([given(asks, key, v, p) for p in places]) for v in values])
+                row.append((each - each.mean(0)).square().sum(-1).mean().sqrt())
+            expected = torch.stack(row)
+            torch.testing.assert_close(torch.tensor(found["table"][asks - 1]), expected)
+            share = expected[asks - 1] ** 2 / expected.square().sum()
+            assert found["own_share"][asks - 1] == pytest.approx(float(share.detach()), rel=1e-4)
+
     def test_no_h3(self) -> None:
         with pytest.raises(ConfigError, match="no H3 layer"):
             h3_layers(small_model(layers=(AttentionConfig(n_heads=2),)))
@@ -149,7 +185,11 @@ class TestReproduction:
         costs = [head["lost"] for head in trained["heads"]]
         assert costs == sorted(costs, reverse=True)
         if PLOTS:
-            assert [(tmp_path / "r" / name).exists() for name in outcome.record["plots"]] == [True] * 4
+            assert [(tmp_path / "r" / name).exists() for name in outcome.record["plots"]] == [True] * 5
+        reads = trained["reads"]
+        assert [len(row) for row in reads["table"]] == [4] * 4
+        assert all(0 <= share <= 1 for share in reads["own_share"])
+        assert [row[0] for row in outcome.record["tables"][3]["rows"]] == ["0", "1", "2", "3"]
         page = (tmp_path / "r" / "report.md").read_text()
         assert "a2 b4 c1" in page
         assert "at most 1 epoch at a rate of 0.01 with a cosine, without dropout" in page

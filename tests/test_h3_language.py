@@ -173,6 +173,11 @@ class TestSettings:
             ({"n_layers": 2}, "n_layers"),
             ({"tokens": 0}, "tokens"),
             ({"tuning_share": 1.5}, "tuning_share"),
+            ({"tolerance": -1.0}, r"tolerance=-1\.0"),
+            ({"expand": -1.0}, r"expand=-1\.0"),
+            ({"vocab_size": 0}, "vocab_size=0"),
+            ({"n_heads": 5}, "n_heads"),
+            ({"d_state": 3}, "d_state"),
         ],
     )
     def test_refused(self, fields: dict[str, Any], message: str) -> None:

@@ -99,7 +99,11 @@ def test_other_settings_are_told() -> None:
         ({"tasks": ("mqar",)}, "tasks"),
         ({"seeds": ()}, "seeds"),
         ({"epochs": (3,)}, "epochs"),
-        ({"n_train": 31}, "n_train"),
+        ({"n_train": 31, "drop_last": True}, "n_train"),
+        ({"n_train": 0}, "n_train"),
+        ({"stop_at": 0.0}, "stop_at"),
+        ({"stop_at": 2.0}, "stop_at"),
+        ({"seeds": (0, -1)}, "seed"),
         ({"workers": 0}, "workers"),
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"weight_decay_of": "none"}, "weight_decay_of"),
@@ -167,6 +171,9 @@ def test_stopped_and_gone_on_with_to_the_same_numbers(tmp_path: Path) -> None:
                 k: v for k, v in there[seed].items() if k not in times
             }
     assert record["figures"]["runs"]["induction-head-attention"]["cpu_seconds"] > cpu > 0
+    for table, part in zip(record["tables"], record["figures"]["runs"].values()):
+        best = [max(seed["course"]) for seed in part["seeds"].values()]
+        assert table["rows"][0][4] == " ".join(f"{100 * accuracy:.1f}" for accuracy in best)
     assert [bar["holds"] for bar in record["bars"]] == [False, False]  # none of minutes: it is not everything
 
 

@@ -235,12 +235,13 @@ def test_a_run_stops_and_goes_on_bit_for_bit(task: str, tmp_path: Path) -> None:
 def test_a_run_over_every_row_stops_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """70 rows in batches of 32 and 6: two epochs are five and a bit, and a run of two is six steps."""
     run = run_config(data_config("induction-head", n_train=70), steps=None, epochs=2, batch_size=32, drop_last=False)
-    assert open_task(run).units_per_batch == round(70 / 3)
+    assert [open_task(run).units_in(n) for n in range(7)] == [0, 32, 64, 70, 102, 134, 140]
     train(run, tmp_path / "straight")
     train(run, tmp_path / "cut", reporter=StopAt(3))
     result = train(None, tmp_path / "cut", resume=True)
     assert (result.step, result.exit_code) == (6, 0)
     assert curve(tmp_path / "cut") == curve(tmp_path / "straight")
+    assert [line["sequences"] for line in curve(tmp_path / "cut", "train")] == [32, 64, 70, 102, 134, 140]
 
 
 @pytest.mark.parametrize("task", ["induction-head", "mqar"])

@@ -205,7 +205,7 @@ def test_a_class_that_is_not_registered_is_not_saved(tmp_path: Path, monkeypatch
 
 def test_defaults_of_a_task() -> None:
     task = open_task(toy_run())
-    assert (task.tokenizer, task.from_loss(1.0), task.units_per_batch) == (None, {}, 8)
+    assert (task.tokenizer, task.from_loss(1.0), task.units_in(3)) == (None, {}, 24)
     (table,) = Task.tables(task, {"checkpoint": "c", "split": "test", "loss": 0.5, "n_rows": 1200, "flag": True})
     assert (table.title, table.rows) == ("test split, c", [("loss", "0.5000"), ("n rows", "1,200")])
     assert isinstance(task.batches, ToyBatches)

@@ -53,7 +53,7 @@ class LabelledBatches:
     batches, whose order is then shuffled: rows of like length share a batch, and little of it is padding.
 
     Cost:    O(rows) for a new epoch, then the rows of the batch.
-    Errors:  DataError if the split has fewer than ``batch_size`` rows.
+    Errors:  DataError if the split has fewer than ``batch_size`` rows, or with ``drop_last=False`` none.
     """
 
     def __init__(self, split: Split, batch_size: int, seed: int, drop_last: bool = True) -> None:

@@ -31,7 +31,7 @@ class SeriesBatches:
     """``batches[step]`` is the batch of that step, for any step from 0 on: in each epoch all windows, shuffled, but for
     fewer than ``batch_size`` that fill no batch; with ``drop_last=False`` these are the epoch's last batch.
 
-    Errors:  DataError if the split has fewer than ``batch_size`` windows.
+    Errors:  DataError if the split has fewer than ``batch_size`` windows, or with ``drop_last=False`` none.
     """
 
     def __init__(self, split: SeriesSplit, batch_size: int, seed: int, drop_last: bool = True) -> None:
@@ -41,7 +41,7 @@ class SeriesBatches:
         if len(split.origins) < (batch_size if drop_last else 1):
             raise DataError(
                 f"the {split.name} split has {len(split.origins):,} windows, fewer than batch_size {batch_size}; "
-                "use a smaller batch_size, history or horizon"
+                "use a smaller batch_size, history or horizon, or train.drop_last=false"
             )
         self.split, self.batch_size, self.seed, self.drop_last = split, batch_size, seed, drop_last
         self._order: tuple[int, np.ndarray] | None = None

@@ -40,5 +40,6 @@ def require_rows(split: _Split, batch_size: int, seed: int, drop_last: bool) -> 
     if drop_last and len(split) < batch_size:
         raise DataError(
             f"the {split.name} split has {len(split):,} sequences, fewer than batch_size {batch_size}; "
-            f"use a batch_size of at most {len(split)}, or drop_last=false"
+            f"use a batch_size of at most {len(split)}, or train.drop_last=false with "
+            "train.accumulation=1"
         )

@@ -248,7 +248,7 @@ def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]], d
             f"{device.type} at {_batches(config)} and width {config.d_model:,}.",
             "Of the published micro-benchmark only what the text says of ranges of length is known, no cells.",
             "The block FFT is made for tensor cores: it has several times the operations of an FFT, in matrix "
-            f"products.{' A CPU has none.' if device.type == 'cpu' else ''}",
+            f"products.{' A CPU has none for float32.' if device.type == 'cpu' else ''}",
             "The published state passing is fused and on chip; here it is matrix products around the same convolution.",
             "The published attention is the standard one; PyTorch's is fused, and so faster and smaller.",
             "The published speeds on the Long Range Arena are of whole models that train; no model is trained here.",

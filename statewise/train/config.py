@@ -69,7 +69,8 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How a model is trained. A step reads ``accumulation * batch_size`` sequences.
+    """How a model is trained. A step reads ``accumulation * batch_size`` sequences; with ``drop_last=False`` the last
+    one of an epoch reads what remains.
 
     A run ends after ``steps``, after ``epochs`` (passes over the training data, rounded up to whole steps), or after
     ``minutes`` of training (evaluations and saves on the way count, the last ones do not; a resumed run goes on

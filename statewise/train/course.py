@@ -59,7 +59,6 @@ class Course:
         config, seconds = state.config, state.progress.seconds
         self._evaluate_due = Cadence(config.evaluate_every, config.evaluate_minutes, seconds)
         self._save_due = Cadence(config.save_every, config.save_minutes, seconds)
-        self._units_per_step = units_per_step(state)
         self._validates = "validation" in state.task.sizes()
 
     def count(self, loss: float, norm: float, lr: float, seconds: float) -> dict[str, Any]:
@@ -69,6 +68,7 @@ class Course:
         progress.losses += loss
         progress.step_seconds += seconds
         mean_loss = progress.losses / progress.n_steps
+        units, before = units_in(self.state, progress.step), units_in(self.state, progress.step - progress.n_steps)
         return {
             "kind": "train",
             "step": progress.step,
@@ -77,8 +77,8 @@ class Course:
             **task.from_loss(mean_loss),
             "gradient_norm": norm,
             "lr": lr,
-            task.unit: progress.step * self._units_per_step,
-            f"{task.unit}_per_second": progress.n_steps * self._units_per_step / max(progress.step_seconds, 1e-9),
+            task.unit: units,
+            f"{task.unit}_per_second": (units - before) / max(progress.step_seconds, 1e-9),
         }
 
     def log(self, record: dict[str, Any], done: bool) -> None:
@@ -172,8 +172,8 @@ def is_done(state: RunState) -> bool:
     return fraction_done(state) >= 1 or (config.stop_at is not None and state.progress.held >= config.stop_after)
 
 
-def units_per_step(state: RunState) -> int:
-    return state.config.accumulation * state.task.units_per_batch
+def units_in(state: RunState, steps: int) -> int:
+    return state.task.units_in(steps * state.config.accumulation)
 
 
 def fraction_done(state: RunState) -> float:
@@ -211,7 +211,7 @@ def start_record(state: RunState) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         **({"ranks": state.ranks.size} if state.ranks.size > 1 else {}),
         "steps": state.total_steps,
-        f"{task.unit}_per_step": units_per_step(state),
+        f"{task.unit}_per_step": units_in(state, 1),
         "data": task.describe(),
         **{f"{split}_{task.unit}": size for split, size in task.sizes().items()},
     }
@@ -228,7 +228,7 @@ def end_record(state: RunState, stopped_by: int | None, folder: Path | None = No
     if folder is not None and checkpoint is not None:
         checkpoint = folder / "*" / checkpoint.relative_to(state.run.path)
     last, each = ("checkpoint is", "") if folder is None else ("checkpoints are", " each")
-    unit, units = state.task.unit, step * units_per_step(state)
+    unit, units = state.task.unit, units_in(state, step)
     if stopped_by is None:
         message = (
             f"done after step {step:,}: {units:,} {unit}{each} in {seconds:,.0f} s, "

@@ -21,8 +21,8 @@ def learning_rate_factor(
     along half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5); "linear" falls to it in a straight line;
     "wsd" stays at 1 and falls as 1 - sqrt over the last ``decay`` of the run (Hägele et al. 2024, arXiv:2405.18392,
     sec. 4.1), so that a run can be made longer without having known it. Beyond the end it stays at ``minimum``.
-    With ``prefix=False`` the cosine and the line begin where the run does, under the warm-up, and so a little below 1
-    at its end; as timm's ``warmup_prefix=False``.
+    With ``prefix=False`` the cosine and the line begin where the run does, under the warm-up: at its end the factor
+    drops from 1 to where they are by then (the line to 1 - ``warmup``). That is timm's ``warmup_prefix=False``.
 
     >>> [round(learning_rate_factor(p, warmup=0.25, minimum=0.1), 3) for p in (0.0, 0.125, 0.25, 0.625, 1.0)]
     [0.0, 0.5, 1.0, 0.55, 0.1]

@@ -38,7 +38,7 @@ class RecallBatches:
 
     Cost:    A split of up to 128 MB (in the smallest integers that hold it) is drawn once, and a batch is then a few
              microseconds. Larger ones, and so fresh rows for each step, are drawn batch by batch.
-    Errors:  DataError if the split has fewer than ``batch_size`` rows.
+    Errors:  DataError if the split has fewer than ``batch_size`` rows, or with ``drop_last=False`` none.
     """
 
     def __init__(self, split: LanguageSplit, batch_size: int, seed: int, drop_last: bool = True) -> None:

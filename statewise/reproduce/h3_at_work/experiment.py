@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,7 @@ from statewise.data.synthetic_languages import SyntheticLanguageConfig, open_syn
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, lookup, trace
 from statewise.reproduce.h3_at_work.findings import findings
-from statewise.reproduce.h3_at_work.pictures import draw_by_hand, draw_filters, draw_lookup, draw_trained
+from statewise.reproduce.h3_at_work.pictures import draw_by_hand, draw_filters, draw_lookup, draw_reads, draw_trained
 from statewise.reproduce.h3_at_work.settings import H3AtWorkSettings, described, quick
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report, drawn
@@ -59,6 +60,7 @@ def _report(config: H3AtWorkSettings, run: RunConfig, trained: Mapping[str, Any]
     test, layer, example = found["test"], found["layer"], found["example"]
     n_layers = len(cast(LanguageModelConfig, run.model).layers)
     language = open_synthetic_language(cast(SyntheticLanguageConfig, run.data))
+    keys = language.language.symbols[1 : language.vocab_size // 2]
     begun = f"{trained['step']:,} steps in {trained['seconds']:,.0f} s" if trained else f"the run in {config.model}"
     figures = {
         "by_hand": {"text": by_hand.text, "answer": by_hand.answer, "output": by_hand.output[-1].tolist()},
@@ -105,6 +107,7 @@ def _report(config: H3AtWorkSettings, run: RunConfig, trained: Mapping[str, Any]
                 f"{100 * language.chance:.3g} %, with one of {language.vocab_size}.",
             ),
         ),
+        _reads_table(found, keys),
         _head_table(found),
     ]
     return Report(
@@ -141,6 +144,13 @@ def _report(config: H3AtWorkSettings, run: RunConfig, trained: Mapping[str, Any]
                 width=11,
                 height=13,
             ),
+            drawn(
+                "reads",
+                f"Layer {layer + 1}: what the query of a key reads of pairs of each key",
+                partial(draw_reads, table=found["reads"]["table"], keys=keys),
+                width=5,
+                height=4,
+            ),
             drawn("filters", "Filters of these heads", partial(draw_filters, found=found), width=10, height=4),
         ],
     )
@@ -154,6 +164,24 @@ def _row(tensor: Tensor) -> str:
     else:
         words = [(KEYS if len(tensor) == len(KEYS) else VALUES)[i] for (i,) in places]
     return " ".join(words) or "."
+
+
+def _reads_table(found: Mapping[str, Any], keys: Sequence[str]) -> Table:
+    reads = found["reads"]
+    own = statistics.mean(reads["own_share"])
+    return Table(
+        f"Layer {found['layer'] + 1}: what a query reads, all heads together",
+        ("key that asks", *(f"pairs of {key}" for key in keys), "own share"),
+        [
+            (key, *(f"{x:.3f}" for x in row), f"{share:.1%}")
+            for key, row, share in zip(keys, reads["table"], reads["own_share"])
+        ],
+        (
+            "Of what the layer gives to the stream for a stored pair, what tells its values apart: root mean square "
+            "over the values and the places. own share: of the squares of a row, that of the key's own pairs; "
+            f"{own:.1%} on average, {1 / len(keys):.0%} without a lookup.",
+        ),
+    )
 
 
 def _head_table(found: Mapping[str, Any]) -> Table:
@@ -181,11 +209,19 @@ def _head_table(found: Mapping[str, Any]) -> Table:
         rows,
         (
             "stores most: the key and value whose product, entering the state, stands out; read by: the key at the end "
-            "that gives the largest Q. Half reach: the last step at which the diagonal SSM's filter is at least half "
+            "whose Q stands out. Half reach: the last step at which the diagonal SSM's filter is at least half "
             "of its largest tap; half-life: of its slowest pole, in steps.",
-            _agreement(agree, len(rows)),
+            f"{_agreement(agree, len(rows))} By chance, with these keys stored and read, {_by_chance(found):.1f} "
+            "would be.",
         ),
     )
+
+
+def _by_chance(found: Mapping[str, Any]) -> float:
+    """How many heads would be read by what they store, were the keys that read dealt anew among them."""
+    stored = [head["stores"]["key"] for head in found["described"]]
+    read = [head["read_by"] for head in found["described"]]
+    return sum(stored.count(key) * read.count(key) for key in set(stored)) / len(stored)
 
 
 def _agreement(agree: int, of: int) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.data.synthetic_languages import LanguageSplit
 from statewise.mixers.h3 import H3
+from statewise.mixers.prepared import wide
 from statewise.models.language_model import LanguageModel
 from statewise.reproduce.h3_at_work.inside import (
     Signals,
@@ -38,9 +41,10 @@ def findings(model: LanguageModel, split: LanguageSplit, *, max_rows: int, examp
     whole = score(model, tokens, targets, answers)
     heads = _heads(model, tokens, targets, answers, whole)
     layer = max(h3_layers(model), key=lambda i: _nats_without_layer(model, i, tokens, targets, answers))
-    names = split.language.symbols
+    names, seen = split.language.symbols, signals(model, layer, tokens)
+    pairs = pairs_of(tokens, len(names))
     shown = [head["head"] for head in heads if head["layer"] == layer][:SHOWN]
-    described = _described(model, layer, shown, tokens, names)
+    described = _described(pairs, seen, shown, tokens, names)
     taps = {
         "all": whole,
         "only a step back": score(with_shift_taps(model, layer, [1]), tokens, targets, answers),
@@ -58,6 +62,7 @@ def findings(model: LanguageModel, split: LanguageSplit, *, max_rows: int, examp
         "layer": layer,
         "heads": heads,
         "described": described,
+        "reads": what_is_read(h3_layers(model)[layer], pairs, seen, tokens),
         "shift_taps": taps,
         "filters": _filters(h3_layers(model)[layer], shown, tokens.shape[1]),
         "example": one,
@@ -84,30 +89,71 @@ def _nats_without_layer(model: LanguageModel, layer: int, tokens: Tensor, target
         return score(model, tokens, targets, answers)["nats"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Where the value of a pair stands, (rows, length) booleans for each key and value; keys: the tokens that are."""
+
+    keys: range
+    where: list[list[Tensor]]
+
+
+def pairs_of(tokens: Tensor, n_names: int) -> Pairs:
+    n_keys = (n_names - 2) // 2
+    keys, values = range(1, n_keys + 1), range(n_keys + 1, n_names - 1)
+    before = F.pad(tokens, (1, 0))[:, :-1]
+    stored = torch.arange(tokens.shape[1]) < tokens.shape[1] - 2  # without the "=>" and the key behind it
+    return Pairs(keys=keys, where=[[(before == k) & (tokens == v) & stored for v in values] for k in keys])
+
+
+def _entering(pairs: Pairs, entering: Tensor) -> Tensor:
+    """(keys, values, ...): the mean of what enters a state with each pair."""
+    return torch.stack([torch.stack([_mean(entering, where) for where in row]) for row in pairs.where])
+
+
+def _asking(pairs: Pairs, Q: Tensor, tokens: Tensor) -> Tensor:
+    """(keys, ...): the mean of the last token's query where it is that key."""
+    return torch.stack([_mean(Q[:, -1], tokens[:, -1] == key) for key in pairs.keys])
+
+
+def what_is_read(mixer: H3, pairs: Pairs, seen: Signals, tokens: Tensor) -> dict[str, Any]:
+    """What the query of each key makes the layer give for a pair of each key: all heads together, through W_O.
+
+    Of that only what tells the values apart counts: its mean over the values is taken away. The figure is its root mean
+    square over the values and over the steps at which a pair can stand before the query. A layer that looks up has its
+    largest entries where the two keys are one. Mean signals are multiplied here, which is exact where a head's query
+    and entry do not vary together given the keys and the value.
+    """
+    n_heads, d_head, length = mixer.n_heads, mixer.config.d_head, tokens.shape[1]
+    entering = _entering(pairs, seen.entering)  # (keys, values, heads, d_head, d_head)
+    queries = _asking(pairs, seen.Q, tokens).unflatten(-1, (n_heads, d_head))
+    with torch.no_grad():
+        steps = torch.stack([where for row in pairs.where for where in row]).any(0).any(0).nonzero().squeeze(1)
+        filters = systems(mixer)[1].impulse_response(length)[:, length - 1 - steps]  # (heads, places)
+        told = torch.einsum("khi,mvhij->kmvhj", queries, entering - entering.mean(1, keepdim=True))
+        output = wide(mixer.out_proj.weight).unflatten(1, (n_heads, d_head))
+        given = torch.einsum("kmvhj,hp,ohj->kmvpo", told, filters.to(told), output.to(told))
+    table = given.square().sum(-1).mean((2, 3)).sqrt()
+    squares = table.square()
+    shares = squares.diagonal() / squares.sum(1).clamp(min=1e-30)  # a key that no row asks for has none
+    return {"table": table.tolist(), "own_share": shares.tolist()}
+
+
 def _described(
-    model: LanguageModel, layer: int, heads: Sequence[int], tokens: Tensor, names: Sequence[str]
+    pairs: Pairs, seen: Signals, heads: Sequence[int], tokens: Tensor, names: Sequence[str]
 ) -> list[dict[str, Any]]:
     """For each head what enters its state where a value follows a key: the mean for every pair of the two.
 
-    The pair that differs most from the head's mean over all pairs is what it stores before all others. The figure is
-    the norm of the d_head x d_head entries, which are one number for d_head = 1, then with its sign.
+    The pair that differs most from the head's mean over all pairs is what it stores before all others, and the key
+    whose query differs most from their mean is what reads it. The figures are the norm of the d_head x d_head entries
+    and of the query, each one number for d_head = 1, then with its sign.
     """
-    found = signals(model, layer, tokens)
-    n_keys = (len(names) - 2) // 2
-    keys, values = range(1, n_keys + 1), range(n_keys + 1, len(names) - 1)
-    before, now = tokens[:, :-2], tokens[:, 1:-1]  # without the "=>" and the key behind it
-    is_pair = (before >= 1) & (before <= n_keys) & (now > n_keys) & (now < len(names) - 1)
-    described = []
+    n_keys, described = len(pairs.keys), []
+    entering = _entering(pairs, seen.entering)
+    queries = _asking(pairs, seen.Q, tokens).unflatten(-1, (entering.shape[2], -1))
     for head in heads:
-        entering = found.entering[:, 1:-1, head].flatten(-2)[is_pair]  # (pairs, entries)
-        reading = found.Q[:, -1].unflatten(-1, (found.entering.shape[2], -1))[:, head]  # (rows, d_head)
-        means = [
-            _mean(entering, (before == key)[is_pair] & (now == value)[is_pair]) for key in keys for value in values
-        ]
-        table = torch.stack(means).unflatten(0, (len(keys), len(values)))  # (keys, values, entries)
+        table, asked = entering[:, :, head].flatten(-2), queries[:, head]  # (keys, values, entries), (keys, d_head)
         sizes = (table - table.mean((0, 1))).norm(dim=-1)
         key, value = divmod(int(sizes.argmax()), sizes.shape[1])
-        asked = torch.stack([_mean(reading, tokens[:, -1] == k) for k in keys])
         signed = table[..., 0] if table.shape[-1] == 1 else table.norm(dim=-1)
         described.append(
             {
@@ -115,7 +161,7 @@ def _described(
                 "stores": {"key": names[1 + key], "value": names[1 + n_keys + value]},
                 "pairs": signed.tolist(),
                 "query": (asked[:, 0] if asked.shape[1] == 1 else asked.norm(dim=-1)).tolist(),
-                "read_by": names[1 + int(asked.norm(dim=-1).argmax())],
+                "read_by": names[1 + int((asked - asked.mean(0)).norm(dim=-1).argmax())],
             }
         )
     return described

@@ -76,6 +76,11 @@ def draw_trained(drawing: Figure, example: Mapping[str, Any]) -> None:
         heat_map(axes, scaled, title, columns=example["tokens"], rows=rows, limit=1.0)
 
 
+def draw_reads(drawing: Figure, table: Sequence[Sequence[float]], keys: Sequence[str]) -> None:
+    heat_map(drawing.subplots(), table, "", columns=keys, rows=keys)
+    drawing.gca().set(xlabel="key of the pair", ylabel="key that asks")
+
+
 def draw_filters(drawing: Figure, found: Mapping[str, Any]) -> None:
     filters, heads = found["filters"], [str(head) for head in found["example"]["heads"]]
     left, right = drawing.subplots(1, 2)

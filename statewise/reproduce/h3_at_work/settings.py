@@ -25,7 +25,7 @@ SCHEDULES = {"cosine": "a cosine", "linear": "a straight line down", "wsd": "a c
 
 @dataclass(frozen=True, kw_only=True)
 class H3AtWorkSettings:
-    """text:     for the layer that is set by hand: keys a-d, values 1-5, anything else a dot; it ends with a key
+    """text:     for the layer that is set by hand: keys a-d, values 1-5, and dots; it ends with a key
     model:    a training run of a model with H3 on associative recall to look into; None: one is trained
     d_model, n_layers, d_state, d_shift, d_head:   of the model that is trained
     epochs, lr, n_train:   how
@@ -106,7 +106,8 @@ def run_config(config: H3AtWorkSettings) -> RunConfig:
         dynamics_lr_max=1e-3,
         warmup=0.1,
         seed=config.seed,
-        evaluate_minutes=0.25,
+        evaluate_every=config.n_train // BATCH_SIZE,  # not by the clock: the best of these is looked into
+        evaluate_minutes=None,
         save_minutes=0.5,
         log_every=100,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from statewise.data.sources import CORPORA
 from statewise.errors import ConfigError
 from statewise.mixers.projection import WEIGHT_STD, check_weight_std, weight_std_at
-from statewise.reproduce.h3_language.models import LABELS, USUAL, Sizes
+from statewise.reproduce.h3_language.models import LABELS, USUAL, WITHOUT_MLP, Sizes, build_config
 from statewise.reproduce.h3_language.text import text_config
 from statewise.reproduce.rates import require_apart
 from statewise.reproduce.work import BEFORE
@@ -70,7 +70,7 @@ class H3LanguageSettings:
         unknown = [name for name in self.models if name not in LABELS]
         if unknown:
             raise ConfigError(f"H3LanguageSettings.models: {unknown[0]!r} is unknown; use {', '.join(LABELS)}")
-        for name in ("tokens", "batch_size", "evaluations", "workers", "d_model"):
+        for name in ("vocab_size", "tokens", "batch_size", "evaluations", "workers", "d_model", "n_heads"):
             self._require_at_least(1, name)
         for name in ("length", "evaluate_tokens", "test_tokens"):  # of two tokens one is predicted
             self._require_at_least(2, name)
@@ -78,8 +78,16 @@ class H3LanguageSettings:
             raise ConfigError(f"H3LanguageSettings.n_layers={self.n_layers}; a hybrid needs at least 3")
         if not 0 < self.tuning_share <= 1:
             raise ConfigError(f"H3LanguageSettings.tuning_share={self.tuning_share}; use a share above 0, at most 1")
+        if not 0 <= self.tolerance < 1 or not self.expand > 0:
+            raise ConfigError(
+                f"H3LanguageSettings: tolerance={self.tolerance}, expand={self.expand}; tolerance is a share from 0 "
+                "and below 1, and expand is above 0"
+            )
         if self.weight_std is not None:
             check_weight_std(self)
+        for name in self.models:
+            if name not in WITHOUT_MLP:  # whose widths and depths take seconds to find
+                build_config(name, self.sizes)
         for lr in self.learning_rates:
             for seed in self.seeds:
                 self.training(lr, seed, 1.0)  # refuses what no run could have before the text is made into tokens

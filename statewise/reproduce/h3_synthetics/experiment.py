@@ -27,7 +27,7 @@ REPRODUCTION = Reproduction(
     duration="two and a half hours on 2 cores",
     full=H3SyntheticsSettings,
     quick=lambda: H3SyntheticsSettings(
-        epochs=(2, 2), seeds=(0,), n_train=320, n_validation=64, n_test=64, workers=1, bars=False
+        epochs=(2, 2), seeds=(0,), n_train=330, n_validation=64, n_test=64, workers=1, bars=False
     ),
     run=run,
 )

@@ -163,7 +163,7 @@ def _table(config: H3SyntheticsSettings, task: str, found: Mapping[str, Mapping[
                 "-" if published is None else f"{published:.1f}",
                 mean_text([part], 1),
                 " ".join(told(seed, lambda s: f"{100 * s['accuracy']:.1f}", "diverged") for seed in seeds),
-                " ".join(told(seed, lambda s: f"{100 * s['validation']:.1f}", "diverged") for seed in seeds),
+                " ".join(told(seed, lambda s: f"{100 * max(s['course']):.1f}", "diverged") for seed in seeds),
                 " ".join(told(seed, lambda s: f"{s['epochs']:.0f}") for seed in seeds),
                 f"{part['parameters']:,}",
                 f"{part['cpu_seconds']:,.0f}",

@@ -89,14 +89,18 @@ class H3SyntheticsSettings:
             raise ConfigError(f"H3SyntheticsSettings.seeds={self.seeds}; give at least one, each once")
         if len(self.epochs) != len(self.tasks) or min(self.epochs) < 1:
             raise ConfigError(f"H3SyntheticsSettings.epochs={self.epochs}; give a number above 0 for each task")
-        if self.n_train < BATCH_SIZE or self.n_validation < 1 or self.n_test < 1 or self.workers < 1:
+        least = BATCH_SIZE if self.drop_last else 1
+        if self.n_train < least or self.n_validation < 1 or self.n_test < 1 or self.workers < 1:
             raise ConfigError(
-                f"H3SyntheticsSettings needs n_train of at least {BATCH_SIZE}, and n_validation, n_test and workers of "
+                f"H3SyntheticsSettings needs n_train of at least {least}, and n_validation, n_test and workers of "
                 f"at least 1; got {self.n_train}, {self.n_validation}, {self.n_test}, {self.workers}"
             )
+        if self.stop_at is not None and not 0 < self.stop_at <= 1:
+            raise ConfigError(f"H3SyntheticsSettings.stop_at={self.stop_at}; use a share above 0, at most 1, or None")
         if self.dropout_of not in DROPPED:
             raise ConfigError(f"H3SyntheticsSettings.dropout_of={self.dropout_of!r}; use one of {', '.join(DROPPED)}")
-        run_config(self, self.tasks[0], self.models[0], self.seeds[0])  # refuses what no run could have
+        for seed in self.seeds:
+            run_config(self, self.tasks[0], self.models[0], seed)  # refuses what no run could have
 
 
 def is_everything(config: H3SyntheticsSettings) -> bool:

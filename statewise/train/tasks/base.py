@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -108,16 +109,23 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
     @property
     @abc.abstractmethod
     def batches(self) -> BatchSource[BatchType]:
-        """The training batches, of ``run.train.batch_size`` sequences, from ``run.train.seed``; made when asked for.
+        """The training batches, of ``run.train.batch_size`` sequences (the last one of an epoch may have fewer, unless
+        ``run.train.drop_last``), from ``run.train.seed``; made when asked for.
 
-        Errors: DataError if the training split does not fill a batch.
+        Errors: DataError if the training split has no batch.
         """
 
-    @property
-    def units_per_batch(self) -> int:
-        """How many units a batch counts for; where the last one of an epoch may have fewer, on average."""
+    def units_in(self, n_batches: int) -> int:
+        """How many units the first so many batches have."""
         train = self.run.train
-        return train.batch_size if train.drop_last else round(self.sizes()["train"] / self.batches.steps_per_epoch)
+        if train.drop_last:
+            return n_batches * train.batch_size
+        epochs, within = divmod(n_batches, self.batches.steps_per_epoch)
+        return epochs * self._n_train + min(within * train.batch_size, self._n_train)
+
+    @cached_property
+    def _n_train(self) -> int:
+        return self.sizes()["train"]
 
     # -- training ----------------------------------------------------------------------------------------------------
 

@@ -77,9 +77,8 @@ class LanguageTask(Task[LanguageModel, Batch]):
         train = self.run.train
         return Batches(self._train_split, train.batch_size, self._length, train.seed, carry=train.carry_state)
 
-    @property
-    def units_per_batch(self) -> int:
-        return self.run.train.batch_size * self._length
+    def units_in(self, n_batches: int) -> int:
+        return n_batches * self.run.train.batch_size * self._length
 
     def initial_state(self, model: LanguageModel) -> LanguageModelState:
         if not has_bounded_state(model):
