@@ -133,6 +133,7 @@ def test_speeds_and_bars(tmp_path: Path) -> None:
     assert len(report.bars) == 5
     assert all(bar.holds for bar in report.bars)
     assert report.tables[0].rows[0][:4] == ("512", "1,340", "1,980", "1.48x")
+    assert report.tables[0].rows[0][-2:] == ("2.00x", "1.50 to 9.00")  # 3 / 2, 18 / 2, 4 / 2
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def _measure(config: H3ThroughputSettings, work: Work, i: int, generators: dict[
 
 REPRODUCTION = Reproduction(
     summary="generating with hybrid H3 beside a Transformer, after prompts of 512, 1,024 and 1,536 tokens",
-    duration="10 minutes",
+    duration="20 minutes",
     full=H3ThroughputSettings,
     quick=quick,
     run=run,

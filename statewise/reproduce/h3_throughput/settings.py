@@ -33,7 +33,7 @@ class H3ThroughputSettings:
     prompts: tuple[int, ...] = (512, 1024, 1536)
     n_new: int = 128
     batch: int = 8
-    rounds: int = 5
+    rounds: int = 9
     attention_at: tuple[int, ...] = (1, 7)
     weights: str = "float32"
     d_model: int = 768
