@@ -134,6 +134,7 @@ def test_speeds_and_bars(tmp_path: Path) -> None:
     assert all(bar.holds for bar in report.bars)
     assert report.tables[0].rows[0][:4] == ("512", "1,340", "1,980", "1.48x")
     assert report.tables[0].rows[0][-2:] == ("2.00x", "1.50 to 9.00")  # 3 / 2, 18 / 2, 4 / 2
+    assert report.tables[0].notes[0] == "Further ahead at 1,024 than at 512 in 3 of 3 rounds."
 
 
 @pytest.mark.parametrize(
