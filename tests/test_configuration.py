@@ -366,3 +366,10 @@ def test_a_models_fields_can_be_assigned() -> None:
 def test_json_is_read_strictly(text: str | bytes, expected: str) -> None:
     assert message(parse_json, text, "x").startswith(expected)
     assert parse_json(b'{"a": [1, null]}', "x") == {"a": [1, None]}
+
+
+@pytest.mark.parametrize("config", [sw.S4DConfig, sw.H3Config, sw.MambaConfig, sw.Mamba2Config, sw.Mamba3Config])
+def test_a_range_given_as_a_list_is_a_tuple(config: Any) -> None:
+    listed, usual = config(dt_range=[1e-3, 1e-1]), config(dt_range=(1e-3, 1e-1))  # type: ignore[call-arg]
+    assert listed == usual
+    assert hash(listed) == hash(usual)

@@ -167,6 +167,8 @@ def test_gated_norm_groups_are_normed_by_themselves() -> None:
         ({"a_range": (0.0, 1.0)}, ["a_range"]),
         ({"dt_range": (1e-1, 1e-3)}, ["dt_range"]),
         ({"dt_limit": (1.0, 0.5)}, ["dt_limit"]),
+        ({"dt_limit": 0.5}, ["dt_limit=0.5", "two numbers"]),
+        ({"dt_range": (0.1,)}, ["dt_range"]),
         ({"dt_floor": 0.0}, ["dt_floor"]),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_width, is_number
+from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_range, check_width
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
 from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
 from statewise.mixers.s4d import METHODS, S4DConfig, S4DDynamics
@@ -66,10 +66,7 @@ class H3Config(MixerConfig):
             )
         if self.method not in METHODS:
             raise ConfigError(f"H3Config.method={self.method!r}; use one of {list(METHODS)}")
-        ends = self.dt_range
-        pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(is_number, ends))
-        if not (pair and 0 < ends[0] <= ends[1] < math.inf):
-            raise ConfigError(f"H3Config.dt_range={ends!r}; expected two numbers, 0 < low <= high")
+        check_range(self, "dt_range")
         if not isinstance(self.bias, bool):
             raise ConfigError(f"H3Config.bias={self.bias!r}; expected True or False")
         check_weight_std(self)

@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from statewise import hippo
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_input, check_width, is_number
+from statewise.mixers.base import (
+    Dynamics,
+    Mixer,
+    MixerConfig,
+    check_dtype,
+    check_input,
+    check_range,
+    check_width,
+    is_number,
+)
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
@@ -76,10 +85,7 @@ class MambaConfig(MixerConfig):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise self._wrong(name, "expected an integer of at least 1")
-        ends = self.dt_range
-        pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(is_number, ends))
-        if not (pair and 0 < ends[0] <= ends[1] < math.inf):
-            raise self._wrong("dt_range", "expected two numbers, 0 < low <= high")
+        check_range(self, "dt_range")
         if not (is_number(self.dt_floor) and 0 < self.dt_floor < math.inf):
             raise self._wrong("dt_floor", "expected a number above 0")
         for name, known in (("method", METHODS), ("initialization", INITIALIZATIONS), ("combine", COMBINE)):

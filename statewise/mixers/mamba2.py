@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_input
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_input, check_range
 from statewise.mixers.gated_norm import GatedRMSNorm
 from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
@@ -58,11 +58,8 @@ class Mamba2Config(MixerConfig):
         if self.norm_groups is not None and self.norm_groups < 1:
             raise ConfigError(f"Mamba2Config.norm_groups={self.norm_groups} is too small; use at least 1, or None")
         for name in ("a_range", "dt_range"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high < math.inf:
-                raise ConfigError(f"Mamba2Config.{name}={(low, high)} is no range; use 0 < low <= high")
-        if not 0 <= self.dt_limit[0] < self.dt_limit[1]:
-            raise ConfigError(f"Mamba2Config.dt_limit={self.dt_limit} is no range; use 0 <= low < high")
+            check_range(self, name)
+        check_range(self, "dt_limit", from_zero=True)
         if self.dt_floor <= 0:
             raise ConfigError(f"Mamba2Config.dt_floor={self.dt_floor} is out of range; use a number above 0")
 

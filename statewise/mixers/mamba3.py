@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_input, check_width
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_input, check_range, check_width
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
 from statewise.operators.base import check_batch
@@ -57,9 +57,7 @@ class Mamba3Config(MixerConfig):
         for name in ("norm_eps", "a_floor", "dt_floor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"Mamba3Config.{name}={getattr(self, name)!r}; expected a number above 0")
-        low, high = self.dt_range
-        if not 0 < low <= high < math.inf:
-            raise ConfigError(f"Mamba3Config.dt_range={(low, high)} is no range; use 0 < low <= high")
+        check_range(self, "dt_range")
         if not 0 < self.rope_fraction <= 1 or self.n_angles < 1:
             raise ConfigError(
                 f"Mamba3Config.rope_fraction={self.rope_fraction!r} of d_state={self.d_state} gives {self.n_angles} "

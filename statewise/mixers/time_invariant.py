@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_width, is_number
+from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_range, check_width, is_number
 from statewise.mixers.output import OutputHalf
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
 from statewise.operators.base import check_batch
@@ -46,10 +46,7 @@ class TimeInvariantConfig(MixerConfig):
     def __post_init__(self) -> None:
         for field in ("d_state", "n_heads"):
             self._require_count(field, getattr(self, field))
-        ends = self.dt_range
-        pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(is_number, ends))
-        if not (pair and 0 < ends[0] <= ends[1] < math.inf):
-            raise self._wrong("dt_range", "expected two numbers, 0 < low <= high")
+        check_range(self, "dt_range")
         self._require_one_of("activation", sorted(ACTIVATIONS))
         if not (is_number(self.dropout) and 0.0 <= self.dropout < 1.0):
             raise self._wrong("dropout", "expected a number, 0 <= dropout < 1")
