@@ -111,7 +111,7 @@ class TrainConfig:
     clip_norm: float | None = 1.0  # the gradient's norm over all parameters is clipped to this; None: never
     schedule: str = "cosine"  # or "linear"; or "wsd": warm-up, stable, decay
     warmup: float = 0.02  # fraction of the run in which the rate rises
-    warmup_prefix: bool = True  # whether the fall begins after the warm-up; false: with it, and is seen from its end on
+    warmup_prefix: bool = True  # the fall begins where the warm-up ends; false: where the run begins, under it
     decay: float = 0.2  # fraction of the run in which the rate falls, at its end ("wsd" only)
 
     # How it is computed

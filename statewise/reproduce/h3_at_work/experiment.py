@@ -60,7 +60,7 @@ def _report(config: H3AtWorkSettings, run: RunConfig, trained: Mapping[str, Any]
     test, layer, example = found["test"], found["layer"], found["example"]
     n_layers = len(cast(LanguageModelConfig, run.model).layers)
     language = open_synthetic_language(cast(SyntheticLanguageConfig, run.data))
-    keys = language.language.symbols[1 : language.vocab_size // 2]
+    keys = language.language.symbols[1 : language.vocab_size // 2]  # behind "."; then as many values, and "=>"
     begun = f"{trained['step']:,} steps in {trained['seconds']:,.0f} s" if trained else f"the run in {config.model}"
     figures = {
         "by_hand": {"text": by_hand.text, "answer": by_hand.answer, "output": by_hand.output[-1].tolist()},

@@ -98,6 +98,7 @@ class Pairs:
 
 
 def pairs_of(tokens: Tensor, n_names: int) -> Pairs:
+    """Of (rows, length) tokens of a language with so many symbols: ".", the keys, as many values, "=>"."""
     n_keys = (n_names - 2) // 2
     keys, values = range(1, n_keys + 1), range(n_keys + 1, n_names - 1)
     before = F.pad(tokens, (1, 0))[:, :-1]
@@ -122,6 +123,9 @@ def what_is_read(mixer: H3, pairs: Pairs, seen: Signals, tokens: Tensor) -> dict
     square over the values and over the steps at which a pair can stand before the query. A layer that looks up has its
     largest entries where the two keys are one. Mean signals are multiplied here, which is exact where a head's query
     and entry do not vary together given the keys and the value.
+
+    Shapes:  tokens: (rows, length) -> table: (keys that ask, keys of pairs); own_share: (keys,), of the squares of each
+             row the part on the diagonal, 0 for a key that no row asks for
     """
     n_heads, d_head, length = mixer.n_heads, mixer.config.d_head, tokens.shape[1]
     entering = _entering(pairs, seen.entering)  # (keys, values, heads, d_head, d_head)
@@ -134,7 +138,7 @@ def what_is_read(mixer: H3, pairs: Pairs, seen: Signals, tokens: Tensor) -> dict
         given = torch.einsum("kmvhj,hp,ohj->kmvpo", told, filters.to(told), output.to(told))
     table = given.square().sum(-1).mean((2, 3)).sqrt()
     squares = table.square()
-    shares = squares.diagonal() / squares.sum(1).clamp(min=1e-30)  # a key that no row asks for has none
+    shares = squares.diagonal() / squares.sum(1).clamp(min=1e-30)
     return {"table": table.tolist(), "own_share": shares.tolist()}
 
 
