@@ -2,7 +2,7 @@
 
     git clone https://github.com/HazyResearch/safari
     python experiments/published_h3_synthetics.py safari --task induction_head --model attention --seeds 8
-    python experiments/published_h3_synthetics.py safari --task assoc_recall --model h3 --seeds 4
+    python experiments/published_h3_synthetics.py safari --task assoc_recall --model h3 --seeds 8
 
 The model, the layers and the rows are those of the checkout, its modules imported as they are; what they import of
 Lightning, Hydra and torchvision for other uses is replaced by a few lines here. The loop is that of its configs:
