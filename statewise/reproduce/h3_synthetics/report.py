@@ -72,7 +72,7 @@ def make_report(config: H3SyntheticsSettings, found: Mapping[str, Mapping[str, A
         if is_everything(config):
             what = f"minutes to spare of {MINUTES:g} on two cores, for {everything}{more}"
             bars.append(Bar(what=what, ours=MINUTES - minutes, bar=0.0))
-    of_seeds = ", mean of the seeds" if n_seeds > 1 else ""
+    of_seeds = ", mean of the seeds and (thin) each" if n_seeds > 1 else ""
     tables = [_table(config, task, found) for task in config.tasks]
     return Report(
         title="H3's synthetic languages: what tells the models apart",
@@ -196,6 +196,9 @@ def _draw(drawing: Figure, config: H3SyntheticsSettings, found: Mapping[str, Map
             held = [course + course[-1:] * (longest - len(course)) for course in courses]
             mean = [100 * statistics.mean(values) for values in zip(*held)]
             axes.plot(range(1, longest + 1), mean, label=NAMES[model] + lost, color=f"C{i}")
+            # What one seed finds and another does not, the mean does not show.
+            for course in courses if len(courses) > 1 else ():
+                axes.plot(range(1, len(course) + 1), [100 * a for a in course], color=f"C{i}", linewidth=0.8, alpha=0.5)
             published = PUBLISHED[task].get(model)
             if published is not None:
                 axes.axhline(published, color=f"C{i}", linewidth=0.8, linestyle=":")
