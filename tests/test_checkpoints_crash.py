@@ -23,6 +23,7 @@ import statewise as sw
 from statewise import checkpoints
 from statewise.checkpoints import atomic
 from statewise.checkpoints.atomic import MACHINE
+from statewise.checkpoints.convert import source
 from statewise.errors import CheckpointError
 
 
@@ -326,3 +327,30 @@ def test_writers_and_a_reader_of_one_folder(tmp_path: Path) -> None:
     assert len(seen) > 3
     assert require_whole(folder) in (1039, 2039)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_replaced_while_it_is_asked_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its weights and its config a writer takes it away, and puts another in its place soon after."""
+    folder, other, old = tmp_path / "model", tmp_path / "other", tmp_path / "old"
+    for place, value in ((folder, 1.0), (other, 2.0)):
+        sw.save(fill(tiny_model(), value), place)
+    look, looks = source._weights_in, []
+
+    def look_and_move(path: Path) -> bool:
+        found = look(path)
+        looks.append(found)
+        if len(looks) == 1:
+            folder.rename(old)
+            other.rename(other.with_name("next"))
+        return found
+
+    def put(path: Path) -> tuple[int, int, int] | None:
+        there = atomic.identity(path)
+        if there is None:
+            other.with_name("next").rename(folder)
+        return there
+
+    monkeypatch.setattr(source, "_weights_in", look_and_move)
+    monkeypatch.setattr(source, "identity", put)
+    assert {value for tensor in sw.load(folder).state_dict().values() for value in tensor.unique().tolist()} == {2.0}
+    assert looks == [True, True]

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
+from statewise.checkpoints.atomic import identity
 from statewise.checkpoints.folders import RUN_FILE
 from statewise.checkpoints.manifest import CONFIG_FILE, TOKENIZER_FILE
 from statewise.checkpoints.tensor_files import GGUF, SAFETENSORS, TORCH_SUFFIXES, WEIGHT_SUFFIXES, shown
@@ -70,6 +71,16 @@ class Source:
 
 def is_published(path: Path) -> bool:
     """Whether the path is to be read as somebody else's: a file of weights, or a folder of them without our config."""
+    while True:
+        before = identity(path)
+        found = _looks_published(path)
+        if (
+            identity(path) == before
+        ):  # else a writer of ours replaced it meanwhile, and its config was away for a moment
+            return found
+
+
+def _looks_published(path: Path) -> bool:
     if path.is_dir():
         if (path / RUN_FILE).exists() or not _weights_in(path):
             return False
