@@ -74,9 +74,7 @@ def is_published(path: Path) -> bool:
     while True:
         before = identity(path)
         found = _looks_published(path)
-        if (
-            identity(path) == before
-        ):  # else a writer of ours replaced it meanwhile, and its config was away for a moment
+        if identity(path) == before:  # else a writer of ours replaced it, and its config was away for a moment
             return found
 
 
