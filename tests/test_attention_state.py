@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from typing import Any
 
 import laws
 import pytest
@@ -56,6 +57,35 @@ def test_appending_copies_rarely() -> None:
         assert copies == 11  # at 1, 2, 4, ..., 1,024 slots
         assert state.keys.shape[1] == 1_024
     assert state.position.tolist() == (state.end - state.start).tolist() == [1_000, 666]
+
+
+@pytest.mark.parametrize("n_taps", [None, 3])
+def test_with_room_a_known_length_is_read_without_a_copy(n_taps: int | None) -> None:
+    mixer = AttentionConfig(n_heads=1, n_taps=n_taps).build(4)
+    x = torch.randn(2, 300, 4)
+    lengths = torch.tensor([1, 0])
+
+    def keys(state: Any) -> torch.Tensor:
+        return (state if n_taps is None else state.history).keys
+
+    with torch.no_grad():
+        expected, state = mixer(x, mixer.initial_state(2))
+        roomy = mixer.with_room(mixer.initial_state(2), 300)
+        pointer, outputs = keys(roomy).data_ptr(), []
+        for piece in x.split(7, 1):
+            y, roomy = mixer(piece, roomy)
+            outputs.append(y)
+            assert keys(roomy).data_ptr() == pointer
+        laws.same(torch.cat(outputs, 1), expected, 1e-6, "with room")
+
+        _, uneven = mixer(x[:, :1], state, lengths=lengths)  # and rows of different lengths, whose room is full
+        wide = mixer.with_room(uneven, 1_000)
+        assert keys(wide).shape[1] == 2_048
+        assert keys(mixer.with_room(wide, 1_000)) is keys(wide)
+        laws.same(mixer(x, wide)[0], mixer(x, uneven)[0], 1e-6, "uneven rows")
+    windowed = AttentionConfig(n_heads=1, window=5).build(4)
+    rest = windowed.initial_state(2)
+    assert windowed.with_room(rest, 10**12) is rest  # its state is bounded
 
 
 def test_the_first_continuation_shares_the_buffer_and_the_second_copies() -> None:

@@ -181,3 +181,43 @@ def test_copies_of_a_running_decoder_go_on_alone() -> None:
     for other in (copy.copy(running), copy.deepcopy(running), pickle.loads(pickle.dumps(running)), running):
         for t in range(3, 12):
             assert torch.equal(other.step(tokens[:, t]), wanted[t])  # type: ignore[arg-type]
+
+
+@needs_library
+def test_a_run_from_a_full_history_copies_it_once() -> None:
+    """The copy that a run makes for itself has room for its first step."""
+    torch.manual_seed(0)
+    model = sw.LanguageModelConfig(vocab_size=VOCABULARY, d_model=16, layers=(sw.AttentionConfig(n_heads=2),)).build()
+    with torch.no_grad():
+        _, state = model(tokens_of(3, 8), model.initial_state(3))
+        assert state.layers[0].keys.shape[1] == 8
+        running = Decoder(model).run(state)
+        keys = running.state.layers[0].keys
+        expected, _ = model(tokens_of(3, 1), state)
+        torch.testing.assert_close(running.step(tokens_of(3, 1)), expected[:, 0], rtol=1e-5, atol=1e-6)
+    assert running.state.layers[0].keys.data_ptr() == keys.data_ptr()
+    assert keys.shape[1] == 16
+    assert Decoder(model).run(model.initial_state(0)).state.layers[0].keys.shape == (0, 0, 2, 8)
+
+
+@needs_library
+def test_generate_makes_room_for_the_prompt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says the same."""
+    model = build("attention")
+    prompt = tokens_of(2, 39)
+    made: list[int] = []
+    whole = sw.LanguageModel.with_room
+
+    def counted(self: sw.LanguageModel, state: Any, length: int) -> Any:
+        made.append(length)
+        return whole(self, state, length)
+
+    def said(**options: Any) -> list[list[int]]:
+        options = {"max_new_tokens": 1, "temperature": 0.0, "seed": 0, "stop_at_document": False, **options}
+        return [token.ids.tolist() for token in sw.generate(model, prompt, **options)]
+
+    monkeypatch.setattr(sw.LanguageModel, "with_room", counted)
+    with_room = said(prefill_chunk=4)
+    assert made == [39]
+    monkeypatch.setattr(sw.LanguageModel, "with_room", lambda self, state, length: state)
+    assert with_room == said(prefill_chunk=4) == said()

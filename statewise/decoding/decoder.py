@@ -116,7 +116,7 @@ class Running:
             state = decoder.initial_state(batch)
         else:
             self._check(state, batch)
-            state = copied(state) if own else state
+            state = self._copied(state) if own else state
         self._state: LanguageModelState = state
         self._addresses: Tensor | None = None
         self._room = 0
@@ -127,7 +127,11 @@ class Running:
     def __setstate__(self, values: dict[str, Any]) -> None:
         """A copy writes to a state of its own, also a shallow one."""
         vars(self).update(values)
-        self._state = copied(self._state) if self._own else self._state
+        self._state = self._copied(self._state) if self._own else self._state
+
+    def _copied(self, state: LanguageModelState) -> LanguageModelState:
+        layers = zip(self._decoder._tables, state.layers)
+        return LanguageModelState(copied(state.position), tuple(table.copied(layer) for table, layer in layers))
 
     @property
     def state(self) -> LanguageModelState:

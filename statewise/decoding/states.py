@@ -11,13 +11,16 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from statewise.errors import InputError
 from statewise.mixers.attention import Attention
-from statewise.mixers.attention_state import AttentionState, with_room
+from statewise.mixers.attention_state import AttentionState, copy_with_room, with_room
 
 
 class StateTable(Protocol):
     """One layer's part of the table of states, from ``slot`` on."""
 
     slot: int
+
+    def copied(self, state: Any) -> Any:
+        """A copy that steps may write over."""
 
     def prepare(self, state: Any) -> Any:
         """The state as a step can read it, its tensors in plain memory and with room for one token more."""
@@ -39,6 +42,9 @@ class RecurrentState:
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
+
+    def copied(self, state: Any) -> Any:
+        return copied(state)
 
     def prepare(self, state: Any) -> Any:
         return tree_map(plain, state)
@@ -65,6 +71,10 @@ class AttentionHistory:
     def __init__(self, slot: int, mixer: Attention) -> None:
         self.slot, self.window = slot, mixer.config.window
         self.n_positions = mixer.config.max_positions
+
+    def copied(self, state: AttentionState) -> AttentionState:
+        """With room for the next step: a full buffer is not copied twice."""
+        return copy_with_room(state, 1, self.window) if len(state.end) else copied(state)
 
     def prepare(self, state: AttentionState) -> AttentionState:
         counts = (state.start, state.end, state.position)

@@ -345,6 +345,8 @@ def _read(
     device = model.embedding.weight.device
     reading = state if isinstance(state, Reading) else nothing_read(model, batch, state)
     with evaluation_mode(model), torch.inference_mode():
+        if state is None:
+            reading = reading._replace(state=model.with_room(reading.state, length))
         for begin in range(0, length, each):
             chunk = tokens[:, begin : begin + each].to(device)
             n_real = torch.tensor(row_lengths, device="cpu").sub(begin).clamp(0, chunk.shape[1])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
-from statewise.mixers.attention_state import AttentionState, SpreadHistory, append, concatenate, empty_state
+from statewise.mixers.attention_state import AttentionState, SpreadHistory, append, concatenate, empty_state, with_room
 from statewise.mixers.base import Mixer, MixerConfig, check_input, is_number
 from statewise.mixers.causal_attention import attend
 from statewise.mixers.positions import LearnedPositions, document_positions
@@ -181,6 +181,16 @@ class Attention(Mixer):
         if self.convolution is None:
             return history
         return ConvolvedAttentionState(self.convolution.initial_state(batch, device=device, dtype=dtype), history)
+
+    def with_room(
+        self, state: AttentionState | ConvolvedAttentionState, length: int
+    ) -> AttentionState | ConvolvedAttentionState:
+        if self.config.window is not None:  # the history stays short anyway
+            return state
+        if isinstance(state, AttentionState):
+            return with_room(state, length)
+        assert isinstance(state.history, AttentionState)
+        return state._replace(history=with_room(state.history, length))
 
     def forward(
         self,

@@ -126,7 +126,24 @@ def with_room(state: AttentionState, length: int, window: int | None = None) -> 
     _, ends, filled = _slots(state)
     if filled == ends and max(ends, default=0) + length <= state.keys.shape[1] and _may_write(state):
         return state
-    return _with_room(state, length, window)
+    return copy_with_room(state, length, window)
+
+
+def copy_with_room(state: AttentionState, length: int, window: int | None = None) -> AttentionState:
+    """The same history in tensors of its own, without its graph, with room for ``length`` more tokens at least."""
+    old_keys, old_values, start = _recent(state, window)
+    batch, n_history, n_kv_heads, d_head = old_keys.shape
+    needed = n_history + length
+    capacity = 1 << (needed - 1).bit_length()
+    if window is not None and needed >= window:
+        capacity = needed + window  # as many steps until the next copy as the copy has tokens
+    keys, values = (old.new_empty(batch, capacity, n_kv_heads, d_head) for old in (old_keys, old_values))
+    for buffer, old in ((keys, old_keys), (values, old_values)):
+        buffer[:, :n_history] = old.detach()
+        buffer[:, n_history:] = 0  # spare slots are saved with the state
+    end = torch.full_like(state.end, n_history)
+    start = torch.zeros_like(end) if start is None else start
+    return AttentionState(keys, values, start, end, state.position.clone(), end.clone())
 
 
 def concatenate(
@@ -199,23 +216,6 @@ def _may_write(state: AttentionState) -> bool:
         if len(filled) > 1 and buffer.stride(0) < capacity * n_kv_heads * d_head:  # expanded: rows lie on each other
             return False
     return True
-
-
-def _with_room(state: AttentionState, length: int, window: int | None) -> AttentionState:
-    """The same history in a buffer of its own, with room for ``length`` more tokens at least."""
-    old_keys, old_values, start = _recent(state, window)
-    batch, n_history, n_kv_heads, d_head = old_keys.shape
-    needed = n_history + length
-    capacity = 1 << (needed - 1).bit_length()
-    if window is not None and needed >= window:
-        capacity = needed + window  # as many steps until the next copy as the copy has tokens
-    # Zeros, not empty memory: spare slots are saved with the state.
-    keys, values = (old.new_zeros(batch, capacity, n_kv_heads, d_head) for old in (old_keys, old_values))
-    keys[:, :n_history] = old_keys.detach()
-    values[:, :n_history] = old_values.detach()
-    end = torch.full_like(state.end, n_history)
-    start = torch.zeros_like(end) if start is None else start
-    return AttentionState(keys, values, start, end, state.position, end.clone())
 
 
 def _recent(state: AttentionState, window: int | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -94,6 +94,14 @@ class Mixer(Freezable, abc.ABC):
     ) -> Any:
         """The state of a sequence that has not begun. ``device`` and ``dtype`` default to the parameters'."""
 
+    def with_room(self, state: Any, length: int) -> Any:
+        """The same state, with memory for ``length`` more tokens where it grows with them; by default the state itself.
+
+        Calls make what room they need, and a state that grows doubles. Where it is known how much will be read, this
+        saves its copies.
+        """
+        return state
+
     @abc.abstractmethod
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """Draw the parameters anew from torch's global generator.

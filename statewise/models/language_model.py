@@ -141,6 +141,14 @@ class LanguageModel(Model):
         layers = tuple(block.initial_state(batch, device=device, dtype=dtype) for block in self.blocks)
         return LanguageModelState(torch.zeros(batch, dtype=torch.int64, device=device), layers)
 
+    def with_room(self, state: LanguageModelState, length: int) -> LanguageModelState:
+        """The same state, its histories of keys and values with room for ``length`` more tokens of each row.
+
+        Without it they double as they fill. Other states do not grow, and stay as they are.
+        """
+        layers = (block.mixer.with_room(layer, length) for block, layer in zip(self.blocks, state.layers))
+        return state._replace(layers=tuple(layers))
+
     def features(
         self,
         tokens: Tensor,
