@@ -240,10 +240,10 @@ def test_only_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
         train_and_test(runs, str(tmp_path), Reporter())
 
 
-def made(**changes: Any) -> Report:
+def made(cpu_seconds: float = 600.0, **changes: Any) -> Report:
     config = H3SyntheticsSettings(**changes)
     seed = {"accuracy": 1.0, "validation": 0.99, "epochs": 3.0, "course": [0.99]}
-    part = {"seeds": {f"seed-{s}": seed for s in config.seeds}, "cpu_seconds": 600.0, "parameters": 9, "ms_per_step": 1}
+    part = {"seeds": {f"seed-{s}": seed for s in config.seeds}, "cpu_seconds": cpu_seconds, "parameters": 9, "ms_per_step": 1}
     return make_report(config, {f"{task}-{model}": part for task in config.tasks for model in config.models})
 
 
@@ -257,6 +257,11 @@ class TestReport:
         assert "all 3 seeds of everything, more than one seed takes" in last.what
         assert "140.0 minutes of processor time: for all 3 seeds of everything" in report.setting
         assert "all read the same rows" in " ".join(report.differences)
+
+    def test_the_bar_of_minutes_is_of_one_seed(self) -> None:
+        """Three seeds that take longer say nothing of one."""
+        assert not any("minutes" in bar.what for bar in made(1_200.0).bars)
+        assert made(1_200.0, seeds=(0,)).bars[-1].ours == 90 - 140
 
     @pytest.mark.parametrize(
         "change",
