@@ -243,7 +243,12 @@ def test_only_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def made(cpu_seconds: float = 600.0, **changes: Any) -> Report:
     config = H3SyntheticsSettings(**changes)
     seed = {"accuracy": 1.0, "validation": 0.99, "epochs": 3.0, "course": [0.99]}
-    part = {"seeds": {f"seed-{s}": seed for s in config.seeds}, "cpu_seconds": cpu_seconds, "parameters": 9, "ms_per_step": 1}
+    part = {
+        "seeds": {f"seed-{s}": seed for s in config.seeds},
+        "cpu_seconds": cpu_seconds,
+        "parameters": 9,
+        "ms_per_step": 1,
+    }
     return make_report(config, {f"{task}-{model}": part for task in config.tasks for model in config.models})
 
 

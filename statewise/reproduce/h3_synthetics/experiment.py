@@ -24,7 +24,7 @@ def run(config: H3SyntheticsSettings, work: Work) -> Report:
 
 REPRODUCTION = Reproduction(
     summary="H3's two synthetic languages: seven models, three seeds each",
-    duration="two and a half hours on 2 cores",
+    duration="three hours on 2 cores",
     full=H3SyntheticsSettings,
     quick=lambda: H3SyntheticsSettings(
         epochs=(2, 2), seeds=(0,), n_train=330, n_validation=64, n_test=64, workers=1, bars=False
