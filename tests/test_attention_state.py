@@ -12,6 +12,8 @@ import torch
 from attention_layers import build, decode
 from torch.utils import _pytree as pytree
 
+import statewise as sw
+from statewise.errors import InputError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.attention_state import AttentionState
 
@@ -83,9 +85,28 @@ def test_with_room_a_known_length_is_read_without_a_copy(n_taps: int | None) -> 
         assert keys(wide).shape[1] == 2_048
         assert keys(mixer.with_room(wide, 1_000)) is keys(wide)
         laws.same(mixer(x, wide)[0], mixer(x, uneven)[0], 1e-6, "uneven rows")
+    assert keys(mixer.with_room(mixer.initial_state(0), 3)).shape == (0, 4, 1, 4)
     windowed = AttentionConfig(n_heads=1, window=5).build(4)
     rest = windowed.initial_state(2)
     assert windowed.with_room(rest, 10**12) is rest  # its state is bounded
+
+
+def test_with_room_refuses_what_is_no_state_of_the_model() -> None:
+    layers = (AttentionConfig(n_heads=1), AttentionConfig(n_heads=1, n_taps=2), sw.MambaConfig())
+    plain, convolved, mamba = (sw.LanguageModelConfig(vocab_size=5, d_model=4, layers=(one,)).build() for one in layers)
+    state = plain.initial_state(1)
+    for model, given, length, message in (
+        (plain, state, -1, "length=-1 is out of range"),
+        (plain, state, 1.5, "length=1.5 is out of range"),
+        (plain, state.layers[0], 1, "must be a LanguageModelState or None, got AttentionState"),
+        (plain, state._replace(layers=()), 1, "state is for 0 layers; this model has 1"),
+        (convolved, state, 1, "must be a ConvolvedAttentionState, got AttentionState"),
+        (plain, convolved.initial_state(1), 1, "must be a AttentionState, got ConvolvedAttentionState"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.with_room(given, length)
+    rest = mamba.initial_state(1)
+    assert mamba.with_room(rest, 10**12).layers[0] is rest.layers[0]
 
 
 def test_the_first_continuation_shares_the_buffer_and_the_second_copies() -> None:

@@ -197,7 +197,7 @@ def test_a_run_from_a_full_history_copies_it_once() -> None:
         torch.testing.assert_close(running.step(tokens_of(3, 1)), expected[:, 0], rtol=1e-5, atol=1e-6)
     assert running.state.layers[0].keys.data_ptr() == keys.data_ptr()
     assert keys.shape[1] == 16
-    assert Decoder(model).run(model.initial_state(0)).state.layers[0].keys.shape == (0, 0, 2, 8)
+    assert Decoder(model).run(model.initial_state(0)).state.layers[0].keys.shape == (0, 1, 2, 8)
 
 
 @needs_library

@@ -74,7 +74,7 @@ class AttentionHistory:
 
     def copied(self, state: AttentionState) -> AttentionState:
         """With room for the next step: a full buffer is not copied twice."""
-        return copy_with_room(state, 1, self.window) if len(state.end) else copied(state)
+        return copy_with_room(state, 1, self.window)
 
     def prepare(self, state: AttentionState) -> AttentionState:
         counts = (state.start, state.end, state.position)

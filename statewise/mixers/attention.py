@@ -187,9 +187,13 @@ class Attention(Mixer):
     ) -> AttentionState | ConvolvedAttentionState:
         if self.config.window is not None:  # the history stays short anyway
             return state
+        expected = AttentionState if self.convolution is None else ConvolvedAttentionState
+        if not isinstance(state, expected):
+            raise InputError(f"state must be a {expected.__name__}, got {type(state).__name__}")
         if isinstance(state, AttentionState):
             return with_room(state, length)
-        assert isinstance(state.history, AttentionState)
+        if isinstance(state.history, SpreadHistory):  # other processes hold it
+            return state
         return state._replace(history=with_room(state.history, length))
 
     def forward(

@@ -225,13 +225,13 @@ def _recent(state: AttentionState, window: int | None) -> tuple[Tensor, Tensor, 
     """
     starts, ends, _ = _slots(state)
     counts = [e - s if window is None else min(e - s, window - 1) for s, e in zip(starts, ends)]
-    longest, last = max(counts), max(ends)
-    if min(ends) == last:
+    longest, last = max(counts, default=0), max(ends, default=0)
+    if min(ends, default=0) == last:
         keys, values = state.keys[:, last - longest : last], state.values[:, last - longest : last]
     else:
         slots = (state.end - longest)[:, None] + torch.arange(longest, device=state.end.device)
         keys, values = _take(state.keys, slots), _take(state.values, slots)
-    if min(counts) == longest:
+    if min(counts, default=0) == longest:
         return keys, values, None
     start = longest - (state.end - state.start).clamp(max=longest)
     return _blank_before(keys, start), _blank_before(values, start), start

@@ -145,7 +145,12 @@ class LanguageModel(Model):
         """The same state, its histories of keys and values with room for ``length`` more tokens of each row.
 
         Without it they double as they fill. Other states do not grow, and stay as they are.
+
+        Errors:  InputError for a state of another model, and a length below 0.
         """
+        self._check_state(state)
+        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+            raise InputError(f"length={length!r} is out of range; use an integer of at least 0, in tokens of each row")
         layers = (block.mixer.with_room(layer, length) for block, layer in zip(self.blocks, state.layers))
         return state._replace(layers=tuple(layers))
 
@@ -209,25 +214,31 @@ class LanguageModel(Model):
         for name, value in (("tokens", tokens), ("lengths", lengths), ("starts", starts)):
             if not isinstance(value, Tensor) and (value is not None or name == "tokens"):
                 raise InputError(f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor({name})")
-        if state is not None and not isinstance(state, LanguageModelState):
-            raise InputError(
-                f"state must be a LanguageModelState or None, got {type(state).__name__}; "
-                "begin with model.initial_state(batch)"
-            )
+        if state is not None:
+            self._check_state(state)
         if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
             raise InputError(
                 f"tokens must be integers of shape (batch, length), got {tokens.dtype} {tuple(tokens.shape)}"
             )
         batch, length = tokens.shape
-        if state is not None and (len(state.layers) != len(self.layers) or state.position.shape != (batch,)):
-            raise InputError(
-                f"state is for {len(state.layers)} layers and batch {tuple(state.position.shape)}; "
-                f"this model has {len(self.layers)} layers and the tokens have batch {batch}"
-            )
+        if state is not None and state.position.shape != (batch,):
+            raise InputError(f"state is for batch {tuple(state.position.shape)}; the tokens have batch {batch}")
         if lengths is not None and lengths.shape != (batch,):
             raise InputError(f"lengths must have shape ({batch},), got {tuple(lengths.shape)}")
         if starts is not None and starts.shape != (batch, length):
             raise InputError(f"starts must have shape ({batch}, {length}), got {tuple(starts.shape)}")
+
+    def _check_state(self, state: LanguageModelState) -> None:
+        if not isinstance(state, LanguageModelState):
+            raise InputError(
+                f"state must be a LanguageModelState or None, got {type(state).__name__}; "
+                "begin with model.initial_state(batch)"
+            )
+        if len(state.layers) != len(self.layers):
+            raise InputError(
+                f"state is for {len(state.layers)} layers; this model has {len(self.layers)}; "
+                "begin with model.initial_state(batch)"
+            )
 
     def _check_ids(self, tokens: Tensor) -> None:
         """Ids of the embedding only; costs one wait for the device, and nothing in compiled code."""
