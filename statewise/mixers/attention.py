@@ -187,14 +187,11 @@ class Attention(Mixer):
     ) -> AttentionState | ConvolvedAttentionState:
         if self.config.window is not None:  # the history stays short anyway
             return state
-        expected = AttentionState if self.convolution is None else ConvolvedAttentionState
-        if not isinstance(state, expected):
-            raise InputError(f"state must be a {expected.__name__}, got {type(state).__name__}")
-        if isinstance(state, AttentionState):
-            return with_room(state, length)
-        if isinstance(state.history, SpreadHistory):  # other processes hold it
+        before, history = self._split(state)
+        if isinstance(history, SpreadHistory):  # other processes hold it
             return state
-        return state._replace(history=with_room(state.history, length))
+        history = with_room(history, length)
+        return history if before is None else ConvolvedAttentionState(before, history)
 
     def forward(
         self,
@@ -285,22 +282,29 @@ class Attention(Mixer):
         first = _first_seen(history.first, history.n_history, began, q.shape[1])
         return self._attend(q, keys, values, n_history=history.n_history, first=first)
 
+    def _split(
+        self, state: AttentionState | SpreadHistory | ConvolvedAttentionState
+    ) -> tuple[ConvolutionState | None, AttentionState | SpreadHistory]:
+        """The convolution's state and the history, whose types are right."""
+        before, history = None, state
+        if self.convolution is not None:
+            if not isinstance(state, ConvolvedAttentionState):
+                raise InputError(f"state must be a ConvolvedAttentionState or None, got {type(state).__name__}")
+            before, history = state
+        if not isinstance(history, (AttentionState, SpreadHistory)):
+            raise InputError(f"state must be an AttentionState or None, got {type(history).__name__}")
+        return before, history
+
     def _parts(
         self, x: Tensor, state: AttentionState | SpreadHistory | ConvolvedAttentionState | None
     ) -> tuple[ConvolutionState | None, AttentionState | SpreadHistory | None]:
         """The convolution's state and the history, checked but for what the convolution checks."""
         if state is None:
             return None, None
-        before, history = None, state
-        if self.convolution is not None:
-            if not isinstance(state, ConvolvedAttentionState):
-                raise InputError(f"state must be a ConvolvedAttentionState or None, got {type(state).__name__}")
-            before, history = state
+        before, history = self._split(state)
         if isinstance(history, SpreadHistory):
             return before, history
         batch = x.shape[0]
-        if not isinstance(history, AttentionState):
-            raise InputError(f"state must be an AttentionState or None, got {type(history).__name__}")
         heads = (self.n_kv_heads, self.d_head)
         for name, leaf in history._asdict().items():
             buffer = name in ("keys", "values")
