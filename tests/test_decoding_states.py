@@ -200,7 +200,6 @@ def test_a_run_from_a_full_history_copies_it_once() -> None:
     assert Decoder(model).run(model.initial_state(0)).state.layers[0].keys.shape == (0, 1, 2, 8)
 
 
-@needs_library
 def test_generate_makes_room_for_the_prompt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And says the same."""
     model = build("attention")

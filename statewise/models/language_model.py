@@ -146,6 +146,9 @@ class LanguageModel(Model):
 
         Without it they double as they fill. Other states do not grow, and stay as they are.
 
+        length:  tokens of each row that are still to be read
+        Cost:    a wait for the device, and one copy of each history that has less room; the memory is that of the
+                 next power of two of slots. A history with a window stays as it is.
         Errors:  InputError for a state of another model, and a length below 0.
         """
         self._check_state(state)
