@@ -8,10 +8,12 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_D
 	$(BIN)/python -m pip install --quiet
 WORKERS ?= auto
 DEMO_MINUTES ?= 2.5
+MINUTES ?= 10
+SEED ?= 1
 DEMO_PROMPT ?= class Stack:
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format benchmark sanitize clean
+.PHONY: help install demo test lint format benchmark sanitize fuzz clean
 
 help:
 	@echo 'make demo     train a small hybrid for $(DEMO_MINUTES) minutes on the text of the standard library, then write with it'
@@ -21,6 +23,7 @@ help:
 	@echo 'make install  the environment in $(VENV), with what the tests need'
 	@echo 'make benchmark  the bars: our kernels and models beside those of others, which it installs (llama.cpp compiles for minutes)'
 	@echo 'make sanitize   the tests of the C kernels over a library built with sanitizers'
+	@echo 'make fuzz MINUTES=30 SEED=1   random cases against slow, obvious answers; exit code 1 if one is wrong'
 	@echo 'make clean    remove the environment and every cache (runs/ stays)'
 
 # Each stamp lies inside the environment, so that removing .venv removes it too. A second call installs nothing
@@ -69,6 +72,9 @@ benchmark: $(VENV)/.installed-bench
 
 sanitize: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --slow tests/test_sanitizers.py
+
+fuzz: $(VENV)/.installed-dev
+	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,60 @@
+"""``python -m fuzz``: every target for some minutes, some targets, or one case again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from fuzz.draw import Draw
+from fuzz.run import run_target, shares
+from fuzz.targets import TARGETS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of: {', '.join(TARGETS)}; none: all")
+    parser.add_argument("--minutes", type=float, default=1.0, help="for all targets together")
+    parser.add_argument("--seed", type=int, default=0, help="other seeds, other cases")
+    parser.add_argument("--case", type=int, help="run this case of one target here, under no limit")
+    given = parser.parse_args()
+    unknown = [name for name in given.targets if name not in TARGETS]
+    if unknown:
+        parser.error(f"no target {unknown[0]!r}; there are {', '.join(TARGETS)}")
+    names = given.targets or list(TARGETS)
+    if given.case is not None:
+        if len(names) != 1:
+            parser.error("--case needs the name of one target")
+        return _again(names[0], given.case)
+    return _all(names, given.seed, given.minutes)
+
+
+def _again(name: str, case: int) -> int:
+    draw = Draw(case)
+    try:
+        TARGETS[name].load()(draw)
+    finally:
+        for note, value in draw.notes.items():
+            print(f"{note} = {value}")
+    print(f"{name}: case {case} is as it should be")
+    return 0
+
+
+def _all(names: list[str], seed: int, minutes: float) -> int:
+    findings = 0
+    for name, seconds in shares(names, 60 * minutes).items():
+        begin = time.monotonic()
+        report = run_target(name, seed, seconds, tell=lambda text: print(text, flush=True))
+        took = time.monotonic() - begin
+        print(f"{name}: {report.cases:,} cases in {took:.0f} s, {len(report.findings)} findings", flush=True)
+        findings += len(report.findings)
+    print(f"seed {seed}: {findings} findings")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:  # how run.py begins a worker: --worker TARGET FIRST_CASE
+        from fuzz.worker import run
+
+        run(sys.argv[2], int(sys.argv[3]))
+    sys.exit(main())
