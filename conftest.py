@@ -7,10 +7,10 @@ import importlib.util
 NEEDED = {
     "transformers": "transformers",
     "lm_eval": "lm_eval",
-}  # a file's prefix in statewise/integrations: its package
+}  # a folder of statewise/integrations: its package
 
 collect_ignore_glob = [
-    f"statewise/integrations/{prefix}*.py"
-    for prefix, package in NEEDED.items()
+    f"statewise/integrations/{folder}/*.py"
+    for folder, package in NEEDED.items()
     if importlib.util.find_spec(package) is None
 ]

@@ -20,7 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import statewise as sw
-from statewise.generate import Reading, generate
+from statewise.generation import Reading, generate
 from statewise.models.presets import PRESETS
 
 

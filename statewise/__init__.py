@@ -72,6 +72,7 @@ _EXPORTS = {
     "explain": "statewise.operators.plan",
     "export_onnx": "statewise.export",
     "export_step": "statewise.export",
+    "generate": "statewise.generation",
     "hybrid_layers": "statewise.models.hybrid",
     "load": "statewise.checkpoints",
     "mass_spring_damper": "statewise.systems",
@@ -84,8 +85,7 @@ _EXPORTS = {
     "set_rate": "statewise.mixers.base",
     "train_stack": "statewise.train.stacked",
 }
-# Parts of the package that are reached by attribute as well. `statewise.generate` is also the function: its
-# module can be called.
+# Parts of the package that are reached by attribute as well.
 _MODULES = (
     "checkpoints",
     "configuration",
@@ -93,7 +93,7 @@ _MODULES = (
     "errors",
     "evaluate",
     "export",
-    "generate",
+    "generation",
     "hippo",
     "kernels",
     "mixers",
@@ -113,7 +113,7 @@ if TYPE_CHECKING:
     from statewise import errors as errors
     from statewise import evaluate as evaluate
     from statewise import export as export
-    from statewise import generate as generate
+    from statewise import generation as generation
     from statewise import hippo as hippo
     from statewise import kernels as kernels
     from statewise import mixers as mixers
@@ -149,6 +149,7 @@ if TYPE_CHECKING:
     from statewise.evaluate import open_tasks as open_tasks
     from statewise.export import export_onnx as export_onnx
     from statewise.export import export_step as export_step
+    from statewise.generation import generate as generate
     from statewise.mixers.attention import AttentionConfig as AttentionConfig
     from statewise.mixers.base import Mixer as Mixer
     from statewise.mixers.base import MixerConfig as MixerConfig

@@ -16,7 +16,7 @@ from statewise.train.tables import print_result, print_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from statewise.generate import Token
+    from statewise.generation import Token
     from statewise.train.tasks import Table as ResultTable
 
 NUMERIC = ("parameters", "mixer", "MLP", "state bytes")

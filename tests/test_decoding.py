@@ -18,7 +18,7 @@ from statewise import native
 from statewise.decoding import PRECISIONS, Decoder, dequantised, why_not
 from statewise.decoding.packing import pack, quantise
 from statewise.errors import InputError
-from statewise.generate import generate, read
+from statewise.generation import generate, read
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.mamba import MambaConfig
 from statewise.model_folder import open_model

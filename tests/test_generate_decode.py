@@ -18,8 +18,8 @@ import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer
 from statewise.decoding import why_not
 from statewise.errors import InputError
-from statewise.generate import Reading, Token, generate, read
-from statewise.generate.reading_file import load_reading, save_reading
+from statewise.generation import Reading, Token, generate, read
+from statewise.generation.reading_file import load_reading, save_reading
 
 MAMBA = sw.Mamba2Config(d_state=8, d_head=8, n_groups=2, chunk_length=16)
 
@@ -498,7 +498,7 @@ def test_states_that_do_not_fit_are_refused(model: sw.LanguageModel) -> None:
 def test_the_quickstart_form(model: sw.LanguageModel) -> None:
     got = [int(token.ids) for token in sw.generate(model, [1, 2], max_new_tokens=4, temperature=0.8, seed=0)]  # type: ignore[operator]
     assert got == ids_of(generate(model, [1, 2], max_new_tokens=4, temperature=0.8, seed=0))[0]
-    assert isinstance(sw.generate.read(model, [1]), Reading)
+    assert isinstance(sw.generation.read(model, [1]), Reading)
 
 
 @pytest.mark.cuda

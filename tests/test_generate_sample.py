@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.generate.sample import Sampling, draw, keep_min_p, keep_top_k, keep_top_p, penalise_repetition
+from statewise.generation.sample import Sampling, draw, keep_min_p, keep_top_k, keep_top_p, penalise_repetition
 
 # A few values only, so that there are ties; sixteenths are exact in any order of summation.
 rows = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.5, 0.5, 2.0]), min_size=1, max_size=12)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from statewise.data.tokenizers import ByteTokenizer
 from statewise.errors import InputError
-from statewise.generate.prompt import encode_prompt
-from statewise.generate.stopping import StopText, check_stop
+from statewise.generation.prompt import encode_prompt
+from statewise.generation.stopping import StopText, check_stop
 
 
 def before_stop(text: str, stops: list[str]) -> tuple[str, bool]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer
-from statewise.generate import generate, read
+from statewise.generation import generate, read
 from statewise.mixers.base import Mixer, MixerConfig
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from statewise import native
 from statewise.errors import ConfigError, DataError
-from statewise.generate import read
+from statewise.generation import read
 from statewise.kernels import use
 from statewise.reproduce import find, reproduce, settings
 from statewise.reproduce.h3_throughput.experiment import Generator, run, state_bytes

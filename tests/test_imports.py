@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ ORDER = (
     ("models",),
     ("decoding",),
     ("checkpoints", "data"),
-    ("evaluate", "generate", "export"),
+    ("evaluate", "generation", "export"),
     ("train",),
     ("reproduce", "explore", "integrations"),
     ("benchmark",),
@@ -121,11 +120,6 @@ def test_the_names_for_type_checkers_are_the_names_there_are() -> None:
     modules = {name for name, module in checked.items() if module == "statewise"}
     assert modules == set(statewise._MODULES)
     assert {name: module for name, module in checked.items() if name not in modules} == statewise._EXPORTS
-
-
-def test_generate_is_a_function_and_a_module() -> None:
-    importlib.import_module("statewise.generate")
-    assert callable(statewise.generate)
 
 
 def test_unknown_name() -> None:

@@ -21,7 +21,7 @@ from lm_eval.api.registry import get_model
 from statewise.evaluate import evaluate_text
 from statewise.evaluate.likelihood import encode_pair
 from statewise.integrations.lm_eval import StatewiseLM
-from statewise.integrations.lm_eval_texts import write
+from statewise.integrations.lm_eval.texts import write
 
 
 def instances(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:

@@ -23,7 +23,7 @@ from lm_eval.tasks import TaskManager
 
 from statewise.cli import run as run_command
 from statewise.integrations.lm_eval import StatewiseLM
-from statewise.integrations.lm_eval_tasks import evaluate_tasks, task_tables
+from statewise.integrations.lm_eval.tasks import evaluate_tasks, task_tables
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
@@ -271,7 +271,7 @@ def test_bad_tasks_are_one_line(
 def test_a_broken_task_file_is_named(model: sw.LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.yaml").write_text("task: [own\n  x: : y\n")
     empty = TaskManager(include_defaults=False)
-    monkeypatch.setattr("statewise.integrations.lm_eval_tasks.TaskManager", lambda **options: empty)  # theirs are many
+    monkeypatch.setattr("statewise.integrations.lm_eval.tasks.TaskManager", lambda **options: empty)  # theirs are many
     with pytest.raises(ConfigError, match=r"no task 'own', nor in .*own\.yaml is not valid YAML: line 2: expected"):
         evaluate_tasks(StatewiseLM(model, tokenizer="bytes"), ["own"], include_path=tmp_path)
 

@@ -69,7 +69,7 @@ def run_tasks(
 ) -> Shown:
     """The record and the tables of lm-eval's tasks; with ``output`` also a file with all of lm-eval's own result."""
     from statewise.integrations.lm_eval import StatewiseLM
-    from statewise.integrations.lm_eval_tasks import evaluate_tasks, task_tables, write_record
+    from statewise.integrations.lm_eval.tasks import evaluate_tasks, task_tables, write_record
 
     begin = opened.begins_documents if document_token is None else document_token
     model = StatewiseLM(opened.language_model, tokenizer=opened.tokenizer, add_bos_token=begin, **options)

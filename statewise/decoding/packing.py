@@ -10,7 +10,7 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.native.memory import in_huge_pages
 
-PRECISIONS = ("float32", "bfloat16", "int8", "int4")  # in the order of decode.h
+PRECISIONS = ("float32", "bfloat16", "int8", "int4")  # in the order of decode_program.h
 BLOCK = 16  # rows that lie together
 WORD = 8  # 4-bit numbers in a word
 LARGEST = {"int8": 127, "int4": 8}
@@ -51,7 +51,7 @@ class Packed:
         return sum(x.numel() * x.element_size() for x in (self.data, self.scales) if x is not None)
 
     def operands(self) -> list[int | Tensor]:
-        """``matrix`` of native/source/decode.h, tensors standing for their addresses."""
+        """``matrix`` of native/source/decode_program.h, tensors standing for their addresses."""
         scales = 0 if self.scales is None else self.scales
         kind = PRECISIONS.index(self.precision)
         return [self.data, scales, kind, self.n_rows, self.n_columns, self.group]

@@ -1,4 +1,4 @@
-"""A model's step as a list of instructions for the C code: what native/source/decode.h reads, written."""
+"""A model's step as a list of instructions for the C code: what native/source/decode_program.h reads, written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from statewise.decoding.packing import BLOCK, Packed, pack
 from statewise.errors import InputError
 
-# In the order of decode.h
+# In the order of decode_program.h
 INSTRUCTIONS = (
     "embed",
     "linear",

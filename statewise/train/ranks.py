@@ -24,7 +24,6 @@ from statewise.train.run_folder import RunFolder, open_run
 from statewise.train.snapshot import capture_generators, restore_generators
 
 if TYPE_CHECKING:
-    from statewise.train.run_state import RunState
     from statewise.train.tasks.base import Task
 
 Result = TypeVar("Result")
@@ -101,15 +100,15 @@ class Ranks:
 
     # -- the model ---------------------------------------------------------------------------------------------------
 
-    def build(self, state: RunState, checkpoint: Path | None) -> Model:
-        """The run's model on its device, drawn or, where there is one, as the checkpoint has it.
+    def build(self, run: RunConfig, task: Task[Any, Any], device: torch.device, checkpoint: Path | None) -> Model:
+        """The run's model on the device, drawn or, where there is one, as the checkpoint has it.
 
         Where ranks divide a model each has its part: one alone draws the whole, and none reads that of a checkpoint.
         """
-        model = state.run.config.model.build()
+        model = run.model.build()
         if checkpoint is not None:
             checkpoints.load_into(model, checkpoint)
-        return model.to(state.device)
+        return model.to(device)
 
     def loss_function(self, loss_of: Loss) -> Loss:
         """The same loss, its gradients gathered from all ranks."""

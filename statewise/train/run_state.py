@@ -67,7 +67,7 @@ class RunState:
         self.checkpoint = latest
         self.stacked = stacked
         seed_generators(self.config.seed)
-        self.model = ranks.build(self, latest).train()
+        self.model = ranks.build(run.config, self.task, self.device, latest).train()
         self.model.gradient_checkpointing = self.config.gradient_checkpointing
         self.carried: Any = self.task.initial_state(self.model) if self.config.carry_state else None  # of all rows
         self.groups: tuple[ParameterGroup, ...] = parameter_groups(self.model, self.config)

@@ -13,7 +13,7 @@ from statewise.checkpoints.empty import expected_shapes
 from statewise.models.base import ModelConfig
 from statewise.models.registry import model_from_dict
 
-MODEL_TYPE = "statewise"  # as integrations.transformers_config.StatewiseConfig has it
+MODEL_TYPE = "statewise"  # as integrations.transformers.config.StatewiseConfig has it
 PREFIX = "model."
 WRAPPED = "statewise in transformers"
 

@@ -57,9 +57,9 @@ def generate(
             raise DataError(f"{state_out} exists already; give --state-out a new name")
         require_place(state_out)  # before a long prompt is read
     from statewise.data.synthetic_languages import SyntheticLanguageConfig
-    from statewise.generate import Sampling, read
-    from statewise.generate import generate as generate_tokens
-    from statewise.generate.reading_file import load_reading, save_reading
+    from statewise.generation import Sampling, read
+    from statewise.generation import generate as generate_tokens
+    from statewise.generation.reading_file import load_reading, save_reading
     from statewise.model_folder import open_model
     from statewise.train.run_folder import RUN_FILE, read_run
 
@@ -78,7 +78,7 @@ def generate(
         if isinstance(data, SyntheticLanguageConfig):
             raise DataError(
                 f"{folder} learned the language {data.task!r} and reads no text; continue ids from Python: "
-                "statewise.generate.generate(statewise.load(checkpoint), [[1, 2, 3]])"
+                "statewise.generate(statewise.load(checkpoint), [[1, 2, 3]])"
             )
     tokens = opened.tokenizer
     state = None if state_in is None else load_reading(state_in, model=model)

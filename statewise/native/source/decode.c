@@ -1,9 +1,9 @@
-/* A step of a whole model in one call: the instructions of decode.h, one after the other, by a team of threads.
+/* A step of a whole model in one call: the instructions of decode_program.h, one after the other, by a team of threads.
  *
  * The step reads every weight once, and is bound by that. So the team starts once a step, shares are fixed, and threads
  * wait for each other only where one needs what another has written: about four times a layer.
  */
-#include "decode.h"
+#include "decode_program.h"
 #include "decode_attention.h"
 #include "decode_linear.h"
 #include "decode_pointwise.h"

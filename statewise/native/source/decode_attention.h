@@ -8,7 +8,7 @@
 #ifndef STATEWISE_DECODE_ATTENTION_H
 #define STATEWISE_DECODE_ATTENTION_H
 
-#include "decode.h"
+#include "decode_program.h"
 
 #define KEYS 64
 

@@ -14,7 +14,7 @@
 #ifndef STATEWISE_DECODE_LINEAR_H
 #define STATEWISE_DECODE_LINEAR_H
 
-#include "decode.h"
+#include "decode_program.h"
 
 #define TILE 256
 #define PHASES (PARTS > 2 ? 2 : 4) /* accumulators in flight: enough to hide latency, few enough for the registers */

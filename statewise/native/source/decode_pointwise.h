@@ -2,7 +2,7 @@
 #ifndef STATEWISE_DECODE_POINTWISE_H
 #define STATEWISE_DECODE_POINTWISE_H
 
-#include "decode.h"
+#include "decode_program.h"
 
 enum { RMS, LAYER, AFFINE };
 

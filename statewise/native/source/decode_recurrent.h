@@ -6,7 +6,7 @@
 #ifndef STATEWISE_DECODE_RECURRENT_H
 #define STATEWISE_DECODE_RECURRENT_H
 
-#include "decode.h"
+#include "decode_program.h"
 #define REAL_BITS 32
 #include "real.h"
 

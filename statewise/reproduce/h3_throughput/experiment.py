@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from statewise.decoding import Decoder, why_not
-from statewise.generate import generate
+from statewise.generation import generate
 from statewise.mixers.attention_state import AttentionState
 from statewise.models.freezing import freeze
 from statewise.models.language_model import LanguageModel

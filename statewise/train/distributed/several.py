@@ -31,7 +31,6 @@ from statewise.train.run_folder import RunFolder, by_path, open_run
 from statewise.train.snapshot import capture_generators, restore_generators
 
 if TYPE_CHECKING:
-    from statewise.train.run_state import RunState
     from statewise.train.tasks.base import Task
 
 Result = TypeVar("Result")
@@ -176,16 +175,16 @@ class SeveralRanks(Ranks):
     def works_apart(self) -> bool:  # type: ignore[override]
         return self.wrapped.works_apart
 
-    def build(self, state: RunState, checkpoint: Path | None) -> Model:
-        config, draws = state.run.config.model, self.rank == 0 and checkpoint is None
+    def build(self, run: RunConfig, task: Task[Any, Any], device: torch.device, checkpoint: Path | None) -> Model:
+        config, draws = run.model, self.rank == 0 and checkpoint is None
         model = self.agree(lambda: config.build() if draws else build_empty(config))
         drawn = {name: tensor.detach() for name, tensor in stored_tensors(model).items()} if draws else None
-        self.wrapped = wrap(state.task, model, self.layout, state.config, state.device)
+        self.wrapped = wrap(task, model, self.layout, run.train, device)
         if checkpoint is not None:
             self.agree(lambda: checkpoints.load_into(model, checkpoint, parted.put))
         else:
             parted.scatter(stored_tensors(model), drawn)
-            self._draw_on_alike(state.device)
+            self._draw_on_alike(device)
         return model
 
     def _draw_on_alike(self, device: torch.device) -> None:

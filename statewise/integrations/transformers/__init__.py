@@ -15,10 +15,10 @@ except ImportError as error:
 
     raise InputError('the wrapper needs transformers 5; run: pip install "statewise[hf]"') from error
 
-from statewise.integrations.transformers_cache import StatewiseCache
-from statewise.integrations.transformers_config import StatewiseConfig
-from statewise.integrations.transformers_model import StatewiseForCausalLM, from_statewise
-from statewise.integrations.transformers_tokenizer import fast_tokenizer
+from statewise.integrations.transformers.cache import StatewiseCache
+from statewise.integrations.transformers.config import StatewiseConfig
+from statewise.integrations.transformers.model import StatewiseForCausalLM, from_statewise
+from statewise.integrations.transformers.tokenizer import fast_tokenizer
 
 __all__ = ["StatewiseCache", "StatewiseConfig", "StatewiseForCausalLM", "fast_tokenizer", "from_statewise"]
 

@@ -10,8 +10,8 @@
  * Nothing else is written but the states and the logits, and every number of either is written by one thread, in an
  * order that does not depend on how many there are: the bits are the same on any number of threads.
  */
-#ifndef STATEWISE_DECODE_H
-#define STATEWISE_DECODE_H
+#ifndef STATEWISE_DECODE_PROGRAM_H
+#define STATEWISE_DECODE_PROGRAM_H
 
 #include "parallel.h"
 #include "vector.h"

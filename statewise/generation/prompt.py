@@ -11,7 +11,7 @@ from torch import Tensor
 
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import InputError
-from statewise.generate.options import is_integer
+from statewise.generation.options import is_integer
 
 Prompt = str | bytes | Sequence[Any] | np.ndarray | Tensor | None
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.generate.options import is_integer, is_number
+from statewise.generation.options import is_integer, is_number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,5 @@
 """A model of lm-eval (EleutherAI's lm-evaluation-harness) that runs our language models as they are.
 
-Importing this module registers it as "statewise":
-
-    import lm_eval
-    import statewise.integrations.lm_eval
-    lm_eval.simple_evaluate("statewise", model_args={"pretrained": "runs/demo"}, tasks=["lambada_openai"])
-
 What is measured is what lm-eval's own models measure, to rounding: the same tokens, conditions and sums. How it is
 computed differs. A question is read once for all its choices, and so are the examples before it.
 """
@@ -35,8 +29,8 @@ from statewise import __version__
 from statewise.data.tokenizers import Tokenizer
 from statewise.evaluate.likelihood import Score, keep_the_end, score
 from statewise.evaluate.perplexity import position_limit
-from statewise.integrations.lm_eval_opening import open_model, rows_together
-from statewise.integrations.lm_eval_texts import write
+from statewise.integrations.lm_eval.opening import open_model, rows_together
+from statewise.integrations.lm_eval.texts import write
 from statewise.models.language_model import LanguageModel
 
 # Of a task's generation_kwargs: what has another name here, and what changes nothing at this value.

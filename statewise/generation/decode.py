@@ -14,11 +14,11 @@ from statewise import kernels, native
 from statewise.data.tokenizers import Tokenizer
 from statewise.decoding import Decoder, check_precision, dequantised, refusal, why_not
 from statewise.errors import InputError
-from statewise.generate.options import check_integer, is_integer
-from statewise.generate.prompt import Prompt, encode_prompt
-from statewise.generate.reading import Reading, copied, extend, extend_by_one, nothing_read
-from statewise.generate.sample import Sampling
-from statewise.generate.stopping import StopText, check_stop
+from statewise.generation.options import check_integer, is_integer
+from statewise.generation.prompt import Prompt, encode_prompt
+from statewise.generation.reading import Reading, copied, extend, extend_by_one, nothing_read
+from statewise.generation.sample import Sampling
+from statewise.generation.stopping import StopText, check_stop
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import SHORTEST_CHUNK, LanguageModel, LanguageModelState
@@ -90,7 +90,7 @@ def generate(
     or a list of texts and of rows of ids, which may differ in length. A text starts a document: the document token
     goes before it, so that it may be empty. Ids are taken as they are.
 
-    temperature, top_k, top_p, min_p, repetition_penalty: see :class:`~statewise.generate.sample.Sampling`, which also
+    temperature, top_k, top_p, min_p, repetition_penalty: see :class:`~statewise.generation.sample.Sampling`, which also
         says in which order they act. ``temperature=0`` is greedy.
     seed: row i draws from a generator of its own on the CPU, seeded with ``seed + i``: what a row says depends neither
         on the other rows nor on the device (but for rounding). None takes a seed from the operating system. Torch's

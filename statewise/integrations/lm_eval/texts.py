@@ -12,9 +12,9 @@ from statewise.data.tokenizers import Tokenizer
 from statewise.decoding import Decoder, why_not
 from statewise.evaluate.likelihood import prepared
 from statewise.evaluate.prefixes import Segment, chunks, prefix_tree, select, walk
-from statewise.generate import generate
-from statewise.generate.decode import WORTH_PACKING
-from statewise.generate.reading import Reading, extend, nothing_read
+from statewise.generation import generate
+from statewise.generation.decode import WORTH_PACKING
+from statewise.generation.reading import Reading, extend, nothing_read
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
 

@@ -13,19 +13,14 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from statewise.errors import ConfigError, DataError, InputError, StatewiseError
+import lm_eval
+from lm_eval import evaluator
+from lm_eval.api.group import Group
+from lm_eval.api.task import Task
+from lm_eval.tasks import TaskManager
 
-try:
-    import lm_eval
-    from lm_eval import evaluator
-    from lm_eval.api.group import Group
-    from lm_eval.api.task import Task
-    from lm_eval.tasks import TaskManager
-except ImportError as error:
-    raise InputError(f'evaluating on tasks needs lm-eval ({error}); pip install "statewise[eval]"') from error
-
-from statewise.integrations.lm_eval import StatewiseLM
-from statewise.integrations.lm_eval_problems import (
+from statewise.errors import ConfigError, DataError, StatewiseError
+from statewise.integrations.lm_eval.problems import (
     broken_yaml,
     check_choices,
     check_examples,
@@ -34,6 +29,7 @@ from statewise.integrations.lm_eval_problems import (
     loading_error,
     named,
 )
+from statewise.integrations.lm_eval.wrapper import StatewiseLM
 from statewise.train.metrics import write_bytes
 from statewise.train.tasks import Table
 

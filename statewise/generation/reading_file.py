@@ -19,7 +19,7 @@ from statewise.checkpoints.states import weights_digest
 from statewise.checkpoints.tensor_files import read_metadata, read_tensors
 from statewise.checkpoints.trees import flatten_tree, unflatten_into
 from statewise.errors import CheckpointError
-from statewise.generate.reading import N_RECENT, Reading
+from statewise.generation.reading import N_RECENT, Reading
 from statewise.models.language_model import LanguageModel
 
 FORMAT_VERSION = "1"
@@ -27,7 +27,7 @@ PREFIX = "reading"
 
 
 def save_reading(reading: Reading, path: str | os.PathLike[str], *, model: LanguageModel) -> None:
-    """Writes what :func:`~statewise.generate.decode.read` gave to a safetensors file, whole or not at all.
+    """Writes what :func:`~statewise.generation.decode.read` gave to a safetensors file, whole or not at all.
 
     With it goes a digest of the model's weights, so that no other model takes it for its own. A file of that name
     is replaced.

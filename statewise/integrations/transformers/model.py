@@ -14,10 +14,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from statewise.checkpoints.empty import cast_parameters
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import CheckpointError, InputError
-from statewise.integrations.transformers_arguments import IGNORED, check_labels, refuse, starts_of
-from statewise.integrations.transformers_cache import StatewiseCache
-from statewise.integrations.transformers_config import StatewiseConfig
-from statewise.integrations.transformers_padding import from_right_padded, read_mask, to_right_padded
+from statewise.integrations.transformers.arguments import IGNORED, check_labels, refuse, starts_of
+from statewise.integrations.transformers.cache import StatewiseCache
+from statewise.integrations.transformers.config import StatewiseConfig
+from statewise.integrations.transformers.padding import from_right_padded, read_mask, to_right_padded
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel
 
