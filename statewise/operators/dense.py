@@ -10,7 +10,8 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.operators.base import Operator, check_dtypes, wide
-from statewise.operators.time_invariant import Block, TimeInvariant, double, output_shape, toeplitz
+from statewise.operators.state_passing import Block
+from statewise.operators.time_invariant import TimeInvariant, double, output_shape, toeplitz
 from statewise.precision import exactly
 from statewise.systems import discretize_dense
 

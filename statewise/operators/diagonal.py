@@ -20,7 +20,8 @@ from statewise.kernels.vandermonde.powers import rounded_squares
 from statewise.operators.base import wide
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.plan import Plan
-from statewise.operators.time_invariant import Block, TimeInvariant, double, toeplitz
+from statewise.operators.state_passing import Block
+from statewise.operators.time_invariant import TimeInvariant, double, toeplitz
 
 
 class DiagonalState(NamedTuple):

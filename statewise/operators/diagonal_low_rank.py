@@ -14,7 +14,8 @@ from statewise.errors import InputError
 from statewise.kernels.cauchy import cauchy
 from statewise.operators.base import wide
 from statewise.operators.dense import DenseLTI
-from statewise.operators.time_invariant import Block, TimeInvariant, double
+from statewise.operators.state_passing import Block
+from statewise.operators.time_invariant import TimeInvariant, double
 from statewise.precision import exactly
 
 # Values of the generating function that are computed at once: more are recomputed, block by block, in the backward

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.plan import Plan
-from statewise.operators.state_passing import Convolution, StatePassing
+from statewise.operators.state_passing import Block, Convolution, StatePassing
 from statewise.precision import exactly
 
 CHUNK = 4096  # steps in a chunk of ``state_passing``: its FFTs of twice that fit in a core's cache
@@ -25,19 +25,6 @@ BLOCK = 64  # steps in a chunk: about the order of the states, so that inputs an
 # From the first to the last quarter of the impulse response: beyond it the rounding of an FFT, relative to the largest
 # value, drowns the first outputs in float32.
 GROWTH = 1e3
-
-
-class Block(NamedTuple):
-    """T steps of a system as matrices over real numbers, for an order of n.
-
-    response: (w, T + n, p T), from T inputs and the state before them to T outputs (p of them a step)
-    reach:    (w, T, n), from T inputs to what they add to the state behind them
-    powers:   A^1, A^2, A^4 ... A^T in the family's own form
-    """
-
-    response: Tensor
-    reach: Tensor
-    powers: tuple[Tensor, ...]
 
 
 class TimeInvariant(Operator):
