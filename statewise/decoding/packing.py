@@ -37,7 +37,7 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix in the layout of native/source/decode_linear.h."""
+    """A matrix in the layout of decode_linear.h."""
 
     data: Tensor
     scales: Tensor | None
@@ -51,7 +51,7 @@ class Packed:
         return sum(x.numel() * x.element_size() for x in (self.data, self.scales) if x is not None)
 
     def operands(self) -> list[int | Tensor]:
-        """``matrix`` of native/source/decode_program.h, tensors standing for their addresses."""
+        """``matrix`` of decode_program.h, tensors standing for their addresses."""
         scales = 0 if self.scales is None else self.scales
         kind = PRECISIONS.index(self.precision)
         return [self.data, scales, kind, self.n_rows, self.n_columns, self.group]

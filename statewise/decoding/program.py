@@ -1,4 +1,4 @@
-"""A model's step as a list of instructions for the C code: what native/source/decode_program.h reads, written."""
+"""A model's step as a list of instructions for the C code: what decode_program.h reads, written."""
 
 from __future__ import annotations
 

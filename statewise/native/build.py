@@ -23,7 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE / "source"
+SOURCE = HERE / "source"  # what every room of C shares: vectors, threads, precisions
+ROOMS = (SOURCE, *sorted((HERE.parent / "kernels").glob("*/")), HERE.parent / "decoding")
 LIBRARY = HERE / "_kernels.so"
 REASON = HERE / "_kernels.txt"  # why there is no library, where there is none
 ONCE = ("threads.c",)  # compiled for every processor and only once
@@ -39,10 +40,16 @@ VARIANTS = {
 }
 
 
+def sources(*endings: str) -> list[Path]:
+    """All files of C with these endings, by name: a name stands once, whatever the room, so that all can be included."""
+    found = [path for room in ROOMS for ending in endings for path in room.glob(f"*{ending}")]
+    return sorted(found, key=lambda path: path.name)
+
+
 def sources_digest() -> str:
     """16 hexadecimal digits of all sources: what a library was built from is written into it."""
     digest = hashlib.sha256()
-    for path in sorted([*SOURCE.glob("*.c"), *SOURCE.glob("*.h")]):
+    for path in sources(".c", ".h"):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -78,18 +85,20 @@ def build(output: Path = LIBRARY, *, only: Sequence[str] = (), sanitize: bool = 
     Errors: BuildError with the compiler's first complaint.
     """
     command = compiler()
-    names = sorted(path.name for path in SOURCE.glob("*.c"))
+    places = {path.name: path for path in sources(".c")}
+    names = [*places]
     if unknown := sorted({*only} - {*names}):
         raise BuildError(f"there is no source {', '.join(unknown)}; there are {', '.join(names)}")
     chosen = [name for name in names if not only or name in only or name in ONCE]
+    includes = [word for room in sorted({path.parent for path in sources(".h")}) for word in ("-I", str(room))]
     optimise = (*(SANITIZE if sanitize else ("-O3",)), f'-DSOURCES="{sources_digest()}"')
     with tempfile.TemporaryDirectory() as folder:
         jobs = []
         for name in chosen:
             for variant in ("portable",) if name in ONCE else variants():
                 target = Path(folder) / f"{Path(name).stem}_{variant}.o"
-                flags = [*FLAGS, *WARNINGS, *optimise, *VARIANTS[variant], f"-DISA={variant}", "-I", str(SOURCE)]
-                jobs.append([*command, *flags, "-c", str(SOURCE / name), "-o", str(target)])
+                flags = [*FLAGS, *WARNINGS, *optimise, *VARIANTS[variant], f"-DISA={variant}", *includes]
+                jobs.append([*command, *flags, "-c", str(places[name]), "-o", str(target)])
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(_run, jobs))
         library = Path(folder) / "library.so"
@@ -134,7 +143,7 @@ def _run(command: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=LIBRARY)
-    parser.add_argument("--only", action="append", default=[], help="a file of source/; again for several")
+    parser.add_argument("--only", action="append", default=[], help="the name of a C file; again for several")
     parser.add_argument("--sanitize", action="store_true", help="with the address and undefined-behaviour sanitizers")
     arguments = parser.parse_args()
     try:

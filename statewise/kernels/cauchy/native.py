@@ -1,4 +1,4 @@
-"""The Cauchy sum in C (native/source/cauchy.c): tiles of nodes in the cache, all numerators with one division."""
+"""The Cauchy sum in C (cauchy.c): tiles of nodes in the cache, all numerators with one division."""
 
 from __future__ import annotations
 

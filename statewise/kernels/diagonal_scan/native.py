@@ -1,4 +1,4 @@
-"""The diagonal scan in C (native/source/diagonal_scan.c): channels in the lanes of vectors, states in registers."""
+"""The diagonal scan in C (diagonal_scan.c): channels in the lanes of vectors, states in registers."""
 
 from __future__ import annotations
 

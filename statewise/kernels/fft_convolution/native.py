@@ -1,4 +1,4 @@
-"""The convolution in C (native/source/fft_convolution.inc.h): channels in the lanes of vectors, time in the cache."""
+"""The convolution in C (fft_convolution.inc.h): channels in the lanes of vectors, time in the cache."""
 
 from __future__ import annotations
 

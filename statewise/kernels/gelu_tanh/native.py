@@ -1,4 +1,4 @@
-"""GELU and the gradient of its input in C: native/source/gelu.inc.h."""
+"""GELU and the gradient of its input in C: gelu.inc.h."""
 
 from __future__ import annotations
 

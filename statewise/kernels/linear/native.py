@@ -1,4 +1,4 @@
-"""The product by the C code of native/source/matmul.c and matmul_few.c."""
+"""The product by the C code of matmul.c and matmul_few.c."""
 
 from __future__ import annotations
 

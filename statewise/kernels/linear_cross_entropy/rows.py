@@ -12,7 +12,7 @@ NO_TARGET = -(2**62)  # the target of a token without one, inside the operators:
 
 
 def rows_native(logits: Tensor, targets: Tensor, coefficients: Tensor | None) -> Tensor:
-    """native/source/cross_entropy.inc.h. Shapes and meaning as :func:`rows_composed`."""
+    """cross_entropy.inc.h. Shapes and meaning as :func:`rows_composed`."""
     n, vocab = logits.shape
     losses = logits.new_empty(n, dtype=full_precision(logits.dtype))
     call = stored_function("cross_entropy", logits.dtype, "pppplll")

@@ -1,4 +1,4 @@
-"""The linear recurrence in C (native/source/linear_scan.c): blocks of channels in registers, forwards and backwards."""
+"""The linear recurrence in C (linear_scan.c): blocks of channels in registers, forwards and backwards."""
 
 from __future__ import annotations
 

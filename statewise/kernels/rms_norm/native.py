@@ -1,4 +1,4 @@
-"""RMSNorm, with a gate or without, and its adjoint in C: native/source/rms_norm.inc.h."""
+"""RMSNorm, with a gate or without, and its adjoint in C: rms_norm.inc.h."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls into C: strides, sizes and scratch memory of native/source/selective_scan*.
+"""The calls into C: strides, sizes and scratch memory of selective_scan*.
 
 u, dt, gate and the gradient of y are read in place where their channels lie side by side, so that the halves of a
 projection need no copies, and in bfloat16 where they are; everything else is small.

@@ -1,4 +1,4 @@
-"""The convolution and its adjoint in C: native/source/short_convolution.inc.h."""
+"""The convolution and its adjoint in C: short_convolution.inc.h."""
 
 from __future__ import annotations
 

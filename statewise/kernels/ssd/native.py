@@ -1,4 +1,4 @@
-"""SSD in C: the calls into native/source/ssd_*.h, with what they need of memory and layout."""
+"""SSD in C: the calls into ssd_*.h, with what they need of memory and layout."""
 
 from __future__ import annotations
 

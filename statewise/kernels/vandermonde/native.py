@@ -1,4 +1,4 @@
-"""The Vandermonde product in C (native/source/vandermonde.c): two tables of powers and a product for each channel."""
+"""The Vandermonde product in C (vandermonde.c): two tables of powers and a product for each channel."""
 
 from __future__ import annotations
 
