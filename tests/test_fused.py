@@ -16,9 +16,10 @@ from statewise.errors import ConfigError, InputError
 from statewise.kernels.gated_rms_norm import gated_rms_norm, gated_rms_norm_reference
 from statewise.kernels.gelu_tanh import _gelu, gelu_tanh, gelu_tanh_reference
 from statewise.kernels.linear_cross_entropy import blocks, linear_cross_entropy, linear_cross_entropy_reference
-from statewise.kernels.linear_cross_entropy.rows import NO_TARGET
+from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
 from statewise.kernels.rms_norm import rms_norm, rms_norm_reference
-from statewise.kernels.short_convolution import shifted, short_convolution, short_convolution_reference
+from statewise.kernels.short_convolution import pytorch as convolution_in_pytorch
+from statewise.kernels.short_convolution import short_convolution, short_convolution_reference
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.models import presets
 from statewise.models.rms_norm import RMSNorm
@@ -265,7 +266,7 @@ def test_blocks_are_for_the_caches_of_a_cpu() -> None:
     assert [len(blocks._pieces(w)) for w in (weight, weight.to("meta"))] == [3, 1]
     assert blocks._pieces(torch.empty(0, 2, device="meta")) == []
     x = torch.empty(7, 5, 3)
-    assert [shifted._rows_at_once(u) for u in (x, x.to("meta"), x[:0].to("meta"))] == [1, 7, 1]
+    assert [convolution_in_pytorch._rows_at_once(u) for u in (x, x.to("meta"), x[:0].to("meta"))] == [1, 7, 1]
 
 
 @pytest.mark.parametrize("has_segments", [False, True])
@@ -276,8 +277,8 @@ def test_the_convolutions_adjoint_over_any_number_of_rows(has_segments: bool, mo
     segments = (torch.rand(5, 12) < 0.2).cumsum(1) if has_segments else None
     found = []
     for n_rows in (1, 2, 5):
-        monkeypatch.setattr(shifted, "_rows_at_once", lambda x, n_rows=n_rows: n_rows)
-        found.append(shifted.adjoint_shifted(grad, x, taps, history, bias, segments, True))
+        monkeypatch.setattr(convolution_in_pytorch, "_rows_at_once", lambda x, n_rows=n_rows: n_rows)
+        found.append(convolution_in_pytorch.backward(grad, x, taps, history, bias, segments, True))
     for other in found[1:]:
         for one, two in zip(found[0], other):
             torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)

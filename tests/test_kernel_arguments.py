@@ -14,7 +14,7 @@ from statewise.errors import InputError
 from statewise.kernels.gated_rms_norm import gated_rms_norm
 from statewise.kernels.gelu_tanh import _gelu, gelu_tanh
 from statewise.kernels.linear_cross_entropy import linear_cross_entropy
-from statewise.kernels.linear_cross_entropy.rows import NO_TARGET
+from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
 from statewise.kernels.linear_scan import linear_scan
 from statewise.kernels.rms_norm import rms_norm
 from statewise.kernels.selective_scan import selective_scan, selective_scan_reference

@@ -169,7 +169,7 @@ def test_rows_in_blocks(monkeypatch: pytest.MonkeyPatch, segments: bool) -> None
     ids = torch.cat([_segments(2, 9), _segments(2, 9)[:1]]) if segments else None
     results = []
     for numbers in (2**18, 9 * 4 * 2 * 2, 1):
-        monkeypatch.setattr("statewise.kernels.ssd.blocks.CACHED_NUMBERS", numbers)
+        monkeypatch.setattr("statewise.kernels.ssd.pytorch.CACHED_NUMBERS", numbers)
         with kernels.use("torch"):
             y, h = ssd(*inputs, ids, chunk_length=4)
         results.append((y, h, *torch.autograd.grad(y.sin().sum() + h.sin().sum(), inputs)))

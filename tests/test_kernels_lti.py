@@ -15,10 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from statewise import kernels, native
 from statewise.errors import InputError
-from statewise.kernels.cauchy import blocked, cauchy, cauchy_reference
-from statewise.kernels.fft_convolution import blocked as overlap_save
+from statewise.kernels.cauchy import cauchy, cauchy_reference
+from statewise.kernels.cauchy import pytorch as cauchy_in_pytorch
 from statewise.kernels.fft_convolution import fft_convolution, fft_convolution_reference, sizes
-from statewise.kernels.vandermonde import two_level, vandermonde, vandermonde_reference
+from statewise.kernels.fft_convolution import pytorch as overlap_save
+from statewise.kernels.vandermonde import pytorch as vandermonde_in_pytorch
+from statewise.kernels.vandermonde import vandermonde, vandermonde_reference
 
 D, Z = torch.float64, torch.complex128
 Case = tuple[Callable[..., Tensor], Callable[..., Tensor], list[Tensor]]
@@ -136,8 +138,8 @@ def test_mixed_real_and_complex() -> None:
 def test_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """However the channels, nodes and rows are divided into blocks, the result is the same."""
     for numbers in (1, 40, 100):
-        monkeypatch.setattr(blocked, "_BLOCK", numbers)
-        monkeypatch.setattr(two_level, "_BLOCK", numbers)
+        monkeypatch.setattr(cauchy_in_pytorch, "_BLOCK", numbers)
+        monkeypatch.setattr(vandermonde_in_pytorch, "_BLOCK", numbers)
         monkeypatch.setattr(sizes, "_BLOCK", numbers)
         monkeypatch.setattr(sizes, "_AT_LEAST", 1)
         monkeypatch.setattr(sizes, "_GROUP", 3 * numbers)
@@ -354,11 +356,11 @@ def test_nothing_as_large_as_the_states_is_made() -> None:
     c, A = (m.detach().to(torch.complex64) for m in leaves((w, 1, n), (w, n), dtype=Z))
     A = A / A.abs().clamp(min=1)
     with LargestTensor() as largest:
-        two_level.backward(two_level.forward(c, A, length), c, A)
+        vandermonde_in_pytorch.backward(vandermonde_in_pytorch.forward(c, A, length), c, A)
     assert largest.sizes[-1] <= w * n * length // 16
     z = torch.complex(torch.zeros(length), torch.linspace(0, 9, length)).unsqueeze(0)
     with LargestTensor() as largest:
-        blocked.backward(blocked.forward(c, z, A), c, z, A, True)
+        cauchy_in_pytorch.backward(cauchy_in_pytorch.forward(c, z, A), c, z, A, True)
     assert largest.sizes[-1] <= w * n * length // 8
 
 

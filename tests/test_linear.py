@@ -12,9 +12,8 @@ from torch import Tensor
 from statewise import native
 from statewise.errors import InputError
 from statewise.kernels import use
-from statewise.kernels.linear import linear, linear_reference
-from statewise.kernels.linear.native import product_native
-from statewise.kernels.linear.onednn import has_onednn, product_onednn
+from statewise.kernels.linear import linear, linear_reference, onednn
+from statewise.kernels.linear import native as linear_native
 from statewise.mixers.projection import Linear
 
 needs_library = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
@@ -43,7 +42,7 @@ def test_c_equals_the_definition(m: int, n: int, k: int, instructions: str) -> N
         for first, second in itertools.product(layouts, layouts):
             for bias in (None, torch.randn(n)):
                 x, weight = strided(m, k, first), strided(n, k, second)
-                expect(product_native(x, weight, bias), x, weight, bias)
+                expect(linear_native.product(x, weight, bias), x, weight, bias)
 
 
 @needs_library
@@ -56,7 +55,7 @@ def test_the_same_bits_on_any_number_of_threads(instructions: str) -> None:
         with native.forced(instructions):
             for threads in (1, 2, 3, 8):
                 torch.set_num_threads(threads)
-                found.append((product_native(x, weight, bias), product_native(x[:5], weight, bias)))
+                found.append((linear_native.product(x, weight, bias), linear_native.product(x[:5], weight, bias)))
     finally:
         torch.set_num_threads(1)
     assert all(torch.equal(a, b) for some in found for a, b in zip(some, found[0]))
@@ -73,26 +72,26 @@ def test_empty_products_and_fresh_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch, "empty", poisoned)
     for m, n, k in [(0, 3, 2), (3, 0, 2), (3, 2, 0), *SHAPES]:
         x, weight, bias = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
-        expect(product_native(x, weight, bias), x, weight, bias)
+        expect(linear_native.product(x, weight, bias), x, weight, bias)
 
 
 @needs_library
 def test_not_a_number_stays_in_its_row_and_infinity_is_one() -> None:
     x, weight = torch.randn(40, 70), torch.randn(50, 70)
     x[3, 5], x[7, 9] = torch.nan, torch.inf
-    y = product_native(x, weight, None)
+    y = linear_native.product(x, weight, None)
     assert y[3].isnan().all()
     torch.testing.assert_close(y[7], weight[:, 9].sign() * torch.inf)
     rest = [i for i in range(40) if i not in (3, 7)]
     expect(y[rest], x[rest], weight, None)
 
 
-@pytest.mark.skipif(not has_onednn(), reason="this PyTorch has no oneDNN")
+@pytest.mark.skipif(not onednn.available(), reason="this PyTorch has no oneDNN")
 @pytest.mark.parametrize(("m", "n", "k"), [*SHAPES, (0, 3, 2)])
 def test_onednn_equals_the_definition(m: int, n: int, k: int) -> None:
     x, weight, bias = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
-    expect(product_onednn(x, weight, bias), x, weight, bias)
-    expect(product_onednn(x.t().contiguous().t(), weight.t().contiguous().t(), None), x, weight, None)
+    expect(onednn.product(x, weight, bias), x, weight, bias)
+    expect(onednn.product(x.t().contiguous().t(), weight.t().contiguous().t(), None), x, weight, None)
 
 
 @pytest.mark.parametrize("library", ["torch", "auto"])

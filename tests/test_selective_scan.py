@@ -14,8 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from statewise import kernels, native
 from statewise.errors import InputError
-from statewise.kernels.selective_scan import CHUNK_LENGTH, METHODS, blocks, selective_scan, selective_scan_reference
-from statewise.kernels.selective_scan.blocked import backward_blocks, forward_blocks
+from statewise.kernels.selective_scan import (
+    CHUNK_LENGTH,
+    METHODS,
+    blocks,
+    pytorch,
+    selective_scan,
+    selective_scan_reference,
+)
 from statewise.kernels.selective_scan.reference import phi1, phi1_slope
 
 D = torch.float64
@@ -205,9 +211,9 @@ def test_a_long_sequence_is_few_launches() -> None:
     counted = {}
     for path in ("torch", LAUNCHED):
         with on(path), _Calls() as forward:
-            forward_blocks(given, y, state, kept, CHUNK_LENGTH)
+            pytorch.forward(given, y, state, kept, CHUNK_LENGTH)
         with on(path), _Calls() as backward:
-            backward_blocks(ones, state, kept, given, CHUNK_LENGTH)
+            pytorch.backward(ones, state, kept, given, CHUNK_LENGTH)
         counted[path] = (forward.n, backward.n)
     # 5,762 and 19,466 beside 422 and 834 with torch 2.13, of which docs/kernels.md tells
     assert counted["torch"][0] > 4096 < counted["torch"][1]

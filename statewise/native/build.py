@@ -41,7 +41,7 @@ VARIANTS = {
 
 
 def sources(*endings: str) -> list[Path]:
-    """All files of C with these endings, by name: a name stands once, whatever the room, so that all can be included."""
+    """All files of C with these endings, by name. A name stands once, whatever the room: all can include it."""
     found = [path for room in ROOMS for ending in endings for path in room.glob(f"*{ending}")]
     return sorted(found, key=lambda path: path.name)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs, refusal_of
-from statewise.kernels.cauchy import blocked, native
+from statewise.kernels.cauchy import native, pytorch
 from statewise.kernels.cauchy.batching import vmap_rule
 from statewise.kernels.cauchy.reference import cauchy_reference
 from statewise.kernels.registration import register
@@ -28,13 +28,13 @@ def _check(v: Tensor, z: Tensor, Lambda: Tensor, grad: Tensor | None = None) -> 
 
 def _forward(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
     _check(v, z, Lambda)
-    path = native if c_runs("cauchy", refusal_of(v=v, z=z, Lambda=Lambda)) else blocked
+    path = native if c_runs("cauchy", refusal_of(v=v, z=z, Lambda=Lambda)) else pytorch
     return path.forward(v, z, Lambda)
 
 
 def _adjoint(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor, with_z: bool) -> tuple[Tensor, Tensor, Tensor]:
     _check(v, z, Lambda, grad)
-    path = native if c_runs("cauchy", refusal_of(grad=grad, v=v, z=z, Lambda=Lambda)) else blocked
+    path = native if c_runs("cauchy", refusal_of(grad=grad, v=v, z=z, Lambda=Lambda)) else pytorch
     return path.backward(grad, v, z, Lambda, with_z)
 
 

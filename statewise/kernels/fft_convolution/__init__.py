@@ -10,7 +10,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
-from statewise.kernels.fft_convolution import block_convolution, blocked, native
+from statewise.kernels.fft_convolution import block_convolution, native, pytorch
 from statewise.kernels.fft_convolution.batching import vmap_rule
 from statewise.kernels.fft_convolution.reference import fft_convolution_differentiable, fft_convolution_reference
 from statewise.kernels.registration import register
@@ -33,12 +33,12 @@ def _check(u: Tensor, K: Tensor, history: Tensor | None, grad: Tensor | None = N
 
 
 def _forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
-    path = native if c_runs("fft_convolution", native.refusal(u, K=K, history=history)) else blocked
+    path = native if c_runs("fft_convolution", native.refusal(u, K=K, history=history)) else pytorch
     return path.forward(u, K, history)
 
 
 def _adjoint(grad: Tensor, u: Tensor, K: Tensor, history: Tensor | None) -> Gradients:
-    path = native if c_runs("fft_convolution", native.refusal(u, grad=grad, K=K, history=history)) else blocked
+    path = native if c_runs("fft_convolution", native.refusal(u, grad=grad, K=K, history=history)) else pytorch
     return path.backward(grad, u, K, history)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from statewise.kernels.fft_convolution.block_fft import counts, dft_matrix, half, twiddles
 from statewise.kernels.fft_convolution.block_sizes import BlockSizes, block_sizes
-from statewise.kernels.fft_convolution.blocked import Parts, compute_dtype, known_parts, ranges
+from statewise.kernels.fft_convolution.pytorch import Parts, compute_dtype, known_parts, ranges
 from statewise.kernels.linear import linear
 
 
@@ -57,7 +57,7 @@ def forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
 
 
 def backward(grad: Tensor, u: Tensor, K: Tensor, history: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of u, K and history: the products with the conjugate spectra, as in blocked.py."""
+    """Gradients of u, K and history: the products with the conjugate spectra, as in pytorch.py."""
     (b, l, w, t), (p, taps), dtype = u.shape, K.shape[1:], compute_dtype(u, K, history)
     if grad.numel() == 0:
         return torch.zeros_like(u), torch.zeros_like(K), None if history is None else torch.zeros_like(history)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from statewise import native
 from statewise.kernels.backend import backend, refusal_of
-from statewise.kernels.fft_convolution.blocked import compute_dtype
+from statewise.kernels.fft_convolution.pytorch import compute_dtype
 from statewise.native.memory import empty
 
 _VECTOR_BYTES = 64  # of the widest instruction set

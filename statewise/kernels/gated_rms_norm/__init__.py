@@ -10,10 +10,11 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
 from statewise.kernels.batching import merged
-from statewise.kernels.gated_rms_norm.composed import adjoint_composed, forward_composed
+from statewise.kernels.gated_rms_norm import pytorch
 from statewise.kernels.gated_rms_norm.reference import gated_rms_norm_reference
 from statewise.kernels.registration import register
-from statewise.kernels.rms_norm.native import GATE_FIRST, GATE_LAST, adjoint_native, check_rows, forward_native
+from statewise.kernels.rms_norm import native
+from statewise.kernels.rms_norm.native import GATE_FIRST, GATE_LAST, check_rows
 from statewise.kernels.stored import full_precision, refuse_unreal, stored_refusal
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_reference"]
@@ -31,8 +32,8 @@ def _forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, no
     check_rows("gated_rms_norm", x, weight, z=z)
     if c_runs("gated_rms_norm", stored_refusal(x=x, z=z, weight=weight)):
         gate = GATE_LAST if norm_before_gate else GATE_FIRST
-        return forward_native(x, z, weight, eps, n_groups=n_groups, gate=gate)
-    return forward_composed(x, z, weight, eps, n_groups, norm_before_gate)
+        return native.forward(x, z, weight, eps, n_groups=n_groups, gate=gate)
+    return pytorch.forward(x, z, weight, eps, n_groups, norm_before_gate)
 
 
 def _adjoint(
@@ -41,10 +42,10 @@ def _adjoint(
     check_rows("gated_rms_norm", x, weight, z=z, grad=grad)
     if c_runs("gated_rms_norm", stored_refusal(x=x, z=z, weight=weight)):
         gate = GATE_LAST if norm_before_gate else GATE_FIRST
-        grad_x, grad_z, grad_weight = adjoint_native(grad, x, z, weight, eps, n_groups=n_groups, gate=gate)
+        grad_x, grad_z, grad_weight = native.backward(grad, x, z, weight, eps, n_groups=n_groups, gate=gate)
         assert grad_z is not None  # as z is
         return grad_x, grad_z, grad_weight
-    return adjoint_composed(grad, x, z, weight, eps, n_groups, norm_before_gate)
+    return pytorch.backward(grad, x, z, weight, eps, n_groups, norm_before_gate)
 
 
 def _fake(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool) -> Tensor:

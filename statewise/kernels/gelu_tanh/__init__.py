@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.kernels.backend import c_runs
-from statewise.kernels.gelu_tanh.native import gelu_native
+from statewise.kernels.gelu_tanh import native
 from statewise.kernels.gelu_tanh.reference import gelu_tanh_reference
 from statewise.kernels.registration import register
 from statewise.kernels.stored import refuse_misfit, refuse_unreal, stored_refusal
@@ -23,14 +23,14 @@ _WORTH_IT = 2**15
 def _forward(x: Tensor) -> Tensor:
     refuse_unreal("gelu_tanh", x=x)
     if c_runs("gelu_tanh", stored_refusal(x=x)):
-        return gelu_native(x)
+        return native.gelu(x)
     return F.gelu(x, approximate="tanh").contiguous()
 
 
 def _adjoint(grad: Tensor, x: Tensor) -> Tensor:
     refuse_misfit("gelu_tanh_backward", x.dtype, grad=(grad, x.shape))
     if c_runs("gelu_tanh", stored_refusal(x=x)):
-        return gelu_native(x, grad)
+        return native.gelu(x, grad)
     return torch.ops.aten.gelu_backward(grad, x, approximate="tanh").contiguous()
 
 

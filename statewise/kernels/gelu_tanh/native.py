@@ -10,7 +10,7 @@ from statewise.kernels.stored import stored_function
 _PER_ITEM = 2**13
 
 
-def gelu_native(x: Tensor, grad: Tensor | None = None) -> Tensor:
+def gelu(x: Tensor, grad: Tensor | None = None) -> Tensor:
     """gelu(x), or with ``grad``, of the dtype of x, the gradient of x."""
     x = x.contiguous()
     y = x.new_empty(x.shape)

@@ -11,8 +11,8 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels import backend
 from statewise.kernels.batching import one_by_one, stacked
-from statewise.kernels.linear.native import FEW, product_native, refusal
-from statewise.kernels.linear.onednn import has_onednn, product_onednn
+from statewise.kernels.linear import native, onednn
+from statewise.kernels.linear.native import FEW, refusal
 from statewise.kernels.registration import register
 from statewise.precision import rounds_projections
 
@@ -37,9 +37,9 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None 
             + ", ".join(f"{m.dtype} {tuple(m.shape)}" for m in (x, weight, bias) if m is not None)
         )
     if backend.c_runs("linear", refusal(x, weight)):
-        return product_native(x, weight, bias, out)
-    if has_onednn() and x.device.type == "cpu" and x.dtype == torch.float32:
-        y = product_onednn(x, weight, bias)
+        return native.product(x, weight, bias, out)
+    if onednn.available() and x.device.type == "cpu" and x.dtype == torch.float32:
+        y = onednn.product(x, weight, bias)
     else:
         y = F.linear(x, weight, bias)
     return y if out is None else out.copy_(y)

@@ -21,7 +21,7 @@ def refusal(x: Tensor, weight: Tensor) -> str | None:
     return refusal_of(x=x, weight=weight)
 
 
-def product_native(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
     """x (m, k), weight (n, k), of any strides -> x W^T + b (m, n), in ``out`` (contiguous) if it is given"""
     (m, k), n = x.shape, weight.shape[0]
     y = torch.empty(m, n, dtype=torch.float32) if out is None else out

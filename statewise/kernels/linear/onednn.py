@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 @functools.cache
-def has_onednn() -> bool:
+def available() -> bool:
     """Whether this PyTorch has oneDNN's linear layer, and whether it takes plain tensors in full precision."""
     if not torch.backends.mkldnn.is_available():
         return False
     try:
         x, weight = torch.tensor([[1.0, 2.0**-20]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])
-        return bool(torch.equal(product_onednn(x, weight, None), torch.tensor([[1.0 + 2.0**-20, 2.0**-20]])))
+        return bool(torch.equal(product(x, weight, None), torch.tensor([[1.0 + 2.0**-20, 2.0**-20]])))
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
 
 
-def product_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x (m, k), weight (n, k) -> x W^T + b; float32 and on the CPU."""
     if 0 in (*x.shape, *weight.shape):
         return torch.nn.functional.linear(x, weight, bias)

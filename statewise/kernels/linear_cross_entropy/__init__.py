@@ -10,8 +10,8 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.batching import one_by_one, whole
 from statewise.kernels.linear_cross_entropy.blocks import losses_and_gradients
+from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
 from statewise.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
-from statewise.kernels.linear_cross_entropy.rows import NO_TARGET
 from statewise.kernels.registration import register
 from statewise.kernels.stored import full_precision, refuse_unreal
 

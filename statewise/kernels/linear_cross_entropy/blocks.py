@@ -7,9 +7,9 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
-from statewise.kernels.linear import linear
-from statewise.kernels.linear.onednn import has_onednn, product_onednn
-from statewise.kernels.linear_cross_entropy.rows import NO_TARGET, rows_composed, rows_native
+from statewise.kernels.linear import linear, onednn
+from statewise.kernels.linear_cross_entropy import native, pytorch
+from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
 from statewise.kernels.stored import full_precision, refuse_misfit, stored_refusal
 
 LOGITS = 2**23  # of a block of tokens: 32 MiB in float32, so that the weight is read for many tokens at once
@@ -29,7 +29,7 @@ def losses_and_gradients(
     refuse_misfit("linear_cross_entropy", None, targets=(targets, (n,)), coefficients=(coefficients, (n,)))
     _check_targets(targets, vocab)
     wide = full_precision(x.dtype)
-    rows = rows_native if c_runs("linear_cross_entropy", stored_refusal(x=x, weight=weight)) else rows_composed
+    path = native if c_runs("linear_cross_entropy", stored_refusal(x=x, weight=weight)) else pytorch
     losses = x.new_empty(n, dtype=wide)
     grad_x = x.new_empty(x.shape if coefficients is not None else 0)
     grad_weight = weight.new_empty(weight.shape if coefficients is not None else 0, dtype=wide)
@@ -42,7 +42,7 @@ def losses_and_gradients(
         part = logits[: here.stop - start]
         for piece in _pieces(weight):
             part[:, piece] = _product(x[here], weight[piece])
-        losses[here] = rows(part, targets[here], None if coefficients is None else coefficients[here])
+        losses[here] = path.rows(part, targets[here], None if coefficients is None else coefficients[here])
         if coefficients is not None:
             _take_gradients(part, x[here], weight, grad_x[here], grad_weight, first=start == 0)
     if n == 0:
@@ -75,8 +75,8 @@ def _pieces(weight: Tensor) -> list[slice]:
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T for a few hundred rows of x and many of W: there oneDNN is ahead of our own code, and both of MKL."""
-    if x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and has_onednn():
-        return product_onednn(x, weight, None)
+    if x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and onednn.available():
+        return onednn.product(x, weight, None)
     return linear(x, weight)
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
-from statewise.kernels.linear_scan import native
+from statewise.kernels.linear_scan import native, pytorch
 from statewise.kernels.linear_scan.batching import vmap_rule
-from statewise.kernels.linear_scan.blocked import linear_scan_blocked
 from statewise.kernels.linear_scan.reference import linear_scan_reference
 from statewise.kernels.registration import register
 from statewise.kernels.stored import refuse_misfit
@@ -29,7 +28,7 @@ def _of_state(b: Tensor) -> tuple[int, ...]:
 
 def _forward(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     refuse_misfit("linear_scan", b.dtype, a=(a, b.shape), h0=(h0, _of_state(b)))
-    run = native.forward if c_runs("linear_scan", native.refusal(a, b, h0)) else linear_scan_blocked
+    run = native.forward if c_runs("linear_scan", native.refusal(a, b, h0)) else pytorch.forward
     return run(a, b, h0)
 
 
@@ -42,7 +41,7 @@ def _adjoint(grad: Tensor, a: Tensor, h: Tensor, h0: Tensor) -> tuple[Tensor, Te
         return torch.zeros_like(h), torch.zeros_like(h), torch.zeros_like(h0)
     a = a.conj()
     a_next = torch.cat([a[:, 1:], torch.zeros_like(a[:, :1])], 1)
-    g = linear_scan_blocked(a_next.flip(1), grad.flip(1), torch.zeros_like(h0)).flip(1)
+    g = pytorch.forward(a_next.flip(1), grad.flip(1), torch.zeros_like(h0)).flip(1)
     return g * _before(h, h0).conj(), g, a[:, 0] * g[:, 0]
 
 

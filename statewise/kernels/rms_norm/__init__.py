@@ -12,7 +12,8 @@ from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
 from statewise.kernels.batching import merged
 from statewise.kernels.registration import register
-from statewise.kernels.rms_norm.native import adjoint_native, check_rows, forward_native
+from statewise.kernels.rms_norm import native
+from statewise.kernels.rms_norm.native import check_rows
 from statewise.kernels.rms_norm.reference import rms_norm_reference
 from statewise.kernels.stored import full_precision, refuse_unreal, stored_refusal
 
@@ -27,7 +28,7 @@ def _in_sets(x: Tensor, weight: Tensor) -> Tensor:
 def _forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     check_rows("rms_norm", x, weight)
     if c_runs("rms_norm", stored_refusal(x=x, weight=weight)):
-        return forward_native(x, None, weight, eps)
+        return native.forward(x, None, weight, eps)
     if weight.shape[0] == 1:
         return F.rms_norm(x.to(weight.dtype), weight.shape[1:], weight[0], eps).to(x.dtype).contiguous()
     y = F.rms_norm(_in_sets(x, weight), weight.shape[1:], None, eps) * weight.unsqueeze(1)
@@ -37,7 +38,7 @@ def _forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _adjoint(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     check_rows("rms_norm", x, weight, grad=grad)
     if c_runs("rms_norm", stored_refusal(x=x, weight=weight)):
-        grad_x, _, grad_weight = adjoint_native(grad, x, None, weight, eps)
+        grad_x, _, grad_weight = native.backward(grad, x, None, weight, eps)
         return grad_x, grad_weight
     u, g = _in_sets(x, weight), _in_sets(grad, weight)
     r = u.square().mean(-1, keepdim=True).add_(eps).rsqrt_()

@@ -22,7 +22,7 @@ def check_rows(kernel: str, x: Tensor, weight: Tensor, *, z: Tensor | None = Non
         raise InputError(f"the operator {kernel} needs rows of x for each weight; got {tuple(x.shape)}, {sets} weights")
 
 
-def forward_native(
+def forward(
     x: Tensor, z: Tensor | None, weight: Tensor, eps: float, *, n_groups: int = 1, gate: int = NO_GATE
 ) -> Tensor:
     """x, z: (..., width), of the same dtype; weight: (n_sets, width), the rows of x being so many equal shares."""
@@ -39,7 +39,7 @@ def forward_native(
     return y
 
 
-def adjoint_native(
+def backward(
     grad: Tensor, x: Tensor, z: Tensor | None, weight: Tensor, eps: float, *, n_groups: int = 1, gate: int = NO_GATE
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The gradients of x, z and weight."""

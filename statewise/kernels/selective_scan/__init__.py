@@ -10,10 +10,10 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
 from statewise.kernels.registration import register
+from statewise.kernels.selective_scan import native, pytorch
 from statewise.kernels.selective_scan.batching import vmap_rule
-from statewise.kernels.selective_scan.blocked import backward_blocks, forward_blocks
 from statewise.kernels.selective_scan.blocks import Arguments, Gradients
-from statewise.kernels.selective_scan.native import backward_native, forward_native, refusal
+from statewise.kernels.selective_scan.native import refusal
 from statewise.kernels.selective_scan.reference import as_complex, selective_scan_reference
 from statewise.kernels.stored import refuse_misfit, refuse_unreal
 from statewise.native.memory import empty, in_huge_pages
@@ -71,7 +71,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     given = Arguments(*arguments[:-1])
     _check(given)
     y, state, checkpoints = map(in_huge_pages, _fake_forward(*arguments))
-    run = forward_native if c_runs("selective_scan", refusal(given)) else forward_blocks
+    run = native.forward if c_runs("selective_scan", refusal(given)) else pytorch.forward
     run(given, y, state, checkpoints, CHUNK_LENGTH)
     return y, state, checkpoints
 
@@ -103,9 +103,9 @@ def _adjoint(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, *arguments
     refuse_misfit("selective_scan", given.h0.dtype, checkpoints=(checkpoints, (given.u.shape[0], *kept)))
     if c_runs("selective_scan", refusal(given)):
         room: list[Any] = [None if m is None else empty(*m.shape, dtype=m.dtype) for m in arguments[:9]]
-        found = backward_native(grad_y, grad_state, checkpoints, given, Gradients(*room), CHUNK_LENGTH)
+        found = native.backward(grad_y, grad_state, checkpoints, given, Gradients(*room), CHUNK_LENGTH)
     else:
-        found = backward_blocks(grad_y, grad_state, checkpoints, given, CHUNK_LENGTH)
+        found = pytorch.backward(grad_y, grad_state, checkpoints, given, CHUNK_LENGTH)
     return tuple(grad_y.new_empty(0) if m is None else m for m in found)  # an operator cannot return None
 
 

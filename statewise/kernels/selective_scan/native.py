@@ -73,7 +73,7 @@ def _scratch(arguments: Arguments, by_step: int, by_state: int, by_part: int, ch
     return torch.empty(native.n_threads() * each, dtype=arguments.h0.dtype), each
 
 
-def forward_native(arguments: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor, chunk_length: int) -> None:
+def forward(arguments: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor, chunk_length: int) -> None:
     """Writes y, the last state, and the states at the starts of chunks (if there is room for any)."""
     if not y.numel():
         state.copy_(arguments.h0)
@@ -88,7 +88,7 @@ def forward_native(arguments: Arguments, y: Tensor, state: Tensor, checkpoints: 
     call(u, dt, A, B, C, h0, D, gate, dt_bias, segments, y, state, kept, scratch, numbers)
 
 
-def backward_native(
+def backward(
     grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, arguments: Arguments, into: Gradients, chunk_length: int
 ) -> Gradients:
     """The gradients, in the memory of ``into`` where C writes them whole, else in memory of their own."""

@@ -10,10 +10,9 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
 from statewise.kernels.registration import register
+from statewise.kernels.short_convolution import native, pytorch
 from statewise.kernels.short_convolution.batching import vmap_rule
-from statewise.kernels.short_convolution.native import adjoint_native, forward_native
 from statewise.kernels.short_convolution.reference import short_convolution_adjoint, short_convolution_reference
-from statewise.kernels.short_convolution.shifted import adjoint_shifted, forward_shifted
 from statewise.kernels.stored import full_precision, refuse_misfit, refuse_unreal, stored_refusal
 
 __all__ = ["short_convolution", "short_convolution_reference"]
@@ -36,7 +35,7 @@ def _forward(
 ) -> Tensor:
     _check(x, taps, history, bias, segments)
     refusal = stored_refusal(x=x, taps=taps, history=history, bias=bias, segments=segments)
-    run = forward_native if c_runs("short_convolution", refusal) else forward_shifted
+    run = native.forward if c_runs("short_convolution", refusal) else pytorch.forward
     return run(x, taps, history, bias, segments, silu)
 
 
@@ -52,7 +51,7 @@ def _adjoint(
     _check(x, taps, history, bias, segments)
     refusal = stored_refusal(x=x, taps=taps, history=history, bias=bias, segments=segments)
     refuse_misfit("short_convolution", None, grad=(grad, x.shape))
-    run = adjoint_native if c_runs("short_convolution", refusal) else adjoint_shifted
+    run = native.backward if c_runs("short_convolution", refusal) else pytorch.backward
     return run(grad, x, taps, history, bias, segments, silu)
 
 

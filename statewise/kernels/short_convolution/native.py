@@ -13,7 +13,7 @@ _CACHED_NUMBERS = 2**16  # of x in a chunk of time
 _LANES = 16  # of the widest vector
 
 
-def forward_native(
+def forward(
     x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
 ) -> Tensor:
     flat, columns, past, offset = _plain(x, taps, history, bias)
@@ -29,7 +29,7 @@ def forward_native(
     return y
 
 
-def adjoint_native(
+def backward(
     grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     flat, columns, past, offset = _plain(x, taps, history, bias)

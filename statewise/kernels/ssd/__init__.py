@@ -10,7 +10,7 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs, refusal_of
 from statewise.kernels.registration import register
-from statewise.kernels.ssd import blocks, native
+from statewise.kernels.ssd import native, pytorch
 from statewise.kernels.ssd.batching import vmap_rule
 from statewise.kernels.ssd.reference import Arguments, ssd_differentiable, ssd_reference
 from statewise.kernels.stored import refuse_misfit, refuse_unreal
@@ -49,7 +49,7 @@ def _runs_in_c(given: Arguments) -> bool:
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     given, chunk_length = Arguments(*arguments[:-1]), arguments[-1]
     _check(given)
-    return native.forward(given) if _runs_in_c(given) else blocks.forward(given, chunk_length)
+    return native.forward(given) if _runs_in_c(given) else pytorch.forward(given, chunk_length)
 
 
 def _adjoint(grad_y: Tensor, grad_state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -60,7 +60,7 @@ def _adjoint(grad_y: Tensor, grad_state: Tensor, *arguments: Any) -> tuple[Tenso
     if _runs_in_c(given):
         gradients = native.backward(grad_y, grad_state, given)
     else:
-        gradients = blocks.backward(grad_y, grad_state, given, chunk_length)
+        gradients = pytorch.backward(grad_y, grad_state, given, chunk_length)
     return tuple(x.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
 

@@ -11,7 +11,7 @@ from statewise.errors import InputError
 from statewise.kernels.backend import c_runs, refusal_of
 from statewise.kernels.registration import register
 from statewise.kernels.stored import refuse_misfit
-from statewise.kernels.vandermonde import native, two_level
+from statewise.kernels.vandermonde import native, pytorch
 from statewise.kernels.vandermonde.batching import vmap_rule
 from statewise.kernels.vandermonde.reference import vandermonde_differentiable, vandermonde_reference
 
@@ -28,14 +28,14 @@ def _check(c: Tensor, A: Tensor) -> None:
 
 def _forward(c: Tensor, A: Tensor, length: int) -> Tensor:
     _check(c, A)
-    path = native if c_runs("vandermonde", refusal_of(c=c, A=A)) else two_level
+    path = native if c_runs("vandermonde", refusal_of(c=c, A=A)) else pytorch
     return path.forward(c, A, length)
 
 
 def _adjoint(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     _check(c, A)
     refuse_misfit("vandermonde", c.real.dtype, grad=(grad, (*c.shape[:2], *grad.shape[2:3])))
-    path = native if c_runs("vandermonde", refusal_of(grad=grad, c=c, A=A)) else two_level
+    path = native if c_runs("vandermonde", refusal_of(grad=grad, c=c, A=A)) else pytorch
     return path.backward(grad, c, A)
 
 

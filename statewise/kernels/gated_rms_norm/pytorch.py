@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def forward_composed(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool) -> Tensor:
+def forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool) -> Tensor:
     """x, z: (..., width); weight: (n_sets, width), the rows of x being so many equal shares."""
     u, gate = _in_sets(x, weight), F.silu(_in_sets(z, weight))
     u = u if norm_before_gate else u * gate
@@ -17,7 +17,7 @@ def forward_composed(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups:
     return y.to(x.dtype).reshape(x.shape).contiguous()
 
 
-def adjoint_composed(
+def backward(
     grad: Tensor, x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, z and weight: with a = w dy (times the gate where that comes after) and r = 1 / rms(u),

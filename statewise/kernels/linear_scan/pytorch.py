@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def linear_scan_blocked(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
+def forward(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     """All blocks of about sqrt(length) steps at once from rest, then the carry from block to block.
 
     The work is twice the recurrence's, but in O(sqrt(length)) calls instead of O(length). Nothing is divided

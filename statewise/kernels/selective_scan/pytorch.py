@@ -120,7 +120,7 @@ def _read(C: Tensor, states: Tensor) -> Tensor:
     return 2 * y.real if y.is_complex() else y
 
 
-def forward_blocks(arguments: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor, chunk_length: int) -> None:
+def forward(arguments: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor, chunk_length: int) -> None:
     """Writes y, the last state, and the states at the starts of chunks (if there is room for any)."""
     arguments = widened(arguments)
     g, is_complex = arguments.B.shape[2], arguments.is_complex
@@ -151,7 +151,7 @@ def forward_blocks(arguments: Arguments, y: Tensor, state: Tensor, checkpoints: 
         final[rows, groups, :, channels] = h
 
 
-def backward_blocks(
+def backward(
     grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, arguments: Arguments, chunk_length: int
 ) -> Gradients:
     """All gradients; those along time in the dtype of what they are gradients of."""

@@ -9,14 +9,14 @@ from torch import Tensor
 from statewise.kernels.short_convolution.reference import columns, same_segment
 
 
-def forward_shifted(
+def forward(
     x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
 ) -> Tensor:
     z = _convolved(torch.cat([history, x.to(history.dtype)], 1), x.shape[1], taps, bias, segments)
     return (F.silu(z, inplace=True) if silu else z).to(x.dtype)
 
 
-def adjoint_shifted(
+def backward(
     grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, taps, history and bias."""

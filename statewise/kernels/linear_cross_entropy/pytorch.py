@@ -1,26 +1,16 @@
-"""Losses of a block of logits, and in place of the logits their gradient: in C, and in PyTorch."""
+"""Losses of a block of logits, and in place of the logits their gradient, in PyTorch."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from statewise import native
-from statewise.kernels.stored import full_precision, stored_function
+from statewise.kernels.stored import full_precision
 
 NO_TARGET = -(2**62)  # the target of a token without one, inside the operators: nobody's mistaken id
 
 
-def rows_native(logits: Tensor, targets: Tensor, coefficients: Tensor | None) -> Tensor:
-    """cross_entropy.inc.h. Shapes and meaning as :func:`rows_composed`."""
-    n, vocab = logits.shape
-    losses = logits.new_empty(n, dtype=full_precision(logits.dtype))
-    call = stored_function("cross_entropy", logits.dtype, "pppplll")
-    call(logits, targets, coefficients, losses, n, vocab, native.n_threads())
-    return losses
-
-
-def rows_composed(logits: Tensor, targets: Tensor, coefficients: Tensor | None) -> Tensor:
+def rows(logits: Tensor, targets: Tensor, coefficients: Tensor | None) -> Tensor:
     """The losses (n,) of logits (n, vocab); the target NO_TARGET has none. With ``coefficients`` (n,) the logits are
     replaced by the gradient of sum(coefficients * losses)."""
     wide = logits.to(full_precision(logits.dtype))
