@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from operator_laws import BY_FFT, check_agreement, check_operator_laws, with_gra
 import statewise as sw
 from statewise import kernels, native
 from statewise.errors import InputError
-from statewise.operators import SelectiveDiagonal
+from statewise.operators import FAMILIES as families
+from statewise.operators import Operator, table
 from statewise.operators.diagonal import DiagonalState
-from statewise.operators.plan import RULES, plan, table
+from statewise.operators.plan import plan
 
 D = torch.float64
 
@@ -234,24 +236,26 @@ def test_states_are_float32_or_wider_and_keep_their_dtype() -> None:
 
 
 def test_plan_is_a_pure_function_over_a_printed_table() -> None:
-    assert plan("SSD", length=1).form == "recurrent"
-    assert plan("SSD", length=8).form == "quadratic"
-    assert plan("SSD", length=4096).form == "chunked"
-    assert plan("DiagonalLTI", length=16).form == "scan"
-    assert plan("DiagonalLTI", length=100).form == "convolve"
-    assert plan("DiagonalLTI", length=4096).form == "convolve"
-    assert plan("CausalConvolution", length=100, n_taps=4).form == "direct"
-    assert plan("CausalConvolution", length=100, n_taps=400).form == "fft"
-    assert plan("SomethingNew", length=100).form == "recurrent"
-    assert all(f"`{rule.form}`" in table() for rule in RULES)
-    known = {
-        cls.__name__: cls.forms
-        for cls in (
-            *(sw.SSD, sw.DiagonalLTI, sw.DenseLTI, sw.DiagonalPlusLowRank, sw.CausalConvolution),
-            SelectiveDiagonal,
-        )
-    }
-    assert all(rule.form in known[rule.family] for rule in RULES)
+    assert plan(sw.SSD.rules, length=1).form == "recurrent"
+    assert plan(sw.SSD.rules, length=8).form == "quadratic"
+    assert plan(sw.SSD.rules, length=4096).form == "chunked"
+    assert plan(sw.DiagonalLTI.rules, length=16).form == "scan"
+    assert plan(sw.DiagonalLTI.rules, length=100).form == "convolve"
+    assert plan(sw.DiagonalLTI.rules, length=4096).form == "convolve"
+    assert plan(sw.CausalConvolution.rules, length=100, n_taps=4).form == "direct"
+    assert plan(sw.CausalConvolution.rules, length=100, n_taps=400).form == "fft"
+    assert plan((), length=100).form == "recurrent"
+    for family in families:
+        assert all(rule.form in family.forms for rule in family.rules)
+        assert all(f"| `{family.__name__}` | {rule.condition} | `{rule.form}` |" in table() for rule in family.rules)
+
+
+def test_every_family_of_the_package_is_in_the_table() -> None:
+    def below(cls: type) -> set[type]:
+        return {cls}.union(*(below(child) for child in cls.__subclasses__()))
+
+    ours = {cls for cls in below(Operator) if cls.__module__.startswith("statewise.operators")}
+    assert {cls for cls in ours if not inspect.isabstract(cls)} == set(families)
 
 
 def test_the_documented_table_is_the_plan() -> None:

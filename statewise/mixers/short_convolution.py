@@ -57,9 +57,8 @@ class ShortConvolution(nn.Module):
         starts: Tensor | None = None,
     ) -> tuple[Tensor, ConvolutionState | None]:
         operator = _WithActivation(self.weight, self.bias, self.activation)
-        form = plan(
-            CausalConvolution.__name__, length=x.shape[1] if x.ndim > 1 else 0, n_taps=self.weight.shape[1]
-        ).form
+        length = x.shape[1] if x.ndim > 1 else 0
+        form = plan(CausalConvolution.rules, length=length, n_taps=self.weight.shape[1]).form
         y, state = operator(x, state, lengths=lengths, starts=starts, form=form)
         return y, state
 

@@ -6,11 +6,24 @@ from statewise.operators.causal_convolution import CausalConvolution, Convolutio
 from statewise.operators.dense import DenseLTI, DenseLTV, DenseLTVState, DenseState
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank, LowRankState
-from statewise.operators.plan import explain, plan, table
+from statewise.operators.plan import explain, plan
+from statewise.operators.plan import table as _table
 from statewise.operators.selective import SelectiveDiagonal, SelectiveState
 from statewise.operators.ssd import SSD, SSDState
 
+FAMILIES: tuple[type[Operator], ...] = (
+    *(DenseLTI, DenseLTV, DiagonalPlusLowRank, DiagonalLTI),  # time-invariant, and HiPPO-LegS
+    *(CausalConvolution, SelectiveDiagonal, SSD),
+)
+
+
+def table() -> str:
+    """Which form of which family runs when, and why: a Markdown table, the first line of a family that fits decides."""
+    return _table(FAMILIES)
+
+
 __all__ = [
+    "FAMILIES",
     "SSD",
     "Bidirectional",
     "CausalConvolution",

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from statewise.errors import InputError
 from statewise.operators.masks import NO_MASKS, Masks, build_masks, mask_time
-from statewise.operators.plan import Plan, plan
+from statewise.operators.plan import Plan, Rule, plan
 
 
 def check_batch(batch: Any) -> None:
@@ -35,6 +35,7 @@ class Operator(abc.ABC):
     """
 
     forms: ClassVar[tuple[str, ...]] = ("recurrent",)
+    rules: ClassVar[tuple[Rule, ...]] = ()  # which form runs when; without them ``recurrent``
     time_varying: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -85,7 +86,7 @@ class Operator(abc.ABC):
 
         ``lengths`` (batch,): rows are right-padded and end there; padded outputs are zero. ``starts`` (batch,
         length): a document begins, and nothing passes it. ``form`` forces one of ``forms``; without it
-        :func:`statewise.operators.plan.plan` picks (``statewise.explain`` says which and why).
+        the family's ``rules`` pick (``statewise.explain`` says which and why).
         """
         self._check(u)
         if form is not None and form not in self.forms:
@@ -106,7 +107,7 @@ class Operator(abc.ABC):
 
     def _plan(self, u: Tensor) -> Plan:
         """The form for this call, and why."""
-        return plan(type(self).__name__, length=u.shape[1], n_taps=self._n_taps())
+        return plan(self.rules, length=u.shape[1], n_taps=self._n_taps())
 
     def _why(self, chosen: Plan, u: Tensor, state: Any) -> str:
         """The reason for the form, as this call has it."""

@@ -16,6 +16,7 @@ from statewise.kernels.short_convolution import short_convolution
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
+from statewise.operators.plan import Rule, otherwise
 
 Convolution = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of u, taps and history
 
@@ -40,6 +41,15 @@ class CausalConvolution(Operator):
 
     taps: Tensor
     forms: ClassVar[tuple[str, ...]] = ("recurrent", "direct", "fft", "block_fft")
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "direct",
+            "n_taps <= 16 or length <= 8",
+            lambda length, n_taps: n_taps <= 16 or length <= 8,
+            "one multiply-add over the sequence for each tap",
+        ),
+        otherwise("fft", "O(log n_taps) for each step instead of O(n_taps)"),
+    )
 
     @classmethod
     def from_shift(cls, B: Tensor, C: Tensor, D: Tensor | None = None) -> CausalConvolution:

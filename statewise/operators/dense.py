@@ -10,8 +10,9 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.operators.base import Operator, check_dtypes, wide
+from statewise.operators.plan import Rule, up_to
 from statewise.operators.state_passing import Block
-from statewise.operators.time_invariant import TimeInvariant, double, output_shape, toeplitz
+from statewise.operators.time_invariant import CONVOLVE, FEW, TimeInvariant, double, output_shape, toeplitz
 from statewise.precision import exactly
 from statewise.systems import discretize_dense
 
@@ -36,6 +37,7 @@ class DenseLTI(TimeInvariant):
     A: Tensor
     B: Tensor
     C: Tensor
+    rules: ClassVar[tuple[Rule, ...]] = (up_to(16, "recurrent", FEW), CONVOLVE)
 
     @property
     def channels(self) -> tuple[int, ...]:

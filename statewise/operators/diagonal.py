@@ -19,9 +19,9 @@ from statewise.kernels.vandermonde import vandermonde
 from statewise.kernels.vandermonde.powers import rounded_squares
 from statewise.operators.base import wide
 from statewise.operators.masks import NO_MASKS, Masks
-from statewise.operators.plan import Plan
+from statewise.operators.plan import SINGLE, Plan, Rule, up_to
 from statewise.operators.state_passing import Block
-from statewise.operators.time_invariant import TimeInvariant, double, toeplitz
+from statewise.operators.time_invariant import CONVOLVE, TimeInvariant, double, toeplitz
 
 
 class DiagonalState(NamedTuple):
@@ -52,6 +52,11 @@ class DiagonalLTI(TimeInvariant):
     C: Tensor
     D: Tensor | None = None
     forms: ClassVar[tuple[str, ...]] = ("recurrent", "scan", "convolve", "block_fft", "state_passing")
+    rules: ClassVar[tuple[Rule, ...]] = (
+        up_to(1, "recurrent", SINGLE),
+        up_to(16, "scan", "a few vectorised steps over a small array of states"),
+        CONVOLVE,
+    )
 
     @property
     def channels(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from statewise.errors import InputError
 from statewise.kernels.cauchy import cauchy
 from statewise.operators.base import wide
 from statewise.operators.dense import DenseLTI
+from statewise.operators.plan import Rule, up_to
 from statewise.operators.state_passing import Block
-from statewise.operators.time_invariant import TimeInvariant, double
+from statewise.operators.time_invariant import CONVOLVE, FEW, TimeInvariant, double
 from statewise.precision import exactly
 
 # Values of the generating function that are computed at once: more are recomputed, block by block, in the backward
@@ -58,6 +59,7 @@ class DiagonalPlusLowRank(TimeInvariant):
     dt: Tensor
     Q: Tensor | None = None
     check_values: bool = field(default=True, kw_only=True)
+    rules: ClassVar[tuple[Rule, ...]] = (up_to(8, "recurrent", FEW), CONVOLVE)
 
     @property
     def channels(self) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""Which form of an operator runs: one pure function over one table, and how to ask it."""
+"""Which form of an operator runs: one pure function over the rules of its family, and how to ask it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -10,21 +10,19 @@ from torch import Tensor
 from statewise.errors import InputError
 
 
-class Call(NamedTuple):
-    """What the rules look at. n_taps: of a ``CausalConvolution``"""
-
-    length: int
-    n_taps: int = 0
-
-
 class Rule(NamedTuple):
-    """The first rule of a family whose condition holds decides."""
+    """The first of a family's ``rules`` whose condition holds decides.
 
-    family: str
+    holds:  of the length, and of n_taps, how long the filter of a convolution is; 0 for other families
+    """
+
     form: str
     condition: str
-    holds: Callable[[Call], bool]
+    holds: Callable[[int, int], bool]
     reason: str
+
+
+SINGLE = "a single step has nothing to gain"
 
 
 class Plan(NamedTuple):
@@ -32,57 +30,29 @@ class Plan(NamedTuple):
     reason: str
 
 
-def _always(call: Call) -> bool:
-    return True
+def up_to(most: int, form: str, reason: str) -> Rule:
+    """A rule for short sequences."""
+    return Rule(form, f"length <= {most}", lambda length, n_taps: length <= most, reason)
 
 
-def _up_to(most: int) -> Callable[[Call], bool]:
-    return lambda call: call.length <= most
+def otherwise(form: str, reason: str, *, condition: str = "otherwise") -> Rule:
+    """The last rule of a family, which always holds."""
+    return Rule(form, condition, lambda length, n_taps: True, reason)
 
 
-_SINGLE = "a single step has nothing to gain"
-_FEW = "fewer operations than the powers of A that the chunks need"
-_CONVOLVE = "from rest one FFT convolution, from a state chunks of matrix products: near-linear in length"
-
-RULES: tuple[Rule, ...] = (
-    Rule("DenseLTI", "recurrent", "length <= 16", _up_to(16), _FEW),
-    Rule("DenseLTI", "convolve", "otherwise", _always, _CONVOLVE),
-    Rule("DiagonalPlusLowRank", "recurrent", "length <= 8", _up_to(8), _FEW),
-    Rule("DiagonalPlusLowRank", "convolve", "otherwise", _always, _CONVOLVE),
-    Rule("DiagonalLTI", "recurrent", "length <= 1", _up_to(1), _SINGLE),
-    Rule("DiagonalLTI", "scan", "length <= 16", _up_to(16), "a few vectorised steps over a small array of states"),
-    Rule("DiagonalLTI", "convolve", "otherwise", _always, _CONVOLVE),
-    Rule(
-        "CausalConvolution",
-        "direct",
-        "n_taps <= 16 or length <= 8",
-        lambda call: call.n_taps <= 16 or call.length <= 8,
-        "one multiply-add over the sequence for each tap",
-    ),
-    Rule("CausalConvolution", "fft", "otherwise", _always, "O(log n_taps) for each step instead of O(n_taps)"),
-    Rule("SelectiveDiagonal", "scan", "always", _always, "one kernel over all steps, without an array of states"),
-    Rule("SSD", "recurrent", "length <= 1", _up_to(1), _SINGLE),
-    Rule("SSD", "quadratic", "length <= 16", _up_to(16), "one small chunk, no state in between"),
-    Rule("SSD", "chunked", "otherwise", _always, "matrix products inside chunks, linear in length"),
-)
-
-
-def plan(family: str, *, length: int, n_taps: int = 0) -> Plan:
-    """The form that a family runs in at a length, and why. A family without rules (one of your own) runs as written.
-
-    n_taps: see :class:`Call`.
-    """
-    call = Call(length, n_taps)
-    for rule in RULES:
-        if rule.family == family and rule.holds(call):
+def plan(rules: Sequence[Rule], *, length: int, n_taps: int = 0) -> Plan:
+    """The form that a family with these rules runs in, and why. One without rules runs as written."""
+    for rule in rules:
+        if rule.holds(length, n_taps):
             return Plan(rule.form, rule.reason)
     return Plan("recurrent", "no rule for this family, so the definition runs")
 
 
-def table() -> str:
-    """The rules as a Markdown table, in the order in which they are tried."""
+def table(families: Iterable[Any]) -> str:
+    """The rules of these families as a Markdown table, in the order in which they are tried."""
     lines = ["| family | when | form | why |", "|---|---|---|---|"]
-    lines += [f"| `{rule.family}` | {rule.condition} | `{rule.form}` | {rule.reason} |" for rule in RULES]
+    for family in families:
+        lines += [f"| `{family.__name__}` | {r.condition} | `{r.form}` | {r.reason} |" for r in family.rules]
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ from statewise.errors import InputError
 from statewise.kernels.selective_scan import METHODS, selective_scan
 from statewise.operators.base import Operator, wide
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
+from statewise.operators.plan import Rule, otherwise
 from statewise.systems.exponential import phi_1
 
 
@@ -59,6 +60,9 @@ class SelectiveDiagonal(Operator):
     softplus: bool = False
     method: str = "mamba"
     forms: ClassVar[tuple[str, ...]] = ("recurrent", "scan")
+    rules: ClassVar[tuple[Rule, ...]] = (
+        otherwise("scan", "one kernel over all steps, without an array of states", condition="always"),
+    )
 
     @property
     def time_varying(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -13,6 +13,7 @@ from statewise.errors import InputError
 from statewise.kernels.ssd import ssd
 from statewise.operators.base import Operator
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
+from statewise.operators.plan import SINGLE, Rule, otherwise, up_to
 
 
 class SSDState(NamedTuple):
@@ -45,6 +46,11 @@ class SSD(Operator):
     dt: Tensor | None = None
     D: Tensor | None = None
     forms: ClassVar[tuple[str, ...]] = ("recurrent", "quadratic", "chunked")
+    rules: ClassVar[tuple[Rule, ...]] = (
+        up_to(1, "recurrent", SINGLE),
+        up_to(16, "quadratic", "one small chunk, no state in between"),
+        otherwise("chunked", "matrix products inside chunks, linear in length"),
+    )
 
     @property
     def time_varying(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -16,7 +16,7 @@ from statewise.kernels.fft_convolution import block_fft_convolution, fft_convolu
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks
-from statewise.operators.plan import Plan
+from statewise.operators.plan import Plan, otherwise
 from statewise.operators.state_passing import Block, Convolution, StatePassing
 from statewise.precision import exactly
 
@@ -25,6 +25,10 @@ BLOCK = 64  # steps in a chunk: about the order of the states, so that inputs an
 # From the first to the last quarter of the impulse response: beyond it the rounding of an FFT, relative to the largest
 # value, drowns the first outputs in float32.
 GROWTH = 1e3
+FEW = "fewer operations than the powers of A that the chunks need"
+CONVOLVE = otherwise(
+    "convolve", "from rest one FFT convolution, from a state chunks of matrix products: near-linear in length"
+)
 
 
 class TimeInvariant(Operator):
