@@ -21,6 +21,7 @@ import statewise as sw
 from statewise.decoding import Decoder
 from statewise.mixers import attention_state
 from statewise.mixers.attention_state import AttentionState, append, claim, release
+from statewise.models.evaluation_mode import evaluation_mode
 
 N_THREADS = 4
 MODELS: dict[str, tuple[Any, ...]] = {
@@ -150,6 +151,17 @@ def test_a_prepared_operator_keeps_what_it_computes_from_several_threads() -> No
 
     with changing_often():
         assert all(at_once([partial(keep, i) for i in range(N_THREADS)]))
+
+
+def test_evaluation_mode_lasts_until_the_last_thread_leaves() -> None:
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Dropout(0.5).eval())
+    first, second = evaluation_mode(model), evaluation_mode(model)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not model[0].training
+    second.__exit__(None, None, None)
+    assert [module.training for module in model.modules()] == [True, True, False]
 
 
 def history(batch: int, length: int) -> AttentionState:
