@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from statewise import native
 from statewise.decoding.layers import emit_model, matrices, refusal
 from statewise.decoding.packing import LARGEST, Packed, check_precision, quantise
 from statewise.decoding.program import Program, Weights
-from statewise.decoding.states import addresses, check_plain, check_positions, check_state, copied, plain, separate
+from statewise.decoding.states import addresses, check_plain, check_positions, check_state, copied, plain
 from statewise.errors import InputError
 from statewise.models.language_model import LanguageModel, LanguageModelState
 from statewise.operators.base import check_batch
@@ -28,7 +29,8 @@ class Decoder:
     group:   columns of a matrix that share a scale, a multiple of 8; by default a whole row in int8, and 32 in int4
 
     A decoder is a snapshot, as a frozen model is: it has its own copy of the weights, and changes no more when the
-    model does. It holds no state, so several threads may call it. It can be copied, pickled and sent to a process.
+    model does. It holds no state, so several threads may call it, also from one state; each gets what it would get
+    alone. It can be copied, pickled and sent to a process.
 
     Shapes:  tokens: (batch, 1) or (batch,) -> logits (batch, 1, vocabulary) or (batch, vocabulary), float32
     Cost:    every weight is read once for all rows: n_bytes / (memory bandwidth), however many tokens came before,
@@ -89,7 +91,7 @@ class Decoder:
         (batch,) bool: a document begins with the row's token. logits: False where only the state is wanted; then None
         is returned in their place, and the head is not read."""
         batch = len(tokens) if isinstance(tokens, Tensor) and tokens.ndim else 0
-        running = Running(self, state, batch=batch, own=False)
+        running = Running(self, state, batch=batch, shared=True)
         with torch.no_grad():
             out = running.step(tokens, lengths=lengths, starts=starts, logits=logits)
         if out is not None and tokens.ndim == 2:
@@ -100,34 +102,43 @@ class Decoder:
         """A sequence of steps that begins with a copy of this state, and then goes on in place."""
         position = getattr(state, "position", None)
         batch = len(position) if isinstance(position, Tensor) and position.ndim else 0
-        return Running(self, state, batch=batch, own=True)
+        return Running(self, state, batch=batch, shared=False)
 
 
 class Running:
     """``logits = running.step(tokens)``, and after it ``running.state``.
 
-    With ``own`` the state is copied once, and each step writes it in place: half the traffic of making a new one.
-    Otherwise each step writes to fresh tensors, and no state that was given or got changes.
+    A step writes over the state of the one before: half the traffic of making a new one. But no state that was given or
+    got ever changes: the step after ``running.state`` was got makes a new one.
+
+    Several threads may use one. Their steps come one after the other; each thread does better with a run of its own.
+
+    shared: whether the first step leaves the state alone too; otherwise the run begins with a copy
     """
 
-    def __init__(self, decoder: Decoder, state: LanguageModelState | None, *, batch: int, own: bool) -> None:
-        self._decoder, self._own = decoder, own
+    def __init__(self, decoder: Decoder, state: LanguageModelState | None, *, batch: int, shared: bool) -> None:
+        self._decoder, self._shared = decoder, shared
         if state is None:
             state = decoder.initial_state(batch)
         else:
             self._check(state, batch)
-            state = self._copied(state) if own else state
+            state = state if shared else self._copied(state)
         self._state: LanguageModelState = state
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._claimed = False  # whether the slots after the histories' ends are this run's
+        self._room = 0  # steps until a history has to be made ready again
         self._addresses: Tensor | None = None
-        self._room = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_addresses": None}
+        return {"_decoder": self._decoder, "_state": self.state, "_shared": True}
 
     def __setstate__(self, values: dict[str, Any]) -> None:
-        """A copy writes to a state of its own, also a shallow one."""
+        """A copy, also a shallow one, makes a new state with its first step."""
         vars(self).update(values)
-        self._state = self._copied(self._state) if self._own else self._state
+        self._begin()
 
     def _copied(self, state: LanguageModelState) -> LanguageModelState:
         layers = zip(self._decoder._tables, state.layers)
@@ -135,7 +146,14 @@ class Running:
 
     @property
     def state(self) -> LanguageModelState:
-        """The state after the steps so far."""
+        """The state after the steps so far. It stays as it is, and the next step makes a new one."""
+        with self._lock:
+            self._release()
+            self._shared = True
+            return self._state
+
+    def passing_state(self) -> LanguageModelState:
+        """The state after the steps so far, to be copied or forgotten before the next step, which writes over it."""
         return self._state
 
     def step(
@@ -147,8 +165,12 @@ class Running:
         logits: bool = True,
     ) -> Tensor | None:
         """One token of each row: (batch,) or (batch, 1) -> (batch, vocabulary). Options as :meth:`Decoder.__call__`."""
+        with self._lock:
+            return self._step(tokens, lengths, starts, logits)
+
+    def _step(self, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None, logits: bool) -> Tensor | None:
         decoder = self._decoder
-        batch = len(self.state.position)
+        batch = len(self._state.position)
         ids, active, restarts = self._read(tokens, lengths, starts, batch)
         rows = torch.arange(batch, device="cpu") if active is None else active.nonzero()[:, 0].contiguous()
         out = None
@@ -193,22 +215,32 @@ class Running:
 
     def _places(self, *, every_row: bool) -> tuple[LanguageModelState, LanguageModelState, Tensor]:
         """The state before the step, where the one after it goes, and the addresses of both."""
-        decoder = self._decoder
-        if self._own and self._addresses is not None and self._room > 0:
-            self._room -= 1
-            return self.state, self.state, self._addresses
-        pairs = list(zip(decoder._tables, self._state.layers))
-        before = self.state._replace(layers=separate([table.prepare(layer) for table, layer in pairs]))
-        after = before
-        if not self._own:
-            layers = zip(decoder._tables, before.layers)
-            after = before._replace(
-                layers=tuple(table.successor(layer, every_row=every_row) for table, layer in layers)
-            )
-        self._addresses = addresses(decoder._tables, before.layers, after.layers, decoder._program.n_state)
-        rooms = [table.room(layer) for table, layer in zip(decoder._tables, before.layers)]
-        self._room = min((room for room in rooms if room is not None), default=1 << 62) - 1
-        return before, after, self._addresses
+        tables = self._decoder._tables
+        if self._room == 0:
+            self._release()
+            layers = tuple(table.prepare(layer) for table, layer in zip(tables, self._state.layers))
+            self._state, self._claimed = self._state._replace(layers=layers), True
+            rooms = [table.room(layer) for table, layer in zip(tables, layers)]
+            self._room = min((room for room in rooms if room is not None), default=1 << 62)
+        self._room -= 1
+        before = self._state
+        if not self._shared:
+            if self._addresses is None:
+                self._addresses = self._table(before, before)
+            return before, before, self._addresses
+        layers = tuple(table.successor(layer, every_row=every_row) for table, layer in zip(tables, before.layers))
+        after = before._replace(layers=layers)
+        self._shared = False
+        return before, after, self._table(before, after)
+
+    def _table(self, before: LanguageModelState, after: LanguageModelState) -> Tensor:
+        return addresses(self._decoder._tables, before.layers, after.layers, self._decoder._program.n_state)
+
+    def _release(self) -> None:
+        if self._claimed:
+            for table, layer in zip(self._decoder._tables, self._state.layers):
+                table.release(layer)
+        self._claimed, self._room, self._addresses = False, 0, None
 
     def _check(self, state: LanguageModelState, batch: int) -> None:
         if not isinstance(state, LanguageModelState):

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from statewise.errors import InputError
 from statewise.mixers.attention import Attention
-from statewise.mixers.attention_state import AttentionState, copy_with_room, with_room
+from statewise.mixers.attention_state import AttentionState, claim, copy_with_room, release
 
 
 class StateTable(Protocol):
@@ -23,7 +23,10 @@ class StateTable(Protocol):
         """A copy that steps may write over."""
 
     def prepare(self, state: Any) -> Any:
-        """The state as a step can read it, its tensors in plain memory and with room for one token more."""
+        """The state as a step can read it, in plain memory, with the slots after its end for the caller alone."""
+
+    def release(self, state: Any) -> None:
+        """Lets others have the slots that :meth:`prepare` kept from them."""
 
     def successor(self, state: Any, *, every_row: bool) -> Any:
         """Where the state after the step is written. Rows that take no part keep what it holds."""
@@ -48,6 +51,9 @@ class RecurrentState:
 
     def prepare(self, state: Any) -> Any:
         return tree_map(plain, state)
+
+    def release(self, state: Any) -> None:
+        pass
 
     def successor(self, state: Any, *, every_row: bool) -> Any:
         return tree_map(torch.empty_like if every_row else torch.clone, state)
@@ -77,13 +83,14 @@ class AttentionHistory:
         return copy_with_room(state, 1, self.window)
 
     def prepare(self, state: AttentionState) -> AttentionState:
-        counts = (state.start, state.end, state.position)
-        # A mark of steps that are not the C code's has to leave its buffer, and so has one that is also a count
-        marked_apart = any(state.filled.data_ptr() == count.data_ptr() for count in counts) and len(state.filled) > 0
-        if marked_apart or not _is_plain(state.filled) or state.keys.is_neg() or state.values.is_neg():
+        if not _is_plain(state.filled) or state.keys.is_neg() or state.values.is_neg():
             state = copied(state)
-        start, end, position = (plain(count) for count in counts)
-        return with_room(state._replace(start=start, end=end, position=position), 1, self.window)
+        start, end, position = (plain(count) for count in (state.start, state.end, state.position))
+        return claim(state._replace(start=start, end=end, position=position), 1, self.window)[0]
+
+    def release(self, state: AttentionState) -> None:
+        with torch.inference_mode():  # a mark that was made in it may be written to nowhere else, any other here too
+            release(state)
 
     def successor(self, state: AttentionState, *, every_row: bool) -> AttentionState:
         return state._replace(start=state.start.clone(), end=state.end.clone(), position=state.position.clone())
@@ -151,19 +158,6 @@ def check_positions(position: Tensor, rows: Tensor, restarts: Tensor, n_position
             f"a row reaches position {int(position.max())}, but max_positions={n_positions} gives positions "
             f"0 to {n_positions - 1}; use shorter documents or a larger max_positions"
         )
-
-
-def separate(layers: Sequence[Any]) -> tuple[Any, ...]:
-    """The same states, a history that two layers share copied for the second: each writes into its own."""
-    marks: set[int] = set()
-    out = []
-    for layer in layers:
-        if isinstance(layer, AttentionState):
-            mark = layer.filled.data_ptr()
-            layer = copied(layer) if mark in marks else layer
-            marks.add(mark)
-        out.append(layer)
-    return tuple(out)
 
 
 def addresses(tables: Sequence[StateTable], before: Sequence[Any], after: Sequence[Any], n_entries: int) -> Tensor:

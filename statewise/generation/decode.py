@@ -56,12 +56,14 @@ class Token:
 
         Errors:  InputError if the next token has been made.
         """
-        if not self._reading:
+        latest = list(self._reading)
+        reading = copied(latest[0]) if latest else None
+        if reading is None or not self._reading:  # let go meanwhile, before the next step wrote over it
             raise InputError(
                 "this token's reading was let go when the next was made; read token.reading at once, "
                 "or generate again with the same seed up to this token"
             )
-        return copied(self._reading[0])
+        return reading
 
 
 def generate(

@@ -70,18 +70,18 @@ def extend(
 def extend_by_one(
     running: Running, reading: Reading, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None
 ) -> Reading:
-    """As :func:`extend` by one token (batch, 1) of each row. The state of ``reading`` is ``running``'s, and is written
-    over."""
+    """As :func:`extend` by one token (batch, 1) of each row. The state of both Readings is ``running``'s, and the next
+    step writes over it."""
     logits = running.step(tokens, lengths=lengths, starts=starts)
     assert logits is not None  # they were asked for
     seen = reading.seen.scatter(1, tokens, True)
     recent = torch.cat([reading.recent[:, 1:], tokens], dim=1)
     if lengths is None:
-        return Reading(logits, running.state, seen, recent)
+        return Reading(logits, running.passing_state(), seen, recent)
     read = (lengths > 0)[:, None]
     return Reading(
         logits.where(read, reading.logits),
-        running.state,
+        running.passing_state(),
         seen.where(read, reading.seen),
         recent.where(read, reading.recent),
     )

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
-from statewise.mixers.attention_state import AttentionState, SpreadHistory, append, concatenate, empty_state, with_room
+from statewise.mixers.attention_state import (
+    AttentionState,
+    SpreadHistory,
+    append,
+    concatenate,
+    empty_state,
+    release,
+    with_room,
+)
 from statewise.mixers.base import Mixer, MixerConfig, check_input, is_number
 from statewise.mixers.causal_attention import attend
 from statewise.mixers.positions import LearnedPositions, document_positions
@@ -260,7 +268,10 @@ class Attention(Mixer):
         else:
             context, state = append(state, k, v, lengths=lengths, window=window)
         first = _first_seen(context.first, context.n_history, began, length)
-        return self._attend(q, context.keys, context.values, n_history=context.n_history, first=first), state
+        y = self._attend(q, context.keys, context.values, n_history=context.n_history, first=first)
+        if lengths is not None:
+            release(state)
+        return y, state
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, n_history: int | Tensor = 0, first: Tensor | None = None

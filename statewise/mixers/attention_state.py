@@ -6,10 +6,16 @@ twice. ``filled`` travels beside the buffer as its water mark and is shared as t
 of a state finds ``filled == end``, claims the slots after it and raises the mark; a second continuation of the same
 state finds the mark above its own end and copies. Whatever is done to all leaves of a state alike (clone, deepcopy,
 save and load, move, select rows, concatenate) keeps buffer and mark together.
+
+A claim reads the mark and raises it under a lock, in every row, before anything is written: of the threads that
+continue one state, one has the slots. A mark above the end of every other state keeps all slots that follow for whoever
+raised it, until :func:`release` lowers it to the end of what was written.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,7 +35,8 @@ class AttentionState(NamedTuple):
     position:     (batch,) int64, tokens since the row's document began
     filled:       (batch,) int64, slots of the buffer in use by any state that shares it
 
-    A later call may raise ``filled`` and write into slots from ``end`` on; nothing else is ever written to.
+    A later call may set ``filled``, to no less than ``end``, and write into slots from ``end`` on; nothing else is ever
+    written to.
     """
 
     keys: Tensor
@@ -90,24 +97,24 @@ def append(
 ) -> tuple[Context, AttentionState]:
     """Append in place of the spare slots, no gradients recorded. Rows take the first ``lengths`` of the new tokens.
 
+    With ``lengths`` the slots of the padding stay claimed while the context is looked at; then :func:`release` them.
+
     Cost: one wait for the device to read the rows' slots; O(length) per call, amortised, and O(length + window)
     memory with a window. ``position`` is advanced by the tokens taken.
     """
     length = keys.shape[1]
-    state = with_room(state, length, window)
-    starts, ends, _ = _slots(state)
+    state, starts, ends = claim(state, length, window)
     last = max(ends)
     even = min(ends) == last
     if even:
         state.keys[:, last : last + length] = keys
         state.values[:, last : last + length] = values
-    else:  # a row of fewer than `length` tokens leaves its padding in slots that stay free
+    else:  # a row of fewer than `length` tokens leaves its padding in slots that will be free
         rows = torch.arange(len(ends), device=keys.device)[:, None]
         slots = state.end[:, None] + torch.arange(length, device=keys.device)
         state.keys[rows, slots] = keys
         state.values[rows, slots] = values
     end = state.end + (length if lengths is None else lengths)
-    state.filled.copy_(end)
     lows = starts if window is None else [max(s, e - window + 1) for s, e in zip(starts, ends)]
     low = min(lows)
     seen = slice(low, last + length)
@@ -122,11 +129,31 @@ def append(
 
 
 def with_room(state: AttentionState, length: int, window: int | None = None) -> AttentionState:
-    """The state itself if ``length`` more tokens may be written after its end, or a copy with room for them."""
+    """The state itself if ``length`` more tokens may be written after its end, or a copy with room for them.
+
+    Nothing is claimed: the room is for the first to continue the state.
+    """
     _, ends, filled = _slots(state)
-    if filled == ends and max(ends, default=0) + length <= state.keys.shape[1] and _may_write(state):
-        return state
-    return copy_with_room(state, length, window)
+    return state if _has_room(state, length, ends, filled) else copy_with_room(state, length, window)
+
+
+def claim(state: AttentionState, length: int, window: int | None = None) -> tuple[AttentionState, list[int], list[int]]:
+    """The state itself or a copy, the ``length`` slots after its end the caller's alone; also its starts and ends."""
+    with _lock(state.filled):
+        starts, ends, filled = _slots(state)
+        if _has_room(state, length, ends, filled):
+            state.filled.add_(length)
+            return state, starts, ends
+    state = copy_with_room(state, length, window)
+    starts, ends, _ = _slots(state)
+    state.filled.add_(length)  # without the lock: nobody else has it
+    return state, starts, ends
+
+
+def release(state: AttentionState) -> None:
+    """Gives back what was claimed after the state's end, from which it can then be continued."""
+    with _lock(state.filled):
+        state.filled.copy_(state.end)
 
 
 def copy_with_room(state: AttentionState, length: int, window: int | None = None) -> AttentionState:
@@ -200,14 +227,38 @@ def _slots(state: AttentionState) -> tuple[list[int], list[int], list[int]]:
     return starts, ends, filled
 
 
+_LOCKS = [threading.Lock() for _ in range(64)]  # many, since on a GPU a claim waits for the device
+
+
+def _lock(filled: Tensor) -> threading.Lock:
+    """The lock of a mark: the same for all views of its memory."""
+    return _LOCKS[(filled.untyped_storage().data_ptr() >> 6) % len(_LOCKS)]
+
+
+def _renew_locks() -> None:
+    """In a forked process the threads that held locks are not there."""
+    _LOCKS[:] = [threading.Lock() for _ in _LOCKS]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
+def _has_room(state: AttentionState, length: int, ends: list[int], filled: list[int]) -> bool:
+    """Whether ``length`` more tokens may be written after the state's end."""
+    return filled == ends and max(ends, default=0) + length <= state.keys.shape[1] and _may_write(state)
+
+
 def _may_write(state: AttentionState) -> bool:
-    """Whether writing into spare slots can reach nothing but those slots."""
+    """Whether writing into spare slots, and setting the mark, can reach nothing but those slots and the mark."""
     keys, values, filled = state.keys, state.values, state.filled
     if keys.requires_grad or values.requires_grad:  # somebody's leaves, or part of a graph
         return False
     if filled.is_inference() and not torch.is_inference_mode_enabled():  # torch forbids it
         return False
     if len(filled) > 1 and filled.stride(0) == 0:
+        return False
+    if any(filled.data_ptr() == count.data_ptr() for count in (state.start, state.end, state.position)):
         return False
     for buffer in (keys, values):
         _, capacity, n_kv_heads, d_head = buffer.shape

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
 
+_lock = threading.Lock()
+_inside: dict[int, tuple[int, list[nn.Module]]] = {}  # by id of the model: how many are inside, whose flags come back
+
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """No dropout inside; afterwards every module has its own training flag back, also where they differed.
+
+    Several threads may be inside with one model. The last one to leave gives the flags back.
 
     >>> model = nn.Dropout(0.5)
     >>> with evaluation_mode(model):
@@ -19,11 +25,19 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     >>> model.training
     True
     """
-    training = [module for module in model.modules() if module.training] if model.training else []
-    for module in training:
-        vars(module)["training"] = False  # nn.Module's __setattr__ would cost a tenth of a small model's step
+    with _lock:
+        n_inside, training = _inside.get(id(model), (0, []))
+        new = [module for module in model.modules() if module.training] if model.training else []
+        for module in new:
+            vars(module)["training"] = False  # nn.Module's __setattr__ would cost a tenth of a small model's step
+        _inside[id(model)] = n_inside + 1, training + new
     try:
         yield
     finally:
-        for module in training:
-            vars(module)["training"] = True
+        with _lock:
+            n_inside, training = _inside.pop(id(model))
+            if n_inside > 1:
+                _inside[id(model)] = n_inside - 1, training
+            else:
+                for module in training:
+                    vars(module)["training"] = True

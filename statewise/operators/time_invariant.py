@@ -233,11 +233,13 @@ class TimeInvariant(Operator):
         if kept is None:
             return compute()
         if key not in kept:
+            with torch.inference_mode(False), torch.no_grad():  # a tensor of inference mode could serve nothing else
+                value = compute()
+            kept = dict(vars(self)["_kept"])  # a dictionary that is there is never changed: other threads may read it
             if key[0] == "impulse_response":  # one for each length would grow without end
                 kept = {k: v for k, v in kept.items() if k[0] != "impulse_response"}
-                object.__setattr__(self, "_kept", kept)
-            with torch.inference_mode(False), torch.no_grad():  # a tensor of inference mode could serve nothing else
-                kept[key] = compute()
+            kept[key] = value
+            object.__setattr__(self, "_kept", kept)
         return kept[key]
 
     def _check_input(self, u: Tensor, width: int, **coefficients: Tensor) -> None:
