@@ -26,7 +26,7 @@ from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.train import RunConfig, TrainConfig, memory_check, memory_estimate, train
 from statewise.train.config import ParallelConfig
-from statewise.train.memory_available import available_memory
+from statewise.memory import available_memory
 from statewise.train.memory_check import require_memory
 from statewise.train.memory_estimate import estimate_memory
 from statewise.train.rehearsal import rehearsing

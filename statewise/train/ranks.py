@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from statewise import checkpoints
+from statewise.checkpoints.empty import build_unchecked
 from statewise.errors import ConfigError
 from statewise.models.base import Model
 from statewise.train.config import ParallelConfig, RunConfig
@@ -106,7 +107,7 @@ class Ranks:
 
         Where ranks divide a model each has its part: one alone draws the whole, and none reads that of a checkpoint.
         """
-        model = state.run.config.model.build()
+        model = build_unchecked(state.run.config.model)
         if checkpoint is not None:
             checkpoints.load_into(model, checkpoint)
         return model.to(state.device)
