@@ -8,7 +8,10 @@ from pathlib import Path
 
 import torch
 
+from statewise.errors import ConfigError
+
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+SMALL = 1 << 26
 
 
 def available_memory(device: torch.device, *, proc: Path = PROC, groups: Path = GROUPS) -> int | None:
@@ -80,3 +83,12 @@ def size(n_bytes: int) -> str:
         if n_bytes >= factor:
             return f"{n_bytes / factor:.3g} {unit}" if n_bytes < 1000 * factor else f"{n_bytes / factor:,.0f} {unit}"
     return f"{n_bytes:,} bytes"
+
+
+def require_free(n_bytes: int, what: str) -> None:
+    """Errors: ConfigError, before anything is allocated, if ``what`` needs more bytes than are free here."""
+    if n_bytes < SMALL:  # without asking the system, which takes time
+        return
+    free = available_memory(torch.device("cpu"))
+    if free is not None and n_bytes > free:
+        raise ConfigError(f"{what} needs {size(n_bytes)} of memory, and {size(free)} are free; use a smaller number")

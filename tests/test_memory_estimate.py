@@ -22,11 +22,11 @@ from statewise.checkpoints.empty import TooLargeError, build_empty
 from statewise.cli import app
 from statewise.data.synthetic_languages import SyntheticLanguageConfig
 from statewise.errors import ConfigError
+from statewise.memory import available_memory
 from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.train import RunConfig, TrainConfig, memory_check, memory_estimate, train
 from statewise.train.config import ParallelConfig
-from statewise.memory import available_memory
 from statewise.train.memory_check import require_memory
 from statewise.train.memory_estimate import estimate_memory
 from statewise.train.rehearsal import rehearsing

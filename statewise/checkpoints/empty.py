@@ -17,7 +17,7 @@ from statewise.checkpoints.tensor_files import require_held, stored_tensors
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics, nothing_drawn
 from statewise.models.base import Model, ModelConfig
-from statewise.models.shapes import TooLargeError, Undrawn, build_shapes, unchecked
+from statewise.models.shapes import LARGEST, TooLargeError, Undrawn, build_shapes, require_shapes, unchecked
 
 
 @contextlib.contextmanager
@@ -37,17 +37,16 @@ def no_model() -> Iterator[None]:
         raise ConfigError(f"its sizes make no model: {reason}") from error
 
 
-def build_empty(config: ModelConfig, room: int | None = None) -> Model:
+def build_empty(config: ModelConfig, room: int = LARGEST) -> Model:
     """The model with parameters of their shapes and of no particular numbers; they take no memory until they are
     written, which :func:`fill` never does. PyTorch's generators are left alone.
 
-    room:    bytes that its tensors may have, found before there are any; None: any number
+    room:    bytes that its tensors may have, found before there are any
     Errors:  ConfigError as ``config.build()``, and for sizes that no tensor can have; TooLargeError for those that
              none can have here, or that are beyond ``room``.
     """
     with no_model(), unchecked(), nothing_drawn():
-        if room is not None:
-            build_shapes(config, room)
+        require_shapes(config, room)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), Undrawn():
             return config.build()
 

@@ -15,14 +15,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from statewise.errors import ConfigError, StatewiseError
-from statewise.memory import available_memory, size
+from statewise.memory import SMALL, available_memory, size
 from statewise.mixers.base import nothing_drawn
 
 if TYPE_CHECKING:
     from statewise.models.base import Model, ModelConfig
 
 ModelT = TypeVar("ModelT", bound="Model")
-SMALL = 1 << 26  # bytes of a model that are there without asking the system, which takes time
 LARGEST = 1 << 62  # bytes: beyond them sizes are no 64-bit numbers any more
 # What PyTorch says where it has no memory for a tensor, or no 64-bit number for its size
 NO_MEMORY = re.compile(
@@ -95,13 +94,20 @@ def build_shapes(config: ModelConfig, room: int = LARGEST) -> Model:
         return config.build()
 
 
-def require_room(config: ModelConfig, device: torch.device) -> None:
-    """Errors: TooLargeError, with the bytes needed and free; ConfigError as ``config.build()``."""
+def require_shapes(config: ModelConfig, room: int = LARGEST) -> Model | None:
+    """:func:`build_shapes`, or None for a model of somebody's own that has no shapes without numbers."""
     try:
-        model = build_shapes(config)
+        return build_shapes(config, room)
     except StatewiseError:
         raise
-    except Exception:  # a model of somebody's own that has no shapes without numbers
+    except Exception:  # building it tells what it was
+        return None
+
+
+def require_room(config: ModelConfig, device: torch.device) -> None:
+    """Errors: TooLargeError, with the bytes needed and free; ConfigError as ``config.build()``."""
+    model = require_shapes(config)
+    if model is None:
         return
     n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     free = available_memory(device) if n_bytes > SMALL else None

@@ -145,9 +145,9 @@ def open_run(folder: Path | str, config: RunConfig | None, *, resume: bool) -> I
     """Owns a run folder within a ``with``: creates it, or with ``resume`` opens it and holds ``config`` against it.
 
     Without a config a resumed run takes its own. What its last checkpoint was trained with decides what may differ: a
-    run.json that was edited is held against it like any other config. A folder in which a run was killed before it wrote its run.json
-    can be begun again, with or without ``resume``. A run that has no checkpoint yet has nothing that a configuration
-    could contradict: resumed with another one it begins anew.
+    run.json that was edited is held against it like any other config. A folder in which a run was killed before it
+    wrote its run.json can be begun again, with or without ``resume``. A run that has no checkpoint yet has nothing
+    that a configuration could contradict: resumed with another one it begins anew.
 
     Errors: CheckpointError for a folder that is no run's and not empty, that holds a run already (without
             ``resume``), that holds none (with it), that another process is training in, or that cannot be
@@ -231,8 +231,8 @@ def _changes(checkpoint: Path, before: RunConfig, now: RunConfig, path: Path) ->
     was, now_is = _shown(old.get(first)), _shown(new.get(first))
     if old.get(first) != file.get(first) == new.get(first):
         raise ConfigError(
-            f"{path / RUN_FILE} was edited: {names} ({first} is {now_is} there, and {was} in what {checkpoint.name} was "
-            "trained with); put it back, or begin a new run with it (--config) in another folder (--out)"
+            f"{path / RUN_FILE} was edited: {names} ({first} is {now_is} there, and {was} in what "
+            f"{checkpoint.name} was trained with); put it back, or begin a new run with it (--config) elsewhere (--out)"
         )
     raise ConfigError(
         f"the run at {path} was begun with another {names} "
