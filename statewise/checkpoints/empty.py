@@ -57,6 +57,7 @@ def build_unchecked(config: ModelConfig) -> Model:
     Errors:  as :func:`build_empty`.
     """
     with no_model(), unchecked():
+        require_shapes(config)
         return config.build()
 
 

@@ -30,7 +30,7 @@ class Report:
 
 
 def run_target(
-    name: str, seed: int, seconds: float, *, most: int = 60, tell: Callable[[str], None] = lambda text: None
+    name: str, seed: int, seconds: float, *, most: int = 20, tell: Callable[[str], None] = lambda text: None
 ) -> Report:
     """Cases for so many seconds, or until there are ``most`` findings. Each begins after the one before has ended."""
     report, end = Report(name), time.monotonic() + seconds
