@@ -243,6 +243,15 @@ def test_fields_that_cannot_be(folder: Path, fields: dict[str, Any], expected: s
     assert expected in forged(folder, **fields)
 
 
+@pytest.mark.parametrize("size", [10**6, 10**9, 10**12, 2**63])
+def test_sizes_beyond_the_tensors_are_refused_before_there_is_memory_for_them(folder: Path, size: int) -> None:
+    """The checksum is right, since anybody can compute one."""
+    model = json.loads((folder / "config.json").read_text())["model"]
+    said = forged(folder, model={**model, "d_model": size})
+    assert "its sizes make a model of" in said
+    assert "model.safetensors beside it has" in said
+
+
 def test_a_missing_field(folder: Path) -> None:
     rewrite_config(folder, lambda data: data.pop("dtype"))
     assert "the field 'dtype' is missing" in refusal(sw.load, folder)
@@ -376,6 +385,8 @@ def test_a_name_of_the_hub_without_its_prefix(tmp_path: Path, monkeypatch: pytes
 def test_sources_that_are_no_path(source: Any) -> None:
     with pytest.raises(InputError, match=r"a model's source is a path or hub:owner/name; got a (int|NoneType|bytes)"):
         sw.load(source)
+    with pytest.raises(InputError, match="null byte"):
+        sw.load("a\0b")
 
 
 def test_folders_of_another_kind(tmp_path: Path) -> None:

@@ -513,6 +513,56 @@ class TestBadInput:
         assert named in refused(*TRAIN, "--set", assignment, "--out", "refused")
         assert not list(Path("refused").glob("checkpoints/*"))
 
+    @pytest.mark.parametrize("n", [10**12, 2**63, 10**30])
+    @pytest.mark.parametrize(
+        ("preset", "field"),
+        [
+            ("delay", "data.n_train"),
+            ("delay", "data.length"),
+            ("copying", "data.n_validation"),
+            ("induction-head", "data.n_train"),
+            ("mqar", "data.n_validation"),
+        ],
+    )
+    def test_rows_and_steps_that_no_memory_holds(
+        self, refused: Callable[..., str], preset: str, field: str, n: int
+    ) -> None:
+        said = refused("train", "--preset", preset, "--set", f"{field}={n}", "--steps", "1", "--out", "refused")
+        assert field.split(".")[1] in said or "n_validation" in said
+
+    def test_numbers_that_are_no_sizes(self, run: Run) -> None:
+        """Windows and seasons may be any number: beyond what there is, one is as good as all."""
+        train = ("train", "--preset", "tiny", "--length", "16", "--data", "text", "--steps", "1")
+        train = (*train, "--set", "train.evaluate_items=40")
+        for n in (10**18, 10**30):
+            assert run(*train, "--set", f"model.layers.1.window={n}", "--out", f"window-{n}").code == 0
+        one, other = (
+            run("train", "--preset", "sunspots", "--set", f"data.season={n}", "--steps", "1", "--out", f"season-{n}")
+            for n in (10**4, 2**64)
+        )
+        assert (one.code, other.code) == (0, 0)
+
+    def test_a_message_is_no_longer_than_a_screen(self, refused: Callable[..., str]) -> None:
+        for words in (("x" * 5000,), ("generate", "run", "--device", "y" * 5000), ("info", "z" * 200 + "/" * 5000)):
+            assert len(refused(*words)) < 620
+        said = refused("generate", "run", "--device", "y" * 5000)
+        assert said.startswith("statewise: error: --device 'yyy")
+        assert "auto, cpu, cuda" in said
+
+    def test_too_many_threads(self, refused: Callable[..., str]) -> None:
+        for n in (10**6, 2**40, 10**30):
+            assert f"--threads {n} is out of range" in refused("profile", "run", "--threads", n, "--step", "decoding")
+
+    def test_no_memory_is_one_line(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object, **__: object) -> None:
+            np.empty(2**57)
+
+        monkeypatch.setattr("statewise.info.environment", fail)
+        result = run("info")
+        assert result.code == 1
+        assert result.err.startswith("statewise: error: there is not enough memory: Unable to allocate")
+        assert result.err.count("\n") == 1
+
     @pytest.mark.parametrize(
         ("text", "named"),
         [

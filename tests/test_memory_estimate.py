@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,16 +18,17 @@ from training import small_run
 from typer.testing import CliRunner
 
 import statewise as sw
-from statewise import kernels
+from statewise import cli, kernels
 from statewise.checkpoints.empty import TooLargeError, build_empty
 from statewise.cli import app
 from statewise.data.synthetic_languages import SyntheticLanguageConfig
 from statewise.errors import ConfigError
+from statewise.memory import available_memory
+from statewise.models import shapes
 from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.train import RunConfig, TrainConfig, memory_check, memory_estimate, train
 from statewise.train.config import ParallelConfig
-from statewise.train.memory_available import available_memory
 from statewise.train.memory_check import require_memory
 from statewise.train.memory_estimate import estimate_memory
 from statewise.train.rehearsal import rehearsing
@@ -234,6 +236,73 @@ def test_what_the_parameters_alone_refuse_is_not_followed(tmp_path: Path, monkey
     found = estimate_memory(config, task)
     monkeypatch.setattr(memory_estimate, "build_empty", _no_room)
     assert estimate_memory(config, task) == found
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"d_model": 10**12}, r"a model of 5e\+11 TB or more \(with a tensor of 62,500,000,032 x 2,000,000,000,000\)"),
+        (
+            {"vocab_size": 2**50},
+            r"needs 576,461 TB of memory for its parameters, and 1 GB are free on cpu",
+        ),
+        ({"vocab_size": 10**400}, r"with a tensor of more than 1e300 x 128"),
+        ({"d_model": 2**63}, "or more"),
+        ({"layers": (sw.S4Config(),), "d_model": 10**6}, r"needs 8 TB of memory"),
+        ({"layers": (sw.S4DConfig(d_state=10**7, n_systems=1),)}, r"needs 5\.2 GB of memory"),
+        ({"layers": (sw.LSSLConfig(d_state=10**7),)}, "or more|needs"),
+        ({"layers": (sw.AttentionConfig(n_heads=2**40),)}, r"AttentionConfig\.n_heads=1099511627776"),
+        ({"layers": (BlockConfig(mixer=sw.MambaConfig(), mlp=MLPConfig(expand=1e30)),)}, "or more"),
+    ],
+)
+def test_a_model_too_large_is_refused_by_number_before_it_is_built(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr(shapes, "available_memory", lambda device: 10**9)
+    settings: dict[str, Any] = {"vocab_size": 257, "d_model": 128, "layers": (sw.MambaConfig(),), **fields}
+    with pytest.raises(ConfigError, match=said) as caught:
+        sw.LanguageModelConfig(**settings).build()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_asking_for_room_changes_nothing_of_a_model(tmp_path: Path) -> None:
+    config = run_of(tmp_path, sw.S4DConfig(B="normal"), 1).model
+    torch.manual_seed(5)
+    model, drawn = config.build(), torch.rand(1)
+    torch.manual_seed(5)
+    with shapes.unchecked():
+        again = config.build()
+    assert torch.equal(torch.rand(1), drawn)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+    with torch.device("meta"):  # where nothing has memory, anything may be built
+        huge = replace(config, vocab_size=2**40).build()
+    of_shapes = shapes.build_shapes(replace(config, vocab_size=2**40))
+    assert {n: t.shape for n, t in huge.state_dict().items()} == {n: t.shape for n, t in of_shapes.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "how", [["--out", "run"], ["--estimate"], ["--out", "run", "--set", "train.check_memory=false"]]
+)
+@pytest.mark.parametrize("field", ["model.d_model=1000000000000", "model.vocab_size=9223372036854775807"])
+def test_the_command_line_refuses_it_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], field: str, how: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = small_run(tmp_path)
+    assert cli.run(["train", "--preset", "demo", "--data", str(config.data.source), "--set", field, *how]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("statewise: error: ")
+    assert said.count("\n") == 1
+    assert re.search(r"\d [TG]B", said)
+
+
+def test_what_ulimit_leaves(tmp_path: Path) -> None:
+    limits = "Limit            Soft Limit    Hard Limit   Units\nMax address space         {}   unlimited     bytes\n"
+    status = "Name:\tpython\nVmSize:\t  2000 kB\n"
+    files = {"proc/meminfo": MEMINFO, "proc/self/status": status}
+    assert system(tmp_path, {**files, "proc/self/limits": limits.format("unlimited")}) == 50_000_000 * 1024
+    assert system(tmp_path, {**files, "proc/self/limits": limits.format(3_000_000)}) == 3_000_000 - 2_048_000
 
 
 def _no_room(config: Any) -> Any:

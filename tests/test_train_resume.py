@@ -18,6 +18,7 @@ from torch import Tensor
 from training import Recorder, curve, small_model, small_run
 
 from statewise import checkpoints
+from statewise.checkpoints.manifest import TRAINER_DATA, encode_json, read_manifest, record_file
 from statewise.errors import CheckpointError, ConfigError, DataError
 from statewise.mixers.attention import AttentionConfig
 from statewise.models.block import BlockConfig
@@ -311,11 +312,76 @@ def test_a_text_that_has_changed_is_noticed(tmp_path: Path) -> None:
         train(config, run, resume=True)
 
 
+def edit(run: Path, part: str, **fields: Any) -> None:
+    """Changes fields of a run.json, as somebody does in an editor."""
+    data = json.loads((run / "run.json").read_text())
+    data[part].update(fields)
+    (run / "run.json").write_text(json.dumps(data))
+
+
+def forget(run: Path) -> None:
+    """Makes the checkpoints of a run like those that did not say what they were trained with."""
+    for folder in (checkpoint.path for checkpoint in checkpoints.list_checkpoints(run)):
+        manifest, path = read_manifest(folder), folder / TRAINER_DATA
+        data = json.loads(path.read_text())
+        del data["run"]
+        path.write_bytes(encode_json(data))
+        manifest = replace(manifest, files={**manifest.files, TRAINER_DATA: record_file(path)})
+        (folder / "config.json").write_bytes(manifest.encode())
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "was"),
+    [("train", "lr", 0.5, 0.001), ("train", "batch_size", 3, 2), ("train", "seed", 7, 0)]
+    + [("model", "norm_eps", 0.1, 1e-05), ("data", "validation_fraction", 0.2, 0.05)],
+)
+def test_an_edited_run_json_is_refused_by_field(tmp_path: Path, part: str, field: str, value: Any, was: Any) -> None:
+    config, run = begun(tmp_path)
+    edit(run, part, **{field: value})
+    before = contents(run)
+    with pytest.raises(ConfigError, match=rf"run\.json was edited: {part}\.{field} ") as caught:
+        train(None, run, resume=True)
+    assert f"is {value!r} there, and {was!r} in what step-00000002 was trained with" in str(caught.value)
+    assert "put it back" in str(caught.value)
+    assert contents(run) == before
+    assert train(config, run, resume=True).step == 2  # given as it was, the file is put back
+    assert read_run(run) == config
+
+
+def test_what_may_change_may_change_in_run_json_and_is_told(tmp_path: Path) -> None:
+    config, run = begun(tmp_path)
+    edit(run, "train", steps=4, log_every=2)
+    reporter = Recorder()
+    assert train(None, run, resume=True, reporter=reporter).step == 4
+    assert reporter.events[0]["kind"] == "changed"
+    assert reporter.events[0]["fields"] == {"train.log_every": [1, 2], "train.steps": [2, 4]}
+    assert reporter.events[0]["message"].endswith("train.log_every is now 2 (was 1), train.steps is now 4 (was 2)")
+    for steps, told in ((4, []), (5, ["changed"])):  # as given by --set, which is told alike; and once
+        reporter = Recorder()
+        again = replace(config, train=replace(config.train, steps=steps, log_every=2))
+        train(again, run, resume=True, reporter=reporter)
+        assert [event["kind"] for event in reporter.events if event["kind"] == "changed"] == told
+
+
+def test_checkpoints_that_do_not_say_what_they_were_trained_with_go_on(tmp_path: Path) -> None:
+    config, run = begun(tmp_path)
+    forget(run)
+    with pytest.raises(ConfigError, match=r"begun with another train\.lr"):
+        train(replace(config, train=replace(config.train, lr=0.5)), run, resume=True)
+    edit(run, "train", steps=3)
+    assert train(None, run, resume=True).step == 3
+    edit(run, "train", lr=0.5)  # the new checkpoint says it
+    with pytest.raises(ConfigError, match=r"train\.lr is 0\.5 there, and 0\.001"):
+        train(None, run, resume=True)
+
+
 def test_a_checkpoint_of_another_architecture_is_noticed(tmp_path: Path) -> None:
     _, run = begun(tmp_path)
     data = json.loads((run / "run.json").read_text())
-    data["model"]["layers"] = data["model"]["layers"][:1]
-    (run / "run.json").write_text(json.dumps(data))
+    edit(run, "model", layers=data["model"]["layers"][:1])
+    with pytest.raises(ConfigError, match=r"run\.json was edited: model\.layers\.1"):
+        train(None, run, resume=True)
+    forget(run)
     with pytest.raises(CheckpointError, match="another architecture"):
         train(None, run, resume=True)
 

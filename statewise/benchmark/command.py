@@ -20,6 +20,7 @@ from statewise.benchmark.workloads.models import PRESET_NAMES, VOCABULARY
 from statewise.errors import ConfigError
 from statewise.models.language_model import LanguageModel
 from statewise.models.presets import PRESETS
+from statewise.train.environment import require_threads
 
 
 def run_bars_here(*, quick: bool, seconds: float, threads: int | None) -> list[dict[str, Any]]:
@@ -77,6 +78,7 @@ def _require_seconds(seconds: float) -> None:
 
 
 def _set_threads(threads: int | None) -> None:
+    require_threads("--threads ", threads)
     if threads is not None:
         torch.set_num_threads(threads)
 

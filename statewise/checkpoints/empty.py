@@ -5,56 +5,30 @@ So a model is in memory once while it is loaded, however large it is: nothing is
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from statewise.checkpoints.tensor_files import require_held, stored_tensors
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics
+from statewise.mixers.base import Dynamics, nothing_drawn
 from statewise.models.base import Model, ModelConfig
+from statewise.models.shapes import LARGEST, TooLargeError, Undrawn, build_shapes, require_shapes, unchecked
 
 
-class TooLargeError(ConfigError):
-    """A tensor of the model is larger than any that this machine lets anybody have."""
-
-
-class _NothingDrawn(TorchFunctionMode):
-    """Parameters are not written: memory that nobody has touched is not there yet, and their numbers come from a file.
-
-    The meta device would do as well, but PyTorch imports its compiler for it, a second's work.
-    """
-
-    WRITES = frozenset(
-        ("normal_", "uniform_", "kaiming_uniform_", "zeros_", "ones_", "zero_", "fill_", "copy_", "mul_")
-    )
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        target = args[0] if args else kwargs.get("tensor")
-        if isinstance(target, nn.Parameter) and getattr(func, "__name__", "") in self.WRITES:
-            return target
-        return func(*args, **kwargs)
-
-
-def build_empty(config: ModelConfig) -> Model:
-    """The model with parameters of their shapes and of no particular numbers; they take no memory until they are
-    written, which :func:`fill` never does. PyTorch's generators are left alone.
-
-    Errors:  ConfigError as ``config.build()``, and for sizes that no tensor can have; TooLargeError for those that
-             none can have here.
-    """
+@contextlib.contextmanager
+def no_model() -> Iterator[None]:
+    """What PyTorch says within it of sizes that no tensor can have becomes one line."""
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), _NothingDrawn():
-            return config.build()
-    except (RuntimeError, TypeError, OverflowError) as error:  # of PyTorch, for products and numbers beyond 64 bits
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        yield
+    except TooLargeError:
+        raise
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # for products and numbers beyond 64 bits
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         if refused := re.search(r"tried to allocate (\d+) bytes", reason):
             raise TooLargeError(
                 f"its sizes make no model: it has a tensor of {int(refused[1]) / 1e9:,.3g} GB, which this machine has "
@@ -63,9 +37,38 @@ def build_empty(config: ModelConfig) -> Model:
         raise ConfigError(f"its sizes make no model: {reason}") from error
 
 
+def build_empty(config: ModelConfig, room: int = LARGEST) -> Model:
+    """The model with parameters of their shapes and of no particular numbers; they take no memory until they are
+    written, which :func:`fill` never does. PyTorch's generators are left alone.
+
+    room:    bytes that its tensors may have, found before there are any
+    Errors:  ConfigError as ``config.build()``, and for sizes that no tensor can have; TooLargeError for those that
+             none can have here, or that are beyond ``room``.
+    """
+    with no_model(), unchecked(), nothing_drawn():
+        require_shapes(config, room)
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), Undrawn():
+            return config.build()
+
+
+def build_unchecked(config: ModelConfig) -> Model:
+    """``config.build()`` without asking first whether there is room: a run has been asked, or told not to ask.
+
+    Errors:  as :func:`build_empty`.
+    """
+    with no_model(), unchecked():
+        require_shapes(config)
+        return config.build()
+
+
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor that a checkpoint of this model holds, by name; tied ones once, as in a file."""
-    return {name: tuple(tensor.shape) for name, tensor in stored_tensors(build_empty(config)).items()}
+    return {name: tuple(tensor.shape) for name, tensor in stored_tensors(_shapes(config)).items()}
+
+
+def _shapes(config: ModelConfig) -> Model:
+    with no_model():
+        return build_shapes(config)
 
 
 def fill(model: Model, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> None:

@@ -50,9 +50,14 @@ from statewise.checkpoints.tensor_files import (
 )
 from statewise.configuration import parse_json
 from statewise.errors import CheckpointError, ConfigError, InputError
+from statewise.memory import size
 from statewise.models.base import Model, ModelConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.registry import model_to_dict
+from statewise.models.shapes import TooLargeError
+
+# Bytes of a model for each byte of its file: numbers of 64 bits here may be of 16 there
+ROOM = 4
 
 Trainer = tuple[Mapping[str, Tensor], Mapping[str, Any]]
 
@@ -163,7 +168,10 @@ def load(
         file = verify_file(path, MODEL_FILE, manifest.files[MODEL_FILE])
         if empty is None or empty[0] != manifest.model:
             try:
-                empty = manifest.model, build_empty(manifest.model)
+                empty = manifest.model, build_empty(manifest.model, ROOM * manifest.files[MODEL_FILE].n_bytes)
+            except TooLargeError as error:
+                there = size(manifest.files[MODEL_FILE].n_bytes)
+                raise CheckpointError(f"{path / CONFIG_FILE}: {error}; {MODEL_FILE} beside it has {there}") from error
             except ConfigError as error:
                 raise CheckpointError(f"{path / CONFIG_FILE}: {error}") from error
         expected = {

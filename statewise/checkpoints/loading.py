@@ -56,6 +56,8 @@ def locate_source(source: str | os.PathLike[str], revision: str | None = None) -
     if not isinstance(source, (str, os.PathLike)):
         raise InputError(f"a model's source is a path or hub:owner/name; got a {type(source).__name__}")
     name = os.fsdecode(source)
+    if "\0" in name:
+        raise InputError(f"a model's source has a null byte in it: {name[:80]!r}; no path has one")
     if name.startswith("hub:"):
         from statewise.checkpoints.convert.hub import fetch
 

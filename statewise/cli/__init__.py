@@ -24,6 +24,8 @@ from statewise.cli.commands.reproduce import reproduce
 from statewise.cli.commands.train import train
 from statewise.errors import StatewiseError
 
+LONGEST = 580  # characters of a message: a screen of a terminal, not the file that somebody gave as an option
+
 app = typer.Typer(
     name="statewise",
     help="State-space sequence models: train, evaluate, generate, understand.",
@@ -74,6 +76,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         name = f"{error.filename}: " if error.filename else ""
         return _fail(error, f"{name}{error.strerror or error}", 1)
     except Exception as error:
+        if isinstance(error, MemoryError) or "tried to allocate" in str(error):  # numpy's and PyTorch's
+            return _fail(error, f"there is not enough memory: {error or 'use smaller sizes'}", 1)
         # Errors of usage: their class is typer's or click's own, depending on the version
         message = getattr(error, "format_message", None)
         if message is None:
@@ -84,7 +88,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _fail(error: Exception, message: str, code: int) -> int:
     if os.environ.get("STATEWISE_DEBUG") == "1":
         traceback.print_exception(error)
-    print(f"statewise: error: {' '.join(message.split())}", file=sys.stderr)
+    message = " ".join(message.split())
+    if len(message) > LONGEST:  # it quotes what was given: what is wrong is told first, and what to do last
+        message = f"{message[: LONGEST - 205]} ... {message[-200:]}"
+    print(f"statewise: error: {message}", file=sys.stderr)
     return code
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from statewise.data.base import DataConfig
 from statewise.data.splits import SPLITS
 from statewise.errors import ConfigError, DataError
+from statewise.memory import require_free
 
 TASKS = ("delay", "copying", "adding", "reconstruction")
 IGNORED = -100  # the class of a step whose prediction does not count
@@ -111,11 +112,16 @@ class MemoryDataConfig(DataConfig):
         return self
 
 
+ROW_BYTES, STEP_BYTES = 32, 64  # of a row: its length and its place in an order; of a step: numbers and their sums
+
+
 class MemorySplit:
     """Rows of a task, drawn when they are read."""
 
     def __init__(self, name: str, config: MemoryDataConfig, n_rows: int) -> None:
         self.name, self.config = name, config
+        require_free(ROW_BYTES * n_rows, f"data.n_{name}={n_rows}")
+        require_free(STEP_BYTES * config.length, f"a row of data.length={config.length}")
         self.lengths = np.full(n_rows, config.length, np.int64)
 
     def __len__(self) -> int:

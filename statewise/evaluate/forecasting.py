@@ -217,7 +217,7 @@ def seasonal_naive_with_drift(data: SeriesData, origin: Origin) -> np.ndarray:
     changes = recent[season:] - recent[:-season]
     seen = ~np.isnan(changes)
     drift = np.where(seen, changes, 0).sum(0) / np.maximum(seen.sum(0), 1)
-    ahead = 1 + np.arange(data.config.horizon) // season
+    ahead = 1 + np.arange(data.config.horizon) // min(season, data.config.horizon)  # any number
     return seasonal_naive(data, origin) + ahead[:, None] * drift
 
 
@@ -230,6 +230,8 @@ BASELINES: dict[str, Callable[[SeriesData, Origin], np.ndarray]] = {
 
 def _filled(past: np.ndarray, season: int) -> np.ndarray:
     """Its end, each missing value taken from a season before, and from the one before that, as far as there are any."""
+    if season >= len(past):  # nothing has a season before it
+        return past
     padding = -len(past) % season
     seasons = np.pad(past, ((padding, 0), (0, 0)), constant_values=np.nan).reshape(-1, season, past.shape[1])
     rows = np.where(np.isnan(seasons), 0, np.arange(len(seasons))[:, None, None])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -15,6 +18,31 @@ from torch import Tensor, nn
 from statewise.errors import ConfigError, InputError
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+_drawn: ContextVar[bool] = ContextVar("drawn", default=True)
+
+
+@contextmanager
+def nothing_drawn() -> Iterator[None]:
+    """Within it no ``Dynamics`` draws its parameters: they come from a file, or only their shapes are of use.
+
+    A HiPPO matrix and its eigenvalues would be computed for nothing, and of a size that a stranger has named.
+    """
+    token = _drawn.set(False)
+    try:
+        yield
+    finally:
+        _drawn.reset(token)
+
+
+def _unless_undrawn(reset: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(reset)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        if _drawn.get():
+            reset(*args, **kwargs)
+
+    return checked
 
 
 class Dynamics(nn.Module):
@@ -30,6 +58,11 @@ class Dynamics(nn.Module):
     """
 
     step_sizes: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "reset_parameters" in cls.__dict__:
+            cls.reset_parameters = _unless_undrawn(cls.reset_parameters)  # type: ignore[attr-defined]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What ``nn.Module`` calls for every conversion, to a device or a dtype."""

@@ -127,11 +127,14 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return y.reshape(batch, 1, n_heads, d_head)
 
 
+FARTHEST = 2**62  # steps; a window may be any number, a time is one of 64 bits
+
+
 def _lowest(first: Tensor | None, time: Tensor, window: int | None) -> Tensor | None:
     """The time of the first key that each query sees, (rows, length); None where only causality bounds it."""
     if window is None:
         return first
-    recent = (time - (window - 1))[None]
+    recent = (time - (min(window, FARTHEST) - 1))[None]
     return recent if first is None else torch.maximum(first, recent)
 
 

@@ -13,15 +13,25 @@ from torch import Tensor, nn
 from statewise.mixers.base import Freezable
 from statewise.models.block import Block
 from statewise.models.freezing import freeze
+from statewise.models.shapes import by_number
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(abc.ABC):
     """A frozen description of a model. Its class is named in ``registry.CONFIG_TYPES``, and by "type" in JSON."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "build" in cls.__dict__:
+            cls.build = by_number(cls.build)  # type: ignore[method-assign]
+
     @abc.abstractmethod
     def build(self) -> Model:
-        """The model, its parameters drawn from torch's global generator."""
+        """The model, its parameters drawn from torch's global generator.
+
+        Errors:  ConfigError for sizes that do not fit each other; TooLargeError, before anything is allocated, where
+                 there is less memory on the default device than its parameters need (see models/shapes.py).
+        """
 
     def in_full(self) -> ModelConfig:
         """The same model with nothing abbreviated, as a bare mixer is for a block: to be compared by field."""

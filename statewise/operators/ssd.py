@@ -121,7 +121,7 @@ class SSD(Operator):
 
     def chunked(self, u: Tensor, state: SSDState | None, masks: Masks = NO_MASKS) -> tuple[Tensor, SSDState]:
         """The attention form inside chunks of ``chunk_length``, the recurrence from chunk to chunk."""
-        return self._ssd(u, state, masks, self.chunk_length)
+        return self._ssd(u, state, masks, min(self.chunk_length, 2**62))  # any number: it is one of 64 bits below
 
     def _ssd(self, u: Tensor, state: SSDState | None, masks: Masks, chunk_length: int) -> tuple[Tensor, SSDState]:
         batch, length, heads = u.shape[:3]

@@ -12,7 +12,7 @@ import torch
 
 from statewise import __version__
 from statewise.errors import DataError
-from statewise.train.memory_available import available_memory
+from statewise.memory import available_memory
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:

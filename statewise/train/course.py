@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 from dataclasses import dataclass
@@ -214,6 +215,20 @@ def start_record(state: RunState) -> dict[str, Any]:
         f"{task.unit}_per_step": units_in(state, 1),
         "data": task.describe(),
         **{f"{split}_{task.unit}": size for split, size in task.sizes().items()},
+    }
+
+
+def changed_record(state: RunState) -> dict[str, Any] | None:
+    """What a resumed run sets anew, by field; None if nothing."""
+    changed = state.run.changed
+    if not changed:
+        return None
+    told = ", ".join(f"{name} is now {json.dumps(now)} (was {json.dumps(was)})" for name, (was, now) in changed.items())
+    return {
+        "kind": "changed",
+        "step": state.progress.step,
+        "fields": {name: list(values) for name, values in changed.items()},
+        "message": f"{state.run.path} goes on with other settings: {told}",
     }
 
 

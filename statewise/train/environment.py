@@ -30,6 +30,13 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def require_threads(name: str, threads: int | None) -> None:
+    """ConfigError for more threads than eight for each core: with very many, the process crashes."""
+    most = 8 * (os.cpu_count() or 128)
+    if threads is not None and threads > most:
+        raise ConfigError(f"{name}{threads} is out of range; expected at most {most}, eight for each core here")
+
+
 @contextmanager
 def process_settings(config: TrainConfig) -> Iterator[None]:
     """The number of threads and the precision of projections, put back as they were at the end.
@@ -37,13 +44,9 @@ def process_settings(config: TrainConfig) -> Iterator[None]:
     Within it Python's garbage collector leaves alone what was there before: hundreds of thousands of objects of
     imported modules, which it would otherwise walk through every few steps, a tenth of the time of a small model.
 
-    Errors: ConfigError for more threads than eight for each core: with very many, the process crashes.
+    Errors: ConfigError as :func:`require_threads`.
     """
-    most = 8 * (os.cpu_count() or 128)
-    if config.threads is not None and config.threads > most:
-        raise ConfigError(
-            f"TrainConfig.threads={config.threads} is out of range; expected at most {most}, eight for each core here"
-        )
+    require_threads("TrainConfig.threads=", config.threads)
     threads = torch.get_num_threads()
     freezes = gc.get_freeze_count() == 0
     try:

@@ -13,6 +13,7 @@ from statewise.train.config import RunConfig
 from statewise.train.course import (
     Course,
     TrainResult,
+    changed_record,
     diverged_record,
     end_record,
     fraction_done,
@@ -74,6 +75,9 @@ def train(
                 f"{run.metrics_path} had damaged lines: what can be read goes on, the rest is in {metrics.damaged}"
             )
             reporter.event({"kind": "warning", "step": state.progress.step, "message": message})
+        changed = changed_record(state)
+        if changed is not None:
+            reporter.event(changed)
         stop = stack.enter_context(StopSignals())  # not before: until here there is nothing to save
         try:
             return _loop(state, metrics, reporter, stop)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from statewise.errors import ConfigError
+from statewise.memory import size
 from statewise.models.base import Model
 from statewise.train.config import RunConfig
 from statewise.train.environment import choose_device
@@ -24,7 +25,6 @@ from statewise.train.memory_estimate import (
     n_numbers,
     rehearse,
     shapes_of,
-    size,
 )
 from statewise.train.tasks import Task
 

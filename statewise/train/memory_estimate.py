@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from statewise.checkpoints.empty import TooLargeError, build_empty
+from statewise.checkpoints.empty import build_empty, no_model
 from statewise.errors import ConfigError
+from statewise.memory import available_memory, size
 from statewise.models.base import Model, ModelConfig
+from statewise.models.shapes import TooLargeError, build_shapes
 from statewise.train.config import ParallelConfig, RunConfig
 from statewise.train.environment import autocast, choose_device
-from statewise.train.memory_available import available_memory
 from statewise.train.tasks import Table, Task, open_task
 
 MOMENTS = 2  # of AdamW, for each parameter
@@ -126,12 +127,15 @@ def estimate_memory(config: RunConfig, task: Task[Any, Any] | None = None, *, n_
 
 
 def shapes_of(config: ModelConfig) -> Model:
-    """The model, of which the shapes are of use and the numbers are not."""
+    """The model, of which the shapes are of use and the numbers are not.
+
+    Errors:  ConfigError for sizes that make no model.
+    """
     try:
         return build_empty(config)
     except TooLargeError:
-        with torch.device("meta"):
-            return config.build()
+        with no_model():
+            return build_shapes(config)
 
 
 class UnknownError(ConfigError):
@@ -222,11 +226,3 @@ def n_numbers(batch: Any) -> int:
 
 def n_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def size(n_bytes: int) -> str:
-    """Bytes for people: "1.5 GB"."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if n_bytes >= factor:
-            return f"{n_bytes / factor:.3g} {unit}" if n_bytes < 1000 * factor else f"{n_bytes / factor:,.0f} {unit}"
-    return f"{n_bytes:,} bytes"

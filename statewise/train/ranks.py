@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from statewise import checkpoints
+from statewise.checkpoints.empty import build_unchecked
 from statewise.errors import ConfigError
 from statewise.models.base import Model
 from statewise.train.config import ParallelConfig, RunConfig
@@ -105,7 +106,7 @@ class Ranks:
 
         Where ranks divide a model each has its part: one alone draws the whole, and none reads that of a checkpoint.
         """
-        model = run.model.build()
+        model = build_unchecked(run.model)
         if checkpoint is not None:
             checkpoints.load_into(model, checkpoint)
         return model.to(device)

@@ -22,8 +22,9 @@ class Reporter:
     """Hears of everything and says nothing; the others derive from it.
 
     ``event`` takes records of these kinds: "start", "train" and "evaluation" (as metrics.jsonl has them),
-    "checkpoint", "warning", "stop" (a signal) and "end". ``progress`` is called after every step with the fraction
-    of the run that is done and that step's "train" record. Before all, ``begin`` tells what is trained for.
+    "checkpoint", "warning", "changed" (fields that a resumed run sets anew), "stop" (a signal) and "end". ``progress``
+    is called after every step with the fraction of the run that is done and that step's "train" record. Before all,
+    ``begin`` tells what is trained for.
 
     Of runs that are trained side by side "train", "evaluation" and "diverged" (one was dropped) have the name of theirs
     under "run", the others the names of all under "runs"; ``progress`` hears of the mean, and at the end, if all came
@@ -121,7 +122,7 @@ def event_line(record: Mapping[str, Any], task: Task[Any, Any] | None) -> str | 
         return f"step {record['step']:,}: saved {record['path']}"
     if kind in ("diverged", "reached"):
         return f"{record['run']}: {record['message']}; the others go on"
-    return str(record["message"]) if kind in ("warning", "stop", "end") else None
+    return str(record["message"]) if kind in ("warning", "changed", "stop", "end") else None
 
 
 def progress_line(record: Mapping[str, Any], task: Task[Any, Any]) -> str:

@@ -22,7 +22,9 @@ from typing import IO, Any
 from statewise import __version__
 from statewise.checkpoints import clean_unfinished, list_checkpoints
 from statewise.checkpoints.atomic import HIDDEN_NAME
+from statewise.checkpoints.files import read_trainer_data
 from statewise.checkpoints.folders import CHECKPOINTS, RUN_FILE
+from statewise.checkpoints.manifest import TRAINER_DATA, read_manifest
 from statewise.configuration import from_dict, to_dict
 from statewise.data.text import TextDataConfig
 from statewise.errors import CheckpointError, ConfigError
@@ -35,6 +37,8 @@ from statewise.train.tasks import run_types
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = ".lock"
 ABANDONED = "abandoned"  # within CHECKPOINTS
+RUN = "run"  # in a checkpoint's trainer/state.json: the configuration that it was trained with, as run.json has it
+SHOWN = 80  # characters of a value in a message
 RENAMED = {"evaluate_tokens": "evaluate_items"}  # fields of TrainConfig, since the first runs were written
 
 
@@ -69,13 +73,23 @@ def run_from_dict(data: Any, *, where: str = "run") -> RunConfig:
 
 
 class RunFolder:
-    """An open run folder; :func:`open_run` makes one."""
+    """An open run folder; :func:`open_run` makes one.
+
+    changed: what a resumed run sets anew, by field: (as the last checkpoint was trained, as it is now)
+    """
 
     def __init__(
-        self, path: Path, config: RunConfig, lock: tuple[int, int] | None = None, *, begins_anew: bool = False
+        self,
+        path: Path,
+        config: RunConfig,
+        lock: tuple[int, int] | None = None,
+        *,
+        begins_anew: bool = False,
+        changed: Mapping[str, tuple[Any, Any]] | None = None,
     ) -> None:
         self.path = path
         self.config = config
+        self.changed = dict(changed or {})
         self.begins_anew = begins_anew  # with another configuration than its run.json, which has no checkpoint
         self._lock = lock  # the device and number of the file that is locked; None: nothing will be written
         self.metrics_path = path / METRICS_FILE
@@ -130,9 +144,10 @@ def set_aside(checkpoint: Path) -> Path:
 def open_run(folder: Path | str, config: RunConfig | None, *, resume: bool) -> Iterator[RunFolder]:
     """Owns a run folder within a ``with``: creates it, or with ``resume`` opens it and holds ``config`` against it.
 
-    Without a config a resumed run takes its own. A folder in which a run was killed before it wrote its run.json
-    can be begun again, with or without ``resume``. A run that has no checkpoint yet has nothing that a configuration
-    could contradict: resumed with another one it begins anew.
+    Without a config a resumed run takes its own. What its last checkpoint was trained with decides what may differ: a
+    run.json that was edited is held against it like any other config. A folder in which a run was killed before it
+    wrote its run.json can be begun again, with or without ``resume``. A run that has no checkpoint yet has nothing
+    that a configuration could contradict: resumed with another one it begins anew.
 
     Errors: CheckpointError for a folder that is no run's and not empty, that holds a run already (without
             ``resume``), that holds none (with it), that another process is training in, or that cannot be
@@ -153,12 +168,14 @@ def open_run(folder: Path | str, config: RunConfig | None, *, resume: bool) -> I
         if config is None:
             raise CheckpointError(f"the run at {path} was stopped before it had begun; begin it again")
         config, begins_anew = _from_anywhere(config), False
+        changed: dict[str, tuple[Any, Any]] = {}
         if before is not None:
-            begins_anew = not list_checkpoints(path) and _from_anywhere(before) != config
-            if not begins_anew:
-                _require_same(_from_anywhere(before), config, path)
+            before, found = _from_anywhere(before), list_checkpoints(path)
+            begins_anew = not found and before != config
+            if found:
+                changed = _changes(found[-1].path, before, config, path)
         held = os.fstat(lock.fileno())
-        run = RunFolder(path, config, (held.st_dev, held.st_ino), begins_anew=begins_anew)
+        run = RunFolder(path, config, (held.st_dev, held.st_ino), begins_anew=begins_anew, changed=changed)
         clean_unfinished(path)
         yield run
 
@@ -191,17 +208,41 @@ def _inspect(path: Path, resume: bool) -> bool:
     return RUN_FILE in names
 
 
-def _require_same(before: RunConfig, now: RunConfig, path: Path) -> None:
-    old, new = by_path(to_dict(before)), by_path(to_dict(now))
+def _trained_with(checkpoint: Path) -> RunConfig | None:
+    """The configuration that a checkpoint says it was trained with; None of those written before they said so."""
+    data = read_trainer_data(checkpoint, read_manifest(checkpoint))
+    return run_from_dict(data[RUN], where=f"{checkpoint / TRAINER_DATA}: {RUN}") if RUN in data else None
+
+
+def _changes(checkpoint: Path, before: RunConfig, now: RunConfig, path: Path) -> dict[str, tuple[Any, Any]]:
+    """The fields in which a run goes on otherwise than its last checkpoint was trained.
+
+    before:  what run.json says, which somebody may have edited since
+    Errors:  ConfigError naming those that decide the loss curve, and where they were changed.
+    """
+    trained = _trained_with(checkpoint) or before  # an old checkpoint does not say; its run.json is believed
+    old, file, new = (by_path(to_dict(config)) for config in (trained, before, now))
     differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     forbidden = [key for key in differing if key not in CHANGEABLE_ON_RESUME]
-    if forbidden:
-        first = forbidden[0]
-        names = ", ".join(forbidden[:3]) + (f" and {len(forbidden) - 3} more" if len(forbidden) > 3 else "")
+    if not forbidden:
+        return {key: (old.get(key), new.get(key)) for key in differing}
+    first = forbidden[0]
+    names = ", ".join(forbidden[:3]) + (f" and {len(forbidden) - 3} more" if len(forbidden) > 3 else "")
+    was, now_is = _shown(old.get(first)), _shown(new.get(first))
+    if old.get(first) != file.get(first) == new.get(first):
         raise ConfigError(
-            f"the run at {path} was begun with another {names} "
-            f"({first} was {old.get(first)!r}, now {new.get(first)!r}); resume it as it was, or begin a new one"
+            f"{path / RUN_FILE} was edited: {names} ({first} is {now_is} there, and {was} in what "
+            f"{checkpoint.name} was trained with); put it back, or begin a new run with it (--config) elsewhere (--out)"
         )
+    raise ConfigError(
+        f"the run at {path} was begun with another {names} "
+        f"({first} was {was}, now {now_is}); resume it as it was, or begin a new one"
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def by_path(data: Any, prefix: str = "") -> dict[str, Any]:

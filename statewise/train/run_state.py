@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from statewise import checkpoints
 from statewise.checkpoints import flatten_tree, unflatten_into
 from statewise.checkpoints.tensor_files import stored_tensors
+from statewise.configuration import to_dict
 from statewise.errors import CheckpointError, DataError, DivergedError
 from statewise.train.diagnose import non_finite
 from statewise.train.environment import seed_generators
 from statewise.train.memory_check import require_memory
 from statewise.train.optimizer import ParameterGroup, build_optimizer, parameter_groups
 from statewise.train.ranks import Ranks, Whole
-from statewise.train.run_folder import RunFolder
+from statewise.train.run_folder import RUN, RunFolder
 from statewise.train.snapshot import capture_optimizer, restore_optimizer
 from statewise.train.tasks import open_task
 
@@ -125,6 +126,7 @@ class RunState:
             "higher_is_better": self.task.higher_is_better,
             **generators,
             "data": self.task.fingerprint,
+            RUN: to_dict(self.run.config),
             **({"stacked": True} if self.stacked else {}),
         }
         try:

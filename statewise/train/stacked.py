@@ -20,6 +20,7 @@ from statewise.train.course import (
     DIVERGED,
     Course,
     TrainResult,
+    changed_record,
     diverged_record,
     end_record,
     fraction_done,
@@ -138,6 +139,9 @@ def train_stack(
                     reporter.event({"kind": "warning", "step": step, "message": message})
             for member in members:
                 member.state.run.write_config()
+                changed = changed_record(member.state)
+                if changed is not None:
+                    reporter.event({**changed, "run": member.name})
                 metrics = stack.enter_context(
                     MetricsFile(member.state.run.metrics_path, keep_to_step=member.state.progress.step)
                 )

@@ -34,6 +34,7 @@ class Target:
 
 
 TARGETS: dict[str, Target] = {
+    "command-line": Target("command_line", seconds=90.0, memory=3 << 30, share=2.0),
     "time-varying": Target("time_varying", share=2.0),
     "threads": Target("threads"),
 }

@@ -22,10 +22,13 @@ from statewise.data.synthetic_languages.config import LANGUAGES, SyntheticLangua
 from statewise.data.synthetic_languages.language import Language, Rows
 from statewise.data.synthetic_languages.words import Words, mixed
 from statewise.errors import ConfigError, DataError
+from statewise.memory import require_free
 
 IGNORED = -100  # the target of a step that the loss does not count
 QUARTERS = {"train": (0, 1), "validation": (2, 2), "test": (3, 3)}  # of the inputs, by the first two bits of their hash
 MAX_DRAWS = 2048  # candidates for a row
+STEP_BYTES, ORDER_BYTES = 64, 32  # of a token while its row is drawn; of a row in the order of an epoch
+ROW_BYTES = 96  # of a row that may not be equal to another: its number and hash, and an entry of a set
 WORDS_AT_ONCE = 1 << 18  # how much is drawn at once, so that it stays in the processor's cache
 
 
@@ -37,6 +40,8 @@ class LanguageSplit:
         config = language.config
         at_test = config.resolved("test_length") if name == "test" else None
         self._length: int = at_test or config.resolved("length")
+        require_free(STEP_BYTES * self._length, f"a row of {self._length:,} tokens")
+        require_free(ORDER_BYTES * n_rows, f"data.n_{name}={n_rows}")
 
     def __len__(self) -> int:
         return self._n_rows
@@ -117,6 +122,7 @@ class LanguageSplit:
     @cached_property
     def _accepted(self) -> np.ndarray:
         """(n_rows,) the number of each row's candidate, where no two rows may be equal."""
+        require_free(ROW_BYTES * len(self), f"drawing {len(self):,} rows of data.n_{self.name}, no two of them equal,")
         accepted, hashes = np.empty(len(self), np.int16), np.empty(len(self), np.uint64)
         step = max(1, WORDS_AT_ONCE // self._length)
         for low in range(0, len(self), step):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from statewise import checkpoints
-from statewise.checkpoints.empty import build_empty
+from statewise.checkpoints.empty import build_empty, build_unchecked
 from statewise.checkpoints.tensor_files import stored_tensors
 from statewise.configuration import to_dict
 from statewise.errors import ConfigError, StatewiseError
@@ -177,7 +177,7 @@ class SeveralRanks(Ranks):
 
     def build(self, run: RunConfig, task: Task[Any, Any], device: torch.device, checkpoint: Path | None) -> Model:
         config, draws = run.model, self.rank == 0 and checkpoint is None
-        model = self.agree(lambda: config.build() if draws else build_empty(config))
+        model = self.agree(lambda: build_unchecked(config) if draws else build_empty(config))
         drawn = {name: tensor.detach() for name, tensor in stored_tensors(model).items()} if draws else None
         self.wrapped = wrap(task, model, self.layout, run.train, device)
         if checkpoint is not None:

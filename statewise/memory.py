@@ -8,7 +8,10 @@ from pathlib import Path
 
 import torch
 
+from statewise.errors import ConfigError
+
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+SMALL = 1 << 26
 
 
 def available_memory(device: torch.device, *, proc: Path = PROC, groups: Path = GROUPS) -> int | None:
@@ -16,21 +19,28 @@ def available_memory(device: torch.device, *, proc: Path = PROC, groups: Path = 
 
     On CUDA what the driver has left, and what PyTorch holds of it without use. On Linux MemAvailable of /proc/meminfo,
     which counts caches that can be given up, and what is left to the control group of this process and to each above
-    it (versions 1 and 2), which is how containers and job schedulers limit it. Swap does not count: a run in it is
-    a hundred times slower.
+    it (versions 1 and 2), which is how containers and job schedulers limit it; and what ``ulimit -v`` leaves to this
+    process. Swap does not count: a run in it is a hundred times slower.
 
     proc, groups: where the system's files are
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    known = [free for free in (_of_machine(proc), *_of_groups(proc, groups)) if free is not None]
+    known = [free for free in (_of_machine(proc), _of_process(proc), *_of_groups(proc, groups)) if free is not None]
     return max(0, min(known)) if known else None
 
 
 def _of_machine(proc: Path) -> int | None:
     found = re.search(r"MemAvailable:\s+(\d+) kB", _read(proc / "meminfo"))
     return None if found is None else int(found[1]) * 1024
+
+
+def _of_process(proc: Path) -> int | None:
+    """What is left of the address space that this process may have; None without a limit, or where there is none."""
+    found = re.search(r"Max address space +(\d+) ", _read(proc / "self" / "limits"))
+    used = re.search(r"VmSize:\s+(\d+) kB", _read(proc / "self" / "status"))
+    return None if found is None or used is None else int(found[1]) - int(used[1]) * 1024
 
 
 def _of_groups(proc: Path, groups: Path) -> Iterator[int | None]:
@@ -63,3 +73,22 @@ def _read(path: Path) -> str:
         return path.read_text("utf-8", "replace")
     except OSError:  # not this system, or not this version
         return ""
+
+
+def size(n_bytes: int) -> str:
+    """Bytes for people: "1.5 GB"."""
+    if n_bytes >= 1e21:
+        return f"{min(n_bytes, 10**300) / 1e12:.0e} TB"
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if n_bytes >= factor:
+            return f"{n_bytes / factor:.3g} {unit}" if n_bytes < 1000 * factor else f"{n_bytes / factor:,.0f} {unit}"
+    return f"{n_bytes:,} bytes"
+
+
+def require_free(n_bytes: int, what: str) -> None:
+    """Errors: ConfigError, before anything is allocated, if ``what`` needs more bytes than are free here."""
+    if n_bytes < SMALL:  # without asking the system, which takes time
+        return
+    free = available_memory(torch.device("cpu"))
+    if free is not None and n_bytes > free:
+        raise ConfigError(f"{what} needs {size(n_bytes)} of memory, and {size(free)} are free; use a smaller number")
