@@ -20,7 +20,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from statewise.errors import ConfigError
+from statewise.errors import ConfigError, excerpt
 
 Config = TypeVar("Config")
 Types = Mapping[str, type]
@@ -83,6 +83,20 @@ def assign(config: Config, assignments: Sequence[str], *, types: Types | None = 
     return _load(cls, data, known, "")
 
 
+class DuplicateKeyError(ValueError):
+    """A key of a JSON object is there twice, and JSON does not say which is meant."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The ``object_pairs_hook`` of every JSON reader here."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise DuplicateKeyError(f"the key {excerpt(twice)} is there twice")
+    return found
+
+
 def parse_json(text: str | bytes, where: str, *, constants: bool = False) -> Any:
     """JSON without the slack of Python's reader: a key given twice is an error, and unless ``constants`` are allowed,
     NaN and infinities are.
@@ -90,21 +104,13 @@ def parse_json(text: str | bytes, where: str, *, constants: bool = False) -> Any
     Errors:  ConfigError that begins with ``where`` and says line and column where it can.
     """
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in found:
-                raise ValueError(f"the key {key!r} is there twice")
-            found[key] = value
-        return found
-
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is not JSON")
 
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        return json.loads(text, object_pairs_hook=unique, parse_constant=None if constants else refuse)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=None if constants else refuse)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not JSON: it is not UTF-8 text (byte {error.start})") from error
     except RecursionError as error:

@@ -45,3 +45,33 @@ class DivergedError(TrainingError):
     def __init__(self, message: str, what: str | None = None) -> None:
         super().__init__(message)
         self.what = message if what is None else what
+
+
+# -- what others wrote, in a message ---------------------------------------------------------------------------------
+
+
+def excerpt(text: str, longest: int = 80, *, quoted: bool = True) -> str:
+    """Text of a file, for a message of one line: printable, and cut to ``longest`` characters.
+
+    >>> excerpt("soon")
+    "'soon'"
+    >>> excerpt("one two three four", 15)
+    "'one two th'..."
+    >>> excerpt("one\\ntwo", quoted=False)
+    'one\\\\ntwo'
+    """
+    shown = repr(text[: longest + 1])
+    if len(shown) > longest:
+        n = longest
+        while len(shown) > longest - 3:
+            n -= max(1, (len(shown) - longest + 3) // 10)  # an escape has up to ten characters
+            shown = repr(text[:n])
+    dots = "" if shown == repr(text[: longest + 1]) else "..."
+    return (shown if quoted else shown[1:-1]) + dots
+
+
+def reason(error: BaseException, longest: int = 160) -> str:
+    """What an error of a library says, on one line and cut: it may quote a file."""
+    text = getattr(error, "strerror", None) or " ".join(str(error).split()).rstrip(":") or type(error).__name__
+    text = "".join(c if c.isprintable() else "?" for c in str(text))
+    return text if len(text) <= longest else text[: longest - 3] + "..."
