@@ -196,7 +196,7 @@ def _require_field(cls: type, name: str, path: str) -> None:
     names = list(_fields(cls))
     if name not in names:
         prefix = f"{path}: " if path else ""
-        raise ConfigError(f"{prefix}{cls.__name__} has no field {name!r}; {_suggest(name, names, 'Its fields')}")
+        raise ConfigError(f"{prefix}{cls.__name__} has no field {excerpt(name)}; {_suggest(name, names, 'Its fields')}")
 
 
 def _join(path: str, part: str | int) -> str:
@@ -209,7 +209,7 @@ def _wrong(path: str, value: Any, declared: Any) -> ConfigError:
         with contextlib.suppress(ValueError, OverflowError):
             number = float(value)
             number = int(number) if number == int(number) else number
-            return ConfigError(f"{path}={value!r} is a string, expected {expected}; drop the quotes: {number!r}")
+            return ConfigError(f"{path}={excerpt(value)} is a string, expected {expected}; drop the quotes: {number!r}")
     shown = repr(value)
     if len(shown) > 60:
         shown = f"{shown[:57]}..."
@@ -309,7 +309,7 @@ def _load_plain(declared: Any, data: Any, types: Types, path: str) -> Any:
         for value in known:
             if type(value) is type(data) and value == data:
                 return value
-        raise ConfigError(f"{path}={data!r} is unknown; {_suggest(str(data), known, 'Use one of')}")
+        raise ConfigError(f"{path}={excerpt(data)} is unknown; {_suggest(str(data), known, 'Use one of')}")
     if declared is float:
         return _load_float(data, path)
     if declared in (bool, int, str, type(None)):
@@ -368,7 +368,7 @@ def _class_of(classes: tuple[type, ...], data: Mapping[str, Any], types: Types, 
         if name in candidates:
             return candidates[name]
         raise ConfigError(
-            f"{_join(path, TYPE_KEY)}={name!r} is unknown here; {_suggest(name, list(candidates), 'Known')}"
+            f"{_join(path, TYPE_KEY)}={excerpt(name)} is unknown here; {_suggest(name, list(candidates), 'Known')}"
         )
     if _is_open(classes):
         raise ConfigError(f'{path} needs a "type" that names its class; known: {", ".join(candidates)}')
@@ -393,14 +393,14 @@ def _set(declared: Any, data: Any, parts: Sequence[str], text: str, types: Types
     if isinstance(data, list):
         if not part.isdecimal() or int(part) >= len(data):
             items = f"it has {len(data)}: use 0 to {len(data) - 1}" if data else "it is empty"
-            raise ConfigError(f"{path} has no item {part!r}; {items}")
+            raise ConfigError(f"{path} has no item {excerpt(part)}; {items}")
         item = _item_types(_tuples_of(declared)[0], data, path)[int(part)]
         value = _set(item, data[int(part)], rest, text, types, _join(path, part))
         return [value if i == int(part) else x for i, x in enumerate(data)]
     if data is None and (classes := _dataclasses_of(declared)):
         example = ", ".join(_candidates(classes, types))
         raise ConfigError(f"{path} is null, so {_join(path, part)} cannot be set; set {path} whole ({example}) as JSON")
-    raise ConfigError(f"{path} is {_describe(declared)}; it has no field {part!r}")
+    raise ConfigError(f"{path} is {_describe(declared)}; it has no field {excerpt(part)}")
 
 
 def _parse(declared: Any, text: str, types: Types, path: str) -> Any:

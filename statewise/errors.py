@@ -6,6 +6,8 @@ The command line prints that line and exits with 2 (1 where a run cannot go on: 
 
 from __future__ import annotations
 
+import reprlib
+
 
 class StatewiseError(Exception):
     """Base of all errors that are meant to be read by a user; ``exit_code`` is what the command line returns."""
@@ -50,8 +52,16 @@ class DivergedError(TrainingError):
 # -- what others wrote, in a message ---------------------------------------------------------------------------------
 
 
-def excerpt(text: str, longest: int = 80, *, quoted: bool = True) -> str:
-    """Text of a file, for a message of one line: printable, and cut to ``longest`` characters.
+class _Short(reprlib.Repr):
+    """Of what is nested deep or long only the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxdict, self.maxtuple, self.maxstring, self.maxlong = 4, 12, 12, 12, 80, 80
+
+
+def excerpt(text: object, longest: int = 80, *, quoted: bool = True) -> str:
+    """Text of a file, or another value of it, for a message of one line: printable, and cut to ``longest`` characters.
 
     >>> excerpt("soon")
     "'soon'"
@@ -60,6 +70,10 @@ def excerpt(text: str, longest: int = 80, *, quoted: bool = True) -> str:
     >>> excerpt("one\\ntwo", quoted=False)
     'one\\\\ntwo'
     """
+    if not isinstance(text, str):
+        text, quoted = _Short().repr(text), False
+        if len(text) <= longest and text.isprintable():
+            return text
     shown = repr(text[: longest + 1])
     if len(shown) > longest:
         n = longest

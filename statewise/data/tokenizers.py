@@ -202,7 +202,7 @@ class FileTokenizer:
             raise DataError(f"{name} puts more than {LONGEST_PREFIX:,} tokens before a text; expected one or two")
         for token in self.prefix:
             if type(token) is not int or not 0 <= token < self.vocab_size or not is_token[token]:
-                shown = excerpt(str(token), 40, quoted=False)
+                shown = excerpt(token)
                 raise DataError(f"{name} puts {shown} before a text, which is no token of its vocabulary")
 
     def encode(self, text: str) -> list[int]:

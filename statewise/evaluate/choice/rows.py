@@ -115,12 +115,5 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def given(value: Any) -> str:
-    """An answer as Python writes it."""
-    if isinstance(value, (dict, list)):
-        return shown(value)
-    return excerpt(value) if isinstance(value, str) else excerpt(repr(value), 40, quoted=False)
-
-
 def _few(names: Iterable[str]) -> str:
     return excerpt(", ".join(islice(names, 20)), 120, quoted=False) or "nothing"

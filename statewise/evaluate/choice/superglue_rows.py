@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from statewise.errors import DataError, excerpt
-from statewise.evaluate.choice.rows import Row, given, shown
+from statewise.evaluate.choice.rows import Row, shown
 from statewise.evaluate.choice.words import exact_match
 from statewise.files.limits import require_within
 
@@ -144,7 +144,7 @@ def _label(task: str, row: Row) -> int:
         return names.index(label)
     if isinstance(label, int) and (names is _NO_YES or not isinstance(label, bool)) and 0 <= label < len(names):
         return int(label)
-    said = "has no label" if label is None or label == -1 else f"has the label {given(label)}"
+    said = "has no label" if label is None or label == -1 else f"has the label {excerpt(label)}"
     raise DataError(
         f"{row.place} {said}; expected one of {', '.join(names)} (the answers of the test files are not published)"
     )
