@@ -91,9 +91,10 @@ def tar_members(path: Path) -> Iterator[Member]:
 def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
     if len(member.name) > LONGEST_NAME or not member.name.isprintable():
         raise DataError(f"cannot read {path}: its member {excerpt(member.name)} has no name that can be shown")
-    file = archive.extractfile(member)
-    assert file is not None
-    return file.read()
+    with refusing(f"cannot read {path}"):
+        file = archive.extractfile(member)
+        assert file is not None
+        return file.read()
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def recognise(source: Source, config: Config, names: frozenset[str]) -> Format:
         what = "there is no config.json beside it"
     raise CheckpointError(
         f"{source.path} is of an unknown architecture: {what}, and its tensors are {_few(names)}. "
-        f"Known: {', '.join(candidate.name for candidate in known)}, gguf; see docs/checkpoints.md"
+        f"Known: {', '.join(candidate.name for candidate in known)}, gguf"
     )
 
 
