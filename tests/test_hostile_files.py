@@ -28,6 +28,7 @@ from statewise.data import cifar
 from statewise.data.cifar_batch import read_batch
 from statewise.data.labelled import LabelledDataConfig, open_labelled
 from statewise.data.long_range import LongRangeDataConfig, open_long_range
+from statewise.data.series import SeriesDataConfig, open_series
 from statewise.data.tokenizers import FileTokenizer
 from statewise.errors import CheckpointError, ConfigError, DataError, StatewiseError, excerpt
 from statewise.evaluate.choice import open_tasks
@@ -464,3 +465,37 @@ def test_a_target_that_float32_does_not_hold(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", train_x=np.ones((4, 3)), train_y=np.array([1.0, 2.0, 3.0, 1e300]))
     config = LabelledDataConfig(source="arrays", folder=str(tmp_path / "a.npz"))
     assert "not finite in float32" in refused(lambda: open_labelled(config))
+
+
+@pytest.mark.parametrize("time", ["0001-01-01", "9999-12-31", "0002-01-01T00:00+23:59", "9999-12-31T23:59-23:59"])
+def test_times_at_the_ends_of_the_calendar(time: str, tmp_path: Path) -> None:
+    rows = [f"{2020 + i}-01-01,{i}" for i in range(20)]
+    (tmp_path / "s.csv").write_text("\n".join(["time,y", f"{time},1", *rows]))
+    config = SeriesDataConfig(source=str(tmp_path / "s.csv"), horizon=2, history=4)
+    assert "line 2: the time" in refused(lambda: open_series(config))
+
+
+def test_a_store_of_rows_that_point_elsewhere_is_made_anew(tmp_path: Path) -> None:
+    """Rows that were drawn into a folder may come with it, from somebody else."""
+    config = LongRangeDataConfig(task="listops-gen", folder=str(tmp_path), n_train=9, n_validation=3, n_test=3)
+    good = open_long_range(config).fingerprint
+    (path,) = tmp_path.rglob("rows.npz")
+    arrays = dict(np.load(path))
+    for name, value in (("lengths", -1), ("lengths", 1 << 40), ("targets", None), ("rows", 99)):
+        changed = {k: v.copy() for k, v in arrays.items()}
+        if value is None:
+            del changed[name]
+        elif name in changed:
+            changed[name][:2] = value, arrays[name][:2].sum() - value
+        else:
+            changed[name] = np.full(15, value)
+        np.savez(path, **changed)
+        assert open_long_range(config).fingerprint == good
+    assert dict(np.load(path)).keys() == arrays.keys()
+
+
+def test_one_row_is_not_held_out(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", train_x=np.ones((1, 3)), train_y=np.array([1]))
+    data = opened("arrays", folder=str(tmp_path / "a.npz"))
+    assert list(data.splits) == ["train"]
+    assert "1 sequences of 3 steps" in data.describe()

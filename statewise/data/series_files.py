@@ -21,6 +21,7 @@ SERIES = {"co2": "co2/co2.csv", "sunspots": "sunspots/sunspots.csv"}  # sources 
 MISSING = frozenset({"", "na", "nan", "n/a", "null", "none", "-", "?"})
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 7 * 86400}
 MONTHS = {"month": 1, "quarter": 3, "year": 12}
+EARLIEST, LATEST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2, 9999))
 MAX_GAPS = 20  # a grid with more than this many empty steps for each row is no grid
 
 
@@ -161,7 +162,7 @@ def parse_frequency(text: str, dates: bool) -> Frequency:
         if not 0 < number < math.inf:
             raise DataError(f"data.frequency={text!r}: the times are numbers, so expected a number above 0")
         return Frequency("number", number)
-    match = re.fullmatch(r"(\d*)\s*([a-z]+?)s?", text.strip().lower())
+    match = re.fullmatch(r"(\d{0,9})\s*([a-z]+?)s?", text.strip().lower())
     unit = match[2] if match else ""
     n = int(match[1] or 1) if match else 0
     if n < 1 or unit not in {*SECONDS, *MONTHS}:
@@ -244,6 +245,8 @@ def _times(path: Path, cells: list[str], lines: list[int]) -> tuple[np.ndarray, 
                 ) from None
             dates = False
             break
+        if not EARLIEST <= stamps[-1] < LATEST:  # beyond them the calendar ends, in one zone or another
+            raise DataError(f"{path}, line {line}: the time {excerpt(cell)} is before the year 2 or after 9998")
     if not dates:
         for cell, line in zip(cells, lines):
             try:
@@ -293,9 +296,10 @@ def _grid(path: Path, stamps: np.ndarray, spacing: Frequency, lines: list[int]) 
         months = np.array([_month(t) for t in stamps])
         exact = (months - months.min()) / spacing.step
     else:
-        exact = (stamps - stamps.min()) / spacing.step
-    index = np.round(exact).astype(np.int64)
-    off = np.abs(exact - index) > 1e-3
+        with np.errstate(over="ignore"):
+            exact = (stamps - stamps.min()) / spacing.step
+    index = np.round(np.clip(exact, 0, 1 << 60)).astype(np.int64)
+    off = ~(np.abs(exact - index) <= 1e-3)
     if off.any():
         line = lines[int(off.argmax())]
         raise DataError(f"{path}, line {line}: its time is not a whole number of steps of {spacing} after the first")

@@ -129,7 +129,8 @@ def read_ts(path: Path) -> _Series:
 
 def _read_channels(place: str, channels: list[str]) -> np.ndarray:
     try:
-        values = [np.array(channel.split(","), np.float32) for channel in channels]
+        with np.errstate(over="ignore"):  # an infinite value is refused below
+            values = [np.array(channel.split(","), np.float32) for channel in channels]
         sequence = np.stack(values, 1)
     except ValueError as error:
         raise DataError(f"{place}: {_fault(channels)}") from error

@@ -33,7 +33,7 @@ def check(draw: Draw) -> None:
         shutil.rmtree(cache, ignore_errors=True)
     FOLDER.mkdir()
     if kind.archive is not None:
-        data = _packed(kind.archive, files)
+        data = _packed(kind.archive, files, draw.random if outer else None)
         files = {kind.archive: mutated(draw.random, data) if outer else data}
     for path, content in files.items():
         (FOLDER / path).parent.mkdir(parents=True, exist_ok=True)
@@ -68,17 +68,37 @@ def _changed(random: Random, data: bytes) -> bytes:
     return mutated(random, data)
 
 
-def _packed(archive: str, files: dict[str, bytes]) -> bytes:
+def _packed(archive: str, files: dict[str, bytes], random: Random | None = None) -> bytes:
+    """random: of a tar, one member may say what is not so; its checksum is right, which noise alone would not have."""
     buffer = io.BytesIO()
     if archive.endswith(".tar.gz"):
         with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
             for name, content in files.items():
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+                if random is not None and random.random() < 1 / (2 * len(files)):
+                    _lie(random, member)
+                tar.fileobj.write(member.tobuf(tarfile.PAX_FORMAT))  # type: ignore[union-attr]
+                tar.fileobj.write(content + bytes(-len(content) % 512))  # type: ignore[union-attr]
+            tar.fileobj.write(bytes(1024))  # type: ignore[union-attr]
     else:
         stored = archive.endswith(".pt")
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED) as opened:
             for name, content in files.items():
                 opened.writestr(name, content)
     return buffer.getvalue()
+
+
+def _lie(random: Random, member: tarfile.TarInfo) -> None:
+    how = random.randrange(4)
+    if how == 0:
+        member.size = random.choice((0, 1, member.size + 1, 1 << 31, 1 << 40, 1 << 62))
+    elif how == 1:
+        member.type = bytes([random.choice(b"0123457LKSDVMNxg\0A")])
+    elif how == 2:
+        member.name = random.choice(
+            (member.name * 50, "../" + member.name, f"{member.name}\n", "x/" * 300 + member.name)
+        )
+    else:
+        member.linkname = member.name
+        member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9" * 15}

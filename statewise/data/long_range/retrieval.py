@@ -142,7 +142,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, int, str, str]]:
                 if len(fields) != N_COLUMNS or fields[0] not in ("0", "1", "0.0", "1.0"):
                     raise DataError(
                         f"{path}, line {lines.line_num} has {len(fields)} fields, the first "
-                        f"{excerpt(''.join(fields[:1]))}; expected a label 0.0 or 1.0, two names and two "
+                        f"{excerpt(fields[:1])}; expected a label 0.0 or 1.0, two names and two "
                         "texts, with tabs between"
                     )
                 done += sum(map(len, fields))
