@@ -20,7 +20,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from statewise.errors import ConfigError
+from statewise.errors import ConfigError, excerpt
 
 Config = TypeVar("Config")
 Types = Mapping[str, type]
@@ -83,6 +83,20 @@ def assign(config: Config, assignments: Sequence[str], *, types: Types | None = 
     return _load(cls, data, known, "")
 
 
+class DuplicateKeyError(ValueError):
+    """A key of a JSON object is there twice, and JSON does not say which is meant."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The ``object_pairs_hook`` of every JSON reader here."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise DuplicateKeyError(f"the key {excerpt(twice)} is there twice")
+    return found
+
+
 def parse_json(text: str | bytes, where: str, *, constants: bool = False) -> Any:
     """JSON without the slack of Python's reader: a key given twice is an error, and unless ``constants`` are allowed,
     NaN and infinities are.
@@ -90,21 +104,13 @@ def parse_json(text: str | bytes, where: str, *, constants: bool = False) -> Any
     Errors:  ConfigError that begins with ``where`` and says line and column where it can.
     """
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in found:
-                raise ValueError(f"the key {key!r} is there twice")
-            found[key] = value
-        return found
-
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is not JSON")
 
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        return json.loads(text, object_pairs_hook=unique, parse_constant=None if constants else refuse)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=None if constants else refuse)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not JSON: it is not UTF-8 text (byte {error.start})") from error
     except RecursionError as error:
@@ -190,7 +196,7 @@ def _require_field(cls: type, name: str, path: str) -> None:
     names = list(_fields(cls))
     if name not in names:
         prefix = f"{path}: " if path else ""
-        raise ConfigError(f"{prefix}{cls.__name__} has no field {name!r}; {_suggest(name, names, 'Its fields')}")
+        raise ConfigError(f"{prefix}{cls.__name__} has no field {excerpt(name)}; {_suggest(name, names, 'Its fields')}")
 
 
 def _join(path: str, part: str | int) -> str:
@@ -203,7 +209,7 @@ def _wrong(path: str, value: Any, declared: Any) -> ConfigError:
         with contextlib.suppress(ValueError, OverflowError):
             number = float(value)
             number = int(number) if number == int(number) else number
-            return ConfigError(f"{path}={value!r} is a string, expected {expected}; drop the quotes: {number!r}")
+            return ConfigError(f"{path}={excerpt(value)} is a string, expected {expected}; drop the quotes: {number!r}")
     shown = repr(value)
     if len(shown) > 60:
         shown = f"{shown[:57]}..."
@@ -303,7 +309,7 @@ def _load_plain(declared: Any, data: Any, types: Types, path: str) -> Any:
         for value in known:
             if type(value) is type(data) and value == data:
                 return value
-        raise ConfigError(f"{path}={data!r} is unknown; {_suggest(str(data), known, 'Use one of')}")
+        raise ConfigError(f"{path}={excerpt(data)} is unknown; {_suggest(str(data), known, 'Use one of')}")
     if declared is float:
         return _load_float(data, path)
     if declared in (bool, int, str, type(None)):
@@ -362,7 +368,7 @@ def _class_of(classes: tuple[type, ...], data: Mapping[str, Any], types: Types, 
         if name in candidates:
             return candidates[name]
         raise ConfigError(
-            f"{_join(path, TYPE_KEY)}={name!r} is unknown here; {_suggest(name, list(candidates), 'Known')}"
+            f"{_join(path, TYPE_KEY)}={excerpt(name)} is unknown here; {_suggest(name, list(candidates), 'Known')}"
         )
     if _is_open(classes):
         raise ConfigError(f'{path} needs a "type" that names its class; known: {", ".join(candidates)}')
@@ -387,14 +393,14 @@ def _set(declared: Any, data: Any, parts: Sequence[str], text: str, types: Types
     if isinstance(data, list):
         if not part.isdecimal() or int(part) >= len(data):
             items = f"it has {len(data)}: use 0 to {len(data) - 1}" if data else "it is empty"
-            raise ConfigError(f"{path} has no item {part!r}; {items}")
+            raise ConfigError(f"{path} has no item {excerpt(part)}; {items}")
         item = _item_types(_tuples_of(declared)[0], data, path)[int(part)]
         value = _set(item, data[int(part)], rest, text, types, _join(path, part))
         return [value if i == int(part) else x for i, x in enumerate(data)]
     if data is None and (classes := _dataclasses_of(declared)):
         example = ", ".join(_candidates(classes, types))
         raise ConfigError(f"{path} is null, so {_join(path, part)} cannot be set; set {path} whole ({example}) as JSON")
-    raise ConfigError(f"{path} is {_describe(declared)}; it has no field {part!r}")
+    raise ConfigError(f"{path} is {_describe(declared)}; it has no field {excerpt(part)}")
 
 
 def _parse(declared: Any, text: str, types: Types, path: str) -> Any:

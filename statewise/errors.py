@@ -6,6 +6,8 @@ The command line prints that line and exits with 2 (1 where a run cannot go on: 
 
 from __future__ import annotations
 
+import reprlib
+
 
 class StatewiseError(Exception):
     """Base of all errors that are meant to be read by a user; ``exit_code`` is what the command line returns."""
@@ -45,3 +47,45 @@ class DivergedError(TrainingError):
     def __init__(self, message: str, what: str | None = None) -> None:
         super().__init__(message)
         self.what = message if what is None else what
+
+
+# -- what others wrote, in a message ---------------------------------------------------------------------------------
+
+
+class _Short(reprlib.Repr):
+    """Of what is nested deep or long only the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxdict, self.maxtuple, self.maxstring, self.maxlong = 4, 12, 12, 12, 80, 80
+
+
+def excerpt(text: object, longest: int = 80, *, quoted: bool = True) -> str:
+    """Text of a file, or another value of it, for a message of one line: printable, and cut to ``longest`` characters.
+
+    >>> excerpt("soon")
+    "'soon'"
+    >>> excerpt("one two three four", 15)
+    "'one two th'..."
+    >>> excerpt("one\\ntwo", quoted=False)
+    'one\\\\ntwo'
+    """
+    if not isinstance(text, str):
+        text, quoted = _Short().repr(text), False
+        if len(text) <= longest and text.isprintable():
+            return text
+    shown = repr(text[: longest + 1])
+    if len(shown) > longest:
+        n = longest
+        while len(shown) > longest - 3:
+            n -= max(1, (len(shown) - longest + 3) // 10)  # an escape has up to ten characters
+            shown = repr(text[:n])
+    dots = "" if shown == repr(text[: longest + 1]) else "..."
+    return (shown if quoted else shown[1:-1]) + dots
+
+
+def reason(error: BaseException, longest: int = 160) -> str:
+    """What an error of a library says, on one line and cut: it may quote a file."""
+    text = getattr(error, "strerror", None) or " ".join(str(error).split()).rstrip(":") or type(error).__name__
+    text = "".join(c if c.isprintable() else "?" for c in str(text))
+    return text if len(text) <= longest else text[: longest - 3] + "..."

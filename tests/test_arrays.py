@@ -71,7 +71,7 @@ def test_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         ({"train_x": X, "train_y": Y, "train_lengths": np.full(20, 10)}, "1 to 9"),
         ({"train_x": X, "train_y": Y, "train_lengths": np.ones(3, int)}, "integers"),
         ({"train_x": np.where(X > 3, X, np.nan), "train_y": Y}, "not finite"),
-        ({"train_x": X, "train_y": np.array([{}] * 20)}, "cannot be read"),
+        ({"train_x": X, "train_y": np.array([{}] * 20)}, "is no plain array of numbers or text"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:

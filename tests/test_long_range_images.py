@@ -118,7 +118,7 @@ def test_pathfinder_that_is_not_what_it_should_be(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"sample_0.png has 32 x 32 pixels, expected 128 x 128"):
         open_long_range(LongRangeDataConfig(task="path-x", folder=str(tmp_path)))
     (level / "imgs" / "1" / "sample_3.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"cannot read the image \S+sample_3.png: it is no image; the release has it"):
+    with pytest.raises(DataError, match=r"sample_3.png is no image$"):
         open_long_range(config)
     (level / "imgs" / "1" / "sample_3.png").unlink()
     with pytest.raises(DataError, match=r"cannot read the image \S+sample_3.png: No such file"):

@@ -18,7 +18,7 @@ import torch
 
 from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, WEIGHT_SUFFIXES, dtype_name, refuse_pickle
 from statewise.configuration import parse_json
-from statewise.errors import CheckpointError, ConfigError
+from statewise.errors import CheckpointError, ConfigError, excerpt
 from statewise.models.base import ModelConfig
 from statewise.models.registry import model_from_dict, model_to_dict
 
@@ -105,11 +105,13 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path} is not Statewise's (no format_version){beside}; give a whole model")
     version = data["format_version"]
     if type(version) is not int or version < 1:
-        raise CheckpointError(f"{path} is damaged: format_version={version!r}, expected an integer of at least 1")
+        raise CheckpointError(
+            f"{path} is damaged: format_version={excerpt(version)}, expected an integer of at least 1"
+        )
     if version > FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format_version {version}, written by a newer Statewise "
-            f"({data.get('statewise_version')!r}); this one reads up to {FORMAT_VERSION}. Upgrade statewise"
+            f"{path} has format_version {excerpt(version)}, written by a newer Statewise "
+            f"({excerpt(data.get('statewise_version'))}); this one reads up to {FORMAT_VERSION}. Upgrade statewise"
         )
     rest = {key: value for key, value in data.items() if key != "sha256"}
     try:
@@ -152,13 +154,16 @@ def _decode(data: dict[str, Any], path: Path) -> Manifest:
     for name in known:
         require(name in data, f"the field {name!r} is missing")
     for name in data:
-        require(name in known, f"unknown field {name!r}; known: {', '.join(known)}")
+        require(name in known, f"unknown field {excerpt(name)}; known: {', '.join(known)}")
     dtype, dtype_of, tokenizer, files = data["dtype"], data["dtype_of"], data["tokenizer"], data["files"]
     require(isinstance(data["statewise_version"], str), "statewise_version is not a string")
-    require(dtype in list(DTYPES), f"dtype={dtype!r} is unknown; use one of {list(DTYPES)}")
+    require(dtype in list(DTYPES), f"dtype={excerpt(dtype)} is unknown; use one of {list(DTYPES)}")
     require(isinstance(dtype_of, dict), "dtype_of is not an object")
     for name, value in dtype_of.items():
-        require(value in list(DTYPES), f"dtype_of.{name}={value!r} is unknown; use one of {list(DTYPES)}")
+        require(
+            value in list(DTYPES),
+            f"dtype_of.{excerpt(name, quoted=False)}={excerpt(value)} is unknown; use one of {list(DTYPES)}",
+        )
     if tokenizer is not None:
         fine = isinstance(tokenizer, dict) and tokenizer.keys() == {"kind", "fingerprint"}
         require(fine and tokenizer["kind"] in TOKENIZER_KINDS, f"tokenizer.kind is not one of {list(TOKENIZER_KINDS)}")
@@ -166,9 +171,11 @@ def _decode(data: dict[str, Any], path: Path) -> Manifest:
     require(isinstance(files, dict), "files is not an object")
     for name, record in files.items():
         place = PurePosixPath(name.replace("\\", "/"))
-        require(not place.is_absolute() and ".." not in place.parts, f"the file name {name!r} leaves the folder")
-        require(place.suffix not in PICKLE_SUFFIXES, f"{name!r} is a pickle by its name, and those are never loaded")
-        require(name in FILES, f"unknown file {name!r}; known: {', '.join(FILES)}")
+        require(not place.is_absolute() and ".." not in place.parts, f"the file name {excerpt(name)} leaves the folder")
+        require(
+            place.suffix not in PICKLE_SUFFIXES, f"{excerpt(name)} is a pickle by its name, and those are never loaded"
+        )
+        require(name in FILES, f"unknown file {excerpt(name)}; known: {', '.join(FILES)}")
         fine = isinstance(record, dict) and record.keys() == {"bytes", "sha256"}
         require(
             fine and type(record["bytes"]) is int and isinstance(record["sha256"], str), f"files.{name} is malformed"

@@ -19,7 +19,7 @@ from statewise.checkpoints.atomic import locate, remove_folder, remove_hidden
 from statewise.checkpoints.files import read_trainer_data
 from statewise.checkpoints.folders import CHECKPOINTS, RUN_FILE, require_checkpoint
 from statewise.checkpoints.manifest import read_manifest
-from statewise.errors import CheckpointError, InputError
+from statewise.errors import CheckpointError, InputError, excerpt
 
 
 class RunCheckpoint(NamedTuple):
@@ -120,6 +120,6 @@ def _describe(path: Path, data: Mapping[str, Any]) -> RunCheckpoint:
     metric, higher = data.get("metric", "bits_per_byte"), data.get("higher_is_better", False)
     if type(metric) is not str or type(higher) is not bool:
         raise CheckpointError(
-            f"{path} has a metric={metric!r}, higher_is_better={higher!r}; expected a name and a truth"
+            f"{path} has a metric={excerpt(metric)}, higher_is_better={excerpt(higher)}; expected a name and a truth"
         )
     return RunCheckpoint(path, step, score, metric, higher)

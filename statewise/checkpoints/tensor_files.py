@@ -14,7 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from statewise.errors import CheckpointError, InputError
+from statewise.configuration import parse_json
+from statewise.errors import CheckpointError, ConfigError, InputError, reason
 
 LONGEST_NAME = 200  # that a message shows in full
 GGUF = ".gguf"
@@ -22,6 +23,7 @@ SAFETENSORS = ".safetensors"
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")  # of torch.save
 PICKLE_SUFFIXES = (*TORCH_SUFFIXES, ".pkl", ".pickle")
 WEIGHT_SUFFIXES = (SAFETENSORS, *TORCH_SUFFIXES, GGUF)  # of files that are a model
+LONGEST_HEADER = 100_000_000  # bytes, of a safetensors file, as the library has it
 ALIGNMENT = 8  # bytes, of the first tensor in a file
 # As the file format calls them
 STORED_AS = {
@@ -232,12 +234,28 @@ def _zip_may_hold_pickles(path: Path) -> bool:
         return True
 
 
+def _require_unique_names(path: Path) -> None:
+    """CheckpointError for a header with a name that is there twice, of which the library takes the last."""
+    with open(path, "rb") as file:
+        n = int.from_bytes(file.read(8), "little")
+        header = file.read(n) if n <= LONGEST_HEADER else b""  # else the library refuses it
+    try:
+        parse_json(header.rstrip(b" ") or b"{}", f"{path} is not a safetensors file that can be read: its header")
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+
+
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
     refuse_pickle(path)
+    _require_unique_names(path)
     try:
         opened = safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, RuntimeError) as error:  # the latter from PyTorch, if the file is gone or cannot be mapped
+    except (
+        SafetensorError,
+        RuntimeError,
+        OSError,
+    ) as error:  # the latter two from PyTorch, if the file is gone or cannot be mapped
         raise _unreadable(path, error) from error
     try:
         with opened as file:
@@ -247,4 +265,4 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path} is not a safetensors file that can be read ({' '.join(str(error).split())})")
+    return CheckpointError(f"{path} is not a safetensors file that can be read ({reason(error)})")

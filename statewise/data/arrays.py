@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from statewise.data.sequences import Found, Rows
-from statewise.errors import DataError
+from statewise.errors import DataError, excerpt
+from statewise.files.arrays import read_npz
 
 NAMES = ("x", "y", "lengths")
 
@@ -32,15 +32,10 @@ def find_arrays(path: Path | None) -> Found:
         raise DataError(f"data.folder={str(path)!r} is not a file; source 'arrays' reads an .npz file of numpy's")
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path} cannot be read as an .npz file: it is no zip archive; write it with numpy.savez")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            names = set(file.files)
-            known = {f"{part}_{name}" for part in ("train", "test") for name in NAMES}
-            if unknown := sorted(names - known):
-                raise DataError(f"{path} holds {unknown[0]!r}; the names are {', '.join(sorted(known))}")
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DataError(f"{path} cannot be read as an .npz file of plain arrays: {error}") from None
+    arrays = read_npz(path)
+    known = {f"{part}_{name}" for part in ("train", "test") for name in NAMES}
+    if unknown := sorted(arrays.keys() - known):
+        raise DataError(f"{path} holds {excerpt(unknown[0])}; the names are {', '.join(sorted(known))}")
     for name in ("train_x", "train_y"):
         if name not in arrays:
             raise DataError(f"{path} has no {name}; write it with numpy.savez(path, train_x=..., train_y=...)")
@@ -81,8 +76,8 @@ def _rows(path: Path, part: str, arrays: dict[str, np.ndarray], labels: np.ndarr
         raise DataError(f"{path}: {part}_lengths holds {lengths.min()} to {lengths.max()}; expected 1 to {x.shape[1]}")
     values = x[np.arange(x.shape[1]) < lengths[:, None]]
     for name, array in (("x", values), ("y", y)):
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise DataError(f"{path}: {part}_{name} has values that are not finite; fill or drop them")
+        if array.dtype.kind == "f" and not (np.abs(array) <= np.finfo(np.float32).max).all():
+            raise DataError(f"{path}: {part}_{name} has values that are not finite in float32; fill or drop them")
     if labels is not None:
         targets = np.searchsorted(labels, y).astype(np.int64)
     else:

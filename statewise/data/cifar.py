@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import pickle
-import tarfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from statewise.data.cifar_batch import read_batch
 from statewise.data.made_once import cache_folder, made_once
 from statewise.data.sequences import Found, Rows
 from statewise.errors import DataError
+from statewise.files.arrays import map_npy
+from statewise.files.opening import read_file, refusing, tar_members
+from statewise.files.pictures import read_picture
 
 FORMAT = 1
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 N_IMAGES = {"train": 50_000, "test": 10_000}
-PIXELS = 1024
+SIDE = 32
+PIXELS = SIDE * SIDE
 BINARY_FILES = {f"data_batch_{i}.bin": "train" for i in range(1, 6)} | {"test_batch.bin": "test"}
 PYTHON_FILES = {f"data_batch_{i}": "train" for i in range(1, 6)} | {"test_batch": "test"}
 FORMS = (
@@ -46,8 +47,7 @@ def find_cifar10(folder: Path | None, channels: str, progress: Progress | None =
 
     ``folder`` is one of: an archive (binary, python or JPEG), a folder that holds one, an unpacked one, or a tree of
     JPEG files. Images re-encoded as JPEG are not the published pixels, and what is measured on them is not quite the
-    published task; the notes say so. The python archive is a pickle: it is read by an unpickler that makes arrays,
-    bytes, lists and dicts, and refuses everything else.
+    published task; the notes say so. The python archive is a pickle: of what it names nothing is made.
 
     Source:  Krizhevsky 2009, "Learning multiple layers of features from tiny images".
     Cost:    about 20 seconds for JPEG the first time, and 185 MB in the cache.
@@ -122,8 +122,8 @@ def _open(folder: Path) -> _Images | None:
     """None if it is not there, or not whole."""
     try:
         n_train = json.loads((folder / "meta.json").read_text())["n_train"]
-        pixels, labels = np.load(folder / "pixels.npy", mmap_mode="r"), np.load(folder / "labels.npy")
-    except (OSError, ValueError, KeyError, EOFError):
+        pixels, labels = (map_npy(folder / name) for name in ("pixels.npy", "labels.npy"))
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     whole = pixels.shape == (len(labels), PIXELS, 3) and pixels.dtype == np.uint8 and 0 < n_train < len(labels)
     return _Images(pixels, labels, n_train) if whole else None
@@ -156,33 +156,27 @@ def _build(folder: Path, place: Path, progress: Progress | None) -> None:
 
 
 def _read(place: Path) -> Iterator[Image]:
-    try:
-        for name, data in _files(place):
-            path = Path(name)
-            if path.name in BINARY_FILES:
-                yield from _read_binary(name, data(), BINARY_FILES[path.name])
-            elif path.name in PYTHON_FILES:
-                yield from _read_python(name, data(), PYTHON_FILES[path.name])
-            elif path.suffix in (".jpg", ".jpeg", ".png") and len(path.parts) >= 3:
-                split, label = path.parts[-3:-1]
-                if split in N_IMAGES and label in CLASSES:
-                    yield split, CLASSES.index(label), _decode(name, data())
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise DataError(f"cannot read {place}: {getattr(error, 'strerror', None) or error}") from error
+    for name, data in _files(place):
+        path = Path(name)
+        if path.name in BINARY_FILES:
+            yield from _read_binary(name, data(), BINARY_FILES[path.name])
+        elif path.name in PYTHON_FILES:
+            yield from _read_python(name, data(), PYTHON_FILES[path.name])
+        elif path.suffix in (".jpg", ".jpeg", ".png") and len(path.parts) >= 3:
+            split, label = path.parts[-3:-1]
+            if split in N_IMAGES and label in CLASSES:
+                yield split, CLASSES.index(label), _decode(name, data())
 
 
 def _files(place: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Names, and how to read the contents: an archive from beginning to end, a folder in the order of its names."""
-    if place.is_dir():
-        for path in sorted(place.rglob("*")):
-            if path.is_file():
-                yield str(path), path.read_bytes
+    if not place.is_dir():
+        yield from tar_members(place)
         return
-    with tarfile.open(place) as archive:
-        for member in archive:
-            file = archive.extractfile(member)
-            if file is not None:
-                yield member.name, file.read
+    with refusing(f"cannot read {place}"):
+        paths = sorted(path for path in place.rglob("*") if path.is_file())
+    for path in paths:
+        yield str(path), lambda path=path: read_file(path)  # type: ignore[misc]
 
 
 def _read_binary(name: str, data: bytes, split: str) -> Iterator[Image]:
@@ -195,52 +189,11 @@ def _read_binary(name: str, data: bytes, split: str) -> Iterator[Image]:
         yield split, int(record[0]), record[1:].reshape(3, PIXELS).T
 
 
-class _Arrays(pickle.Unpickler):
-    """Makes numpy arrays and plain containers, and nothing that a pickle may otherwise name."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("numpy", "ndarray"):
-            return np.ndarray
-        if (module, name) == ("numpy", "dtype"):
-            return np.dtype
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return _empty_array
-        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes under the old protocols
-            return _encode
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
-def _empty_array(cls: type, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """What numpy calls before it fills an array: always an empty array of bytes."""
-    return np.ndarray((0,), np.uint8)
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    return text.encode("latin1")
-
-
 def _read_python(name: str, data: bytes, split: str) -> Iterator[Image]:
-    try:
-        batch = _Arrays(io.BytesIO(data), encoding="bytes").load()
-        pixels, labels = batch[b"data"], batch[b"labels"]
-        good = pixels.shape == (len(labels), 3 * PIXELS) and pixels.dtype == np.uint8 and set(labels) <= set(range(10))
-    except Exception as error:  # a damaged pickle may raise anything
-        raise DataError(f"{name} is no batch of cifar-10-python: {error}") from error
-    if not good:
-        raise DataError(f"{name} is no batch of cifar-10-python: it holds {pixels.dtype} {pixels.shape}")
-    for label, image in zip(labels, pixels):
+    images, labels = read_batch(data, name, 3 * PIXELS)
+    for label, image in zip(labels, images):
         yield split, label, image.reshape(3, PIXELS).T
 
 
 def _decode(name: str, data: bytes) -> np.ndarray:
-    try:
-        from PIL import Image as pillow
-    except ImportError as error:
-        raise DataError('JPEG needs Pillow, which is not installed; run: pip install "statewise[tasks]"') from error
-    try:
-        image = np.asarray(pillow.open(io.BytesIO(data)).convert("RGB"))
-    except OSError as error:
-        raise DataError(f"{name} is no image: {error}") from error
-    if image.shape != (32, 32, 3):
-        raise DataError(f"{name} has {image.shape[1]} x {image.shape[0]} pixels, expected 32 x 32")
-    return image.reshape(PIXELS, 3)
+    return read_picture(data, name, side=SIDE, mode="RGB").reshape(PIXELS, 3)

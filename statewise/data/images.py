@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from statewise.data.sequences import Found, Rows
 from statewise.errors import DataError
+from statewise.files.opening import unfolded
 
 FASHION_MNIST_FOLDER = "/usr/share/datasets/fashion-mnist"  # where Debian's package dataset-fashion-mnist puts it
 FASHION_MNIST_CLASSES = (
@@ -92,11 +91,8 @@ def read_idx(path: Path) -> np.ndarray:
 
     Errors:  DataError if it is anything else, or cut short.
     """
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-            data = file.read()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    with unfolded(path, gzipped=path.suffix == ".gz") as file:
+        data = file.read()
     n_axes = data[3] if len(data) > 3 else 0
     if data[:3] != b"\0\0\x08" or not 1 <= n_axes <= 3 or len(data) < 4 + 4 * n_axes:
         raise DataError(f"{path} is no idx file of bytes: it begins with {data[:4].hex(' ')}; expected 00 00 08 0n")

@@ -218,7 +218,8 @@ def open_labelled(config: LabelledDataConfig, *, progress: Progress | None = Non
     elif config.test_fraction != 0:
         fraction = 0.2 if config.test_fraction is None else config.test_fraction
         held = hold_out(found.train.targets, fraction, config.seed)
-        parts["test"], rest = (found.train, rest[held]), rest[~held]
+        if held.any():
+            parts["test"], rest = (found.train, rest[held]), rest[~held]
     if config.validation_fraction:
         held = hold_out(found.train.targets[rest], config.validation_fraction, config.seed + 1)
         if held.any():

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from statewise.errors import DataError
+from statewise.errors import DataError, excerpt, reason
 
 SERIES = {"co2": "co2/co2.csv", "sunspots": "sunspots/sunspots.csv"}  # sources by name: CSV files of statsmodels
 MISSING = frozenset({"", "na", "nan", "n/a", "null", "none", "-", "?"})
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 7 * 86400}
 MONTHS = {"month": 1, "quarter": 3, "year": 12}
+EARLIEST, LATEST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2, 9999))
 MAX_GAPS = 20  # a grid with more than this many empty steps for each row is no grid
 
 
@@ -117,14 +118,14 @@ def read_series(
         named.append(("series", series))
     for field, column in named:
         if column not in header:
-            raise DataError(f"{path} has no column {column!r} (data.{field}); its columns are: {', '.join(header)}")
+            raise DataError(f"{path} has no column {column!r} (data.{field}); its columns are: {_few(header)}")
     taken = {time, series, *covariates}
     targets = tuple(targets) or tuple(column for column in header if column not in taken)
     if not targets:
-        raise DataError(f"{path} has no column left to forecast; its columns are: {', '.join(header)}")
+        raise DataError(f"{path} has no column left to forecast; its columns are: {_few(header)}")
     clash = [column for column in targets if column in taken]
     if clash:
-        raise DataError(f"{path}: the column {clash[0]!r} is a target and something else; name it once")
+        raise DataError(f"{path}: the column {excerpt(clash[0])} is a target and something else; name it once")
 
     at = {column: i for i, column in enumerate(header)}
     stamps, dates = _times(path, [row[at[time]] for _, row in rows], [line for line, _ in rows])
@@ -133,7 +134,8 @@ def read_series(
     for column, known in zip(targets, ~np.isnan(cells).all(0)):
         if not known:
             raise DataError(
-                f"{path}: every value of the column {column!r} is missing; name the columns to forecast in data.targets"
+                f"{path}: every value of the column {excerpt(column)} is missing; name the columns to forecast "
+                "in data.targets"
             )
     names = ["" if series is None else row[at[series]].strip() for _, row in rows]
     spacing = _infer(stamps, dates) if frequency is None else parse_frequency(frequency, dates)
@@ -160,7 +162,7 @@ def parse_frequency(text: str, dates: bool) -> Frequency:
         if not 0 < number < math.inf:
             raise DataError(f"data.frequency={text!r}: the times are numbers, so expected a number above 0")
         return Frequency("number", number)
-    match = re.fullmatch(r"(\d*)\s*([a-z]+?)s?", text.strip().lower())
+    match = re.fullmatch(r"(\d{0,9})\s*([a-z]+?)s?", text.strip().lower())
     unit = match[2] if match else ""
     n = int(match[1] or 1) if match else 0
     if n < 1 or unit not in {*SECONDS, *MONTHS}:
@@ -177,7 +179,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
             reader = csv.reader(file, strict=True)
             lines = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as a CSV file in UTF-8: {error}") from error
+        raise DataError(f"{path} cannot be read as a CSV file in UTF-8: {reason(error)}") from error
     if len(lines) < 3:
         raise DataError(f"{path} has {max(0, len(lines) - 1)} rows; expected a line of names and at least two rows")
     header = [cell.strip() for cell in lines[0][1]]
@@ -186,15 +188,20 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
         raise DataError(f"{path} is separated by {separator!r}, it seems; expected commas (and decimal points)")
     if _is_value(header[0]):
         raise DataError(
-            f"{path}: its first line must name the columns, but begins with the value {header[0]!r}; "
+            f"{path}: its first line must name the columns, but begins with the value {excerpt(header[0])}; "
             "put a line of names above it"
         )
     if len(set(header)) < len(header) or "" in header:
-        raise DataError(f"{path}: its first line must give each column a name of its own, got {', '.join(header)}")
+        raise DataError(f"{path}: its first line must give each column a name of its own, got {_few(header)}")
     for line, row in lines[1:]:
         if len(row) != len(header):
             raise DataError(f"{path}, line {line}, has {len(row)} cells; the first line names {len(header)} columns")
     return header, lines[1:]
+
+
+def _few(names: Sequence[str]) -> str:
+    """Names of columns, for a message."""
+    return excerpt(", ".join(names[:20]), 120, quoted=False)
 
 
 def _is_value(cell: str) -> bool:
@@ -218,7 +225,7 @@ def _number(path: Path, line: int, column: str, cell: str) -> float:
         value = math.inf
     if math.isinf(value):
         raise DataError(
-            f"{path}, line {line}: {column}={text!r} is no finite number; leave a missing value empty, "
+            f"{path}, line {line}: {_few([column])}={excerpt(text)} is no finite number; leave a missing value empty, "
             "or name the columns to use in data.targets"
         )
     return value
@@ -233,9 +240,13 @@ def _times(path: Path, cells: list[str], lines: list[int]) -> tuple[np.ndarray, 
             stamps.append((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
         except ValueError:
             if stamps:
-                raise DataError(f"{path}, line {line}: the time {cell!r} is no ISO date, as those before it") from None
+                raise DataError(
+                    f"{path}, line {line}: the time {excerpt(cell)} is no ISO date, as those before it"
+                ) from None
             dates = False
             break
+        if not EARLIEST <= stamps[-1] < LATEST:  # beyond them the calendar ends, in one zone or another
+            raise DataError(f"{path}, line {line}: the time {excerpt(cell)} is before the year 2 or after 9998")
     if not dates:
         for cell, line in zip(cells, lines):
             try:
@@ -244,7 +255,7 @@ def _times(path: Path, cells: list[str], lines: list[int]) -> tuple[np.ndarray, 
                 stamps.append(math.nan)
             if not math.isfinite(stamps[-1]):
                 raise DataError(
-                    f"{path}, line {line}: the time {cell!r} is neither an ISO date (2024-03-01) nor a number; "
+                    f"{path}, line {line}: the time {excerpt(cell)} is neither an ISO date (2024-03-01) nor a number; "
                     "name the column of times in data.time"
                 )
     return np.array(stamps), dates
@@ -285,9 +296,10 @@ def _grid(path: Path, stamps: np.ndarray, spacing: Frequency, lines: list[int]) 
         months = np.array([_month(t) for t in stamps])
         exact = (months - months.min()) / spacing.step
     else:
-        exact = (stamps - stamps.min()) / spacing.step
-    index = np.round(exact).astype(np.int64)
-    off = np.abs(exact - index) > 1e-3
+        with np.errstate(over="ignore"):
+            exact = (stamps - stamps.min()) / spacing.step
+    index = np.round(np.clip(exact, 0, 1 << 60)).astype(np.int64)
+    off = ~(np.abs(exact - index) <= 1e-3)
     if off.any():
         line = lines[int(off.argmax())]
         raise DataError(f"{path}, line {line}: its time is not a whole number of steps of {spacing} after the first")

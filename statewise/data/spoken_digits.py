@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import io
 import re
-import tarfile
 import wave
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from statewise.data.sequences import Found, join
-from statewise.errors import DataError
+from statewise.errors import DataError, reason
+from statewise.files.opening import read_file, tar_members
 
 ARCHIVE = "free_spoken_digits.tar.gz"
 RATE = 8000
@@ -52,19 +51,13 @@ def _files(place: Path) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the .wav files."""
     if place.is_dir() and (place / ARCHIVE).is_file() and not any(place.glob("*.wav")):
         place = place / ARCHIVE
-    try:
-        if place.is_file():
-            with tarfile.open(place) as archive:
-                for member in archive:
-                    file = archive.extractfile(member) if member.name.endswith(".wav") else None
-                    if file is not None:
-                        yield Path(member.name).name, file.read()
-            return
-        for path in [*place.glob("*.wav"), *place.glob("recordings/*.wav")]:
-            yield path.name, path.read_bytes()
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        why = getattr(error, "strerror", None) or str(error).partition("\n")[0].rstrip(":")  # tarfile writes a list
-        raise DataError(f"cannot read {place}: {why}") from error
+    if place.is_file():
+        for member in tar_members(place):
+            if member.name.endswith(".wav"):
+                yield Path(member.name).name, member.read()
+        return
+    for path in [*place.glob("*.wav"), *place.glob("recordings/*.wav")]:
+        yield path.name, read_file(path)
 
 
 def _read_wave(name: str, data: bytes) -> np.ndarray:
@@ -74,8 +67,9 @@ def _read_wave(name: str, data: bytes) -> np.ndarray:
             form = (file.getframerate(), file.getsampwidth(), file.getnchannels())
             n_samples = file.getnframes()
             samples = file.readframes(n_samples + 1)  # one more: what is left of the data if they are no whole samples
-    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk that ends behind the file's end
-        raise DataError(f"{name} is no WAV file of plain samples: {str(error) or 'it is cut short'}") from error
+    except Exception as error:  # the module raises RuntimeError for a chunk that ends behind the file's end, and more
+        why = reason(error) if str(error) else "it is cut short"
+        raise DataError(f"{name} is no WAV file of plain samples: {why}") from error
     if form != (RATE, 2, 1):
         raise DataError(
             f"{name} has {form[0]} samples a second, {8 * form[1]} bits, {form[2]} channels; "

@@ -8,13 +8,15 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from statewise.errors import DataError
+from statewise.configuration import parse_json
+from statewise.errors import DataError, excerpt, reason
 
 DOCUMENT_TOKEN_NAMES = (
     "<|endoftext|>",
@@ -29,6 +31,8 @@ DOCUMENT_TOKEN_NAMES = (
     "[SEP]",
     "[CLS]",
 )
+MOST_TOKENS = 1 << 20  # that a vocabulary may have, however short its file; of a longer one as many as it has bytes
+LONGEST_PREFIX = 1000
 REPLACEMENT = "\ufffd"
 # Ill-formed UTF-8 is held back this many tokens before it is shown as replacement characters: without
 # a bound, a model that writes nothing but stray bytes would make the cost per token grow for ever.
@@ -158,12 +162,14 @@ class FileTokenizer:
         if not self.json.strip():
             raise DataError(f"{name} is not a tokenizer.json: it is empty; expected a file that Tokenizer.save() wrote")
         try:
-            canonical = json.dumps(json.loads(self.json), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+            content = parse_json(self.json, "the file")
+            canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
             self._tokenizer = tokenizers.Tokenizer.from_str(self.json)
-        except Exception as error:  # the library raises bare Exception for JSON that is no tokenizer
-            reason = " ".join(str(error).split())
+        except BaseException as error:  # the library raises bare Exception for JSON that is no tokenizer, and panics
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
             raise DataError(
-                f"{name} is not a tokenizer.json ({reason}); expected a file that Tokenizer.save() wrote"
+                f"{name} is not a tokenizer.json ({reason(error)}); expected a file that Tokenizer.save() wrote"
             ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -173,12 +179,31 @@ class FileTokenizer:
         if not vocabulary:
             raise DataError(f"{name} has an empty vocabulary; expected a trained tokenizer")
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps, so not the number of entries
-        self.gaps: Sequence[int] = sorted(set(range(self.vocab_size)) - set(vocabulary.values()))
+        if self.vocab_size > max(MOST_TOKENS, len(self.json)):
+            raise DataError(
+                f"{name} has the id {self.vocab_size - 1:,} for {len(vocabulary):,} tokens; expected ids without large "
+                "gaps: each is a row of the model's embedding"
+            )
+        is_token = np.zeros(self.vocab_size, bool)
+        is_token[list(vocabulary.values())] = True
+        self.gaps: Sequence[int] = np.flatnonzero(~is_token).tolist()
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token.content: index for index, token in added.items() if token.special}
         self._special = frozenset(special.values())
         self.document_token = _choose_document_token(name, special)
-        self.prefix: Sequence[int] = _put_before(json.loads(self.json).get("post_processor"))
+        try:
+            self.prefix: Sequence[int] = list(islice(_put_before(content.get("post_processor")), LONGEST_PREFIX + 1))
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError) as error:
+            raise DataError(
+                f"{name} has a post_processor that cannot be read ({type(error).__name__}: {reason(error)}); expected "
+                "one that Tokenizer.save() wrote"
+            ) from error
+        if len(self.prefix) > LONGEST_PREFIX:
+            raise DataError(f"{name} puts more than {LONGEST_PREFIX:,} tokens before a text; expected one or two")
+        for token in self.prefix:
+            if type(token) is not int or not 0 <= token < self.vocab_size or not is_token[token]:
+                shown = excerpt(token)
+                raise DataError(f"{name} puts {shown} before a text, which is no token of its vocabulary")
 
     def encode(self, text: str) -> list[int]:
         """The tokens of the text; nothing is added."""
@@ -186,6 +211,8 @@ class FileTokenizer:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeEncodeError) as error:  # lone surrogates: which of the two depends on the version
             raise DataError("the text is not valid Unicode; a tokenizer.json needs text that UTF-8 can hold") from error
+        except Exception as error:  # the library's, of a vocabulary that lacks what the text needs
+            raise DataError(f"the tokenizer cannot encode the text: {reason(error)}") from error
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
         """(n,) unsigned integers. DataError (caused by the UnicodeDecodeError) if the bytes are not UTF-8."""
@@ -284,27 +311,22 @@ def _read_tokenizer_file(path: Path) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not a tokenizer.json: it is not UTF-8 text") from error
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the tokenizer {path}: {_reason(error)}") from error
+        raise DataError(f"cannot read the tokenizer {path}: {reason(error)}") from error
 
 
-def _reason(error: Any) -> str:
-    return getattr(error, "strerror", None) or str(error)
-
-
-def _put_before(post_processor: Any) -> list[int]:
+def _put_before(post_processor: Any) -> Iterator[int]:
     """What the post-processor of a tokenizer.json, if it has one, puts before a text."""
     kind = post_processor["type"] if post_processor else None
     if kind == "Sequence":
-        inner = map(_put_before, reversed(post_processor["processors"]))  # the last one's comes first
-        return [token for part in inner for token in part]
-    if kind in ("BertProcessing", "RobertaProcessing"):
-        return [post_processor["cls"][1]]
-    if kind != "TemplateProcessing":
-        return []
-    template = post_processor["single"]
-    n_before = next((i for i, piece in enumerate(template) if "Sequence" in piece), 0)
-    ids = post_processor["special_tokens"]
-    return [token for piece in template[:n_before] for token in ids[piece["SpecialToken"]["id"]]["ids"]]
+        for inner in reversed(post_processor["processors"]):  # the last one's comes first
+            yield from _put_before(inner)
+    elif kind in ("BertProcessing", "RobertaProcessing"):
+        yield post_processor["cls"][1]
+    elif kind == "TemplateProcessing":
+        template = post_processor["single"]
+        n_before = next((i for i, piece in enumerate(template) if "Sequence" in piece), 0)
+        for piece in template[:n_before]:
+            yield from post_processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
 
 
 def _choose_document_token(name: str, special: dict[str, int]) -> int:

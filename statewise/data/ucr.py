@@ -6,14 +6,19 @@ The files are read here: aeon is found and never imported, which would take seco
 from __future__ import annotations
 
 import importlib.util
-import math
+import sys
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from statewise.data.sequences import Found, Rows, join
-from statewise.errors import DataError
+from statewise.errors import DataError, excerpt
+from statewise.files.opening import read_file
+
+MOST = float(np.finfo(np.float32).max)  # of a target
 
 
 class _Series(NamedTuple):
@@ -79,10 +84,7 @@ def _folder_of(name: str, folder: Path | None) -> Path:
 
 def read_ts(path: Path) -> _Series:
     """The rows of a .ts file: ``channel:channel:...:label``, each channel its values between commas."""
-    try:
-        lines = path.read_text("utf-8", "replace").splitlines()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    lines = read_file(path).decode("utf-8", "replace").splitlines()
     header: dict[str, list[str]] = {}
     rows: list[tuple[int, str]] = []
     for number, line in enumerate(lines, 1):
@@ -115,9 +117,9 @@ def read_ts(path: Path) -> _Series:
         if not channels or not label or "," in label:
             raise DataError(f"{place}: there is no label behind the values; expected channel:...:label")
         if listed and _key(label) not in listed:
-            raise DataError(f"{place}: the label {label!r} is not one of @classLabel: {', '.join(listed.values())}")
-        if not kinds[0] and not _is_finite(label):
-            raise DataError(f"{place}: the target {label!r} is no number")
+            raise DataError(f"{place}: the label {excerpt(label)} is not one of @classLabel: {_few(listed.values())}")
+        if not kinds[0] and not _is_finite(label, MOST):
+            raise DataError(f"{place}: the target {excerpt(label)} is no number")
         sequences.append(_read_channels(place, channels))
         labels.append(listed.get(_key(label), label))
         if len(channels) != sequences[0].shape[1]:
@@ -127,7 +129,8 @@ def read_ts(path: Path) -> _Series:
 
 def _read_channels(place: str, channels: list[str]) -> np.ndarray:
     try:
-        values = [np.array(channel.split(","), np.float32) for channel in channels]
+        with np.errstate(over="ignore"):  # an infinite value is refused below
+            values = [np.array(channel.split(","), np.float32) for channel in channels]
         sequence = np.stack(values, 1)
     except ValueError as error:
         raise DataError(f"{place}: {_fault(channels)}") from error
@@ -147,9 +150,12 @@ def _fault(channels: list[str]) -> str:
             try:
                 float(value)
             except ValueError:
-                return f"value {k} of channel {i}, {value.strip()!r}, is no number"
-    lengths = ", ".join(str(channel.count(",") + 1) for channel in channels)
-    return f"its channels have unlike lengths: {lengths}"
+                return f"value {k} of channel {i}, {excerpt(value.strip())}, is no number"
+    return f"its channels have unlike lengths: {_few(str(channel.count(',') + 1) for channel in channels)}"
+
+
+def _few(names: Iterable[str]) -> str:
+    return excerpt(", ".join(islice(names, 20)), 120, quoted=False)
 
 
 def _key(label: str) -> float | str:
@@ -157,9 +163,9 @@ def _key(label: str) -> float | str:
     return float(label) if _is_finite(label) else label.lower()
 
 
-def _is_finite(text: str) -> bool:
+def _is_finite(text: str, largest: float = sys.float_info.max) -> bool:
     try:
-        return math.isfinite(float(text))
+        return abs(float(text)) <= largest
     except ValueError:
         return False
 

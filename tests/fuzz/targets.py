@@ -37,4 +37,5 @@ TARGETS: dict[str, Target] = {
     "command-line": Target("command_line", seconds=90.0, memory=3 << 30, share=2.0),
     "time-varying": Target("time_varying", share=2.0),
     "threads": Target("threads"),
+    "readers": Target("readers", memory=1 << 30, share=2.0),
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from statewise.checkpoints.tensor_files import shown
-from statewise.errors import CheckpointError
+from statewise.errors import CheckpointError, excerpt
 
 
 def refuse_unknown(config: Mapping[str, Any], known: Iterable[str], where: str) -> None:
@@ -18,14 +18,14 @@ def refuse_unknown(config: Mapping[str, Any], known: Iterable[str], where: str) 
         if name not in known and value is not None:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise CheckpointError(f"{where}: the field {shown(str(name))}={value!r} is not known here{hint}")
+            raise CheckpointError(f"{where}: the field {shown(str(name))}={excerpt(value)} is not known here{hint}")
 
 
 def require(config: Mapping[str, Any], supported: Mapping[str, Any], where: str) -> None:
     """CheckpointError for a field that has another value than the only supported one."""
     for name, value in supported.items():
         if name in config and config[name] != value:
-            raise CheckpointError(f"{where}: {name}={config[name]!r} is not supported, only {value!r}")
+            raise CheckpointError(f"{where}: {name}={excerpt(config[name])} is not supported, only {value!r}")
 
 
 def count_layers(names: Iterable[str], prefix: str, where: str) -> int:
@@ -63,7 +63,7 @@ def section(config: Mapping[str, Any], name: str, where: str) -> Mapping[str, An
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise CheckpointError(f"{where}: {name}={value!r} is no group of fields")
+        raise CheckpointError(f"{where}: {name}={excerpt(value)} is no group of fields")
     return value
 
 
@@ -73,7 +73,7 @@ def dropout_of(config: Mapping[str, Any], default: float, where: str) -> float:
     if value is None or refers(value):
         return default
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
-        raise CheckpointError(f"{where}: dropout={value!r}; expected a number, 0 <= dropout < 1")
+        raise CheckpointError(f"{where}: dropout={excerpt(value)}; expected a number, 0 <= dropout < 1")
     return float(value)
 
 

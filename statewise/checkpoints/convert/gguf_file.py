@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from statewise.checkpoints.convert.gguf_entries import Value
-from statewise.errors import CheckpointError
+from statewise.errors import CheckpointError, reason
 
 try:
     from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, Keys
@@ -157,9 +157,9 @@ def _refusing(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, LookupError, ArithmeticError, RecursionError) as error:
-        text = str(error.args[0] if isinstance(error, KeyError) else error)  # a KeyError would be in quotes
-        reason = (text.splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # a damaged file may make the package raise anything
+        quoted = isinstance(error, KeyError) and error.args  # its text would be in quotes
+        why = reason(ValueError(error.args[0]) if quoted else error)
         raise CheckpointError(
-            f"{path} is no GGUF file, is damaged, or is newer than the gguf package: {reason}"
+            f"{path} is no GGUF file, is damaged, or is newer than the gguf package: {why}"
         ) from error

@@ -12,7 +12,7 @@ from statewise.checkpoints.convert.entries import require_tensor
 from statewise.checkpoints.convert.fields import dropout_of, refuse_unknown, require, section
 from statewise.checkpoints.convert.h3_names import Names
 from statewise.checkpoints.convert.mamba_fields import count, number
-from statewise.errors import CheckpointError
+from statewise.errors import CheckpointError, excerpt
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.projection import WEIGHT_STD
@@ -176,7 +176,7 @@ def _said(fields: Mapping[str, Any], name: str, group: str = "", *, at_least: in
 
 
 def _differs(name: str, given: Any, found: Any) -> CheckpointError:
-    return CheckpointError(f"{_WHERE}: {name}={given!r}, but the file's tensors say {found}")
+    return CheckpointError(f"{_WHERE}: {name}={excerpt(given)}, but the file's tensors say {found}")
 
 
 def _n_heads(d_model: int, heads: int | None) -> int:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from statewise.errors import CheckpointError
+from statewise.errors import CheckpointError, excerpt
 
 NO_LIMIT = (0.0, math.inf)
 LARGEST_COUNT = 2**31 - 1
@@ -58,7 +58,7 @@ def bounded(name: str, limit: tuple[float, float]) -> dict[str, list[float]]:
 
 
 def wrong(name: str, value: Any, expected: str, where: str) -> CheckpointError:
-    return CheckpointError(f"{where}: {name}={value!r}; expected {expected}")
+    return CheckpointError(f"{where}: {name}={excerpt(value)}; expected {expected}")
 
 
 def _is_number(value: Any) -> bool:

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from statewise.checkpoints.tensor_files import shown
-from statewise.errors import CheckpointError
+from statewise.errors import CheckpointError, DataError
+from statewise.files.opening import check_zip
 
 # Whose classes get a stand-in, and the names that such a file gives as the types of its values
 LIBRARIES = ("omegaconf.", "pytorch_lightning.", "lightning.", "lightning_fabric.")
@@ -28,6 +29,7 @@ TYPES = ("typing.Any", "collections.defaultdict") + tuple(
     f"builtins.{name}" for name in ("bool", "dict", "float", "int", "list", "object", "str", "tuple", "type")
 )
 ZIP = b"PK\x03\x04"  # what the file of a zip begins with
+MOST_VALUES = 1_000_000  # of plain data in a file of weights
 SCALARS = (str, int, float, bool, type(None))
 
 
@@ -57,7 +59,7 @@ def load_pickle(path: Path) -> Any:
     if is_zip:
         try:
             unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-        except (ValueError, RuntimeError, EOFError, AssertionError, pickle.UnpicklingError) as error:
+        except Exception as error:  # as below
             raise _unreadable(path, error) from error
         stand_ins = [(StandIn, name) for name in unsafe if name.startswith(LIBRARIES)]
         if stand_ins:
@@ -77,28 +79,43 @@ def load_pickle(path: Path) -> Any:
         if "Unsupported operand" in text and _begins_as_pickle(path):
             raise _refused(path, "holds more than tensors and plain data") from error
         raise _unreadable(path, error) from error
-    except (RuntimeError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OSError) as error:
+    except Exception as error:  # a damaged pickle may raise anything
         raise _unreadable(path, error) from error
 
 
-def plain(value: Any) -> Any:
-    """Stand-ins and containers as JSON has them; what is neither, nor a number or text, becomes None."""
+def plain(value: Any, left: list[int] | None = None) -> Any:
+    """Stand-ins and containers as JSON has them; what is neither, nor a number or text, becomes None.
+
+    left: how many more values there may be. A pickle that names one list twice in another, and so on, has few.
+    Errors:  CheckpointError for too many.
+    """
+    left = [MOST_VALUES] if left is None else left
+    left[0] -= 1
+    if left[0] < 0:
+        raise CheckpointError(f"its plain data unfold to more than {MOST_VALUES:,} values")
     if isinstance(value, StandIn):
         state = value.state
         if isinstance(state, Mapping) and "_content" in state:  # omegaconf's containers
-            return plain(state["_content"])
+            return plain(state["_content"], left)
         if isinstance(state, Mapping) and "_val" in state:  # and its values
-            return plain(state["_val"])
+            return plain(state["_val"], left)
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): plain(item, left) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(item, left) for item in value]
     return value if isinstance(value, SCALARS) else None
 
 
 def _is_whole_zip(path: Path) -> bool:
     """Whether it is a zip, as torch.save writes. Errors: CheckpointError if it begins as one and is cut short."""
     if zipfile.is_zipfile(path):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                check_zip(archive, path, path.stat().st_size)
+        except DataError as error:
+            raise CheckpointError(str(error)) from error
+        except Exception as error:  # of a damaged list of members
+            raise _unreadable(path, error) from error
         return True
     with open(path, "rb") as file:
         start = file.read(4)

@@ -14,8 +14,8 @@ from statewise.checkpoints.convert.formats import Config, Format, formats
 from statewise.checkpoints.convert.source import Source, find_source
 from statewise.checkpoints.convert.weights import owned, read_weights
 from statewise.checkpoints.empty import build_empty, fill
-from statewise.checkpoints.tensor_files import GGUF, require_finite, shown, stored_tensors
-from statewise.errors import CheckpointError, ConfigError
+from statewise.checkpoints.tensor_files import GGUF, require_finite, stored_tensors
+from statewise.errors import CheckpointError, ConfigError, excerpt
 from statewise.mixers.base import Dynamics
 from statewise.models.base import Model, ModelConfig
 
@@ -102,19 +102,19 @@ def recognise(source: Source, config: Config, names: frozenset[str]) -> Format:
         known.append(candidate)
     kind = config.get("model_type") or config.get("architectures")
     if kind:
-        what = f"its config says {shown(repr(kind))}"
+        what = f"its config says {excerpt(kind)}"
     elif source.config_file is not None:
         what = f"{source.config_file} has the fields {_few(config)}"
     else:
         what = "there is no config.json beside it"
     raise CheckpointError(
         f"{source.path} is of an unknown architecture: {what}, and its tensors are {_few(names)}. "
-        f"Known: {'; '.join(f'{candidate.name} ({candidate.summary})' for candidate in known)}; gguf"
+        f"Known: {', '.join(candidate.name for candidate in known)}, gguf"
     )
 
 
 def _few(names: Iterable[str]) -> str:
-    names = sorted(map(shown, names))
+    names = sorted(excerpt(name, 40, quoted=False) for name in names)
     return ", ".join(names[:3]) + (f", ... ({len(names)})" if len(names) > 3 else "") if names else "none"
 
 

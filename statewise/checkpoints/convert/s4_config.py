@@ -26,7 +26,7 @@ from typing import Any
 from statewise.checkpoints.convert.fields import dropout_of, refers, refuse_unknown, require, section
 from statewise.checkpoints.convert.mamba_fields import number
 from statewise.checkpoints.convert.s4_kernel import POSITIVE
-from statewise.errors import CheckpointError
+from statewise.errors import CheckpointError, excerpt
 from statewise.mixers.activations import ACTIVATIONS
 
 WHERE = "the S4 checkpoint's config"
@@ -112,7 +112,7 @@ class LayerSettings:
             given = self.said.get(name)
             if given is not None and not refers(given) and given not in meant:
                 raise CheckpointError(
-                    f"{WHERE}: model.layer.{name}={given!r}, but the file's tensors {here}* say {meant[0]!r}"
+                    f"{WHERE}: model.layer.{name}={excerpt(given)}, but the file's tensors {here}* say {meant[0]!r}"
                 )
 
     def check_no_mlp(self, here: str) -> None:
@@ -120,7 +120,8 @@ class LayerSettings:
             given = self.said.get(name)
             if given is not None and (name == "expand" or given == MLP):
                 raise CheckpointError(
-                    f"{WHERE}: model.layer.{name}={given!r} is of an MLP layer, but the file's tensors {here}* are none"
+                    f"{WHERE}: model.layer.{name}={excerpt(given)} is of an MLP layer, but the file's "
+                    f"tensors {here}* are none"
                 )
 
     def check_mlp(self, here: str, d_model: int, d_inner: int) -> None:
@@ -131,7 +132,8 @@ class LayerSettings:
             return
         if int(number(self.said, "expand", 1.0, f"{WHERE}: model.layer") * d_model) != d_inner:
             raise CheckpointError(
-                f"{WHERE}: model.layer.expand={expand!r}, but {here}layer.ff.0.0.weight has {d_inner} features of "
+                f"{WHERE}: model.layer.expand={excerpt(expand)}, but {here}layer.ff.0.0.weight has "
+                f"{d_inner} features of "
                 f"d_model={d_model}"
             )
 
@@ -165,7 +167,7 @@ class Settings:
         layer = model.get("layer")
         layers = list(layer) if isinstance(layer, (list, tuple)) else [layer or {}]
         if not layers or not all(isinstance(each, Mapping) for each in layers):
-            raise CheckpointError(f"{where}: layer={layer!r}; expected a group of fields, or a list of groups")
+            raise CheckpointError(f"{where}: layer={excerpt(layer)}; expected a group of fields, or a list of groups")
         return cls(
             model,
             tuple(LayerSettings.of(each, dropout) for each in layers),
@@ -184,19 +186,22 @@ class Settings:
         """n_layers counts how often the list of layers is repeated."""
         for name, found in (("d_model", d_model), ("n_layers", n_layers // len(self.layers))):
             if self.model.get(name, found) != found:
-                raise CheckpointError(f"{WHERE}: model.{name}={self.model[name]!r}, but the file's tensors say {found}")
+                raise CheckpointError(
+                    f"{WHERE}: model.{name}={excerpt(self.model[name])}, but the file's tensors say {found}"
+                )
 
     def check_norm(self, here: str, kind: str) -> None:
         said, _ = _norm(self.model)
         if said not in (None, kind):
             raise CheckpointError(
-                f"{WHERE}: model.norm={self.model['norm']!r}, but the file's tensors {here}norm.* are of {kind!r}"
+                f"{WHERE}: model.norm={excerpt(self.model['norm'])}, but the file's tensors "
+                f"{here}norm.* are of {kind!r}"
             )
 
     def check_prenorm(self, prenorm: bool) -> None:
         if self.model.get("prenorm", prenorm) != prenorm:
             raise CheckpointError(
-                f"{WHERE}: model.prenorm={self.model['prenorm']!r}, but the file has "
+                f"{WHERE}: model.prenorm={excerpt(self.model['prenorm'])}, but the file has "
                 f"{'a' if prenorm else 'no'} norm after the last layer"
             )
 
@@ -205,7 +210,9 @@ def _one_of(config: Mapping[str, Any], name: str, default: str, known: Any) -> s
     """The default where the field is left out; null is a value, and none of those known."""
     value = config.get(name, default)
     if not isinstance(value, str) or value not in known:
-        raise CheckpointError(f"{WHERE}: model.layer.{name}={value!r} is not supported, only one of {list(known)}")
+        raise CheckpointError(
+            f"{WHERE}: model.layer.{name}={excerpt(value)} is not supported, only one of {list(known)}"
+        )
     return known[value] if known is ACTIVATION_NAMES else str(value)
 
 
@@ -217,7 +224,7 @@ def _norm(model: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
     fields = given if isinstance(given, Mapping) else {}
     name = fields.get("_name_", "layer") if isinstance(given, Mapping) else given
     if not isinstance(name, str) or name not in _NORMS:
-        raise CheckpointError(f"{where}={given!r} is not supported, only one of {list(_NORMS)}")
+        raise CheckpointError(f"{where}={excerpt(given)} is not supported, only one of {list(_NORMS)}")
     refuse_unknown(fields, ("_name_", "eps", *_NORMS[name], *_NORM_NO_EFFECT), where)
     require(fields, _NORMS[name], where)
     return name, fields
@@ -231,20 +238,20 @@ def _require_plain_residual(residual: Any) -> None:
         require(residual, {name: plain[name] for name in ("alpha", "beta")}, f"{WHERE}: model.residual")
         residual = residual.get("_name_")
     if residual not in ("R", "residual"):
-        raise CheckpointError(f"{WHERE}: model.residual={given!r} is not supported, only 'R'")
+        raise CheckpointError(f"{WHERE}: model.residual={excerpt(given)} is not supported, only 'R'")
 
 
 def _require_no_pool(pool: Any) -> None:
     if isinstance(pool, Mapping) and pool.get("stride", 1) == 1 and pool.get("expand") in (None, 1):
         return
     if pool is not None:
-        raise CheckpointError(f"{WHERE}: model.pool={pool!r} is not supported, only a stride of 1")
+        raise CheckpointError(f"{WHERE}: model.pool={excerpt(pool)} is not supported, only a stride of 1")
 
 
 def _pooling(decoder: Any) -> str | None:
     name = decoder.get("_name_", "sequence") if isinstance(decoder, Mapping) else decoder
     if name not in (None, "sequence"):
-        raise CheckpointError(f"{WHERE}: decoder={decoder!r} is not supported, only 'sequence'")
+        raise CheckpointError(f"{WHERE}: decoder={excerpt(decoder)} is not supported, only 'sequence'")
     if not isinstance(decoder, Mapping):
         return "mean"
     where = f"{WHERE}: decoder"
@@ -255,5 +262,5 @@ def _pooling(decoder: Any) -> str | None:
     poolings = {"pool": "mean", "last": "last"}
     mode = decoder.get("mode", "last")
     if not isinstance(mode, str) or mode not in poolings:
-        raise CheckpointError(f"{where}: mode={mode!r} is not supported, only one of {list(poolings)}")
+        raise CheckpointError(f"{where}: mode={excerpt(mode)} is not supported, only one of {list(poolings)}")
     return poolings[mode]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from statewise.checkpoints.convert.entries import Entry, require_shape
 from statewise.checkpoints.convert.mamba_fields import LARGEST_COUNT
-from statewise.errors import CheckpointError
+from statewise.errors import CheckpointError, excerpt
 
 # How a positive number may be stored: by the inverse of one of these.
 POSITIVE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -227,7 +227,8 @@ def _taps(name: str, stored: Tensor) -> int:
     value = stored.item()
     if isinstance(value, complex) or not float(value).is_integer() or not 0 <= value <= LARGEST_COUNT:
         raise CheckpointError(
-            f"{name}={value!r}; expected the number of taps that C is stored for, an integer from 0 to {LARGEST_COUNT}"
+            f"{name}={excerpt(value)}; expected the number of taps that C is stored for, an integer "
+            f"from 0 to {LARGEST_COUNT}"
         )
     return int(value)
 

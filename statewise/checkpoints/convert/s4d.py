@@ -24,7 +24,7 @@ from statewise.checkpoints.convert.formats import Config, Tensors
 from statewise.checkpoints.convert.s4_config import EPS
 from statewise.checkpoints.convert.s4_kernel import Kernel
 from statewise.checkpoints.empty import expected_shapes
-from statewise.errors import CheckpointError
+from statewise.errors import CheckpointError, excerpt
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.base import ModelConfig
 from statewise.models.block import BlockConfig
@@ -107,12 +107,15 @@ def read(config: Config, tensors: Tensors) -> tuple[ModelConfig, dict[str, Tenso
     of_the_file = (d_input, d_output, kernel.d_model, n_layers, 2 * kernel.n)
     for name, value in zip(_SIZES, of_the_file, strict=True):
         if config.get(name, value) != value:
-            raise CheckpointError(f"{_WHERE}'s config: {name}={config[name]!r}, but the file's tensors say {value}")
+            raise CheckpointError(
+                f"{_WHERE}'s config: {name}={excerpt(config[name])}, but the file's tensors say {value}"
+            )
     dropout, prenorm = dropout_of(config, 0.1, f"{_WHERE}'s config"), config.get("prenorm", False)
     task = config.get("task", "classification" if d_output > 1 else "regression")
     if not isinstance(prenorm, bool) or not isinstance(task, str) or task not in TASKS:
         raise CheckpointError(
-            f"{_WHERE}'s config: prenorm={prenorm!r}, task={task!r}; expected a truth value and one of {list(TASKS)}"
+            f"{_WHERE}'s config: prenorm={excerpt(prenorm)}, task={excerpt(task)}; expected a truth "
+            f"value and one of {list(TASKS)}"
         )
     block = BlockConfig(
         mixer=minimal_mixer(kernel, dropout), norm="layer", placement="pre" if prenorm else "post", dropout=dropout

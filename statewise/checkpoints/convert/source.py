@@ -15,7 +15,7 @@ from statewise.checkpoints.folders import RUN_FILE
 from statewise.checkpoints.manifest import CONFIG_FILE, TOKENIZER_FILE
 from statewise.checkpoints.tensor_files import GGUF, SAFETENSORS, TORCH_SUFFIXES, WEIGHT_SUFFIXES, shown
 from statewise.configuration import parse_json
-from statewise.errors import CheckpointError, ConfigError
+from statewise.errors import CheckpointError, ConfigError, excerpt
 
 INDEX = ".index.json"
 CONFIG_FILES = (CONFIG_FILE, "params.json")  # the second is Codestral's, for its consolidated.safetensors
@@ -161,7 +161,7 @@ def shards_of(index: Path) -> dict[str, list[str]]:
     for file in shards:
         place, windows = PurePosixPath(file.replace("\\", "/")), PureWindowsPath(file)
         if place.is_absolute() or windows.drive or ".." in place.parts:
-            raise CheckpointError(f"{index}: the shard {file[:200]!r} leaves the folder; all shards have to lie in it")
+            raise CheckpointError(f"{index}: the shard {excerpt(file)} leaves the folder; all shards have to lie in it")
         if shown(file) != file:
             raise CheckpointError(
                 f"{index}: {shown(file)} is no name of a shard; expected one as model-00001.safetensors"

@@ -12,8 +12,9 @@ from torch import Tensor
 from statewise.checkpoints.convert.pickles import load_pickle, plain
 from statewise.checkpoints.convert.source import INDEX, Source, shards_of
 from statewise.checkpoints.manifest import DTYPES
-from statewise.checkpoints.tensor_files import SAFETENSORS, dtype_name, map_tensors, shown
-from statewise.errors import CheckpointError
+from statewise.checkpoints.tensor_files import SAFETENSORS, count_bytes, dtype_name, map_tensors, shown
+from statewise.errors import CheckpointError, DataError, excerpt
+from statewise.files.limits import require_within
 
 Tensors = dict[str, Tensor]
 # Under which a training program's file has the weights: Lightning's, and the example of the S4 repository
@@ -100,6 +101,11 @@ def _plain_data(value: Any, path: Path) -> Any:
 def _plain_tensors(loaded: Mapping[Any, Any], path: Path) -> Tensors:
     for name, tensor in loaded.items():
         _require_plain(name, tensor, path)
+    try:
+        # One number may stand for many, by a stride of 0, and a tensor may be made without any number of the file
+        require_within(str(path), count_bytes(loaded), path.stat().st_size, unit="bytes of tensors")
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
     return dict(loaded)
 
 
@@ -107,7 +113,7 @@ def _require_plain(name: Any, tensor: Any, path: Path) -> None:
     if not isinstance(name, str):
         raise CheckpointError(f"{path}: a key is {shown(repr(name))}, expected the names of tensors")
     if not isinstance(tensor, Tensor):
-        raise CheckpointError(f"{path}: {name!r} is a {type(tensor).__name__}, expected tensors by name")
+        raise CheckpointError(f"{path}: {excerpt(name)} is a {type(tensor).__name__}, expected tensors by name")
     if shown(name) != name:
         raise CheckpointError(f"{path}: {shown(name)} is no name of a tensor in any format that is known")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -16,11 +15,14 @@ from statewise.data.long_range.division import published_division
 from statewise.data.long_range.files import locate
 from statewise.data.long_range.store import Items, Progress, Stored, Write, identity, stored_rows
 from statewise.data.sequences import Found
-from statewise.errors import DataError
+from statewise.errors import DataError, excerpt, reason
+from statewise.files.opening import read_file
+from statewise.files.pictures import read_picture
 
 LEVEL = "curv_contour_length_14"  # of three in the release, the hardest and the published one
 MEAN, DEVIATION = 122.6, 61.0  # of CIFAR-10 in grey, as the published runs round them
 N_LEAST = 10  # images, of which one is for validation and one for the test
+LONGEST_NAME = 200  # of an image below the folder
 N_COLUMNS = 4  # that are read of a line of metadata: folder, file, number, label
 
 
@@ -94,16 +96,20 @@ def _number(path: Path) -> tuple[int, str]:
 def _read_metadata(path: Path) -> Iterator[tuple[str, int]]:
     """The image's file below the level's folder, and its label. The files are text, in spite of their name."""
     try:
-        lines = path.read_bytes().decode("ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path} as lines of text: {getattr(error, 'strerror', None) or error}") from error
+        lines = read_file(path).decode("ascii").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read {path} as lines of text: {reason(error)}") from error
     for number, line in enumerate(lines, 1):
         fields = line.split()
         if len(fields) < N_COLUMNS or fields[3] not in ("0", "1"):
             raise DataError(
-                f"{path}, line {number} is {line[:60]!r}; expected a folder, a file, a number, a label 0 or 1, and more"
+                f"{path}, line {number} is {excerpt(line)}; expected a folder, a file, a number, a label 0 or 1, "
+                "and more"
             )
-        yield f"{fields[0]}/{fields[1]}", int(fields[3])
+        name = PurePosixPath(fields[0], fields[1])
+        if len(str(name)) > LONGEST_NAME or name.is_absolute() or ".." in name.parts or not line.isprintable():
+            raise DataError(f"{path}, line {number}: the image {excerpt(str(name))} does not lie in the folder")
+        yield str(name), int(fields[3])
 
 
 def _unreadable(path: Path, reason: str) -> DataError:
@@ -112,16 +118,4 @@ def _unreadable(path: Path, reason: str) -> DataError:
 
 def _decode(path: Path, side: int) -> np.ndarray:
     """(side * side,) uint8."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise DataError('PNG needs Pillow, which is not installed; run: pip install "statewise[tasks]"') from error
-    try:
-        pixels = np.asarray(Image.open(io.BytesIO(path.read_bytes())).convert("L"))
-    except UnidentifiedImageError as error:  # its message has the place of the bytes in memory
-        raise _unreadable(path, "it is no image") from error
-    except (OSError, ValueError, SyntaxError) as error:
-        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
-    if pixels.shape != (side, side):
-        raise DataError(f"{path} has {pixels.shape[1]} x {pixels.shape[0]} pixels, expected {side} x {side}")
-    return pixels.ravel()
+    return read_picture(read_file(path), str(path), side=side, mode="L").ravel()

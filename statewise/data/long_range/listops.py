@@ -18,7 +18,7 @@ import numpy as np
 from statewise.data.long_range.config import LongRangeDataConfig
 from statewise.data.long_range.files import locate
 from statewise.data.long_range.store import Items, Progress, Stored, Write, identity, stored_rows
-from statewise.errors import DataError
+from statewise.errors import DataError, excerpt, reason
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 END = "]"
@@ -69,9 +69,11 @@ def value_of(tokens: Sequence[str]) -> int:
         elif token.isdecimal() and len(token) == 1:
             arguments[-1].append(int(token))
         else:
-            raise DataError(f"{token!r} does not fit in a list of operations here; expected {' '.join(VOCABULARY[3:])}")
+            raise DataError(
+                f"{excerpt(token)} does not fit in a list of operations here; expected {' '.join(VOCABULARY[3:])}"
+            )
     if operators or len(arguments[0]) != 1:
-        raise DataError(f"{len(tokens)} tokens are no single list of operations: {' '.join(tokens[:8])} ...")
+        raise DataError(f"{len(tokens)} tokens are no single list of operations: {excerpt(' '.join(tokens[:8]))}")
     return arguments[0][0]
 
 
@@ -97,12 +99,12 @@ def find_listops(config: LongRangeDataConfig, progress: Progress | None) -> Stor
                 try:
                     tokens = [WRITTEN[token] for token in source.translate(PARENTHESES).split()][:limit]
                 except KeyError as error:
-                    raise DataError(f"{path}, line {number}: {error.args[0]!r} is no token of ListOps") from None
+                    raise DataError(f"{path}, line {number}: {excerpt(error.args[0])} is no token of ListOps") from None
                 if not tokens:
                     raise DataError(f"{path}, line {number}: Source is empty; expected a list of operations")
                 write(np.array([*tokens, EOS], np.uint8), np.array([len(tokens) + 1]))
                 if target not in VOCABULARY[DIGIT : DIGIT + 10]:
-                    raise DataError(f"{path}, line {number}: the target is {target!r}; expected a digit")
+                    raise DataError(f"{path}, line {number}: the target is {excerpt(target)}; expected a digit")
                 targets.append(int(target))
                 parts.append(part)
                 done += len(source)
@@ -126,6 +128,6 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                     raise DataError(f"{path}, line {number} has {len(fields)} fields, expected Source and Target")
                 yield number, fields
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise DataError(f"cannot read {path}: {reason(error)}") from error
     if number == 1:
         raise DataError(f"{path} has no rows below its header; expected a file of ListOps")

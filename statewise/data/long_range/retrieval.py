@@ -16,7 +16,7 @@ from statewise.data.long_range.files import locate
 from statewise.data.long_range.store import Items, Progress, Stored, Write, identity, stored_rows
 from statewise.data.long_range.vocabulary import CharacterEncoder, characters
 from statewise.data.splits import SPLITS
-from statewise.errors import DataError
+from statewise.errors import DataError, excerpt, reason
 
 FILES = ("new_aan_pairs.train.tsv", "new_aan_pairs.eval.tsv", "new_aan_pairs.test.tsv")
 N_COLUMNS = 5  # label, the names of the two papers, their texts
@@ -141,13 +141,14 @@ def _lines(path: Path) -> Iterator[tuple[int, int, int, str, str]]:
             for fields in lines:
                 if len(fields) != N_COLUMNS or fields[0] not in ("0", "1", "0.0", "1.0"):
                     raise DataError(
-                        f"{path}, line {lines.line_num} has {len(fields)} fields, the first {fields[:1]}; expected a "
-                        "label 0.0 or 1.0, two names and two texts, with tabs between"
+                        f"{path}, line {lines.line_num} has {len(fields)} fields, the first "
+                        f"{excerpt(fields[:1])}; expected a label 0.0 or 1.0, two names and two "
+                        "texts, with tabs between"
                     )
                 done += sum(map(len, fields))
                 yield min(done, total), total, int(float(fields[0])), fields[3], fields[4]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise DataError(f"cannot read {path}: {reason(error)}") from error
     if not done:
         raise DataError(f"{path} is empty; expected a pair of papers on each line")
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +23,10 @@ from statewise.data.long_range.config import LongRangeDataConfig
 from statewise.data.made_once import cache_folder, made_once, sync_folder
 from statewise.data.sequences import begins_of
 from statewise.errors import DataError
+from statewise.files.arrays import read_npz
 
 FORMAT = 1
+DTYPES = ("|u1", "<u2")  # of values
 OWN_FOLDER = "long-range-rows"  # in a folder of the user
 
 Progress = Callable[[int, int], None]
@@ -99,14 +100,22 @@ def _load(folder: Path) -> Stored | None:
     """None if it is not there, or not whole. The values are not read: their size has to be right."""
     try:
         meta = json.loads((folder / "meta.json").read_text("utf-8"))
-        with np.load(folder / "rows.npz", allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        values: np.ndarray = np.memmap(folder / "values.bin", np.dtype(meta["dtype"]), mode="r")
+        if meta["format"] != FORMAT or meta["dtype"] not in DTYPES:
+            return None
+        arrays = read_npz(folder / "rows.npz")
+        values: np.ndarray = np.memmap(folder / "values.bin", meta["dtype"], mode="r")
         lengths = arrays.pop("lengths")
-        whole = meta["format"] == FORMAT and int(lengths.sum()) == len(values) == meta["steps"]
-        items = Items(**arrays, vocabulary=tuple(meta["vocabulary"]))
-        return Stored(values, begins_of(lengths), lengths, items, meta["checksum"]) if whole else None
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+        items = Items(**arrays, vocabulary=tuple(map(str, meta["vocabulary"])))
+        rows = np.arange(len(lengths)) if items.rows is None else items.rows
+        whole = (
+            int(lengths.sum()) == len(values) == meta["steps"]
+            and len(rows) == len(items.targets) == len(items.parts) > 0
+            and bool((lengths > 0).all())
+            and 0 <= int(rows.min()) <= int(rows.max()) < len(lengths)
+            and {a.dtype.kind for a in (lengths, rows, items.targets, items.parts)} == {"i"}
+        )
+        return Stored(values, begins_of(lengths), lengths, items, str(meta["checksum"])) if whole else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -7,14 +7,13 @@ import io
 import logging
 import os
 import shlex
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from statewise.errors import ConfigError, DataError
+from statewise.errors import ConfigError, DataError, reason
 from statewise.evaluate.choice.blimp import FIELDS, SETS, blimp_task
 from statewise.evaluate.choice.lambada import lambada_task
 from statewise.evaluate.choice.question import QuestionTask
@@ -22,6 +21,7 @@ from statewise.evaluate.choice.question_file import open_question_file
 from statewise.evaluate.choice.rows import Row, parse_rows, read_rows
 from statewise.evaluate.choice.superglue import PROMPTS, superglue_task
 from statewise.evaluate.choice.superglue_rows import FOLDERS
+from statewise.files.opening import zip_members
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "superglue": tuple(PROMPTS),
@@ -206,18 +206,13 @@ def _blimp(name: str, folder: Path | None) -> tuple[Iterator[Row], str]:
 
 def _from_archive(archive: Path, file: str) -> Iterator[Row]:
     try:
-        with zipfile.ZipFile(archive) as opened:
+        with zip_members(archive) as members:
             # An archive made on a Mac has a second file of the name, which is none of the data.
-            inside = [
-                name
-                for name in opened.namelist()
-                if name.rsplit("/", 1)[-1] == file and not name.startswith("__MACOSX/")
-            ]
-            text = opened.read(inside[0]).decode("utf-8-sig") if inside else None
-    except Exception as error:  # damaged, locked or packed by other means, it raises any of many classes
-        reason = " ".join(str(error).split())[:160]
+            inside = [name for name in members if name.rsplit("/", 1)[-1] == file and not name.startswith("__MACOSX/")]
+            text = members[inside[0]]().decode("utf-8-sig") if inside else None
+    except (DataError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{archive} cannot be read for its {file} ({type(error).__name__}: {reason}); get the files with: "
+            f"{archive} cannot be read for its {file} ({reason(error)}); get the files with: "
             f"{GET_BLIMP.format(shlex.quote(str(archive.parent)))}, and give that folder"
         ) from error
     if text is None:
@@ -239,8 +234,8 @@ def _by_name(path: str, name: str, split: str) -> tuple[Iterator[Row], str]:
         with _quiet("datasets", "huggingface_hub"):  # of each of its attempts; what came of them is said below
             loaded = datasets.load_dataset(path, name, split=split)
     except Exception as error:  # without a network, a hub or a name it raises any of many classes
-        reason = " ".join(str(error).split())[:160]
-        raise _NotFetchedError(f"{source} cannot be fetched by datasets ({type(error).__name__}: {reason})") from error
+        why = f"{type(error).__name__}: {reason(error)}"
+        raise _NotFetchedError(f"{source} cannot be fetched by datasets ({why})") from error
     return (Row(dict(values), f"{source}, row {i}") for i, values in enumerate(loaded)), source
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statewise.errors import DataError
+from statewise.errors import DataError, excerpt
 from statewise.evaluate.choice.question import Question, QuestionTask, asked
 from statewise.evaluate.choice.rows import Row, read_rows
 
@@ -44,7 +44,7 @@ def _answer(row: Row, choices: list[str]) -> int:
         return choices.index(answer)
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
         return answer
-    given = "has no answer" if answer is None else f"has the answer {answer!r}"
+    said = "has no answer" if answer is None else f"has the answer {excerpt(answer)}"
     raise DataError(
-        f"{row.place} {given}, which should be one of its {len(choices)} choices: its number from 0, or its text"
+        f"{row.place} {said}, which should be one of its {len(choices)} choices: its number from 0, or its text"
     )

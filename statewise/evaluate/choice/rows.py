@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from statewise.errors import DataError
+from statewise.configuration import DuplicateKeyError, unique_keys
+from statewise.errors import DataError, excerpt
 
 KINDS = {str: "a text", int: "an integer", list: "a list", dict: "an object"}
 
@@ -35,14 +37,14 @@ class Row(NamedTuple):
         found = [Row(value, f"{self.place}, {name}[{i}]") for i, value in enumerate(self._get(name, list))]
         for row in found:
             if not isinstance(row.values, Mapping):
-                raise DataError(f"{row.place} is {_shown(row.values)}, but has to be an object")
+                raise DataError(f"{row.place} is {shown(row.values)}, but has to be an object")
         return found
 
     def texts(self, name: str) -> list[str]:
         values: list[Any] = self._get(name, list)
         for i, value in enumerate(values):
             if not isinstance(value, str):
-                raise DataError(f"{self.place}: {name}[{i}] is {_shown(value)}, but has to be a text")
+                raise DataError(f"{self.place}: {name}[{i}] is {shown(value)}, but has to be a text")
             self._require_unicode(value, f"{name}[{i}]")
         return values
 
@@ -58,10 +60,10 @@ class Row(NamedTuple):
 
     def _get(self, name: str, kind: type) -> Any:
         if name not in self.values:
-            raise DataError(f'{self.place} has no "{name}"; it has {", ".join(self.values) or "nothing"}')
+            raise DataError(f'{self.place} has no "{name}"; it has {_few(self.values)}')
         value = self.values[name]
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise DataError(f'{self.place}: "{name}" is {_shown(value)}, but has to be {KINDS[kind]}')
+            raise DataError(f'{self.place}: "{name}" is {shown(value)}, but has to be {KINDS[kind]}')
         return value
 
 
@@ -87,22 +89,31 @@ def parse_rows(lines: Iterable[str], name: str) -> Iterator[Row]:
             continue
         place = f"{name}, line {number}"
         try:
-            values = json.loads(line)
+            values = json.loads(line, object_pairs_hook=unique_keys)
         except json.JSONDecodeError as error:
             raise DataError(
                 f"{place} is not JSON ({error.msg} at character {error.colno}); write one object a line"
             ) from error
+        except DuplicateKeyError as error:
+            raise DataError(f"{place}: {error}; write each once") from error
         except (RecursionError, ValueError) as error:
             what = "brackets too deep" if isinstance(error, RecursionError) else "a number of too many digits"
             raise DataError(f"{place} has {what} to be read; write one object a line") from error
         if not isinstance(values, dict):
-            raise DataError(f"{place} is {_shown(values)}; write one object a line")
+            raise DataError(f"{place} is {shown(values)}; write one object a line")
         found = True
         yield Row(values, place)
     if not found:
         raise DataError(f"{name} is empty; write one JSON object a line")
 
 
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+def shown(value: Any) -> str:
+    """A value of a row, for a message."""
+    if isinstance(value, (dict, list)) and len(value) > 4:
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value):,}"
+    text = json.dumps(value, default=str)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _few(names: Iterable[str]) -> str:
+    return excerpt(", ".join(islice(names, 20)), 120, quoted=False) or "nothing"

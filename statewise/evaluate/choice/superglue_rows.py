@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from statewise.errors import DataError
-from statewise.evaluate.choice.rows import Row
+from statewise.errors import DataError, excerpt
+from statewise.evaluate.choice.rows import Row, shown
 from statewise.evaluate.choice.words import exact_match
+from statewise.files.limits import require_within
 
 Columns = dict[str, Any]
 
@@ -77,20 +78,20 @@ def in_columns(task: str, row: Row) -> Iterator[Columns]:
 def _check(task: str, columns: Columns, place: str) -> None:
     """That the prompt can be made of them."""
     if task == "copa" and columns["question"] not in ("cause", "effect"):
-        raise DataError(f'{place}: "question" is {columns["question"]!r}; expected cause or effect')
+        raise DataError(f'{place}: "question" is {excerpt(columns["question"])}; expected cause or effect')
     if task == "wic":
         for i in (1, 2):
             begin, end, length = columns[f"start{i}"], columns[f"end{i}"], len(columns[f"sentence{i}"])
             if not 0 <= begin < end <= length:
                 raise DataError(
-                    f"{place}: the word of sentence{i} is said to be from character {begin} to {end} of {length}; "
-                    f"expected 0 <= start{i} < end{i} <= {length}"
+                    f"{place}: the word of sentence{i} is said to be from character {shown(begin)} to {shown(end)} of "
+                    f"{length}; expected 0 <= start{i} < end{i} <= {length}"
                 )
     if task == "wsc":
         index, n_words = columns["span2_index"], len(columns["text"].split())
         if not 0 <= index < n_words:
             raise DataError(
-                f'{place}: "span2_index" is {index}; expected the number of one of its {n_words} words, from 0'
+                f'{place}: "span2_index" is {shown(index)}; expected the number of one of its {n_words} words, from 0'
             )
 
 
@@ -101,7 +102,9 @@ def _record(row: Row) -> Iterator[Columns]:
         return
     passage = row.row("passage")
     text = passage.text("text")
-    entities = sorted({_entity(span, text) for span in passage.rows("entities")})
+    spans = passage.rows("entities")
+    require_within(passage.place, len(spans) * len(text), len(text) + len(spans), unit="characters of entities")
+    entities = sorted({_entity(span, text) for span in spans})
     for query in row.rows("qas"):
         answers = sorted({answer.text("text") for answer in query.rows("answers")})
         index = {"passage": _index(row), "query": _index(query)}
@@ -112,7 +115,8 @@ def _entity(span: Row, text: str) -> str:
     start, end = span.integer("start"), span.integer("end")
     if not 0 <= start <= end < len(text):
         raise DataError(
-            f"{span.place} is from character {start} to {end} of {len(text)}; expected 0 <= start <= end < {len(text)}"
+            f"{span.place} is from character {shown(start)} to {shown(end)} of {len(text)}; expected "
+            f"0 <= start <= end < {len(text)}"
         )
     return text[start : end + 1]
 
@@ -124,8 +128,12 @@ def _record_columns(row: Row, passage: str, query: str, entities: list[str], ans
         raise DataError(f'{row.place}: "query" has no @placeholder for the entity that is asked for')
     if not any(exact_match(answer, entity) for answer in answers for entity in entities):
         raise DataError(
-            f"{row.place} has the answer {answers[0]!r}, which is none of its {len(entities)} entities; expected one"
+            f"{row.place} has the answer {excerpt(answers[0])}, which is none of its {len(entities)} entities; "
+            "expected one"
         )
+    n_entities = sum(map(len, entities))
+    filled = len(entities) * len(query) + query.count("@placeholder") * n_entities
+    require_within(row.place, filled, len(query) + n_entities, unit="characters of choices")
     return {"passage": passage, "query": query, "entities": entities, "answers": answers, "idx": index}
 
 
@@ -136,9 +144,9 @@ def _label(task: str, row: Row) -> int:
         return names.index(label)
     if isinstance(label, int) and (names is _NO_YES or not isinstance(label, bool)) and 0 <= label < len(names):
         return int(label)
-    given = "has no label" if label is None or label == -1 else f"has the label {label!r}"
+    said = "has no label" if label is None or label == -1 else f"has the label {excerpt(label)}"
     raise DataError(
-        f"{row.place} {given}; expected one of {', '.join(names)} (the answers of the test files are not published)"
+        f"{row.place} {said}; expected one of {', '.join(names)} (the answers of the test files are not published)"
     )
 
 

@@ -1,0 +1,1 @@
+"""Files that others made, opened: compressed, in archives, arrays, pictures; with limits, and one error, DataError."""

@@ -1,0 +1,153 @@
+"""Plain and compressed files and archives, opened with limits: whatever is wrong with one is a DataError."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from statewise.errors import DataError, StatewiseError, excerpt, reason
+from statewise.files.limits import most, require_within, too_much
+
+Compressed = Callable[[IO[bytes]], io.BufferedIOBase]
+COMPRESSED: dict[bytes, Compressed] = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
+    b"BZh": lambda file: bz2.BZ2File(file),
+    b"\xfd7zXZ\0": lambda file: lzma.LZMAFile(file),  # noqa: SIM115 (closed with the file)
+}
+PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy, PyTorch and zip itself write
+BUFFER = 1 << 20
+LONGEST_NAME = 200  # of a member of a tar; messages show it
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Whatever is raised within, as one DataError; a damaged file may make a library raise anything."""
+    try:
+        yield
+    except StatewiseError:
+        raise
+    except Exception as error:
+        raise DataError(f"{what}: {reason(error)}") from error
+
+
+def read_file(path: Path) -> bytes:
+    """All bytes of a regular file: a pipe would be waited for, and a device never ends.
+
+    Errors:  DataError.
+    """
+    with refusing(f"cannot read {path}"), _opened(path) as file:
+        return file.read()
+
+
+@contextmanager
+def unfolded(path: Path, *, gzipped: bool | None = None) -> Iterator[IO[bytes]]:
+    """The bytes of a file, decompressed if it begins as gzip, bz2 or xz do; read once, from beginning to end.
+
+    gzipped: True: it has to be gzip; False: bytes are taken as they are; None: by its first bytes
+    Errors:  DataError where it cannot be read, or unfolds to more than its size allows.
+    """
+    with refusing(f"cannot read {path}"), _opened(path) as file:
+        head = file.peek(8)
+        make = None
+        if gzipped is not False:
+            make = next((make for magic, make in COMPRESSED.items() if head.startswith(magic)), None)
+        if gzipped and not head.startswith(b"\x1f\x8b"):
+            raise DataError(f"cannot read {path}: it is no gzip file")
+        n_bytes = os.fstat(file.fileno()).st_size
+        yield file if make is None else io.BufferedReader(_Bounded(make(file), path, n_bytes), BUFFER)
+
+
+class Member(NamedTuple):
+    """name: as the archive has it; read: its bytes, once, before the next member."""
+
+    name: str
+    read: Callable[[], bytes]
+
+
+def tar_members(path: Path) -> Iterator[Member]:
+    """The regular files of a tar, compressed or not, one after the other. Nothing is written to the disk.
+
+    Errors:  DataError, also for a sparse member, whose size says nothing.
+    """
+    with unfolded(path) as file, tarfile.open(fileobj=file, mode="r|", bufsize=BUFFER) as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+            if member.issparse():
+                raise DataError(f"cannot read {path}: its member {excerpt(member.name)} is sparse; pack it plainly")
+            if member.isreg():
+                yield Member(member.name, lambda member=member: _read(archive, member, path))  # type: ignore[misc]
+
+
+def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
+    if len(member.name) > LONGEST_NAME or not member.name.isprintable():
+        raise DataError(f"cannot read {path}: its member {excerpt(member.name)} has no name that can be shown")
+    with refusing(f"cannot read {path}"):
+        file = archive.extractfile(member)
+        assert file is not None
+        return file.read()
+
+
+@contextmanager
+def zip_members(path: Path) -> Iterator[dict[str, Callable[[], bytes]]]:
+    """What reads each file of a zip, by its name.
+
+    Errors:  DataError for what is no zip or damaged; for names that are there twice, members that are encrypted or
+             packed otherwise than zip itself packs; for more bytes than the archive's size allows, all together.
+    """
+    with refusing(f"cannot read {path}"), _opened(path) as file, zipfile.ZipFile(file) as archive:
+        members: dict[str, zipfile.ZipInfo] = {}
+        for member in check_zip(archive, path, os.fstat(file.fileno()).st_size):
+            if member.filename in members:
+                raise DataError(f"cannot read {path}: it has the member {excerpt(member.filename)} twice")
+            members[member.filename] = member
+        yield {name: lambda member=member: archive.read(member) for name, member in members.items()}  # type: ignore[misc]
+
+
+def check_zip(archive: zipfile.ZipFile, path: Path, n_bytes: int) -> list[zipfile.ZipInfo]:
+    """The members of a zip of ``n_bytes``, if they are such as can be read.
+
+    Errors:  DataError, as :func:`zip_members`. Members are not read: no more comes of one than its header says.
+    """
+    members = archive.infolist()
+    for member in members:
+        if member.flag_bits & 1:
+            raise DataError(f"cannot read {path}: its member {excerpt(member.filename)} is encrypted; unlock it first")
+        if member.compress_type not in PACKED:
+            raise DataError(f"cannot read {path}: its member {excerpt(member.filename)} is packed by unknown means")
+    require_within(str(path), sum(member.file_size for member in members), n_bytes)
+    return members
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    """For reading; DataError if it is no regular file, as a pipe, which would be waited for."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise DataError(f"cannot read {path}: it is not a regular file")
+    return io.BufferedReader(io.FileIO(path), BUFFER)
+
+
+class _Bounded(io.RawIOBase):
+    """A decompressed file that ends in a DataError where there is too much of it."""
+
+    def __init__(self, file: Any, path: Path, n_bytes: int) -> None:
+        self._file, self._path, self._n_bytes = file, path, n_bytes
+        self._left = most(n_bytes)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        n: int = self._file.readinto(buffer)
+        self._left -= n
+        if self._left < 0:
+            raise DataError(too_much(str(self._path), f"more than {most(self._n_bytes):,} bytes", self._n_bytes))
+        return n

@@ -1,0 +1,329 @@
+"""Good small files of every kind that is read, and what reads them, to the end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import struct
+import wave
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from questions import QUESTION, write_superglue
+
+import statewise as sw
+from statewise.data import cifar
+from statewise.data.labelled import LabelledDataConfig, open_labelled
+from statewise.data.long_range import LongRangeDataConfig, open_long_range
+from statewise.data.series import SeriesDataConfig, open_series
+from statewise.data.text import TextDataConfig, open_corpus
+from statewise.data.tokenizers import load_tokenizer
+
+cifar.N_IMAGES = {"train": 5, "test": 5}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """write: a good folder; read: it, and all that is in it; archive: the file that its files are packed into first;
+    changed: the only files of it that are changed."""
+
+    write: Callable[[Path], object]
+    read: Callable[[Path], object]
+    archive: str | None = None
+    changed: tuple[str, ...] = ()
+
+
+# ---- sequences with labels
+
+
+def read_labelled(folder: Path, source: str, name: str = ".", **options: Any) -> None:
+    data = open_labelled(LabelledDataConfig(source=source, folder=str(folder / name), **options))
+    data.describe()
+    for split in data.splits.values():
+        split.read(np.arange(min(2, len(split))))
+
+
+def write_npz(folder: Path) -> None:
+    draw = np.random.default_rng(0)
+    np.savez(
+        folder / "a.npz", train_x=draw.normal(size=(6, 5, 2)), train_y=np.array(list("abcabc")),
+        train_lengths=np.array([5, 4, 3, 2, 1, 5]), test_x=draw.integers(0, 9, (4, 5, 2)),
+        test_y=np.array(list("abca")),
+    )  # fmt: skip
+    with zipfile.ZipFile(folder / "a.npz") as archive:
+        archive.extractall(folder)
+    (folder / "a.npz").unlink()
+
+
+def write_idx(folder: Path, suffix: str) -> None:
+    for prefix, n in (("train", 12), ("t10k", 10)):
+        for stem, array in (("images-idx3", np.ones((n, 3, 4), np.uint8)), ("labels-idx1", np.arange(n) % 10)):
+            data = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+            data += array.astype(np.uint8).tobytes()
+            path = folder / f"{prefix}-{stem}-ubyte{suffix}"
+            path.write_bytes(gzip.compress(data) if suffix else data)
+
+
+def write_cifar(folder: Path, form: str) -> None:
+    planes = np.random.default_rng(0).integers(0, 256, (10, 3072), np.uint8)
+    for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
+        rows = planes[i : i + 1] if i < 5 else planes[5:]
+        labels = list(range(10))[: len(rows)]
+        if form == "binary":
+            (folder / f"{name}.bin").write_bytes(
+                np.concatenate([np.array(labels, np.uint8)[:, None], rows], 1).tobytes()
+            )
+        else:
+            (folder / name).write_bytes(pickle.dumps({b"labels": labels, b"data": rows, b"batch_label": b"x"}, 2))
+
+
+def write_pictures(folder: Path) -> None:
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    for i in range(10):
+        path = folder / ("train" if i < 5 else "test") / cifar.CLASSES[i] / f"{i}.{'png' if i % 2 else 'jpg'}"
+        path.parent.mkdir(parents=True)
+        Image.fromarray(pixels).save(path)
+
+
+def write_waves(folder: Path) -> None:
+    for n in (0, 1, 6, 7):
+        with wave.open(str(folder / f"1_ann_{n}.wav"), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", "none"))
+            file.writeframes(np.arange(20, dtype="<i2").tobytes())
+
+
+def write_ts(folder: Path) -> None:
+    text = "@problemName S\n@timeStamps false\n@classLabel true b a\n@data\n1,2,3:4,5,6:a\n1,2:0,0:b\n"
+    for part in ("TRAIN", "TEST"):
+        (folder / f"S_{part}.ts").write_text(text if part == "TRAIN" else text.replace("6:a", "-6.5e0:a"))
+
+
+# ---- series, documents, lists
+
+
+def write_series(folder: Path) -> None:
+    rows = [f"20{20 + i // 12}-{1 + i % 12:02}-01,{i % 7}.5,{-i},a" for i in range(40)]
+    (folder / "s.csv").write_text("time,y,z,name\n" + "\n".join(rows) + "\n")
+
+
+def read_csv(folder: Path) -> None:
+    config = SeriesDataConfig(
+        source=str(folder / "s.csv"), targets=("y",), covariates=("z",), series="name", horizon=2, history=4
+    )
+    open_series(config).describe()
+
+
+def write_listops(folder: Path) -> None:
+    for part in ("train", "val", "test"):
+        (folder / f"basic_{part}.tsv").write_text(
+            "Source\tTarget\n( ( [MAX 4 ) 3 ] )\t4\n[SM 1 2 [MIN 3 4 ] ]\t6\n" * 1
+        )
+
+
+def write_papers(folder: Path) -> None:
+    for part in ("train", "eval", "test"):
+        (folder / f"new_aan_pairs.{part}.tsv").write_text("1.0\ta\tb\tone text\tand two\n0.0\tc\td\tother\tthing\n" * 2)
+
+
+def write_reviews(folder: Path) -> None:
+    for part in ("train", "test"):
+        for label in ("neg", "pos"):
+            (folder / part / label).mkdir(parents=True)
+            for i in range(3):
+                (folder / part / label / f"{i}_7.txt").write_text(f"It is {label}, {i} of them: été. " * 5)
+
+
+def write_pathfinder(folder: Path) -> None:
+    from PIL import Image
+
+    level = folder / "curv_contour_length_14"
+    (level / "metadata").mkdir(parents=True)
+    (level / "imgs" / "0").mkdir(parents=True)
+    for j in range(10):
+        Image.fromarray(np.full((32, 32), 9 * j, np.uint8)).save(level / "imgs" / "0" / f"sample_{j}.png")
+    lines = [f"imgs/0 sample_{j}.png {j} {j % 2} 1.0 14 4 2 0.5 1 1\n" for j in range(10)]
+    (level / "metadata" / "0.npy").write_text("".join(lines))
+
+
+def read_long_range(folder: Path, task: str) -> None:
+    data = open_long_range(LongRangeDataConfig(task=task, folder=str(folder)))
+    data.describe()
+    for split in data.splits.values():
+        split.read(np.arange(min(2, len(split))))
+
+
+# ---- texts, tokenizers, questions
+
+
+def write_tokenizer(folder: Path) -> None:
+    import tokenizers as library
+
+    library_of = library.Tokenizer(library.models.BPE({"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")]))
+    library_of.add_special_tokens(["<|endoftext|>"])
+    library_of.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library_of.decoder = library.decoders.ByteLevel()
+    library_of.post_processor = library.processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    (folder / "tokenizer.json").write_text(library_of.to_str())
+    (folder / "text.txt").write_text("ab ba abab\n" * 50)
+
+
+def read_tokenizer(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode("ab ba é")
+    tokenizer.decode([*ids, tokenizer.vocab_size - 1])
+    stream = tokenizer.stream_decoder()
+    "".join(stream.feed(token) for token in ids) + stream.finish()
+
+
+def read_corpus(folder: Path) -> None:
+    config = TextDataConfig(source=str(folder / "text.txt"), tokenizer=str(folder / "tokenizer.json"))
+    open_corpus(config).describe()
+
+
+def write_questions(folder: Path) -> None:
+    write_superglue(folder / "superglue", n_validation=2, n_train=2)
+    (folder / "own.jsonl").write_text(f"{json.dumps(QUESTION)}\n{json.dumps({**QUESTION, 'answer': 'c'})}\n")
+    (folder / "lambada_test.jsonl").write_text('{"text": "a b c"}\n{"text": "It was the end"}\n')
+
+
+def read_questions(folder: Path) -> None:
+    from statewise.evaluate.choice import open_tasks
+
+    for form in ("official", "columns"):
+        for name in ("superglue", "lambada"):
+            place = folder / "superglue" / form if name == "superglue" else folder
+            open_tasks([name], place, n_shots=2 * (name == "superglue"))
+    open_tasks([str(folder / "own.jsonl")])
+
+
+def write_blimp(folder: Path) -> None:
+    row = {"sentence_good": "a b", "sentence_bad": "b a"}
+    (folder / "causative.jsonl").write_text(f"{json.dumps(row)}\n" * 3)
+
+
+def read_blimp(folder: Path) -> None:
+    from statewise.evaluate.choice import open_tasks
+
+    open_tasks(["blimp_causative"], folder)
+
+
+# ---- models
+
+
+def small_model() -> sw.LanguageModel:
+    torch.manual_seed(0)
+    layers = (sw.MambaConfig(d_state=2), sw.MambaConfig(d_state=2))
+    return sw.LanguageModelConfig(vocab_size=16, d_model=16, layers=layers).build().eval()
+
+
+def write_published(folder: Path) -> None:
+    from statewise.checkpoints.convert import save_as
+
+    save_as(small_model(), folder / "m", "transformers")
+
+
+def write_index(folder: Path) -> None:
+    write_published(folder)
+    (folder / "m" / "model.safetensors").rename(folder / "m" / "model-1.safetensors")
+    from safetensors import safe_open
+
+    with safe_open(folder / "m" / "model-1.safetensors", "pt") as file:
+        weight_map = dict.fromkeys(file.keys(), "model-1.safetensors")
+    (folder / "m" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def write_torch(folder: Path, form: str) -> None:
+    from safetensors.torch import load_file
+
+    write_published(folder)
+    tensors: dict[str, Any] = load_file(folder / "m" / "model.safetensors")
+    path = folder / "m" / "pytorch_model.bin"
+    torch.save(tensors, path, _use_new_zipfile_serialization=form == "zip")
+    (folder / "m" / "model.safetensors").unlink()
+    if form == "zip":
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(folder)
+        path.unlink()
+        for file in (folder / "m").iterdir():
+            file.unlink()
+        (folder / "m").rmdir()
+
+
+def read_torch(folder: Path) -> None:
+    from statewise.checkpoints.convert.source import find_source
+    from statewise.checkpoints.convert.weights import read_weights
+
+    _, tensors = read_weights(find_source(folder / "pytorch_model.pt"))
+    sum(float(tensor.float().sum()) for tensor in tensors.values())
+
+
+def write_checkpoint(folder: Path) -> None:
+    sw.save(small_model(), folder / "m")
+
+
+def write_gguf(folder: Path) -> None:
+    from statewise.checkpoints.convert import save_as
+
+    save_as(small_model(), folder / "m.gguf", "gguf")
+
+
+def write_state(folder: Path) -> None:
+    from statewise.checkpoints import save_state
+
+    model = small_model()
+    _, state = model(torch.zeros(1, 3, dtype=torch.int64), model.initial_state(1))
+    save_state(state, folder / "state.safetensors", model=model)
+
+
+def read_state(folder: Path) -> None:
+    from statewise.checkpoints import load_state
+    from statewise.checkpoints.tensor_files import read_tensors
+
+    read_tensors(folder / "state.safetensors")
+    load_state(folder / "state.safetensors", model=small_model())
+
+
+def load(folder: Path, name: str = "m") -> None:
+    sw.load(folder / name)
+
+
+cifar_reader = partial(read_labelled, source="cifar10")
+KINDS: dict[str, Kind] = {
+    "npz": Kind(write_npz, partial(read_labelled, source="arrays", name="a.npz"), "a.npz"),
+    "idx": Kind(partial(write_idx, suffix=""), partial(read_labelled, source="mnist")),
+    "idx.gz": Kind(partial(write_idx, suffix=".gz"), partial(read_labelled, source="mnist")),
+    "cifar binary": Kind(partial(write_cifar, form="binary"), cifar_reader, cifar.ARCHIVES[0]),
+    "cifar python": Kind(partial(write_cifar, form="python"), cifar_reader, cifar.ARCHIVES[1]),
+    "cifar pictures": Kind(write_pictures, cifar_reader),
+    "cifar JPEG": Kind(write_pictures, cifar_reader, cifar.ARCHIVES[2]),
+    "waves": Kind(write_waves, partial(read_labelled, source="spoken-digits")),
+    "waves in tar": Kind(write_waves, partial(read_labelled, source="spoken-digits"), "free_spoken_digits.tar.gz"),
+    "ts": Kind(write_ts, partial(read_labelled, source="ucr:S")),
+    "series": Kind(write_series, read_csv),
+    "listops": Kind(write_listops, partial(read_long_range, task="listops")),
+    "retrieval": Kind(write_papers, partial(read_long_range, task="retrieval")),
+    "text": Kind(write_reviews, partial(read_long_range, task="text")),
+    "pathfinder": Kind(write_pathfinder, partial(read_long_range, task="pathfinder")),
+    "tokenizer": Kind(write_tokenizer, read_tokenizer, changed=("tokenizer.json",)),
+    "corpus": Kind(write_tokenizer, read_corpus),
+    "questions": Kind(write_questions, read_questions),
+    "blimp": Kind(write_blimp, read_blimp, "blimp.zip"),
+    "published": Kind(write_published, load),
+    "shards": Kind(write_index, load),
+    "torch": Kind(partial(write_torch, form="zip"), read_torch, "pytorch_model.pt"),
+    "torch legacy": Kind(partial(write_torch, form="legacy"), load, changed=("m/pytorch_model.bin",)),
+    "checkpoint": Kind(write_checkpoint, load),
+    "gguf": Kind(write_gguf, partial(load, name="m.gguf")),
+    "state": Kind(write_state, read_state),
+}
