@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from fuzz.draw import Draw
 from fuzz.operator_families import selective, ssd
+from fuzz.time_varying_mixers import linear_attention, mamba3
 
-FAMILIES = {"ssd": ssd, "selective": selective}
+FAMILIES = {"ssd": ssd, "selective": selective, "Mamba-3": mamba3, "linear attention": linear_attention}
 
 
 def check(draw: Draw) -> None:
