@@ -137,6 +137,16 @@ def ssd_with_skip(batch: int, length: int, dtype: torch.dtype, seed: int) -> tup
     return replace(op, dt=dt, D=torch.tensor([1.0, -0.5, 0.0, 2.0], dtype=dtype)), u  # type: ignore[call-arg]
 
 
+def ssd_any_decay(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    """Mild decays among such as -1e30, the least float32 and -inf, which is what a mask may use."""
+    op, u = ssd(batch, length, dtype, seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    strong = torch.tensor([-120.0, -800.0, -1e12, -1e30, torch.finfo(torch.float32).min, -torch.inf], dtype=dtype)
+    log_a = strong[torch.randint(len(strong), (batch, length, 4), generator=g)]
+    mild = torch.rand(batch, length, 4, generator=g) < 0.8
+    return replace(op, log_a=torch.where(mild, op.log_a, log_a)), u  # type: ignore[attr-defined, call-arg]
+
+
 def ssd_one_group(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
     return ssd(batch, length, dtype, seed, heads=3, groups=1, d_head=2, d_state=7, chunk_length=64)
 
@@ -212,5 +222,6 @@ FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tenso
     "SelectiveDiagonal complex A, exact hold": selective_complex_zoh,
     "SSD": ssd,
     "SSD one group": ssd_one_group,
+    "SSD with any decay": ssd_any_decay,
     "SSD with dt and D": ssd_with_skip,
 }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from statewise import kernels
+from statewise import kernels, native
 from statewise.errors import InputError
 from statewise.kernels import describe
 from statewise.kernels.linear_scan import linear_scan, linear_scan_reference
@@ -188,6 +188,26 @@ def test_strong_decays_give_zero_and_finite_gradients() -> None:
     assert all(g.isfinite().all() for g in (y, h, *gradients))
 
 
+@pytest.mark.parametrize("backend", ["c", "torch"])
+def test_second_derivatives_with_decays_that_let_nothing_pass(backend: str) -> None:
+    if backend == "c" and not native.available():
+        pytest.skip(f"no C kernels: {native.why_not()}")
+    fast, definition, inputs = ssd_case(9, False)
+    with torch.no_grad():
+        inputs[1][:, 2], inputs[1][:, 6] = -torch.inf, -1e30
+    results = []
+    with kernels.use(backend):
+        for run in (fast, definition):
+            y, h = run(*inputs)
+            first = torch.autograd.grad(y.sin().sum() + h.sin().sum(), inputs, create_graph=True)
+            second = torch.autograd.grad(sum(m.square().sum() for m in first), inputs)
+            results.append((*first, *second))
+    for got, want in zip(*results):
+        assert want.isfinite().all()
+        torch.testing.assert_close(got, want, atol=1e-11, rtol=1e-11)
+    assert not results[0][1][:, [2, 6]].any()  # the first derivative by log_a is exactly 0 there
+
+
 def test_nan_propagates_forward_and_stays_in_its_row_and_head() -> None:
     fast, _, inputs = ssd_case(9, False)
     with torch.no_grad():
@@ -197,6 +217,13 @@ def test_nan_propagates_forward_and_stays_in_its_row_and_head() -> None:
     assert y[0, :4].isfinite().all()  # chunks of 4: the NaN is in the second
     assert y[1].isfinite().all()
     assert y[0, :, [0, 2, 3]].isfinite().all()
+    for backend in ("c", "torch") if native.available() else ("torch",):
+        with torch.no_grad(), kernels.use(backend):
+            inputs = ssd_case(9, False)[2]
+            inputs[1][0, 5, 1] = torch.nan  # nor do bounds on log_a hide one
+            y, _ = fast(*inputs)
+        assert y[0, 5:, 1].isnan().all()
+        assert y[1].isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -103,6 +104,24 @@ def test_equal_to_the_published_recurrence(options: dict) -> None:
 def test_laws(options: dict) -> None:
     torch.manual_seed(0)
     check_mixer_laws(Mamba3Config(**{**SMALL, **options}).build(8), length=23)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dt", [1e3, 1e9, 1e16, 1e30])
+def test_a_step_so_large_that_all_is_forgotten_spoils_no_angle_behind_it(dt: float) -> None:
+    mixer = perturbed({})
+    first = [0, *itertools.accumulate(mixer.sizes)]
+    mixer.in_proj.weight[:, 0] = 0  # of the first input nothing but dt, and how much of the step is its own: nothing
+    mixer.in_proj.weight[first[4] : first[5], 0], mixer.in_proj.weight[first[6] : first[7], 0] = 1, -1e3
+    x = torch.randn(1, 17, 8, dtype=torch.float64)
+    x[:, :, 0], x[:, 7, 0] = 0, dt
+    state, outputs = mixer.initial_state(1), []
+    for step in x.split(1, 1):  # each step counts angles from 0
+        y, state = mixer(step, state)
+        outputs.append(y)
+    y, after = mixer(x, mixer.initial_state(1))
+    torch.testing.assert_close(y, torch.cat(outputs, 1), atol=1e-12, rtol=0)
+    torch.testing.assert_close(after, state, atol=1e-12, rtol=0)
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,16 @@ import torch
 from families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_laws import BY_FFT, check_agreement, check_operator_laws, with_gradients
+from operator_laws import (
+    BY_FFT,
+    check_agreement,
+    check_operator_laws,
+    coefficients,
+    outcome,
+    random_state,
+    with_gradients,
+)
+from torch.utils import _pytree as pytree
 
 import statewise as sw
 from statewise import kernels, native
@@ -31,7 +41,9 @@ def test_laws(family: str, length: int) -> None:
     check_operator_laws(op, u)
 
 
-@pytest.mark.parametrize("family", ["DiagonalLTI complex", "CausalConvolution", "SelectiveDiagonal", "SSD"])
+@pytest.mark.parametrize(
+    "family", ["DiagonalLTI complex", "CausalConvolution", "SelectiveDiagonal", "SSD", "SSD with any decay"]
+)
 def test_laws_past_65_steps(family: str) -> None:
     op, u = FAMILIES[family](1, 131, D, 0)
     check_operator_laws(op, u)
@@ -171,6 +183,37 @@ def test_shift_is_a_causal_convolution() -> None:
     torch.testing.assert_close(sw.CausalConvolution.from_shift(B, C)(u)[0], torch.stack(outputs, 1))
 
 
+@pytest.mark.parametrize("backend", ["c", "torch"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (D, 1e-14)])
+def test_a_mild_decay_after_a_strong_one_is_as_exact_as_alone(
+    backend: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Within one chunk, where decays are differences of sums: outputs, the state and all gradients of every form."""
+    if backend == "c" and not native.available():
+        pytest.skip(f"no C kernels: {native.why_not()}")
+    for strong in (-1e-6, -100.0, -720.0, -1e4, -1e8, -1e12, -1e16, -1e30, torch.finfo(torch.float32).min, -torch.inf):
+        op, u = FAMILIES["SSD one group"](1, 90, torch.float32, 1)
+        log_a = op.log_a / 10  # type: ignore[attr-defined]
+        log_a[:, ::7], log_a[:, 3] = strong, 0.0
+        op = with_gradients(replace(op, log_a=log_a))  # type: ignore[type-var]
+        exact = with_gradients(replace(op, **{k: m.double() for k, m in coefficients(op).items()}))  # type: ignore[type-var]
+        u, state = u.requires_grad_(), random_state(op, u)
+        wide_state = type(state)(*(m.detach().double().requires_grad_() for m in state))
+        want = outcome(exact, u.detach().double().requires_grad_(), wide_state, _in_form("recurrent"))
+        if dtype == D:
+            op, u, state = exact, u.detach().double().requires_grad_(), wide_state
+        for form in op.forms:
+            with kernels.use(backend):
+                got = outcome(op, u, state, _in_form(form))
+            for found, wanted in zip(pytree.tree_leaves(got), pytree.tree_leaves(want)):
+                error = (found.double() - wanted).abs().max()
+                assert error <= tolerance * wanted.abs().max().clamp(min=1), (strong, form, float(error))
+
+
+def _in_form(form: str) -> Callable:
+    return lambda op, u, state: op(u, state, form=form)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_inputs_keep_a_wide_state(dtype: torch.dtype) -> None:
     op, u = FAMILIES["SSD"](1, 40, torch.float32, 7)
@@ -183,7 +226,8 @@ def test_low_precision_inputs_keep_a_wide_state(dtype: torch.dtype) -> None:
 
 
 # Not DenseLTV: how often its matrix exponential is squared depends on the data. The others are like one that is there.
-COMPILED = [name for name in FAMILIES if name != "DenseLTV" and "two outputs" not in name and "exact hold" not in name]
+LIKE_OTHERS = ("two outputs", "exact hold", "any decay")
+COMPILED = [name for name in FAMILIES if name != "DenseLTV" and not any(like in name for like in LIKE_OTHERS)]
 
 
 @pytest.mark.parametrize("family", COMPILED)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from operator_laws import check_agreement, with_gradients
 from torch import Tensor
 
+from statewise import kernels, native
 from statewise.errors import InputError
 from statewise.operators import SSD, DiagonalLTI, SelectiveDiagonal, explain
 from statewise.systems import discretize_diagonal
@@ -160,6 +161,41 @@ def test_low_precision_inputs_keep_a_wide_state(form: str) -> None:
     assert state.h.dtype == torch.float32
     want = op(u)[0]
     assert (y - want).abs().max() / want.abs().max() < 0.05
+
+
+@pytest.mark.parametrize("form", ["recurrent", "scan"])
+@pytest.mark.parametrize("softplus", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_steps_and_bias_are_added_in_float32(dtype: torch.dtype, softplus: bool, form: str) -> None:
+    """Also where rows end: the state is that of float64 with the same, rounded numbers."""
+    op, u = selective(2, 40, torch.float32, 7)
+    op = replace(op, dt=op.dt.abs(), softplus=softplus)  # type: ignore[attr-defined, type-var]
+    low = replace(op, **{name: getattr(op, name).to(dtype) for name in ("dt", "B", "C", "gate", "dt_bias")})  # type: ignore[type-var]
+    exact = replace(low, **{name: m.double() for name, m in vars(low).items() if isinstance(m, torch.Tensor)})  # type: ignore[type-var]
+    u = u.to(dtype)
+    for lengths in (None, torch.tensor([40, 23])):
+        y, state = low(u, low.initial_state(2), lengths=lengths, form=form)
+        want, wide = exact(u.double(), exact.initial_state(2), lengths=lengths, form="recurrent")
+        assert y.dtype == dtype
+        assert (state.h.double() - wide.h).abs().max() < 1e-6 * wide.h.abs().max()
+        assert (y.double() - want).abs().max() < torch.finfo(dtype).eps * want.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("backend", ["c", "torch"])
+def test_large_steps_held_exactly(backend: str, dtype: torch.dtype) -> None:
+    """Delta^2 would be infinite; the hold is -1 / A, and its derivative by A is 1 / A^2."""
+    if backend == "c" and not native.available():
+        pytest.skip(f"no C kernels: {native.why_not()}")
+    A = torch.tensor([[-2.0, -0.5]], dtype=dtype, requires_grad=True)
+    dt = torch.full((1, 3, 1), 1e25 if dtype == torch.float32 else 1e200, dtype=dtype)
+    ones = torch.ones(1, 3, 1, 2, dtype=dtype)
+    for form in SelectiveDiagonal.forms:
+        with kernels.use(backend):
+            y, _ = SelectiveDiagonal(dt, A, ones, ones, method="zoh")(dt.new_ones(1, 3, 1), form=form)
+            (gradient,) = torch.autograd.grad(y.sum(), A)
+        torch.testing.assert_close(y, y.new_full(y.shape, 2.5))
+        torch.testing.assert_close(gradient, 3 / A.detach() ** 2)
 
 
 def test_large_and_small_steps() -> None:

@@ -220,6 +220,7 @@ class Mamba3(Mixer):
         decay = F.softplus(wide(A)).clamp(min=config.a_floor)
         share = torch.sigmoid(wide(trapezoid))  # of the step's own end in the trapezoid
         turn = math.pi * torch.tanh(angle.double()).unsqueeze(2) * dt.double().unsqueeze(-1)
+        turn = torch.fmod(turn, 2 * math.pi)  # else one large step takes the digits of every sum behind it
         return z, _Coefficients(
             value,
             per_head(B, self.B_norm, dynamics.B_bias),

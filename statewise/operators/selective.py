@@ -12,10 +12,10 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.selective_scan import METHODS, selective_scan
+from statewise.kernels.selective_scan.reference import as_complex, hold
 from statewise.operators.base import Operator, wide
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.plan import Rule, otherwise
-from statewise.systems.exponential import phi_1
 
 
 class SelectiveState(NamedTuple):
@@ -93,9 +93,10 @@ class SelectiveDiagonal(Operator):
         B, C = (m.repeat_interleave(d // m.shape[1], 1).reshape(-1, d, *ones, m.shape[2]) for m in (B, C))
         delta = self._delta(dtype).reshape(-1, d, *ones, 1)
         x = u.to(dtype)
-        z = delta * A.reshape(d, *ones, -1)
-        B_bar = delta * B if self.method == "mamba" else delta * phi_1(z) * B
-        h = torch.view_as_complex(state.h.to(dtype).contiguous()) if self.is_complex else state.h.to(dtype)
+        A = A.reshape(d, *ones, -1)
+        z = delta * A
+        B_bar = (delta if self.method == "mamba" else hold(delta, A)) * B
+        h = as_complex(state.h.to(dtype)) if self.is_complex else state.h.to(dtype)
         h = z.exp() * h + B_bar * x.unsqueeze(-1)
         y = (C * h).sum(-1)
         y = 2 * y.real if y.is_complex() else y
@@ -114,7 +115,10 @@ class SelectiveDiagonal(Operator):
             state = self.initial_state(u.shape[0], trailing=trailing, device=u.device, dtype=self._state_dtype(u))
 
         def repeated(m: Tensor, axis: int) -> Tensor:
-            return m.repeat_interleave(copies, axis) if trailing else m
+            if not trailing:
+                return m
+            m = m if m.is_complex() else m.to(wide(m.dtype))  # the gradients of the copies are added in this dtype
+            return m.repeat_interleave(copies, axis)
 
         y, h = selective_scan(
             u.flatten(2),
@@ -153,7 +157,10 @@ class SelectiveDiagonal(Operator):
         if self.softplus:
             dt = dt.masked_fill(~valid.unsqueeze(-1), -torch.inf)
         else:
-            dt, bias = mask_time(dt if bias is None else dt + bias, valid), None
+            if bias is not None:  # as the kernel adds it: the sum of two half-precision numbers is not one
+                dtype = wide(dt.dtype, bias.dtype)
+                dt = dt.to(dtype) + bias.to(dtype)
+            dt, bias = mask_time(dt, valid), None
         return replace(self, dt=dt, B=B, C=C, gate=gate, dt_bias=bias)
 
     def _check(self, u: Tensor) -> None:

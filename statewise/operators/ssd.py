@@ -30,8 +30,8 @@ class SSD(Operator):
     gives the normaliser. RetNet is a constant log_a. Without dt it is 1, without D there is no skip, and ``matrix()``
     is then L * (C B^T), the mask L being 1-semiseparable.
 
-    Shapes:  log_a: (batch, length, n_heads), finite, <= 0   B, C: (batch, length, n_groups, d_state), a group shared by
-             n_heads / n_groups consecutive heads   u: (batch, length, n_heads, *trailing)
+    Shapes:  log_a: (batch, length, n_heads), <= 0, -inf too: nothing passes that step   B, C: (batch, length, n_groups,
+             d_state), a group shared by n_heads / n_groups consecutive heads   u: (batch, length, n_heads, *trailing)
              dt: (batch, length, n_heads)   D: (n_heads,)
     Forms:   ``recurrent``; ``quadratic``, the attention form, O(length^2); ``chunked``,
              O(length (chunk_length + d_state) d_head) for each head.

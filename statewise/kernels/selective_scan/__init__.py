@@ -190,7 +190,7 @@ def selective_scan(
 
     Delta is dt + dt_bias, or its softplus. With complex numbers y_t = 2 Re(C_t h_t) + ..., one of each conjugate pair.
 
-    Shapes:   u, dt, gate: (batch, length, d)   A: (d, n), used as it is: its real part negative, or zero
+    Shapes:   u, dt, gate: (batch, length, d)   A: (d, n), used as it is: finite, its real part <= 0, however large
               B, C: (batch, length, g, n), group k of g serving the channels k d/g to (k+1) d/g - 1; g = d is one each
               D, dt_bias: (d,)   h0: (batch, d, n), and (batch, d, n, 2) where A, B or C is complex
               ->   y like u, h like h0 (the state after the last step)

@@ -28,7 +28,7 @@ from statewise.kernels.selective_scan.blocks import (
     views_of,
     widened,
 )
-from statewise.kernels.selective_scan.reference import hold, phi1_slope
+from statewise.kernels.selective_scan.reference import hold, hold_slope
 
 
 class _Transition(NamedTuple):
@@ -234,7 +234,7 @@ def _adjoint(
         d_u = (from_step * transition.step.conj()).sum(3).real
         from_step *= u
         d_delta += from_step * transition.a.conj()
-        d_A += from_step * (delta * delta * phi1_slope(delta * A)).conj()
+        d_A += from_step * hold_slope(delta, A).conj()
     else:
         product = (B.mH @ g).squeeze(3).real  # (b, t, g, c)
         d_u = product * delta.squeeze(3)

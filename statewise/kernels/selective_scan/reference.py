@@ -43,6 +43,16 @@ def hold(delta: Tensor, A: Tensor) -> Tensor:
     return torch.where(near, short * phi1(short * A), (torch.where(near, torch.ones_like(z), z).exp() - 1) / far)
 
 
+def hold_slope(delta: Tensor, A: Tensor) -> Tensor:
+    """The derivative of :func:`hold` by A: Delta^2 phi1'(Delta A), which away from 0 would overflow in Delta^2."""
+    z = delta * A
+    near = z.abs() < _SERIES_BELOW
+    short = torch.where(near, delta, torch.zeros_like(delta))
+    far = torch.where(near, torch.ones_like(A), A)
+    e = torch.where(near, torch.ones_like(z), z).exp()
+    return torch.where(near, short * short * phi1_slope(short * A), (delta * e - (e - 1) / far) / far)
+
+
 def as_complex(m: Tensor) -> Tensor:
     """(..., 2) as complex numbers: a view where pairs lie as such in memory, else of a copy.
 

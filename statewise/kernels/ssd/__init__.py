@@ -129,7 +129,7 @@ def ssd(
 ) -> tuple[Tensor, Tensor]:
     """Scalar-identity state-space model: h_t = exp(log_a_t) h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t + D x_t.
 
-    Shapes:   x: (batch, length, n_heads, d_head)   log_a: (batch, length, n_heads), finite, <= 0
+    Shapes:   x: (batch, length, n_heads, d_head)   log_a: (batch, length, n_heads), <= 0, -inf too
               B, C: (batch, length, n_groups, d_state), each group shared by n_heads / n_groups heads
               h0: (batch, n_heads, d_head, d_state)   ->   y like x, h like h0 (the state after the last step)
               dt: (batch, length, n_heads), None for 1   D: (n_heads,), None for 0
@@ -139,8 +139,10 @@ def ssd(
               that. Memory above the outputs: in C a state per chunk of a few heads, in the adjoint alone; in
               PyTorch length * chunk_length per head and a state per chunk. C chooses chunks of 64 steps itself, and
               the plain recurrence for a few steps.
-    Numerics: computed in float32, or float64 if an input is; y comes in the dtype of x. Decays are
-              differences of float64 sums inside a chunk. A NaN or infinity in x stays in its row and head and, in
+    Numerics: computed in float32, or float64 if an input is; y comes in the dtype of x. Decays inside a chunk are
+              differences of sums that are kept more exact than the dtype, so that a mild decay is as right after a
+              strong one as alone. A log_a below -1000 counts as -1000, whose exponential is 0 likewise; -inf forgets
+              all that came before, and its gradient is 0. A NaN or infinity in x stays in its row and head and, in
               C, in its segment, and earlier steps are what they are without it; in PyTorch it spoils its whole chunk
               and what comes after it, other segments too: masks multiply by zero. In gradients both spoil the chunk.
               In C, the same bits on every run and for any number of threads. Second derivatives go through the

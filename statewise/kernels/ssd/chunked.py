@@ -6,10 +6,15 @@ The products with the state (B^T x, C h) run over all r heads of a group at once
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+LEAST_LOG_A = (
+    -1000.0
+)  # below, log_a counts as this: its exponential is 0 in any dtype, and sums over a chunk stay small
 
 
 class Inputs(NamedTuple):
@@ -41,19 +46,20 @@ class _Decays(NamedTuple):
 
 
 def _decays(log_a: Tensor, segments: Tensor | None, before: Tensor | None, dtype: torch.dtype) -> _Decays:
-    """log_a: (b, c, q, h); segments: (b, c, q); before: (b, c), the segment of the step before each chunk.
-
-    The cumulative sums are float64: their differences are then exact to float32, which differences of float32
-    sums are not (Dao & Gu 2024, arXiv:2405.21060, listing 1, masks and cumulates instead, which costs q^2 adds).
-    """
-    total = log_a.double().cumsum(2)
-    by_head = total.transpose(2, 3)  # (b, c, h, q)
+    """log_a: (b, c, q, h); segments: (b, c, q); before: (b, c), the segment of the step before each chunk."""
+    coarse, fine = _sums(log_a)
+    by_head = coarse.transpose(2, 3)  # (b, c, h, q)
     b, c, h, q = by_head.shape
     within = torch.empty(b, c, h, q, q, dtype=dtype, device=log_a.device)
     torch.sub(by_head.unsqueeze(-1), by_head.unsqueeze(-2), out=within)
+    to_end = coarse[:, :, -1:] - coarse
+    if fine is not None:
+        by_head = fine.transpose(2, 3)
+        within.add_(by_head.unsqueeze(-1)).sub_(by_head.unsqueeze(-2))
+        to_end += fine[:, :, -1:] - fine
+        coarse = coarse + fine
     within.exp_().tril_()
-    from_start = total.to(dtype).exp()
-    to_end = (total[:, :, -1:] - total).to(dtype).exp_()
+    from_start, to_end = coarse.to(dtype).exp(), to_end.to(dtype).exp_()
     across = from_start[:, :, -1]
     if segments is not None and before is not None:
         same = segments.unsqueeze(-1) == segments.unsqueeze(-2)  # (b, c, q, q)
@@ -62,6 +68,21 @@ def _decays(log_a: Tensor, segments: Tensor | None, before: Tensor | None, dtype
         to_end = to_end * (segments == segments[:, :, -1:]).unsqueeze(-1)
         across = from_start[:, :, -1]
     return _Decays(within, from_start, to_end, across)
+
+
+def _sums(log_a: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Cumulative sums of log_a (b, c, q, h) in float64, whose differences are right to the dtype of log_a.
+
+    For float32 the first suffices. For float64 it sums multiples of a power of two that is coarse enough for every sum
+    to be exact, in any order, and the second sums the rests. (Dao & Gu 2024, arXiv:2405.21060, listing 1, masks and
+    cumulates instead, which costs q^2 adds.)
+    """
+    bounded = log_a.clamp(min=LEAST_LOG_A).double()  # NaN stays
+    if log_a.dtype != torch.float64:
+        return bounded.cumsum(2), None
+    grid = 2.0 ** (math.ceil(math.log2(-LEAST_LOG_A * log_a.shape[2])) - 52)
+    multiples = (bounded / grid).round_().mul_(grid)
+    return multiples.cumsum(2), (bounded - multiples).cumsum(2)
 
 
 def _merge_heads(x: Tensor, n_groups: int) -> Tensor:

@@ -34,6 +34,9 @@ typedef struct {
     int64_t first[CHUNK];
 } chunk;
 
+/* A log_a below this counts as this: its exponential is 0 in float64 either way, and sums over a chunk stay small. */
+#define LEAST_LOG_A -1000.0
+
 /* cumulative = high + low: log2 of the decay from the segment's first step in the chunk, or the chunk's first. */
 typedef struct {
     real high[CHUNK], low[CHUNK];
@@ -81,18 +84,26 @@ static chunk chunk_at(const problem *all, int64_t row, int64_t start) {
     return part;
 }
 
-/* Sums in float64, kept as two numbers: differences of them are right to the precision of one. */
+/* Sums in float64 and what their roundings lost, kept as two numbers: the difference of two sums is then right to the
+ * precision of the difference, so that a mild decay after a strong one is as exact as it would be alone. */
 static void set_decays(const problem *all, int64_t row, int64_t head, const chunk *part, decays *of) {
     const real *log_a = all->log_a + (row * all->length + part->start) * all->n_heads + head;
-    double sum = 0;
+    double sum = 0, lost = 0;
     for (int64_t t = 0; t < CHUNK; t++) {
-        if (t < part->steps) sum = (t == part->first[t] ? 0 : sum) + LOG2_E * (double)log_a[t * all->n_heads];
+        if (t < part->steps) {
+            double now = (double)log_a[t * all->n_heads];
+            double term = LOG2_E * (now < LEAST_LOG_A ? LEAST_LOG_A : now); /* NaN stays */
+            if (t == part->first[t]) sum = lost = 0;
+            double next = sum + term, added = next - sum;
+            lost += (sum - (next - added)) + (term - added);
+            sum = next;
+        }
         of->high[t] = (real)sum;
-        of->low[t] = (real)(sum - (double)of->high[t]);
+        of->low[t] = (real)((sum - (double)of->high[t]) + lost);
     }
     vreal high = v_broadcast(of->high[CHUNK - 1]), low = v_broadcast(of->low[CHUNK - 1]);
     for (int64_t t = 0; t < CHUNK; t += REAL_LANES) {
-        v_store(of->from_start + t, v_exp2(v_load(of->high + t)));
+        v_store(of->from_start + t, v_exp2(v_load(of->high + t) + v_load(of->low + t)));
         v_store(of->to_end + t, v_exp2((high - v_load(of->high + t)) + (low - v_load(of->low + t))));
     }
     of->across = part->carried == part->steps ? of->from_start[part->steps - 1] : FRESH;
