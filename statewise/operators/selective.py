@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.pairs import as_complex
 from statewise.kernels.selective_scan import METHODS, selective_scan
 from statewise.operators.base import Operator, wide
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
@@ -91,7 +92,7 @@ class SelectiveDiagonal(Operator):
         x = u.to(dtype)
         z = delta * A.reshape(d, *ones, -1)
         B_bar = delta * B if self.method == "mamba" else delta * phi_1(z) * B
-        h = torch.view_as_complex(state.h.to(dtype).contiguous()) if self.is_complex else state.h.to(dtype)
+        h = as_complex(state.h.to(dtype)) if self.is_complex else state.h.to(dtype)
         h = z.exp() * h + B_bar * x.unsqueeze(-1)
         y = (C * h).sum(-1)
         y = 2 * y.real if y.is_complex() else y

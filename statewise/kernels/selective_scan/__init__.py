@@ -9,12 +9,13 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
+from statewise.kernels.pairs import as_complex
 from statewise.kernels.registration import register
 from statewise.kernels.selective_scan.batching import vmap_rule
 from statewise.kernels.selective_scan.blocked import backward_blocks, forward_blocks
 from statewise.kernels.selective_scan.blocks import Arguments, Gradients
 from statewise.kernels.selective_scan.native import backward_native, forward_native, refusal
-from statewise.kernels.selective_scan.reference import as_complex, selective_scan_reference
+from statewise.kernels.selective_scan.reference import selective_scan_reference
 from statewise.kernels.stored import refuse_misfit, refuse_unreal
 from statewise.native.memory import empty, in_huge_pages
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from statewise.kernels.pairs import as_complex
 from statewise.kernels.vandermonde.powers import powers, squares
 
 _BLOCK = 2**16  # numbers in a table: a megabyte of complex128
@@ -67,7 +68,7 @@ def backward(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
         right = torch.cat([_stacked(small, dtype), _stacked(d_small, dtype)], 1).reshape(here, -1, q)
         inner = torch.bmm(right, padded.reshape(here, p * i, q).mT)
         inner = inner.view(here, 2, -1, n, p, i)  # (w, derivative, re and im, n, p, i)
-        inner = torch.view_as_complex(inner.movedim(2, -1).contiguous()) if c.is_complex() else inner.squeeze(2)
+        inner = as_complex(inner.movedim(2, -1)) if c.is_complex() else inner.squeeze(2)
         value, slope = inner.unbind(1)  # (w, n, p, i)
         big, d_big = big.to(c.dtype).unsqueeze(2), d_big.to(c.dtype).unsqueeze(2)
         dc[channels] = (value * big).sum(-1).mT
