@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import statewise.kernels.diagonal_scan  # noqa: F401 (registers an operator)
 from statewise import kernels, native
 from statewise.errors import InputError
 from statewise.kernels.gated_rms_norm import gated_rms_norm

@@ -32,8 +32,8 @@ def forward(c: Tensor, A: Tensor, length: int) -> Tensor:
     """c (w, p, n) and A (w, n), both real or both complex -> (w, p, length) in their real dtype."""
     (w, p, _), dtype = c.shape, c.real.dtype
     K = torch.empty(w, p, length, dtype=dtype, device=c.device)
-    if K.numel() == 0:
-        return K
+    if K.numel() == 0 or A.numel() == 0:
+        return K.zero_()
     for channels, small, big in _tables(A, length, p):
         here = small.shape[0]
         q, i = small.shape[2], big.shape[2]
@@ -54,7 +54,7 @@ def backward(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     """
     (_, p, n), dtype, length = c.shape, c.real.dtype, grad.shape[2]
     dc, dA = (torch.zeros(m.shape, dtype=m.dtype, device=m.device) for m in (c, A))
-    if grad.numel() == 0:
+    if grad.numel() == 0 or A.numel() == 0:
         return dc, dA
     for channels, small, big in _tables(A, length, p):
         here, q, i = small.shape[0], small.shape[2], big.shape[2]
