@@ -74,7 +74,7 @@ sanitize: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --slow tests/test_sanitizers.py
 
 fuzz: $(VENV)/.installed-dev
-	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED)
+	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) --sanitize auto
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,13 +2,14 @@
 
 ``torch.set_float32_matmul_precision`` below "highest" allows TF32 on CUDA and bfloat16 on CPUs with AMX: three
 digits or two. A projection bears that. Powers of a transition matrix do not: each doubling of the length doubles the
-error, so that a filter of a thousand taps would keep none of them.
+error, so that a filter of a thousand taps would keep none of them. Autocast to bfloat16 rounds to two digits as well,
+and is kept away from the same places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -31,14 +32,23 @@ def rounds_products() -> bool:
 rounds_products._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which autocast leaves alone what is computed on the device; nothing at all where it is off."""
+    kind = "cpu" if device.type == "meta" else device.type  # meta has no autocast to refuse
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
 def exactly(function: Callable[..., Any], *arguments: Any) -> Any:
-    """``function(*arguments)``; where the process rounds the factors of products, computed in float64.
+    """``function(*arguments)`` without autocast; where the process rounds the factors of products, in float64.
 
     Arguments and results may be trees; tensors of float32 and complex64 are widened, and come back as they were.
     Where one is in float64 nothing changes: those products are not rounded. Gradients pass through the same products.
     """
-    if not rounds_products():
-        return function(*arguments)
+    with without_autocast(next(m.device for m in arguments if isinstance(m, Tensor))):
+        return _in_wider_numbers(function, *arguments) if rounds_products() else function(*arguments)
+
+
+def _in_wider_numbers(function: Callable[..., Any], *arguments: Any) -> Any:
     dtypes = {leaf.dtype for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
     if not dtypes & _WIDER.keys() or dtypes & _NARROWER.keys():
         return function(*arguments)

@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+import statewise.kernels.diagonal_scan  # noqa: F401 (registers an operator)
 from statewise import kernels, native
 from statewise.errors import InputError
+from statewise.kernels.cauchy import cauchy
+from statewise.kernels.fft_convolution import fft_convolution  # noqa: F401 (registers operators)
 from statewise.kernels.gated_rms_norm import gated_rms_norm
 from statewise.kernels.gelu_tanh import _gelu, gelu_tanh
 from statewise.kernels.linear_cross_entropy import linear_cross_entropy
 from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
 from statewise.kernels.linear_scan import linear_scan
+from statewise.kernels.registration import IMPLEMENTATIONS
 from statewise.kernels.rms_norm import rms_norm
 from statewise.kernels.selective_scan import selective_scan, selective_scan_reference
 from statewise.kernels.short_convolution import short_convolution
@@ -176,3 +180,99 @@ def test_a_negative_target_is_refused_in_compiled_code_too() -> None:
 def test_a_scan_of_two_dtypes_is_refused_by_its_function() -> None:
     with pytest.raises(InputError, match="one dtype"):
         linear_scan(torch.ones(1, 3), torch.ones(1, 3).double(), torch.zeros(1))
+
+
+def everything() -> dict[str, list[Any]]:
+    """Arguments that fit, of those operators too whose kinds of arguments convert."""
+    x = torch.rand(1, 3, 2, 1)
+    convolution, sums = (
+        [x, torch.rand(2, 1, 2), torch.rand(1, 1, 2, 1)],
+        [torch.rand(2, 1, 4) + 0j, torch.rand(1, 3) + 0j],
+    )
+    return {
+        **operator_calls(),
+        **{f"{kind}fft_convolution": convolution for kind in ("", "block_")},
+        **{f"{kind}fft_convolution_backward": [x.unsqueeze(3), *convolution] for kind in ("", "block_")},
+        "cauchy": [*sums, torch.rand(2, 4) + 0j],
+        "cauchy_backward": [torch.rand(2, 1, 3) + 0j, *sums, torch.rand(2, 4) + 0j, True],
+        "gelu_tanh": [x],
+        "linear": [x[0, :, :, 0], torch.rand(4, 2), torch.rand(4)],
+        "stacked_linear": [x[..., 0], torch.rand(1, 4, 2), torch.rand(1, 4)],
+    }
+
+
+def test_the_list_of_operators_is_whole() -> None:
+    assert sorted(everything()) == sorted(name.removeprefix("statewise::") for name in IMPLEMENTATIONS)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", everything())
+def test_every_operator_refuses_tensors_of_another_kind_in_one_line(name: str, path: str) -> None:
+    operator, given = getattr(torch.ops.statewise, name).default, everything()[name]
+    with kernels.use(path):
+        operator(*given)
+        for i, m in enumerate(given):
+            if not isinstance(m, Tensor):
+                continue
+            others = [m.to_sparse(), m.bool()]
+            if name != "gelu_tanh":  # whose one tensor may have any shape and lie anywhere
+                others += [m.new_zeros(()), m.unsqueeze(-1), m.to("meta")]
+            if name not in ("gelu_tanh", "rms_norm"):  # whose x may have any rows
+                others.append(m.unsqueeze(0))
+            for other in others:
+                with pytest.raises(InputError, match=f"the operator {name} needs") as refused:
+                    operator(*given[:i], other, *given[i + 1 :])
+                assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("name", "argument", "value"),
+    [
+        *(("gated_rms_norm", "n_groups", n) for n in (0, -1, 7, 2**40)),
+        *(("gated_rms_norm_backward", "n_groups", n) for n in (0, -1, 7, 2**40)),
+        *(("ssd", "chunk_length", n) for n in (0, -1)),
+        *(("ssd_backward", "chunk_length", n) for n in (0, -1)),
+        ("vandermonde", "length", -1),
+        ("linear_cross_entropy", "targets", torch.full((3,), torch.nan)),
+        ("linear_cross_entropy_sum", "targets", torch.full((3,), torch.nan)),
+        ("linear_cross_entropy", "weight", torch.ones(0, 2)),
+        *((f"{name}fft_convolution", "impulse_response", torch.ones(2, 1, 0)) for name in ("", "block_")),
+        ("short_convolution", "taps", torch.ones(2, 0)),
+        ("rms_norm", "weight", torch.ones(0, 2)),
+        ("rms_norm", "weight", torch.ones(2, 2)),
+    ],
+)
+def test_operators_refuse_what_the_functions_refuse(name: str, argument: str, value: Any, path: str) -> None:
+    operator, given = getattr(torch.ops.statewise, name).default, list(everything()[name])
+    names = [a.name for a in operator._schema.arguments]
+    given[names.index(argument)] = value
+    if argument in ("impulse_response", "taps"):
+        given[2] = None if argument == "impulse_response" else torch.ones(1, 0, 2)
+    with kernels.use(path), pytest.raises(InputError, match=f"the operator {name} needs"):
+        operator(*given)
+
+
+def test_what_fitted_once_is_not_taken_for_what_does_not() -> None:
+    """A call is looked up by all that it is checked by."""
+    x, weight = torch.rand(3, 2), torch.ones(1, 2)
+    for _ in range(2):
+        torch.ops.statewise.rms_norm(x, weight, 1e-5)
+        for wrong in ((x.double(), weight), (x, weight.double()), (x[:, :1], weight), (x.to_sparse(), weight)):
+            with pytest.raises(InputError, match="the operator rms_norm needs"):
+                torch.ops.statewise.rms_norm(*wrong, 1e-5)
+
+
+def test_a_cauchy_sum_at_no_axis_of_nodes_is_refused() -> None:
+    with pytest.raises(InputError, match="cauchy needs"):
+        cauchy(torch.ones(1, 1, 1) + 0j, torch.tensor(1j), torch.ones(1, 1) + 0j)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_sums_over_no_states_are_zero(path: str) -> None:
+    nothing, systems = torch.zeros(2, 1, 0, dtype=torch.complex64), torch.zeros(2, 0, dtype=torch.complex64)
+    with kernels.use(path):
+        assert torch.equal(vandermonde(nothing, systems, 3), torch.zeros(2, 1, 3))
+        assert torch.equal(cauchy(nothing, torch.ones(3) + 0j, systems), torch.zeros(2, 1, 3) + 0j)
+        y = short_convolution(torch.ones(3, 0, 0), torch.ones(0, 9).requires_grad_(), torch.ones(3, 8, 0))
+        y.sum().backward()

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from statewise.native import build
+from fuzz.sanitized import NoSanitizer
+from fuzz.sanitized import environment as sanitized_environment
 
 HERE = Path(__file__).resolve().parent
 # Those that run every kernel over the shapes of the laws, on every instruction set and several threads.
@@ -24,29 +24,12 @@ SUITES = sorted(path.name for path in HERE.glob("test_*native*.py")) + [
 ]
 
 
-def runtime_of(sanitizer: str) -> str | None:
-    """The shared library of a sanitizer, which has to be loaded before anything else."""
-    try:
-        command = [*build.compiler(), f"-print-file-name=lib{sanitizer}.so"]
-        found = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    except (build.BuildError, OSError):
-        return None
-    return found if os.path.isabs(found) else None
-
-
 def environment(library: Path, *, only: tuple[str, ...] = ()) -> dict[str, str]:
     """Of a process that loads a checked library, which is built here."""
-    preload = runtime_of("asan")
-    if preload is None or not sys.platform.startswith("linux"):
-        pytest.skip("there is no compiler with an address sanitizer here")
-    build.build(library, only=only, sanitize=True)
-    return {
-        **os.environ,
-        "STATEWISE_LIBRARY": str(library),
-        "LD_PRELOAD": f"{preload}:{runtime_of('stdc++') or ''}",
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "OMP_NUM_THREADS": "1",
-    }
+    try:
+        return {**os.environ, **sanitized_environment(library, only=only)}
+    except NoSanitizer as why:
+        pytest.skip(str(why))
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from statewise.kernels.gated_rms_norm import gated_rms_norm_reference
 from statewise.kernels.gelu_tanh import gelu_tanh_reference
+from statewise.kernels.pairs import as_complex
 from statewise.kernels.rms_norm import rms_norm_reference
 from statewise.kernels.selective_scan import selective_scan_reference
-from statewise.kernels.selective_scan.reference import as_complex
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

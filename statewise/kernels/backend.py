@@ -64,6 +64,10 @@ def c_would_run(refusal: str | None) -> bool:
     return refusal is None and backend() != "torch" and native.available()
 
 
+# For torch.compile, which cannot look for a library (see precision.py): what is compiled keeps to that moment's path
+c_would_run._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def refusal_of(**tensors: Tensor | None) -> str | None:
     """Why C cannot take these tensors at all: not on the CPU, or no plain memory. None if it can."""
     for name, tensor in tensors.items():

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from statewise.errors import InputError
-from statewise.precision import products_at, rounds_products, rounds_projections
+from statewise.kernels.arguments import Needs, checker
+from statewise.precision import products_at, rounds_products, rounds_projections, without_autocast
 
 # What runs, by qualified name: for whoever follows what an operator does inside
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
@@ -21,6 +22,8 @@ def register(
     schema: str,
     implementation: Callable[..., Any],
     *,
+    takes: Mapping[str, str],
+    needs: Needs | None = None,
     fake: Callable[..., Any],
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
@@ -29,21 +32,45 @@ def register(
 ) -> Callable[..., Any]:
     """Registers ``statewise::name`` for every device and returns it.
 
-    ``fake`` gives empty outputs of the right shapes, ``setup_context`` and ``backward`` the derivative, ``vmap`` the
-    rule for several models at once (see batching.py); an operator that only a ``backward`` calls needs none. The parts
-    of ``torch.library`` below are used rather than its ``custom_op``, whose first call imports ``torch._dynamo``:
-    almost two seconds before the first token, and more time in every call. A kernel chooses its own precision, so
-    autocast is off inside, and no factor of a product is rounded unless it ``is_projection`` (see precision.py).
+    ``takes`` and ``needs`` say which arguments fit (see arguments.py): the implementation and ``fake`` get no others,
+    whoever calls. ``fake`` gives empty outputs of the right shapes, ``setup_context`` and ``backward`` the derivative,
+    ``vmap`` the rule for several models at once (see batching.py); an operator that only a ``backward`` calls needs
+    none. The parts of ``torch.library`` below are used rather than its ``custom_op``, whose first call imports
+    ``torch._dynamo``: almost two seconds before the first token, and more time in every call. A kernel chooses its own
+    precision, so autocast is off inside, and no factor of a product is rounded unless it ``is_projection`` (see
+    precision.py).
     """
     qualified = f"statewise::{name}"
-    IMPLEMENTATIONS[qualified] = _in_its_own_precision(implementation, is_projection)
     torch.library.define(qualified, schema)
+    operator = getattr(torch.ops.statewise, name).default
+    check = checker(name, takes, needs, operator._schema)
+    IMPLEMENTATIONS[qualified] = _in_its_own_precision(_checked(check, implementation), is_projection)
     torch.library.impl(qualified, "default", IMPLEMENTATIONS[qualified])
-    torch.library.register_fake(qualified, fake)
-    torch.library.register_autograd(qualified, backward, setup_context=setup_context)
+    torch.library.register_fake(qualified, _checked(check, fake))
+    torch.library.register_autograd(qualified, _unrounded(backward), setup_context=setup_context)
     if vmap is not None:
         torch.library.register_vmap(qualified, vmap)
-    return _without_forward_mode(name, getattr(torch.ops.statewise, name).default)
+    return _without_forward_mode(name, operator)
+
+
+def _checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        check(*arguments)
+        return function(*arguments)
+
+    return run
+
+
+def _unrounded(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A derivative goes through PyTorch's own operations too, where it is taken once more."""
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Any) -> Any:
+        with without_autocast(next(m.device for m in ctx.saved_tensors if m is not None)):
+            return backward(ctx, *grads)
+
+    return run
 
 
 def _without_forward_mode(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,17 +96,14 @@ def _in_its_own_precision(implementation: Callable[..., Any], is_projection: boo
     def run(first: torch.Tensor, *rest: Any) -> Any:
         if is_projection and rounds_projections(first.device):
             with products_at("high"):
-                return without_autocast(first, *rest)
+                return in_full(first, *rest)
         if not is_projection and rounds_products():
             with products_at("highest"):
-                return without_autocast(first, *rest)
-        return without_autocast(first, *rest)
+                return in_full(first, *rest)
+        return in_full(first, *rest)
 
-    def without_autocast(first: torch.Tensor, *rest: Any) -> Any:
-        device = first.device.type
-        if not torch.is_autocast_enabled(device):
-            return implementation(first, *rest)
-        with torch.autocast(device, enabled=False):
+    def in_full(first: torch.Tensor, *rest: Any) -> Any:
+        with without_autocast(first.device):
             return implementation(first, *rest)
 
     return run

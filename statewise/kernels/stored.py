@@ -27,22 +27,6 @@ def refuse_unreal(kernel: str, **tensors: Tensor | None) -> None:
             raise InputError(f"{kernel} needs real floating-point numbers; got {name} of {m.dtype}, convert it first")
 
 
-def refuse_misfit(
-    kernel: str, dtype: torch.dtype | tuple[torch.dtype, ...] | None, **wanted: tuple[Tensor | None, tuple[int, ...]]
-) -> None:
-    """InputError unless each tensor has the dtype (one of them; None: any) and the shape given with it.
-
-    For what an operator that is called by itself is given: C reads memory by the sizes and the dtype of others.
-    """
-    dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
-    for name, (m, shape) in wanted.items():
-        if m is not None and (m.shape != shape or (dtype is not None and m.dtype not in dtypes)):
-            kind = "" if dtype is None else f" and {' or '.join(map(str, dtypes))}"
-            raise InputError(
-                f"the operator {kernel} needs {name} of shape {tuple(shape)}{kind}; got {tuple(m.shape)}, {m.dtype}"
-            )
-
-
 def stored_refusal(**tensors: Tensor | None) -> str | None:
     """Why C cannot take these tensors, the first of which is stored; None if it can."""
     first = next(iter(tensors))

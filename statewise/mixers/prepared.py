@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from statewise.kernels.pairs import as_complex
 from statewise.mixers.base import Mixer, shared_copy
 from statewise.operators.base import Operator
+from statewise.precision import without_autocast
 
 
 class PreparableMixer(Mixer):
@@ -55,9 +58,9 @@ class PreparedOperators(nn.Module):
         return self
 
 
-def full_precision(x: Tensor) -> torch.autocast:
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """A context in which autocast leaves alone what is computed on the device of x."""
-    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)  # meta has no autocast to refuse
+    return without_autocast(x.device)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -77,4 +80,4 @@ def _moved(x: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
     moved = fn(real)
     if moved.dtype != torch.promote_types(moved.dtype, torch.float32):
         moved = real.to(moved.device, torch.float32)
-    return torch.view_as_complex(moved.contiguous()) if x.is_complex() else moved
+    return as_complex(moved) if x.is_complex() else moved

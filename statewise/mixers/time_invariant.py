@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
+from statewise.kernels import pairs
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_range, check_width, is_number
 from statewise.mixers.output import OutputHalf
@@ -195,4 +196,4 @@ def least_decay(A: Tensor) -> Tensor:
 
 def as_complex(x: Tensor) -> Tensor:
     """(..., 2) real -> (...) complex, complex64 or wider."""
-    return torch.view_as_complex(wide(x))
+    return pairs.as_complex(wide(x))

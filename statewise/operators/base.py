@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from statewise.errors import InputError
 from statewise.operators.masks import NO_MASKS, Masks, build_masks, mask_time
 from statewise.operators.plan import Plan, Rule, plan
+from statewise.precision import without_autocast
 
 
 def check_batch(batch: Any) -> None:
@@ -86,13 +87,20 @@ class Operator(abc.ABC):
 
         ``lengths`` (batch,): rows are right-padded and end there; padded outputs are zero. ``starts`` (batch,
         length): a document begins, and nothing passes it. ``form`` forces one of ``forms``; without it
-        the family's ``rules`` pick (``statewise.explain`` says which and why).
+        the family's ``rules`` pick (``statewise.explain`` says which and why). Autocast changes
+        nothing: a recurrence is computed in float32 or wider.
         """
         self._check(u)
         if form is not None and form not in self.forms:
             raise InputError(f"{type(self).__name__} has no form {form!r}; its forms are {', '.join(self.forms)}")
         if state is not None:
             self._check_state(u, state)
+        with without_autocast(u.device):
+            return self._run(u, state, lengths, starts, form)
+
+    def _run(
+        self, u: Tensor, state: Any, lengths: Tensor | None, starts: Tensor | None, form: str | None
+    ) -> tuple[Tensor, Any]:
         masks = NO_MASKS if lengths is None and starts is None else build_masks(u.shape[0], u.shape[1], lengths, starts)
         op, u = self, mask_time(u, masks.valid)
         if masks.valid is not None:

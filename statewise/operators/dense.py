@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.batching import stacked
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.plan import Rule, up_to
 from statewise.operators.state_passing import Block
-from statewise.operators.time_invariant import CONVOLVE, FEW, TimeInvariant, double, output_shape, toeplitz
+from statewise.operators.time_invariant import CONVOLVE, FEW, TimeInvariant, by_outputs, double, output_shape, toeplitz
 from statewise.precision import exactly
 from statewise.systems import discretize_dense
 
@@ -78,14 +79,14 @@ class DenseLTI(TimeInvariant):
         n_low, n_high = inner.bit_length() - 1, (n_outer - 1).bit_length()
         squares = _squares(A, n_low + n_high - 1)
         krylov = double(B.unsqueeze(1), squares[:n_low], _forward, 1)  # (w, inner, n)
-        rows = C.reshape(C.shape[0], -1, 1, C.shape[-1])
+        rows = by_outputs(C).unsqueeze(2)
         rows = double(rows, squares[n_low : n_low + n_high], _backward, 2)[:, :, :n_outer]
         response = exactly(torch.matmul, rows.flatten(1, 2), krylov.mT)  # (w, p outer, inner)
         return response.reshape(*C.shape[:-1], n_outer * inner)[..., :length]
 
     def _block(self, length: int, dtype: torch.dtype) -> Block:
         A, B, C = (m.to(dtype) for m in self._wide())
-        C = C.reshape(C.shape[0], -1, C.shape[-1])
+        C = by_outputs(C)
         squares = _squares(A, length.bit_length() - 1)
         krylov = double(B.unsqueeze(1), squares[:-1], _forward, 1)  # (w, T, n)
         first = exactly(torch.matmul, C, A).unsqueeze(2)
@@ -126,7 +127,7 @@ class DenseLTV(Operator):
     Shapes:  A: (n, n)   B: (n,)   C: (w, n) or (w, p, n), real   u: (batch, length, w, *trailing)
     Forms:   ``recurrent``, O(n^3) a step for the matrix exponential, and O(batch w n^2) for the product.
              ``statewise.hippo.project`` gives the same coefficients without a matrix exponential, far faster.
-    Errors:  InputError for shapes or dtypes that disagree.
+    Errors:  InputError for shapes or dtypes that disagree, and under vmap for an A, a B or steps that it maps over.
     Source:  Gu et al. 2020 (HiPPO), arXiv:2008.07669, theorem 2 and eq. 4.
     """
 
@@ -158,6 +159,11 @@ class DenseLTV(Operator):
         if any(m.is_complex() or not m.is_floating_point() for m in (A, B, C)):
             raise InputError(f"DenseLTV needs real A, B, C; got {A.dtype}, {B.dtype}, {C.dtype}")
         check_dtypes("DenseLTV", u, A=A, B=B, C=C)
+        if not torch.compiler.is_compiling() and (stacked(A) or stacked(B)):
+            raise InputError(
+                "DenseLTV under vmap needs the same A and B in every copy: how their exponential is computed depends "
+                "on their values; map over C, u and the state, or call it once for each A"
+            )
         w = C.shape[0]
         if u.ndim < 3 or u.shape[2] != w:
             raise InputError(f"DenseLTV of width {w} needs u (batch, length, {w}, ...); got {tuple(u.shape)}")
@@ -173,6 +179,10 @@ class DenseLTV(Operator):
         A, B, C = (m.to(wide(u.dtype, m.dtype)) for m in (self.A, self.B, self.C))
         ages, row = state.steps, torch.arange(len(state.steps), device=state.steps.device)
         if not torch.compiler.is_compiling():
+            if stacked(ages):
+                raise InputError(
+                    "DenseLTV under vmap needs the same steps in every copy; map over h alone, or call it once for each"
+                )
             ages, row = ages.unique(return_inverse=True)  # rows of one age share a matrix exponential
         k = ages.to(A.dtype)
         dt = torch.log((k + 1) / k)  # infinite at k = 0

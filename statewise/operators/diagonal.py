@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,13 +16,14 @@ from statewise.kernels.batching import whole
 from statewise.kernels.diagonal_scan import diagonal_scan
 from statewise.kernels.diagonal_scan import refusal as diagonal_scan_refusal
 from statewise.kernels.linear_scan import linear_scan
+from statewise.kernels.pairs import as_complex
 from statewise.kernels.vandermonde import vandermonde
 from statewise.kernels.vandermonde.powers import rounded_squares
 from statewise.operators.base import wide
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.plan import SINGLE, Plan, Rule, up_to
 from statewise.operators.state_passing import Block
-from statewise.operators.time_invariant import CONVOLVE, TimeInvariant, double, toeplitz
+from statewise.operators.time_invariant import CONVOLVE, TimeInvariant, by_outputs, double, toeplitz
 
 
 class DiagonalState(NamedTuple):
@@ -128,7 +130,7 @@ class DiagonalLTI(TimeInvariant):
 
     def _grows(self, response: Tensor) -> bool:
         """Not with |A| <= 1, which is less to look at than the response."""
-        return not bool(whole(self.A.detach()).abs().amax() <= 1) and super()._grows(response)
+        return not bool((whole(self.A.detach()).abs() <= 1).all()) and super()._grows(response)
 
     def _chunks(self, u: Tensor, state: DiagonalState, masks: Masks) -> tuple[Tensor, DiagonalState]:
         """Matrix products, or where C can and no gradients are recorded the steps themselves, which it walks
@@ -138,8 +140,9 @@ class DiagonalLTI(TimeInvariant):
             return y, final
         batch, length, width = u.shape[:3]
         lengths = None if masks.lengths is None else masks.lengths.to(torch.int64)
-        h = state.h.reshape(batch, width, -1, *state.h.shape[-2:])
-        y, h = diagonal_scan(u.reshape(batch, length, width, -1), self.A, self.B, self.C, self.D, h, lengths)
+        r = math.prod(u.shape[3:])
+        h = state.h.reshape(batch, width, r, *state.h.shape[-2:])
+        y, h = diagonal_scan(u.reshape(batch, length, width, r), self.A, self.B, self.C, self.D, h, lengths)
         return y.reshape(u.shape), DiagonalState(h.reshape(state.h.shape))
 
     def _why(self, chosen: Plan, u: Tensor, state: DiagonalState | None) -> str:
@@ -159,7 +162,7 @@ class DiagonalLTI(TimeInvariant):
 
     def _block(self, length: int, dtype: torch.dtype) -> Block:
         A, B, C = self._coefficients(0, dtype)
-        C = C.reshape(C.shape[0], -1, C.shape[-1])
+        C = by_outputs(C)
         powers = rounded_squares(A, length.bit_length())
         table = double(torch.ones_like(A).unsqueeze(1), powers[:-1], lambda t, a: t * a.unsqueeze(1), 1)
         krylov = table * B.unsqueeze(1)  # (w, T, n): A^k B
@@ -178,7 +181,7 @@ class DiagonalLTI(TimeInvariant):
         power = power.reshape(power.shape[0], *[1] * (h.ndim - 2), power.shape[1])
         if not power.is_complex():
             return h * power
-        return torch.view_as_real(torch.view_as_complex(h.unflatten(-1, (-1, 2)).contiguous()) * power).flatten(-2)
+        return torch.view_as_real(as_complex(h.unflatten(-1, (-1, 2))) * power).flatten(-2)
 
     def _flat(self, state: DiagonalState) -> Tensor:
         return state.h.flatten(-2) if self.A.is_complex() else state.h
@@ -218,7 +221,7 @@ class DiagonalLTI(TimeInvariant):
         return h if self.C.ndim == 2 else h.unsqueeze(width_axis + 1)
 
     def _complex(self, h: Tensor) -> Tensor:
-        return torch.view_as_complex(h.contiguous()) if self.A.is_complex() else h
+        return as_complex(h) if self.A.is_complex() else h
 
     def _real(self, h: Tensor) -> Tensor:
         return torch.view_as_real(h) if h.is_complex() else h

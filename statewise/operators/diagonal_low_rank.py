@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from statewise.errors import InputError
+from statewise.kernels.batching import whole
 from statewise.kernels.cauchy import cauchy
+from statewise.kernels.pairs import as_complex
 from statewise.operators.base import wide
 from statewise.operators.dense import DenseLTI
 from statewise.operators.plan import Rule, up_to
 from statewise.operators.state_passing import Block
-from statewise.operators.time_invariant import CONVOLVE, FEW, TimeInvariant, double
+from statewise.operators.time_invariant import CONVOLVE, FEW, TimeInvariant, by_outputs, double
 from statewise.precision import exactly
 
 # Values of the generating function that are computed at once: more are recomputed, block by block, in the backward
@@ -98,11 +100,11 @@ class DiagonalPlusLowRank(TimeInvariant):
     def _check_values(self) -> None:
         if not self.check_values or self.dt.is_meta or torch.compiler.is_compiling() or not self.Lambda.numel():
             return
-        least, most = (float(m) for m in self.dt.detach().aminmax())
+        least, most = (float(m) for m in whole(self.dt.detach()).aminmax())
         if not (least > 0 and most < math.inf):
             raise InputError(f"DiagonalPlusLowRank needs positive and finite dt; got values in {least:g}..{most:g}")
         if self.Q is None:
-            growth = float(self.Lambda.detach().real.amax())
+            growth = float(whole(self.Lambda.detach()).real.amax())
             if growth > 0:
                 raise InputError(
                     f"DiagonalPlusLowRank needs real parts of Lambda at or below 0, or the system grows without bound; "
@@ -120,7 +122,7 @@ class DiagonalPlusLowRank(TimeInvariant):
         Lambda, P, Q, B, C, dt = self._wide(wide(u.dtype, self.Lambda.dtype))
         D, small = self._keep(("woodbury", dt.dtype), lambda: _woodbury(Lambda, P, Q, dt))
         half = dt[:, None] / 2
-        h = torch.view_as_complex(state.h.to(dt.dtype).contiguous())
+        h = as_complex(state.h.to(dt.dtype))
         trailing = [1] * (h.ndim - 3)  # axes between w and n
 
         def over(m: Tensor) -> Tensor:
@@ -164,7 +166,7 @@ class DiagonalPlusLowRank(TimeInvariant):
         if length < 1:
             return self._no_taps(length)
         E, B, C = self._less_identity()
-        rows = C.reshape(C.shape[0], -1, 1, C.shape[-1])
+        rows = by_outputs(C).unsqueeze(2)
         inner = 1 << ((length - 1).bit_length() + 1) // 2
         n_outer = -(-length // inner)
         n_low, n_high = inner.bit_length() - 1, (n_outer - 1).bit_length()
@@ -268,7 +270,7 @@ def _real_linear(diagonal: Tensor) -> Tensor:
     w, n = diagonal.shape
     pairs = torch.stack([torch.view_as_real(diagonal), torch.view_as_real(1j * diagonal)], -1)  # (w, n, row, column)
     eye = torch.eye(n, dtype=pairs.dtype, device=pairs.device)
-    return torch.einsum("wnij,nm->wnimj", pairs, eye).reshape(w, 2 * n, 2 * n)
+    return exactly(torch.einsum, "wnij,nm->wnimj", pairs, eye).reshape(w, 2 * n, 2 * n)
 
 
 def _woodbury(Lambda: Tensor, P: Tensor, Q: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
@@ -297,7 +299,7 @@ def _impulse_response(length: int, Lambda: Tensor, P: Tensor, Q: Tensor, B: Tens
     angle = torch.arange(n_points // 2 + 1, device=dt.device, dtype=torch.float64) * (-2 * math.pi / n_points)
     z = torch.polar(torch.full_like(angle, math.exp(log_radius)), angle)
     nodes, factor = (2 * (1 - z) / (1 + z)).to(Lambda.dtype), (2 / (1 + z)).to(Lambda.dtype)
-    left = torch.cat([C.reshape(C.shape[0], -1, C.shape[-1]), Q.conj()], 1)  # (w, p + r, n)
+    left = torch.cat([by_outputs(C), Q.conj()], 1)  # (w, p + r, n)
     right = torch.cat([B.unsqueeze(1), P], 1) * dt[:, None, None]  # (w, 1 + r, n)
     rank, p = P.shape[1], left.shape[1] - P.shape[1]
     sums = cauchy((left.unsqueeze(2) * right.unsqueeze(1)).flatten(1, 2), nodes, Lambda * dt[:, None])

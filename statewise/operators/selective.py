@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.pairs import as_complex
 from statewise.kernels.selective_scan import METHODS, selective_scan
-from statewise.kernels.selective_scan.reference import as_complex, hold
+from statewise.kernels.selective_scan.reference import hold
 from statewise.operators.base import Operator, wide
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.plan import Rule, otherwise

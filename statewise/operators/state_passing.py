@@ -118,7 +118,7 @@ class StatePassing:
         """M_ux: inputs (w, ..., r, T) -> the state that they leave behind, from rest, (w, ..., r, n)."""
         x = x.unflatten(-1, (-1, self.stretch)).movedim(-2, -3)  # (w, ..., stretches, r, S)
         added = exactly(torch.matmul, x.reshape(self.w, -1, self.stretch), self.block.reach)
-        added = added.reshape(*x.shape[:-1], -1)
+        added = added.reshape(*x.shape[:-1], self.block.reach.shape[-1])
         for power in self.powers[self.stretch.bit_length() - 1 :]:
             if added.shape[-3] == 1:
                 break
@@ -136,7 +136,9 @@ class StatePassing:
                 break
             rows = torch.cat([rows, self.op._advance(rows, power)], 3)
         w, b, n_chunks, n_stretches, r, n = rows.shape
-        seen = exactly(torch.matmul, rows.reshape(w, -1, n), self.block.response[:, self.stretch :])
+        seen = exactly(
+            torch.matmul, rows.reshape(w, b * n_chunks * n_stretches * r, n), self.block.response[:, self.stretch :]
+        )
         seen = seen.reshape(w, b, n_chunks, n_stretches, r, -1, self.stretch).permute(1, 2, 3, 6, 0, 5, 4)
         return seen.reshape(b, -1, w, seen.shape[5], r)
 

@@ -254,6 +254,11 @@ def output_shape(C: Tensor, u: Tensor) -> tuple[int, ...]:
     return (*u.shape[:3], *C.shape[1:-1], *u.shape[3:])
 
 
+def by_outputs(C: Tensor) -> Tensor:
+    """C (w, [p,] n) -> (w, p, n)."""
+    return C if C.ndim == 3 else C.unsqueeze(1)
+
+
 def double(first: Tensor, powers: tuple[Tensor, ...], apply: Any, dim: int) -> Tensor:
     """first, A first, A^2 first ... along ``dim``: 2^len(powers) of them, each power doubling what is there."""
     rows = first

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from fuzz.draw import Draw
 from fuzz.run import run_target, shares
+from fuzz.sanitized import NoSanitizer, environment
 from fuzz.targets import TARGETS
 
 
@@ -17,6 +22,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0, help="for all targets together")
     parser.add_argument("--seed", type=int, default=0, help="other seeds, other cases")
     parser.add_argument("--case", type=int, help="run this case of one target here, under no limit")
+    parser.add_argument(
+        "--sanitize",
+        choices=("auto", "all", "none"),
+        nargs="?",
+        const="all",
+        default="none",
+        help="the C kernels built with sanitizers: for all targets that run them, or (auto) for those that ask for it "
+        "where there is a compiler that can",
+    )
     given = parser.parse_args()
     unknown = [name for name in given.targets if name not in TARGETS]
     if unknown:
@@ -25,8 +39,18 @@ def main() -> int:
     if given.case is not None:
         if len(names) != 1:
             parser.error("--case needs the name of one target")
-        return _again(names[0], given.case)
-    return _all(names, given.seed, given.minutes)
+        if given.sanitize == "none":
+            return _again(names[0], given.case)
+    with tempfile.TemporaryDirectory(prefix="statewise-fuzz-") as folder:
+        environments = _sanitized(names, given.sanitize, Path(folder) / "kernels.so")
+        if given.case is not None:
+            command = [sys.executable, "-m", "fuzz", names[0], "--case", str(given.case)]
+            return subprocess.run(command, env={**os.environ, **environments.get(names[0], {})}).returncode
+        return _all(names, given.seed, given.minutes, environments)
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)
 
 
 def _again(name: str, case: int) -> int:
@@ -40,11 +64,25 @@ def _again(name: str, case: int) -> int:
     return 0
 
 
-def _all(names: list[str], seed: int, minutes: float) -> int:
+def _sanitized(names: list[str], which: str, library: Path) -> dict[str, dict[str, str]]:
+    """What each target's workers have in their environment."""
+    chosen = {name for name in names if TARGETS[name].sanitize or (which == "all" and TARGETS[name].runs_c)}
+    if which == "none" or not chosen:
+        return {}
+    try:
+        return dict.fromkeys(chosen, environment(library))
+    except NoSanitizer as why:
+        if which == "all":
+            sys.exit(f"python -m fuzz: error: --sanitize: {why}")
+        print(f"without sanitizers: {why}", flush=True)
+        return {}
+
+
+def _all(names: list[str], seed: int, minutes: float, environments: dict[str, dict[str, str]]) -> int:
     findings = 0
     for name, seconds in shares(names, 60 * minutes).items():
         begin = time.monotonic()
-        report = run_target(name, seed, seconds, tell=lambda text: print(text, flush=True))
+        report = run_target(name, seed, seconds, tell=_tell, environment=environments.get(name))
         took = time.monotonic() - begin
         print(f"{name}: {report.cases:,} cases in {took:.0f} s, {len(report.findings)} findings", flush=True)
         findings += len(report.findings)

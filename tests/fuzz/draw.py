@@ -60,7 +60,7 @@ class Draw:
         return self._noted(name, math.exp(self.random.uniform(math.log(low), math.log(high))))
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.randn(*shape, generator=self.generator, dtype=torch.float64).to(dtype)
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(dtype)
 
     def decays(self, *shape: int, dtype: torch.dtype = torch.float64, largest: float = 1e30) -> Tensor:
         """Logarithms of decays: -1e-6 to -largest log-uniformly, a few 0, and in one case of three all of them mild."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -30,22 +30,34 @@ class Report:
 
 
 def run_target(
-    name: str, seed: int, seconds: float, *, most: int = 20, tell: Callable[[str], None] = lambda text: None
+    name: str,
+    seed: int,
+    seconds: float,
+    *,
+    most: int = 20,
+    tell: Callable[[str], None] = lambda text: None,
+    environment: Mapping[str, str] | None = None,
 ) -> Report:
-    """Cases for so many seconds, or until there are ``most`` findings. Each begins after the one before has ended."""
+    """Cases for so many seconds, or until there are ``most`` findings. Each begins after the one before has ended.
+
+    ``environment`` is added to that of the workers: what :func:`fuzz.sanitized.environment` gives.
+    """
     report, end = Report(name), time.monotonic() + seconds
     case = seed * SEEDS_APART
     while len(report.findings) < most and (report.cases == 0 or time.monotonic() < end):
-        case = _one_worker(report, case, end, most, tell) + 1
+        case = _one_worker(report, case, end, most, tell, environment or {}) + 1
     return report
 
 
-def _one_worker(report: Report, first: int, end: float, most: int, tell: Callable[[str], None]) -> int:
+def _one_worker(
+    report: Report, first: int, end: float, most: int, tell: Callable[[str], None], environment: Mapping[str, str]
+) -> int:
     """Runs a worker until the time is over or it ends by itself; gives the last case that it began."""
-    target = TARGETS[report.target]
+    target, again = TARGETS[report.target], " --sanitize" if environment else ""
     process = subprocess.Popen(
         [sys.executable, "-m", "fuzz", "--worker", report.target, str(first)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=_environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        env={**_environment(), **environment},
     )  # fmt: skip
     lines: queue.Queue[str | None] = queue.Queue()
     errors: list[str] = []
@@ -63,20 +75,20 @@ def _one_worker(report: Report, first: int, end: float, most: int, tell: Callabl
             try:
                 line = lines.get(timeout=patience)
             except queue.Empty:
-                _add(report, case, f"no end after {patience:.0f} seconds", {}, tell)
+                _add(report, case, f"no end after {patience:.0f} seconds", {}, tell, again)
                 return case
             if line is None:
                 process.wait()
                 readers[1].join(1)
                 last = errors[-1].strip() if errors else "nothing on standard error"
                 code = process.returncode
-                _add(report, case, f"the process ended with {code} ({last[:300]})", {}, tell)
+                _add(report, case, f"the process ended with {code} ({last[:300]})", {}, tell, again)
                 if not begun:
                     raise RuntimeError(f"fuzz target {report.target} does not start: {''.join(errors[-20:])}")
                 return case
             record: dict[str, Any] = json.loads(line)
             if "finding" in record:
-                _add(report, case, f"{record['finding']} [{record['where']}]", record["notes"], tell)
+                _add(report, case, f"{record['finding']} [{record['where']}]", record["notes"], tell, again)
             else:
                 if begun:
                     report.cases += 1
@@ -88,9 +100,9 @@ def _one_worker(report: Report, first: int, end: float, most: int, tell: Callabl
         process.wait()
 
 
-def _add(report: Report, case: int, what: str, notes: dict[str, str], tell: Callable[[str], None]) -> None:
+def _add(report: Report, case: int, what: str, notes: dict[str, str], tell: Callable[[str], None], again: str) -> None:
     lines = [f"{report.target}: {what}", *(f"    {name} = {value}" for name, value in notes.items())]
-    lines.append(f"    again: PYTHONPATH=tests python -m fuzz {report.target} --case {case}")
+    lines.append(f"    again: PYTHONPATH=tests python -m fuzz {report.target} --case {case}{again}")
     report.findings.append("\n".join(lines))
     tell(report.findings[-1])
 

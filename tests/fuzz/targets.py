@@ -22,12 +22,16 @@ class Target:
     seconds: after which a case counts as hanging
     memory:  bytes that the process may have more than after its imports; None: no limit
     share:   of the time of a run, in proportion
+    runs_c:  it runs the C kernels: what ``--sanitize`` is for; memory is then under no limit
+    sanitize: ``make fuzz`` runs it so, where there is a compiler that can
     """
 
     module: str
     seconds: float = 20.0
     memory: int | None = None
     share: float = 1.0
+    runs_c: bool = False
+    sanitize: bool = False
 
     def load(self) -> Check:
         return importlib.import_module(f"fuzz.{self.module}").check
@@ -35,7 +39,9 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "command-line": Target("command_line", seconds=90.0, memory=3 << 30, share=2.0),
-    "time-varying": Target("time_varying", share=2.0),
     "threads": Target("threads"),
     "readers": Target("readers", memory=1 << 30, share=2.0),
+    "time-varying": Target("time_varying", share=2.0, runs_c=True),
+    "time-invariant": Target("time_invariant", share=2.0, runs_c=True),
+    "registered": Target("registered", runs_c=True, sanitize=True),
 }

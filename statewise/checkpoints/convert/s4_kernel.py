@@ -22,6 +22,7 @@ from torch import Tensor
 from statewise.checkpoints.convert.entries import Entry, require_shape
 from statewise.checkpoints.convert.mamba_fields import LARGEST_COUNT
 from statewise.errors import CheckpointError, excerpt
+from statewise.kernels.pairs import as_complex
 
 # How a positive number may be stored: by the inverse of one of these.
 POSITIVE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -242,7 +243,7 @@ def _with_conjugates(x: Tensor) -> Tensor:
 
 
 def _complex(x: Tensor) -> Tensor:
-    return torch.view_as_complex(x.double().contiguous())
+    return as_complex(x.double())
 
 
 def _log_of(stored: Tensor, transform: str) -> Tensor:

@@ -13,27 +13,20 @@ from statewise.kernels.cauchy import native, pytorch
 from statewise.kernels.cauchy.batching import vmap_rule
 from statewise.kernels.cauchy.reference import cauchy_reference
 from statewise.kernels.registration import register
-from statewise.kernels.stored import refuse_misfit
 
 __all__ = ["cauchy", "cauchy_reference"]
 
 
-def _check(v: Tensor, z: Tensor, Lambda: Tensor, grad: Tensor | None = None) -> None:
-    w, k, n = v.shape
-    rows = z.shape[0] if z.shape[0] == 1 else w  # nodes of all channels, or of each
-    refuse_misfit(
-        "cauchy", v.dtype, z=(z, (rows, z.shape[1])), Lambda=(Lambda, (w, n)), grad=(grad, (w, k, z.shape[1]))
-    )
+# nodes of all channels, or of each
+_TAKES = {"v": "w k n: complex", "z": "1|w m: as v", "Lambda": "w n: as v"}
 
 
 def _forward(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
-    _check(v, z, Lambda)
     path = native if c_runs("cauchy", refusal_of(v=v, z=z, Lambda=Lambda)) else pytorch
     return path.forward(v, z, Lambda)
 
 
 def _adjoint(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor, with_z: bool) -> tuple[Tensor, Tensor, Tensor]:
-    _check(v, z, Lambda, grad)
     path = native if c_runs("cauchy", refusal_of(grad=grad, v=v, z=z, Lambda=Lambda)) else pytorch
     return path.backward(grad, v, z, Lambda, with_z)
 
@@ -70,6 +63,7 @@ _cauchy = register(
     "cauchy",
     "(Tensor v, Tensor z, Tensor Lambda) -> Tensor",
     _forward,
+    takes=_TAKES,
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
@@ -79,6 +73,7 @@ _cauchy_backward = register(
     "cauchy_backward",
     "(Tensor grad, Tensor v, Tensor z, Tensor Lambda, bool with_z) -> (Tensor, Tensor, Tensor)",
     _adjoint,
+    takes={"grad": "w k m: as v", **_TAKES},
     fake=_fake_adjoint,
     setup_context=_setup_context,
     backward=_second_backward,
@@ -102,7 +97,12 @@ def cauchy(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
     >>> cauchy(torch.tensor([[[1.0 + 0j]]]), torch.tensor([1j]), torch.tensor([[-1.0 + 0j]]))
     tensor([[[1.-1.j]]])
     """
-    if v.ndim != 3 or Lambda.shape != (v.shape[0], v.shape[2]) or z.shape[:-1] not in ((), (v.shape[0],)):
+    if (
+        v.ndim != 3
+        or Lambda.shape != (v.shape[0], v.shape[2])
+        or z.ndim not in (1, 2)
+        or z.shape[:-1] not in ((), (v.shape[0],))
+    ):
         raise InputError(
             "cauchy needs v (width, k, n), z (nodes,) or (width, nodes) and Lambda (width, n); "
             f"got {tuple(v.shape)}, {tuple(z.shape)}, {tuple(Lambda.shape)}"

@@ -34,8 +34,8 @@ class Block(NamedTuple):
 def forward(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
     """v (w, k, n), z (1 or w, m), Lambda (w, n), of one complex dtype -> (w, k, m)."""
     out = torch.empty(*v.shape[:2], z.shape[1], dtype=v.dtype, device=v.device)
-    if out.numel() == 0:
-        return out
+    if out.numel() == 0 or v.numel() == 0:
+        return out.zero_()
     numerators = _numerators(v, Lambda)
     for block in _blocks(z, Lambda):
         sums_re, sums_im = torch.matmul(numerators[block.channels], _inverse(block))  # (w, 2 k, m)
@@ -54,7 +54,7 @@ def backward(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor, with_z: bool) -
     dz = torch.zeros(z.shape, dtype=z.dtype, device=z.device)
     d_numerators = torch.zeros(w, 2 * k, n, dtype=v.real.dtype, device=v.device)
     moments = torch.zeros(w, n, 2, dtype=v.real.dtype, device=v.device)  # sums over the nodes of Re E and of Re(E z)
-    if grad.numel() == 0:
+    if grad.numel() == 0 or v.numel() == 0:
         return torch.zeros_like(v), dz, torch.zeros_like(Lambda)
     numerators = _numerators(v, Lambda)
     for block in _blocks(z, Lambda):

@@ -12,7 +12,6 @@ from statewise.kernels.batching import one_by_one
 from statewise.kernels.diagonal_scan import native
 from statewise.kernels.diagonal_scan.reference import diagonal_scan_reference
 from statewise.kernels.registration import register
-from statewise.kernels.stored import refuse_misfit
 
 __all__ = ["diagonal_scan", "diagonal_scan_reference", "refusal"]
 
@@ -22,12 +21,6 @@ refusal = native.refusal
 def _forward(
     u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    systems, dtype = A.shape, u.dtype
-    number = torch.complex128 if dtype == torch.float64 else torch.complex64
-    refuse_misfit("diagonal_scan", (torch.float32, torch.float64), u=(u, (*u.shape[:2], systems[0], *u.shape[3:4])))
-    refuse_misfit("diagonal_scan", number, A=(A, systems), B=(B, systems), C=(C, systems))
-    refuse_misfit("diagonal_scan", dtype, D=(D, systems[:1]), state=(state, (len(u), *u.shape[2:4], systems[1], 2)))
-    refuse_misfit("diagonal_scan", torch.int64, lengths=(lengths, u.shape[:1]))
     path = native.forward if c_runs("diagonal_scan", refusal(u, A)) else diagonal_scan_reference
     return path(u, A, B, C, D, state, lengths)
 
@@ -54,6 +47,13 @@ _diagonal_scan = register(
     "diagonal_scan",
     "(Tensor u, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor state, Tensor? lengths) -> (Tensor, Tensor)",
     _forward,
+    takes={
+        "u": "b l w r: real",
+        **dict.fromkeys("ABC", "w n: pairs u"),
+        "D": "w: as u",
+        "state": "b w r n 2: as u",
+        "lengths": "b: int64",
+    },
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from statewise.kernels.pairs import as_complex
+
 
 def diagonal_scan_reference(
     u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results as :func:`statewise.kernels.diagonal_scan.diagonal_scan`."""
-    h, outputs = torch.view_as_complex(state.contiguous()), []
+    h, outputs = as_complex(state), []
     A, B, C = A.unsqueeze(1), B.unsqueeze(1), C.unsqueeze(1)
     for t, x in enumerate(u.unbind(1)):
         after = A * h + B * x.unsqueeze(-1)

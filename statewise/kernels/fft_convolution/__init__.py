@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs
 from statewise.kernels.fft_convolution import block_convolution, native, pytorch
 from statewise.kernels.fft_convolution.batching import vmap_rule
 from statewise.kernels.fft_convolution.reference import fft_convolution_differentiable, fft_convolution_reference
 from statewise.kernels.registration import register
-from statewise.kernels.stored import refuse_misfit
 
 __all__ = ["block_fft_convolution", "fft_convolution", "fft_convolution_reference"]
 
 Gradients = tuple[Tensor, Tensor, Tensor | None]
 
 
-def _check(u: Tensor, K: Tensor, history: Tensor | None, grad: Tensor | None = None) -> None:
-    b, length, w, t = u.shape
-    refuse_misfit(
-        "fft_convolution",
-        None,
-        impulse_response=(K, (w, *K.shape[1:3])),
-        history=(history, (b, K.shape[2] - 1, w, t)),
-        grad=(grad, (b, length, w, K.shape[1], t)),
-    )
+_TAKES = {"u": "b l w t: floating", "impulse_response": "w p taps: floating", "history": "b taps-1 w t: floating"}
+
+
+def _no_taps(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
+    return None if sizes["taps"] else "a filter of at least one tap; got none"
 
 
 def _forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
@@ -74,12 +70,7 @@ def _register(
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """``statewise::name`` and its adjoint, from what computes both of tensors that fit."""
 
-    def run_forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
-        _check(u, K, history)
-        return forward(u, K, history)
-
     def run_adjoint(grad: Tensor, u: Tensor, K: Tensor, history: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        _check(u, K, history, grad)
         du, dK, dhistory = adjoint(grad, u, K, history)
         return du, dK, u.new_empty(0) if dhistory is None else dhistory
 
@@ -87,6 +78,8 @@ def _register(
         f"{name}_backward",
         "(Tensor grad, Tensor u, Tensor impulse_response, Tensor? history) -> (Tensor, Tensor, Tensor)",
         run_adjoint,
+        takes={"grad": "b l w p t: floating", **_TAKES},
+        needs=_no_taps,
         fake=_fake_adjoint,
         setup_context=_setup_context,
         backward=_second_backward,
@@ -100,7 +93,9 @@ def _register(
     return register(
         name,
         "(Tensor u, Tensor impulse_response, Tensor? history) -> Tensor",
-        run_forward,
+        forward,
+        takes=_TAKES,
+        needs=_no_taps,
         fake=_fake_forward,
         setup_context=_setup_context,
         backward=differentiate,

@@ -14,10 +14,12 @@ from statewise.kernels.gated_rms_norm import pytorch
 from statewise.kernels.gated_rms_norm.reference import gated_rms_norm_reference
 from statewise.kernels.registration import register
 from statewise.kernels.rms_norm import native
-from statewise.kernels.rms_norm.native import GATE_FIRST, GATE_LAST, check_rows
+from statewise.kernels.rms_norm.native import GATE_FIRST, GATE_LAST, wrong_rows
 from statewise.kernels.stored import full_precision, refuse_unreal, stored_refusal
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_reference"]
+
+_TAKES = {"x": "*rows width: floating", "z": "*rows width: as x", "weight": "sets width: full x"}
 
 
 def _definition(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool) -> Tensor:
@@ -29,7 +31,6 @@ def _definition(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int,
 
 
 def _forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool) -> Tensor:
-    check_rows("gated_rms_norm", x, weight, z=z)
     if c_runs("gated_rms_norm", stored_refusal(x=x, z=z, weight=weight)):
         gate = GATE_LAST if norm_before_gate else GATE_FIRST
         return native.forward(x, z, weight, eps, n_groups=n_groups, gate=gate)
@@ -39,7 +40,6 @@ def _forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, no
 def _adjoint(
     grad: Tensor, x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check_rows("gated_rms_norm", x, weight, z=z, grad=grad)
     if c_runs("gated_rms_norm", stored_refusal(x=x, z=z, weight=weight)):
         gate = GATE_LAST if norm_before_gate else GATE_FIRST
         grad_x, grad_z, grad_weight = native.backward(grad, x, z, weight, eps, n_groups=n_groups, gate=gate)
@@ -85,6 +85,8 @@ _gated_rms_norm = register(
     "gated_rms_norm",
     "(Tensor x, Tensor z, Tensor weight, float eps, int n_groups, bool norm_before_gate) -> Tensor",
     _forward,
+    takes=_TAKES,
+    needs=wrong_rows,
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
@@ -95,6 +97,8 @@ _gated_rms_norm_backward = register(
     "(Tensor grad, Tensor x, Tensor z, Tensor weight, float eps, int n_groups, bool norm_before_gate) "
     "-> (Tensor, Tensor, Tensor)",
     _adjoint,
+    takes={"grad": "*rows width: floating", **_TAKES},
+    needs=wrong_rows,
     fake=_fake_adjoint,
     setup_context=_setup_context,
     backward=_second_backward,

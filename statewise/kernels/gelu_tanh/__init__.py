@@ -12,7 +12,7 @@ from statewise.kernels.backend import c_runs
 from statewise.kernels.gelu_tanh import native
 from statewise.kernels.gelu_tanh.reference import gelu_tanh_reference
 from statewise.kernels.registration import register
-from statewise.kernels.stored import refuse_misfit, refuse_unreal, stored_refusal
+from statewise.kernels.stored import refuse_unreal, stored_refusal
 
 __all__ = ["gelu_tanh", "gelu_tanh_reference"]
 
@@ -21,14 +21,12 @@ _WORTH_IT = 2**15
 
 
 def _forward(x: Tensor) -> Tensor:
-    refuse_unreal("gelu_tanh", x=x)
     if c_runs("gelu_tanh", stored_refusal(x=x)):
         return native.gelu(x)
     return F.gelu(x, approximate="tanh").contiguous()
 
 
 def _adjoint(grad: Tensor, x: Tensor) -> Tensor:
-    refuse_misfit("gelu_tanh_backward", x.dtype, grad=(grad, x.shape))
     if c_runs("gelu_tanh", stored_refusal(x=x)):
         return native.gelu(x, grad)
     return torch.ops.aten.gelu_backward(grad, x, approximate="tanh").contiguous()
@@ -69,6 +67,7 @@ _gelu = register(
     "gelu_tanh",
     "(Tensor x) -> Tensor",
     _forward,
+    takes={"x": "*shape: floating"},
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
@@ -78,6 +77,7 @@ _gelu_backward = register(
     "gelu_tanh_backward",
     "(Tensor grad, Tensor x) -> Tensor",
     _adjoint,
+    takes={"grad": "*shape: as x", "x": "*shape: floating"},
     fake=_fake_adjoint,
     setup_context=_setup_context,
     backward=_second_backward,

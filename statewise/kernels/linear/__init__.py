@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statewise.errors import InputError
 from statewise.kernels import backend
 from statewise.kernels.batching import one_by_one, stacked
 from statewise.kernels.linear import native, onednn
@@ -30,12 +29,6 @@ def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
     """x (m, k), weight (n, k), of any strides -> x W^T + b (m, n), in ``out`` if it is given"""
-    fits = x.ndim == weight.ndim == 2 and x.shape[1] == weight.shape[1]
-    if not fits or (bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype)):
-        raise InputError(
-            "linear needs x (..., k), weight (n, k) and bias (n,) of one dtype; got "
-            + ", ".join(f"{m.dtype} {tuple(m.shape)}" for m in (x, weight, bias) if m is not None)
-        )
     if backend.c_runs("linear", refusal(x, weight)):
         return native.product(x, weight, bias, out)
     if onednn.available() and x.device.type == "cpu" and x.dtype == torch.float32:
@@ -66,11 +59,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Ten
 
 def _products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x (models, m, k), weight (models, n, k), bias (models, n) -> (models, m, n)"""
-    if not (x.ndim == weight.ndim == 3 and x.shape[0] == weight.shape[0]):
-        raise InputError(
-            f"stacked_linear needs x (models, m, k) and weight (models, n, k); got {tuple(x.shape)}, "
-            f"{tuple(weight.shape)}"
-        )
     y = x.new_empty(x.shape[0], x.shape[1], weight.shape[1])
     for i, (one, own) in enumerate(zip(x, weight)):
         _product(one, own, None if bias is None else bias[i], out=y[i])
@@ -105,6 +93,7 @@ _stacked = register(
     "stacked_linear",
     "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
     _products,
+    takes={"x": "models m k: any", "weight": "models n k: as x", "bias": "models n: as x"},
     fake=_fakes,
     setup_context=_setup_context,
     backward=_backward_of_each,
@@ -115,6 +104,7 @@ _operator = register(
     "linear",
     "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
     _product,
+    takes={"x": "m k: any", "weight": "n k: as x", "bias": "n: as x"},
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,

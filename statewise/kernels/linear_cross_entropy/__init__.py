@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.arguments import Sizes
 from statewise.kernels.batching import one_by_one, whole
 from statewise.kernels.linear_cross_entropy.blocks import losses_and_gradients
 from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
@@ -16,6 +18,12 @@ from statewise.kernels.registration import register
 from statewise.kernels.stored import full_precision, refuse_unreal
 
 __all__ = ["linear_cross_entropy", "linear_cross_entropy_reference"]
+
+_TAKES = {"x": "n d: floating", "weight": "vocab d: as x", "targets": "n: integer"}
+
+
+def _no_vocabulary(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
+    return None if sizes["vocab"] else "a vocabulary; got a weight without rows"
 
 
 def _summed(
@@ -104,6 +112,8 @@ _linear_cross_entropy_sum = register(
     "(Tensor x, Tensor weight, Tensor targets, Tensor coefficients, bool gradients) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     _summed,
+    takes={**_TAKES, "coefficients": "n: floating"},
+    needs=_no_vocabulary,
     fake=_fake_summed,
     setup_context=_setup_summed,
     backward=_backward_summed,
@@ -114,6 +124,8 @@ _linear_cross_entropy = register(
     "linear_cross_entropy",
     "(Tensor x, Tensor weight, Tensor targets) -> Tensor",
     _each,
+    takes=_TAKES,
+    needs=_no_vocabulary,
     fake=_fake_each,
     setup_context=_setup_each,
     backward=_backward_each,

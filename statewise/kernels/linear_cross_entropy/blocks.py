@@ -10,7 +10,7 @@ from statewise.kernels.backend import c_runs
 from statewise.kernels.linear import linear, onednn
 from statewise.kernels.linear_cross_entropy import native, pytorch
 from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
-from statewise.kernels.stored import full_precision, refuse_misfit, stored_refusal
+from statewise.kernels.stored import full_precision, stored_refusal
 
 LOGITS = 2**23  # of a block of tokens: 32 MiB in float32, so that the weight is read for many tokens at once
 _PIECE = 4096  # rows of the weight that are multiplied at one time
@@ -25,8 +25,6 @@ def losses_and_gradients(
     The target NO_TARGET has no loss.
     """
     n, vocab = x.shape[0], weight.shape[0]
-    refuse_misfit("linear_cross_entropy", x.dtype, weight=(weight, (vocab, *x.shape[1:2])))
-    refuse_misfit("linear_cross_entropy", None, targets=(targets, (n,)), coefficients=(coefficients, (n,)))
     _check_targets(targets, vocab)
     wide = full_precision(x.dtype)
     path = native if c_runs("linear_cross_entropy", stored_refusal(x=x, weight=weight)) else pytorch

@@ -13,7 +13,6 @@ from statewise.kernels.linear_scan import native, pytorch
 from statewise.kernels.linear_scan.batching import vmap_rule
 from statewise.kernels.linear_scan.reference import linear_scan_reference
 from statewise.kernels.registration import register
-from statewise.kernels.stored import refuse_misfit
 
 __all__ = ["linear_scan", "linear_scan_reference"]
 
@@ -22,19 +21,13 @@ def _fake(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     return torch.empty(b.shape, dtype=b.dtype, device=b.device)
 
 
-def _of_state(b: Tensor) -> tuple[int, ...]:
-    return (*b.shape[:1], *b.shape[2:])
-
-
 def _forward(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
-    refuse_misfit("linear_scan", b.dtype, a=(a, b.shape), h0=(h0, _of_state(b)))
     run = native.forward if c_runs("linear_scan", native.refusal(a, b, h0)) else pytorch.forward
     return run(a, b, h0)
 
 
 def _adjoint(grad: Tensor, a: Tensor, h: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The adjoint is the same recurrence backwards in time: g_t = grad_t + conj(a_{t+1}) g_{t+1}."""
-    refuse_misfit("linear_scan", h.dtype, grad=(grad, h.shape), a=(a, h.shape), h0=(h0, _of_state(h)))
     if c_runs("linear_scan", native.refusal(a, grad, h0)):
         return native.backward(grad, a, h, h0)
     if h.shape[1] == 0:
@@ -86,6 +79,7 @@ _linear_scan = register(
     "linear_scan",
     "(Tensor a, Tensor b, Tensor h0) -> Tensor",
     _forward,
+    takes={"a": "batch length *rest: any", "b": "batch length *rest: as a", "h0": "batch *rest: as a"},
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
@@ -95,6 +89,7 @@ _linear_scan_backward = register(
     "linear_scan_backward",
     "(Tensor grad, Tensor a, Tensor h, Tensor h0) -> (Tensor, Tensor, Tensor)",
     _adjoint,
+    takes={**dict.fromkeys(("grad", "a", "h"), "batch length *rest: as h0"), "h0": "batch *rest: any"},
     fake=_fake_adjoint,
     setup_context=_setup_second,
     backward=_second_backward,

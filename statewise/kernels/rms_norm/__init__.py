@@ -13,11 +13,13 @@ from statewise.kernels.backend import c_runs
 from statewise.kernels.batching import merged
 from statewise.kernels.registration import register
 from statewise.kernels.rms_norm import native
-from statewise.kernels.rms_norm.native import check_rows
+from statewise.kernels.rms_norm.native import wrong_rows
 from statewise.kernels.rms_norm.reference import rms_norm_reference
 from statewise.kernels.stored import full_precision, refuse_unreal, stored_refusal
 
 __all__ = ["rms_norm", "rms_norm_reference"]
+
+_TAKES = {"x": "*rows width: floating", "weight": "sets width: full x"}
 
 
 def _in_sets(x: Tensor, weight: Tensor) -> Tensor:
@@ -26,7 +28,6 @@ def _in_sets(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    check_rows("rms_norm", x, weight)
     if c_runs("rms_norm", stored_refusal(x=x, weight=weight)):
         return native.forward(x, None, weight, eps)
     if weight.shape[0] == 1:
@@ -36,7 +37,6 @@ def _forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _adjoint(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    check_rows("rms_norm", x, weight, grad=grad)
     if c_runs("rms_norm", stored_refusal(x=x, weight=weight)):
         grad_x, _, grad_weight = native.backward(grad, x, None, weight, eps)
         return grad_x, grad_weight
@@ -83,6 +83,8 @@ _rms_norm = register(
     "rms_norm",
     "(Tensor x, Tensor weight, float eps) -> Tensor",
     _forward,
+    takes=_TAKES,
+    needs=wrong_rows,
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
@@ -92,6 +94,8 @@ _rms_norm_backward = register(
     "rms_norm_backward",
     "(Tensor grad, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     _adjoint,
+    takes={"grad": "*rows width: floating", **_TAKES},
+    needs=wrong_rows,
     fake=_fake_adjoint,
     setup_context=_setup_context,
     backward=_second_backward,

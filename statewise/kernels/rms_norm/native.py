@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from statewise import native
-from statewise.errors import InputError
-from statewise.kernels.stored import full_precision, plain_rows, refuse_misfit, stored_function, sum_of_items
+from statewise.kernels.arguments import Sizes
+from statewise.kernels.stored import plain_rows, stored_function, sum_of_items
 
 NO_GATE, GATE_FIRST, GATE_LAST = 0, 1, 2  # as in the C file
 _ROWS_PER_ITEM = 32
 
 
-def check_rows(kernel: str, x: Tensor, weight: Tensor, *, z: Tensor | None = None, grad: Tensor | None = None) -> None:
-    """InputError unless these are as the functions below take them; the gradient may have another dtype."""
-    sets, width = weight.shape[0] if weight.ndim else 1, x.shape[-1] if x.ndim else 0
-    refuse_misfit(kernel, full_precision(x.dtype), weight=(weight, (sets, width)))
-    refuse_misfit(kernel, x.dtype, z=(z, x.shape))
-    refuse_misfit(kernel, None, grad=(grad, x.shape))
-    if not sets or x.shape[:-1].numel() % sets:
-        raise InputError(f"the operator {kernel} needs rows of x for each weight; got {tuple(x.shape)}, {sets} weights")
+def wrong_rows(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
+    """Why the functions below cannot take these, beyond shapes and dtypes; None if they can."""
+    sets, rows, width, groups = sizes["sets"], math.prod(sizes["*rows"]), sizes["width"], given.get("n_groups", 1)
+    if not sets or rows % sets:
+        return f"as many rows of x for each weight; got {rows} rows, {sets} weights"
+    if groups < 1 or width % groups:
+        return f"n_groups of at least 1 that divides the width of {width}; got {groups}"
+    return None
 
 
 def forward(

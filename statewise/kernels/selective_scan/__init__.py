@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs
+from statewise.kernels.pairs import as_complex
 from statewise.kernels.registration import register
 from statewise.kernels.selective_scan import native, pytorch
 from statewise.kernels.selective_scan.batching import vmap_rule
 from statewise.kernels.selective_scan.blocks import Arguments, Gradients
 from statewise.kernels.selective_scan.native import refusal
-from statewise.kernels.selective_scan.reference import as_complex, selective_scan_reference
-from statewise.kernels.stored import refuse_misfit, refuse_unreal
+from statewise.kernels.selective_scan.reference import selective_scan_reference
+from statewise.kernels.stored import refuse_unreal
 from statewise.native.memory import empty, in_huge_pages
 
 __all__ = ["METHODS", "selective_scan", "selective_scan_reference"]
@@ -69,38 +72,37 @@ def _definition(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     given = Arguments(*arguments[:-1])
-    _check(given)
     y, state, checkpoints = map(in_huge_pages, _fake_forward(*arguments))
     run = native.forward if c_runs("selective_scan", refusal(given)) else pytorch.forward
     run(given, y, state, checkpoints, CHUNK_LENGTH)
     return y, state, checkpoints
 
 
-def _check(given: Arguments) -> None:
-    """What the operators take: the state in full precision, and what is as long as the sequence so or in bfloat16."""
-    u, dt, A, B, C, h0, D, gate, dt_bias, segments, _, _ = given
-    b, length, d = (*u.shape, 0, 0, 0)[:3]
-    g, n = (*B.shape[2:4], 0, 0)[:2]
-    pair, groups = h0.shape[3:4] and (2,), (b, length, g if g and d % g == 0 else 1, n)
-    refuse_misfit("selective_scan", (torch.float32, torch.float64), h0=(h0, (b, d, n, *pair)))
-    narrow = (torch.float32, torch.bfloat16) if h0.dtype == torch.float32 else (torch.float64,)
-    refuse_misfit("selective_scan", narrow, u=(u, (b, length, d)), dt=(dt, u.shape), gate=(gate, u.shape))
-    refuse_misfit(
-        *("selective_scan", h0.dtype), A=(A, (d, n, *pair)), B=(B, (*groups, *pair)), C=(C, (*groups, *pair)),
-        D=(D, (d,)), dt_bias=(dt_bias, (d,)),
-    )  # fmt: skip
-    refuse_misfit("selective_scan", None, segments=(segments, (b, length)))
+_TAKES = {  # the state in full precision, and what is as long as the sequence so or in bfloat16
+    **dict.fromkeys(("u", "dt"), "b l d: stored h0"),
+    "A": "d n *pair: as h0",
+    **dict.fromkeys("BC", "b l g n *pair: as h0"),
+    "h0": "b d n *pair: real",
+    "D": "d: as h0",
+    "gate": "b l d: stored h0",
+    "dt_bias": "d: as h0",
+    "segments": "b l: ids",
+}
+
+
+def _wrong_counts(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
+    if sizes["*pair"] not in ((), (2,)):
+        return f"real numbers, or pairs of them on a last axis of 2; got {sizes['*pair']}"
+    if sizes["g"] < 1 or sizes["d"] % sizes["g"]:
+        return f"groups that divide the {sizes['d']} channels; got {sizes['g']}"
+    kept = sizes.get("kept", 0)  # none: nobody had said that a gradient would be wanted
+    return None if kept in (0, -(-sizes["l"] // CHUNK_LENGTH)) else f"a state for every chunk, or none; got {kept}"
 
 
 def _adjoint(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     given = Arguments(*arguments)
-    _check(given)
-    refuse_misfit("selective_scan", given.u.dtype, grad_y=(grad_y, given.u.shape))
-    refuse_misfit("selective_scan", given.h0.dtype, grad_state=(grad_state, given.h0.shape))
     if not checkpoints.shape[1] and grad_y.shape[1]:  # nobody had said that a gradient would be wanted
         checkpoints = _forward(*arguments, True)[2]
-    kept = (-(-grad_y.shape[1] // CHUNK_LENGTH), *given.h0.shape[3:], given.h0.shape[2], given.h0.shape[1])
-    refuse_misfit("selective_scan", given.h0.dtype, checkpoints=(checkpoints, (given.u.shape[0], *kept)))
     if c_runs("selective_scan", refusal(given)):
         room: list[Any] = [None if m is None else empty(*m.shape, dtype=m.dtype) for m in arguments[:9]]
         found = native.backward(grad_y, grad_state, checkpoints, given, Gradients(*room), CHUNK_LENGTH)
@@ -155,6 +157,8 @@ _scan = register(
     "selective_scan",
     f"({_SCHEMA}, bool keep) -> (Tensor, Tensor, Tensor)",
     _forward,
+    takes=_TAKES,
+    needs=_wrong_counts,
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
@@ -165,6 +169,13 @@ _scan_backward = register(
     f"(Tensor grad_y, Tensor grad_state, Tensor checkpoints, {_SCHEMA}) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _adjoint,
+    takes={
+        "grad_y": "b l d: as u",
+        "grad_state": "b d n *pair: as h0",
+        "checkpoints": "b kept *pair n d: as h0",
+        **_TAKES,
+    },
+    needs=_wrong_counts,
     fake=_fake_adjoint,
     setup_context=_setup_second,
     backward=_second_backward,

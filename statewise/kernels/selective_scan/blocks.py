@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statewise.kernels.selective_scan.reference import as_complex
+from statewise.kernels.pairs import as_complex
 
 _CACHED_NUMBERS = 2**17  # of the states in a block: half a float32 megabyte
 _RESIDENT_NUMBERS = 2**26  # the same off the CPU: 256 MiB, of which a backward pass holds about six at once

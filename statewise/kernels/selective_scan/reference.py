@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise.kernels.pairs import as_complex
+
 _SERIES_BELOW = 0.5  # of |z|: above, (e^z - 1) / z loses no more than a few roundings
 _SERIES_TERMS = 18
 
@@ -51,16 +53,6 @@ def hold_slope(delta: Tensor, A: Tensor) -> Tensor:
     far = torch.where(near, torch.ones_like(A), A)
     e = torch.where(near, torch.ones_like(z), z).exp()
     return torch.where(near, short * short * phi1_slope(short * A), (delta * e - (e - 1) / far) / far)
-
-
-def as_complex(m: Tensor) -> Tensor:
-    """(..., 2) as complex numbers: a view where pairs lie as such in memory, else of a copy.
-
-    ``contiguous`` does not do it: where an axis has size 1 it keeps any stride, and any offset anywhere.
-    """
-    if m.storage_offset() % 2 or m.stride(-1) != 1 or any(stride % 2 for stride in m.stride()[:-1]):
-        m = m.clone(memory_format=torch.contiguous_format)
-    return torch.view_as_complex(m)
 
 
 def selective_scan_reference(

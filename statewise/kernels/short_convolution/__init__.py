@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs
 from statewise.kernels.registration import register
 from statewise.kernels.short_convolution import native, pytorch
 from statewise.kernels.short_convolution.batching import vmap_rule
 from statewise.kernels.short_convolution.reference import short_convolution_adjoint, short_convolution_reference
-from statewise.kernels.stored import full_precision, refuse_misfit, refuse_unreal, stored_refusal
+from statewise.kernels.stored import full_precision, refuse_unreal, stored_refusal
 
 __all__ = ["short_convolution", "short_convolution_reference"]
 
 
-def _check(x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None) -> None:
-    """What the operators take: x as it is stored, all else in full precision."""
-    b, length, width = (*x.shape, 0, 0, 0)[:3]
-    n_taps = max(taps.shape[-1] if taps.ndim else 0, 1)
-    past = (b, n_taps - 1, width, *x.shape[3:])
-    wide = full_precision(x.dtype)
-    refuse_misfit(
-        "short_convolution", wide, taps=(taps, (width, n_taps)), history=(history, past), bias=(bias, (width,))
-    )
-    refuse_misfit("short_convolution", None, x=(x, (b, length, width, *x.shape[3:])), segments=(segments, (b, length)))
+# x as it is stored, all else in full precision
+_TAKES = {
+    "x": "b l w *more: floating",
+    "taps": "w taps: full x",
+    "history": "b taps-1 w *more: full x",
+    "bias": "w: full x",
+    "segments": "b l: ids",
+}
+
+
+def _no_taps(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
+    return None if sizes["taps"] else "at least one tap; got none"
 
 
 def _forward(
     x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
 ) -> Tensor:
-    _check(x, taps, history, bias, segments)
     refusal = stored_refusal(x=x, taps=taps, history=history, bias=bias, segments=segments)
     run = native.forward if c_runs("short_convolution", refusal) else pytorch.forward
     return run(x, taps, history, bias, segments, silu)
@@ -48,9 +51,7 @@ def _fake_forward(
 def _adjoint(
     grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _check(x, taps, history, bias, segments)
     refusal = stored_refusal(x=x, taps=taps, history=history, bias=bias, segments=segments)
-    refuse_misfit("short_convolution", None, grad=(grad, x.shape))
     run = native.backward if c_runs("short_convolution", refusal) else pytorch.backward
     return run(grad, x, taps, history, bias, segments, silu)
 
@@ -93,6 +94,8 @@ _short_convolution = register(
     "short_convolution",
     "(Tensor x, Tensor taps, Tensor history, Tensor? bias, Tensor? segments, bool silu) -> Tensor",
     _forward,
+    takes=_TAKES,
+    needs=_no_taps,
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
@@ -103,6 +106,8 @@ _short_convolution_backward = register(
     "(Tensor grad, Tensor x, Tensor taps, Tensor history, Tensor? bias, Tensor? segments, bool silu) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     _adjoint,
+    takes={"grad": "b l w *more: floating", **_TAKES},
+    needs=_no_taps,
     fake=_fake_adjoint,
     setup_context=_setup_context,
     backward=_second_backward,

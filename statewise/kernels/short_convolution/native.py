@@ -46,7 +46,7 @@ def backward(
         *(slope, flat, columns, offset, past, _ids(segments), grad_x, grad_history, partial, scratch),
         *(batch, length, width, n_taps, *slope.stride()[:2], *flat.stride()[:2], int(silu), chunk, threads),
     )
-    sums = sum_of_items(partial).unflatten(1, (taps.shape[0], -1)).sum(2)
+    sums = sum_of_items(partial).unflatten(1, (taps.shape[0], math.prod(x.shape[3:]))).sum(2)
     return grad_x, sums[:-1].t().contiguous(), grad_history.reshape(history.shape), sums[-1].clone()
 
 

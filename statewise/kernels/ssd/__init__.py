@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs, refusal_of
 from statewise.kernels.registration import register
 from statewise.kernels.ssd import native, pytorch
 from statewise.kernels.ssd.batching import vmap_rule
 from statewise.kernels.ssd.reference import Arguments, ssd_differentiable, ssd_reference
-from statewise.kernels.stored import refuse_misfit, refuse_unreal
+from statewise.kernels.stored import refuse_unreal
 
 __all__ = ["ssd", "ssd_reference"]
 
@@ -28,18 +30,23 @@ def _fake_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty(h0.shape, dtype=x.dtype, device=x.device)
 
 
-def _check(given: Arguments) -> None:
-    """What the operators take: one dtype, and D for each row."""
-    x, log_a, B, C, h0, dt, D, segments = given
-    b, length, h, p = (*x.shape, 0, 0, 0, 0)[:4]
-    g, n = (*B.shape[2:], 0, 0)[:2]
-    refuse_misfit("ssd", (torch.float32, torch.float64), x=(x, (b, length, h, p)))
-    groups, steps = (b, length, g if g and h % g == 0 else 1, n), (b, length, h)
-    state, skip = (b, h, p, n), (b, h)
-    refuse_misfit(
-        "ssd", x.dtype, log_a=(log_a, steps), B=(B, groups), C=(C, groups), h0=(h0, state), dt=(dt, steps), D=(D, skip)
-    )
-    refuse_misfit("ssd", None, segments=(segments, (b, length)))
+_STEPS, _GROUPS = "b l h: as x", "b l g n: as x"
+_TAKES = {  # one dtype, and D for each row
+    "x": "b l h p: real",
+    "log_a": _STEPS,
+    "B": _GROUPS,
+    "C": _GROUPS,
+    "h0": "b h p n: as x",
+    "dt": _STEPS,
+    "D": "b h: as x",
+    "segments": "b l: ids",
+}
+
+
+def _wrong_counts(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
+    if sizes["g"] < 1 or sizes["h"] % sizes["g"]:
+        return f"groups that divide the {sizes['h']} heads; got {sizes['g']}"
+    return None if given["chunk_length"] >= 1 else f"chunk_length of at least 1; got {given['chunk_length']}"
 
 
 def _runs_in_c(given: Arguments) -> bool:
@@ -48,15 +55,12 @@ def _runs_in_c(given: Arguments) -> bool:
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     given, chunk_length = Arguments(*arguments[:-1]), arguments[-1]
-    _check(given)
     return native.forward(given) if _runs_in_c(given) else pytorch.forward(given, chunk_length)
 
 
 def _adjoint(grad_y: Tensor, grad_state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     given, chunk_length = Arguments(*arguments[:-1]), arguments[-1]
-    _check(given)
     x = given.x
-    refuse_misfit("ssd", x.dtype, grad_y=(grad_y, x.shape), grad_state=(grad_state, given.h0.shape))
     if _runs_in_c(given):
         gradients = native.backward(grad_y, grad_state, given)
     else:
@@ -100,6 +104,8 @@ _ssd = register(
     "ssd",
     f"({_SCHEMA}) -> (Tensor, Tensor)",
     _forward,
+    takes=_TAKES,
+    needs=_wrong_counts,
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
@@ -109,6 +115,8 @@ _ssd_backward = register(
     "ssd_backward",
     f"(Tensor grad_y, Tensor grad_state, {_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _adjoint,
+    takes={"grad_y": "b l h p: as x", "grad_state": "b h p n: as x", **_TAKES},
+    needs=_wrong_counts,
     fake=_fake_adjoint,
     setup_context=_setup_context,
     backward=_second_backward,

@@ -133,17 +133,17 @@ def forward_chunks(inputs: Inputs, h0: Tensor, entering: Tensor | None, q: int) 
     x, log_a, B, C, segments = inputs.in_chunks(q)
     decays = _decays(log_a, segments, before, x.dtype)
     b, c, _, h, p = x.shape
-    n_groups = B.shape[3]
+    n_groups, n = B.shape[3:]  # written out below: beside an axis of size 0 there is no -1
 
     scores = _scores(B, C).unsqueeze(3)  # (b, c, g, 1, q, q)
     mixing = decays.within.view(b, c, n_groups, h // n_groups, q, q).mul_(scores).view(b * c * h, q, q)
     y_within = torch.bmm(mixing, _per_head(x).view(b * c * h, q, p)).view(b, c, h, q, p)
 
     weighted = _merge_heads(x * decays.to_end.unsqueeze(-1), n_groups)
-    added = (weighted.transpose(3, 4) @ B.transpose(2, 3)).reshape(b, c, h, p, -1)
+    added = (weighted.transpose(3, 4) @ B.transpose(2, 3)).reshape(b, c, h, p, n)
     entering_states, state = _over_chunks(added, decays.across, h0)
 
-    by_group = entering_states.view(b, c, n_groups, (h // n_groups) * p, -1)
+    by_group = entering_states.view(b, c, n_groups, (h // n_groups) * p, n)
     y = _split_heads(C.transpose(2, 3) @ by_group.transpose(3, 4), h)
     y = torch.addcmul(y_within.transpose(2, 3), y, decays.from_start.unsqueeze(-1))
     return y.flatten(1, 2), state

@@ -41,6 +41,8 @@ def forward(given: Arguments, chunk_length: int) -> tuple[Tensor, Tensor]:
     x, log_a, B, C, h0, dt, D, segments = given
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     state = torch.empty(h0.shape, dtype=x.dtype, device=x.device)
+    if not x.numel():  # no steps, rows, heads or width of a head
+        return y, state.copy_(h0)
     for rows in _blocks_of_rows(x):
         ids = None if segments is None else segments[rows]
         inputs, h = Inputs(_scaled(x, dt, rows), log_a[rows], B[rows], C[rows], ids), h0[rows]
@@ -58,6 +60,9 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments, chunk_length:
     x, log_a, B, C, h0, dt, D, segments = given
     dx, da, dB, dC, dh = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (x, log_a, B, C, h0))
     d_dt, dD = (None if m is None else torch.empty(m.shape, dtype=x.dtype, device=x.device) for m in (dt, D))
+    if not x.numel():
+        gradients = (dx, da, dB, dC, dh.copy_(grad_state), d_dt, dD)
+        return tuple(m if m is None or m is dh else m.zero_() for m in gradients)
     pieces = _pieces(x.shape[1], chunk_length)
     for rows in _blocks_of_rows(x):
         ids, states, grad_h = None if segments is None else segments[rows], [h0[rows]], grad_state[rows]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs, refusal_of
 from statewise.kernels.registration import register
-from statewise.kernels.stored import refuse_misfit
 from statewise.kernels.vandermonde import native, pytorch
 from statewise.kernels.vandermonde.batching import vmap_rule
 from statewise.kernels.vandermonde.reference import vandermonde_differentiable, vandermonde_reference
@@ -18,23 +19,19 @@ from statewise.kernels.vandermonde.reference import vandermonde_differentiable, 
 __all__ = ["vandermonde", "vandermonde_reference"]
 
 
-_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+_TAKES = {"c": "w p n: number", "A": "w n: as c"}
 
 
-def _check(c: Tensor, A: Tensor) -> None:
-    refuse_misfit("vandermonde", _DTYPES, c=(c, (A.shape[0], *c.shape[1:2], A.shape[1])))
-    refuse_misfit("vandermonde", c.dtype, A=(A, (c.shape[0], c.shape[2])))
+def _negative(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
+    return None if given["length"] >= 0 else f"a length of at least 0; got {given['length']}"
 
 
 def _forward(c: Tensor, A: Tensor, length: int) -> Tensor:
-    _check(c, A)
     path = native if c_runs("vandermonde", refusal_of(c=c, A=A)) else pytorch
     return path.forward(c, A, length)
 
 
 def _adjoint(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    _check(c, A)
-    refuse_misfit("vandermonde", c.real.dtype, grad=(grad, (*c.shape[:2], *grad.shape[2:3])))
     path = native if c_runs("vandermonde", refusal_of(grad=grad, c=c, A=A)) else pytorch
     return path.backward(grad, c, A)
 
@@ -74,6 +71,8 @@ _vandermonde = register(
     "vandermonde",
     "(Tensor c, Tensor A, SymInt length) -> Tensor",
     _forward,
+    takes=_TAKES,
+    needs=_negative,
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
@@ -83,6 +82,7 @@ _vandermonde_backward = register(
     "vandermonde_backward",
     "(Tensor grad, Tensor c, Tensor A) -> (Tensor, Tensor)",
     _adjoint,
+    takes={"grad": "w p length: parts c", **_TAKES},
     fake=_fake_adjoint,
     setup_context=_setup_second,
     backward=_second_backward,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from statewise.kernels.pairs import as_complex
 from statewise.kernels.vandermonde.powers import powers, squares
 
 _BLOCK = 2**16  # numbers in a table: a megabyte of complex128
@@ -31,8 +32,8 @@ def forward(c: Tensor, A: Tensor, length: int) -> Tensor:
     """c (w, p, n) and A (w, n), both real or both complex -> (w, p, length) in their real dtype."""
     (w, p, _), dtype = c.shape, c.real.dtype
     K = torch.empty(w, p, length, dtype=dtype, device=c.device)
-    if K.numel() == 0:
-        return K
+    if K.numel() == 0 or A.numel() == 0:
+        return K.zero_()
     for channels, small, big in _tables(A, length, p):
         here = small.shape[0]
         q, i = small.shape[2], big.shape[2]
@@ -53,7 +54,7 @@ def backward(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     """
     (_, p, n), dtype, length = c.shape, c.real.dtype, grad.shape[2]
     dc, dA = (torch.zeros(m.shape, dtype=m.dtype, device=m.device) for m in (c, A))
-    if grad.numel() == 0:
+    if grad.numel() == 0 or A.numel() == 0:
         return dc, dA
     for channels, small, big in _tables(A, length, p):
         here, q, i = small.shape[0], small.shape[2], big.shape[2]
@@ -67,7 +68,7 @@ def backward(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
         right = torch.cat([_stacked(small, dtype), _stacked(d_small, dtype)], 1).reshape(here, -1, q)
         inner = torch.bmm(right, padded.reshape(here, p * i, q).mT)
         inner = inner.view(here, 2, -1, n, p, i)  # (w, derivative, re and im, n, p, i)
-        inner = torch.view_as_complex(inner.movedim(2, -1).contiguous()) if c.is_complex() else inner.squeeze(2)
+        inner = as_complex(inner.movedim(2, -1)) if c.is_complex() else inner.squeeze(2)
         value, slope = inner.unbind(1)  # (w, n, p, i)
         big, d_big = big.to(c.dtype).unsqueeze(2), d_big.to(c.dtype).unsqueeze(2)
         dc[channels] = (value * big).sum(-1).mT

@@ -9,13 +9,13 @@
 
 INLINE vf32 load_some_bf16(const uint16_t *from, int64_t count) {
     uint16_t lanes[LANES] = {0};
-    memcpy(lanes, from, sizeof(uint16_t) * (size_t)count);
+    if (count > 0) memcpy(lanes, from, sizeof(uint16_t) * (size_t)count);
     return load_bf16(lanes);
 }
 INLINE void store_some_bf16(uint16_t *to, vf32 value, int64_t count) {
     uint16_t lanes[LANES];
     store_bf16(lanes, value);
-    memcpy(to, lanes, sizeof(uint16_t) * (size_t)count);
+    if (count > 0) memcpy(to, lanes, sizeof(uint16_t) * (size_t)count);
 }
 #endif
 

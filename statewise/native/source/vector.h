@@ -50,19 +50,24 @@ INLINE void store_f32(float *to, vf32 value) { *(vf32_unaligned *)to = value; }
 INLINE vf64 load_f64(const double *from) { return (vf64) * (const vf64_unaligned *)from; }
 INLINE void store_f64(double *to, vf64 value) { *(vf64_unaligned *)to = value; }
 
-/* The first `count` lanes; the rest are zero, and nothing beyond them is read or written. */
+/* The first `count` lanes; the rest are zero, and nothing beyond them is read or written. Of none the address may be
+   NULL, which memcpy is not to be given. */
 INLINE vf32 load_some_f32(const float *from, int64_t count) {
     vf32 value = {0};
-    memcpy(&value, from, sizeof(float) * (size_t)count);
+    if (count > 0) memcpy(&value, from, sizeof(float) * (size_t)count);
     return value;
 }
-INLINE void store_some_f32(float *to, vf32 value, int64_t count) { memcpy(to, &value, sizeof(float) * (size_t)count); }
+INLINE void store_some_f32(float *to, vf32 value, int64_t count) {
+    if (count > 0) memcpy(to, &value, sizeof(float) * (size_t)count);
+}
 INLINE vf64 load_some_f64(const double *from, int64_t count) {
     vf64 value = {0};
-    memcpy(&value, from, sizeof(double) * (size_t)count);
+    if (count > 0) memcpy(&value, from, sizeof(double) * (size_t)count);
     return value;
 }
-INLINE void store_some_f64(double *to, vf64 value, int64_t count) { memcpy(to, &value, sizeof(double) * (size_t)count); }
+INLINE void store_some_f64(double *to, vf64 value, int64_t count) {
+    if (count > 0) memcpy(to, &value, sizeof(double) * (size_t)count);
+}
 
 INLINE vf32 broadcast_f32(float value) { return value - (vf32){0}; } /* adding zero would turn -0 into 0 */
 INLINE vf64 broadcast_f64(double value) { return value - (vf64){0}; }
