@@ -217,7 +217,8 @@ def selective_scan(
               go through the plain definition. Where next to nothing decays, Delta |A| <= 1e-5 over 65,536 steps, the
               float32 state is in C as far off as any plain float32 recurrence, 5e-4 of it, and 1e-5 in PyTorch's
               blocks; with Delta up to 1e-3 both are below 1e-5. dt = inf has a result, with "zoh" the limit
-              -B u / A for A < 0; its gradients are not defined. Off the CPU a state that is infinite may become NaN.
+              -B u / A for A < 0; its gradients are not defined. With a complex A a
+              Delta A that overflows may give NaN. Off the CPU a state that is infinite may become NaN.
     Errors:   InputError if the shapes disagree, the method is unknown, or u, dt, gate, h0, D or dt_bias are complex or
               integers; the message gives them.
     Source:   Gu & Dao 2023, arXiv:2312.00752, algorithm 2 and eq. 4 (the exact hold).
