@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from fuzz.__main__ import _sanitized
 from fuzz.run import run_target
 from fuzz.targets import TARGETS
 
@@ -12,3 +15,14 @@ def test_nothing_found(name: str) -> None:
     report = run_target(name, seed=0, seconds=2.0)
     assert report.cases > 0
     assert not report.findings, "\n" + "\n".join(report.findings)
+
+
+def test_without_a_sanitizer_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert _sanitized(["registered"], "none", tmp_path / "kernels.so") == {}
+    assert _sanitized(["registered"], "auto", tmp_path / "kernels.so") == {}
+    assert "without sanitizers: there is no compiler" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="--sanitize: there is no compiler"):
+        _sanitized(["time-varying"], "all", tmp_path / "kernels.so")
