@@ -19,12 +19,13 @@ import torch
 from questions import QUESTION, write_superglue
 
 import statewise as sw
+from statewise.checkpoints.convert.source import Source
 from statewise.data import cifar
 from statewise.data.labelled import LabelledDataConfig, open_labelled
 from statewise.data.long_range import LongRangeDataConfig, open_long_range
 from statewise.data.series import SeriesDataConfig, open_series
 from statewise.data.text import TextDataConfig, open_corpus
-from statewise.data.tokenizers import load_tokenizer
+from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, load_tokenizer
 
 cifar.N_IMAGES = {"train": 5, "test": 5}
 
@@ -221,10 +222,10 @@ def read_blimp(folder: Path) -> None:
 # ---- models
 
 
-def small_model() -> sw.LanguageModel:
+def small_model(vocab_size: int = 16) -> sw.LanguageModel:
     torch.manual_seed(0)
     layers = (sw.MambaConfig(d_state=2), sw.MambaConfig(d_state=2))
-    return sw.LanguageModelConfig(vocab_size=16, d_model=16, layers=layers).build().eval()
+    return sw.LanguageModelConfig(vocab_size=vocab_size, d_model=16, layers=layers).build().eval()
 
 
 def write_published(folder: Path) -> None:
@@ -275,7 +276,28 @@ def write_checkpoint(folder: Path) -> None:
 def write_gguf(folder: Path) -> None:
     from statewise.checkpoints.convert import save_as
 
-    save_as(small_model(), folder / "m.gguf", "gguf")
+    save_as(small_model(512), folder / "m.gguf", "gguf", tokenizer=ByteTokenizer())
+
+
+def read_gguf(folder: Path) -> None:
+    from statewise.checkpoints.convert.gguf import gguf_tokenizer
+
+    text = gguf_tokenizer(folder / "m.gguf")
+    if text is not None:
+        FileTokenizer(text, name="m.gguf").encode("ab")
+    load(folder, "m.gguf")
+
+
+def write_two_files(folder: Path) -> None:
+    """GPT-2's."""
+    (folder / "vocab.json").write_text('{"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3, "c": 4}')
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+
+
+def read_two_files(folder: Path) -> None:
+    found = Source(folder, folder / "model.safetensors").tokenizer
+    if found is not None:
+        FileTokenizer(found.json, name=str(found.file)).encode("ab")
 
 
 def write_state(folder: Path) -> None:
@@ -324,6 +346,7 @@ KINDS: dict[str, Kind] = {
     "torch": Kind(partial(write_torch, form="zip"), read_torch, "pytorch_model.pt"),
     "torch legacy": Kind(partial(write_torch, form="legacy"), load, changed=("m/pytorch_model.bin",)),
     "checkpoint": Kind(write_checkpoint, load),
-    "gguf": Kind(write_gguf, partial(load, name="m.gguf")),
+    "gguf": Kind(write_gguf, read_gguf),
+    "two files": Kind(write_two_files, read_two_files, changed=("vocab.json", "merges.txt")),
     "state": Kind(write_state, read_state),
 }

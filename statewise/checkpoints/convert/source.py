@@ -15,7 +15,7 @@ from statewise.checkpoints.folders import RUN_FILE
 from statewise.checkpoints.manifest import CONFIG_FILE, TOKENIZER_FILE
 from statewise.checkpoints.tensor_files import GGUF, SAFETENSORS, TORCH_SUFFIXES, WEIGHT_SUFFIXES, shown
 from statewise.configuration import parse_json
-from statewise.errors import CheckpointError, ConfigError, excerpt
+from statewise.errors import CheckpointError, ConfigError, excerpt, reason
 
 INDEX = ".index.json"
 CONFIG_FILES = (CONFIG_FILE, "params.json")  # the second is Codestral's, for its consolidated.safetensors
@@ -65,7 +65,7 @@ class Source:
                 made = _byte_level(present["vocab.json"], present["merges.txt"])
                 return PublishedTokenizer(made, present["vocab.json"])
         except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"cannot read the tokenizer beside {self.path}: {error}") from error
+            raise CheckpointError(f"cannot read the tokenizer beside {self.path}: {reason(error)}") from error
         return None
 
 
@@ -240,7 +240,7 @@ def _byte_level(vocabulary: Path, merges: Path) -> str:
     try:
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(left, right) for left, right in pairs]))
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{vocabulary} and {merges.name} do not fit together ({error})") from error
+        raise CheckpointError(f"{vocabulary} and {merges.name} do not fit together ({reason(error)})") from error
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([name for name in ("<|endoftext|>",) if name in vocab])

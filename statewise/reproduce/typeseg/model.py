@@ -6,12 +6,12 @@ import importlib.util
 import json
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import DataError
+from statewise.files.arrays import read_npz
 from statewise.operators import CausalConvolution, SelectiveDiagonal, bidirectional
 
 VERSION = "0.2.7"
@@ -51,8 +51,8 @@ class TrainedMamba:
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        with np.load(folder() / "mamba_al.npz") as file:
-            self.weights = {name.replace("__", "/"): torch.tensor(file[name]).to(dtype) for name in file.files}
+        arrays = read_npz(folder() / "mamba_al.npz")
+        self.weights = {name.replace("__", "/"): torch.tensor(m).to(dtype) for name, m in arrays.items()}
 
     def __call__(self, tokens: Tensor, lengths: Tensor | None = None, form: str = "scan") -> Tensor:
         h = self.weights["Embed_0/embedding"][tokens.clamp(max=N_BYTES)]
