@@ -23,7 +23,7 @@ class ModelConfig(abc.ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "build" in cls.__dict__:
-            cls.build = by_number(cls.build)  # type: ignore[method-assign, assignment]
+            cls.build = by_number(cls.build)  # type: ignore[assignment, method-assign]
 
     @abc.abstractmethod
     def build(self) -> Model:
