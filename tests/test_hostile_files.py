@@ -23,7 +23,7 @@ from labelled import opened
 import statewise as sw
 from statewise.checkpoints.convert.source import find_source
 from statewise.checkpoints.convert.weights import read_weights
-from statewise.checkpoints.tensor_files import read_tensors
+from statewise.checkpoints.tensor_files import read_tensors, shown
 from statewise.data import cifar
 from statewise.data.cifar_batch import read_batch
 from statewise.data.labelled import LabelledDataConfig, open_labelled
@@ -499,3 +499,11 @@ def test_one_row_is_not_held_out(tmp_path: Path) -> None:
     data = opened("arrays", folder=str(tmp_path / "a.npz"))
     assert list(data.splits) == ["train"]
     assert "1 sequences of 3 steps" in data.describe()
+
+
+def test_a_name_that_is_escaped_stays_short() -> None:
+    for name in ("é" * 300, "\U0001f600" * 200, "a\n" * 90):
+        assert len(shown(name)) <= 203
+        assert shown(name).isascii()
+        assert shown(name).isprintable()
+    assert shown("a" * 200) == "a" * 200

@@ -186,7 +186,10 @@ def shown(name: str) -> str:
     """A name that a file gives, for a message of one line: as it is if it is short printable ASCII, else its repr."""
     if len(name) > LONGEST_NAME:
         name = f"{name[:LONGEST_NAME]}..."
-    return name if name.isascii() and name.isprintable() else ascii(name)
+    if name.isascii() and name.isprintable():
+        return name
+    escaped = ascii(name)  # ten characters for one, at most
+    return escaped if len(escaped) <= LONGEST_NAME else f"{escaped[:LONGEST_NAME]}..."
 
 
 def require_floating(dtype: Any, caller: str) -> None:
