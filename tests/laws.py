@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -53,20 +53,90 @@ def check_mixer_laws(
 
 
 def check_arguments(mixer: Mixer) -> None:
-    """A batch of no rows is one, also for one step; what is no tensor is refused by its name."""
+    """A batch of no rows is one, also for one step; whatever is wrong with a call is refused in one line of ours."""
     x = torch.randn(0, 1, mixer.d_model, dtype=torch.float64)
     assert mixer(x)[0].shape == mixer(x, mixer.initial_state(0))[0].shape == x.shape
-    x = torch.randn(1, 2, mixer.d_model, dtype=torch.float64)
-    for name, call in {
-        "x": lambda: mixer(x.numpy()),
-        "lengths": lambda: mixer(x, lengths=[2]),  # type: ignore[arg-type]
-        "starts": lambda: mixer(x, starts=[[True, False]]),  # type: ignore[arg-type]
-    }.items():
-        with pytest.raises(InputError, match=rf"needs {name} as a tensor.*torch.as_tensor\({name}\)"):
-            call()
-    for batch in (-1, 2.5, True):
-        with pytest.raises(InputError, match=r"a state needs batch as an integer of at least 0"):
-            mixer.initial_state(batch)  # type: ignore[arg-type]
+    x = torch.randn(2, 3, mixer.d_model, dtype=torch.float64)
+    for wrong in wrong_inputs(x):
+        refused(lambda x=wrong: mixer(x))
+    for wrong in wrong_lengths(2, 3):
+        refused(lambda lengths=wrong: mixer(x, lengths=lengths))
+    for wrong in wrong_starts(2, 3):
+        refused(lambda starts=wrong: mixer(x, starts=starts))
+    for state in (mixer.initial_state(2), detached(warm_state(mixer, 2))):
+        for wrong in wrong_states(state):
+            refused(lambda state=wrong: mixer(x, state))
+    for batch in (-1, 2.5, True, "2"):
+        refused(lambda batch=batch: mixer.initial_state(batch), "a state needs batch as an integer of at least 0")
+    for dtype in (torch.int64, torch.bool, torch.complex64):
+        refused(lambda dtype=dtype: mixer.initial_state(2, dtype=dtype), "a state needs a floating-point dtype")
+
+
+def refused(call: Callable[[], Any], match: str | None = None) -> None:
+    """InputError in one line that somebody reads to its end."""
+    with pytest.raises(InputError, match=match) as error:
+        call()
+    message = str(error.value)
+    assert "\n" not in message, message
+    assert len(message) <= 400, message
+
+
+def wrong_inputs(x: Tensor) -> Iterator[Any]:
+    """Of a mixer in float64 that reads x (batch, length, d_model)."""
+    yield from (None, x.numpy(), x.tolist())
+    yield from (x[0], x[0, 0, 0], x[None], x[..., :-1], torch.cat([x, x], -1))
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex128):
+        yield x.to(dtype)
+    yield from (x.to("meta"), x.to_sparse())
+
+
+def wrong_lengths(batch: int, length: int) -> Iterator[Any]:
+    right = torch.full((batch,), length)
+    yield from ([length] * batch, length, right.numpy())
+    yield from (m for m in (right[:1], right[0], right[:, None], right.repeat(2)) if m.shape != right.shape)
+    for dtype in (torch.float32, torch.bool, torch.complex64):
+        yield right.to(dtype)
+    yield from (right + 1, right - length - 1, right.to("meta"), right.to_sparse())
+
+
+def wrong_starts(batch: int, length: int) -> Iterator[Any]:
+    right = torch.zeros(batch, length, dtype=torch.bool)
+    yield from (right.tolist(), True, right.numpy())
+    others = (right[0], right[:1], right[:, :1], right[..., None], right.mT)
+    yield from (m for m in others if m.shape != right.shape)
+    for dtype in (torch.uint8, torch.int64, torch.float32, torch.complex64):
+        yield right.to(dtype)
+    yield from (right.to("meta"), right.to_sparse())
+
+
+class AnotherState(NamedTuple):
+    """Of no mixer."""
+
+    h: Tensor
+
+
+def wrong_states(state: Any) -> Iterator[Any]:
+    """A right state, changed in one place each time; nothing may be broadcast or cut to fit."""
+    leaves, spec = pytree.tree_flatten(state)
+    yield from (leaves, tuple(leaves), tuple(state), dict(enumerate(leaves)), leaves[0], torch.zeros(2), "state", True)
+    yield from (AnotherState(leaves[0]), state._replace(**{state._fields[0]: AnotherState(leaves[0])}))
+    yield state._replace(**{state._fields[0]: None})
+    batch = len(leaves[0])
+    yield from (rows(state, [0] * n) for n in (1, batch + 1) if n != batch)
+    for i, leaf in enumerate(leaves):
+        shapes = [leaf[0], leaf[:1], leaf[:0], leaf[None], leaf[..., None]]
+        shapes += [torch.cat([leaf, leaf], axis) for axis in range(leaf.ndim)]
+        changed: list[Any] = [other for other in shapes if other.shape != leaf.shape]
+        changed += [None, leaf.tolist(), leaf.to("meta"), leaf.to_sparse()]
+        count = not leaf.is_floating_point()
+        dtypes = (
+            (torch.float32, torch.int32, torch.bool)
+            if count
+            else (torch.int64, torch.bool, torch.complex128, torch.bfloat16)
+        )
+        changed += [leaf.to(dtype) for dtype in dtypes]
+        for other in changed:
+            yield pytree.tree_unflatten([*leaves[:i], other, *leaves[i + 1 :]], spec)
 
 
 def prepared(mixer: Mixer) -> Mixer:

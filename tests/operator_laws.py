@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from laws import refused, wrong_lengths, wrong_starts, wrong_states
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -233,6 +234,21 @@ def check_layouts(op: Operator, u: Tensor, atol: float) -> None:
         close(op(expanded, form=form)[0], op(expanded.clone(), form=form)[0], atol, f"{form}: expanded")
 
 
+def check_arguments(op: Operator, u: Tensor) -> None:
+    """Whatever is wrong with a call is refused in one line of ours."""
+    batch, length = u.shape[:2]
+    wrong = [None, u.numpy(), u.tolist(), u.flatten(), u.to("meta"), u.to_sparse()]
+    for x in (*wrong, *(u.to(dtype) for dtype in (torch.int64, torch.bool, torch.complex128))):
+        refused(lambda x=x: op(x))
+    for lengths in wrong_lengths(batch, length):
+        refused(lambda lengths=lengths: op(u, lengths=lengths))
+    for starts in wrong_starts(batch, length):
+        refused(lambda starts=starts: op(u, starts=starts))
+    for state in wrong_states(op.initial_state(batch, trailing=op._trailing(u))):
+        refused(lambda state=state: op(u, state))
+    refused(lambda: op(u, form="fastest"), "has no form")
+
+
 def check_operator_laws(op: Operator, u: Tensor, *, atol: float = 1e-11) -> None:
     """All laws, for an operator and an input of one dtype (float64 unless atol is given)."""
     op, u = with_gradients(op), u.detach().clone().requires_grad_()
@@ -243,6 +259,7 @@ def check_operator_laws(op: Operator, u: Tensor, *, atol: float = 1e-11) -> None
     check_none_is_rest(op, u, atol)
     check_unchanged(op, u)
     check_layouts(op, u, atol)
+    check_arguments(op, u.detach())
     if u.shape[1] > 1:
         check_lengths(op, u, atol)
         check_starts(op, u, atol)

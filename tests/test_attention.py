@@ -307,11 +307,11 @@ def test_input_errors() -> None:
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
         (r"Attention needs x of shape \(batch, length, 8\), got \(2, 8\)", (x[:, 0],), {}),
         (r"got \(2, 3, 7\)", (x[..., :7],), {}),
-        (r"state.keys must have shape \(2, capacity, 2, 4\), got \(3, 0, 2, 4\)", (x, mixer.initial_state(3)), {}),
-        (r"state.keys must have shape .* got \(2, 0, 4, 2\)", (x, other.initial_state(2)), {}),
-        (r"state.end must have shape \(2,\), got \(1,\)", (x, state._replace(end=state.end[:1])), {}),
+        (r"needs state.keys of shape \(2, any, 2, 4\), got \(3, 0, 2, 4\)", (x, mixer.initial_state(3)), {}),
+        (r"needs state.keys of shape .* got \(2, 0, 4, 2\)", (x, other.initial_state(2)), {}),
+        (r"needs state.end of shape \(2,\), got \(1,\)", (x, state._replace(end=state.end[:1])), {}),
         ("damaged: row 0 has slots 0 to 1 of 0", (x, state._replace(end=state.end + 1)), {}),
-        ("state must be an AttentionState or None, got tuple", (x, tuple(state)), {}),
+        ("needs state of type AttentionState, got tuple", (x, tuple(state)), {}),
         (
             r"lengths must be integers of shape \(2,\), got torch.int64 \(3,\)",
             (x,),

@@ -253,12 +253,15 @@ def test_calls_are_checked() -> None:
         (lambda: model(signal("tokens", 2, 6)), "x must be floating"),
         (lambda: tokens(x), "x must be integers of shape"),
         (lambda: tokens(torch.full((1, 3), 11)), "token id 11 is outside the vocabulary of 11"),
-        (lambda: model(x, lengths=torch.tensor([6])), r"lengths must have shape \(2,\)"),
+        (lambda: model(x, lengths=torch.tensor([6])), r"lengths must be integers of shape \(2,\)"),
         (lambda: model(x, lengths=torch.tensor([6, 7])), r"lengths must lie in 0\.\.6"),
         (lambda: model(x, (1, 2)), "state must be a SequenceState or None, got tuple"),
-        (lambda: model(x, model.initial_state(3)), r"state is for 2 layers and batch \(3,\)"),
-        (lambda: model(x, classifier(pooling="last").initial_state(2)), "MeanPooling needs a MeanState"),
-        (lambda: classifier(pooling=None)(x, starts=torch.zeros(2, 5, dtype=torch.bool)), "starts must have shape"),
+        (lambda: model(x, model.initial_state(3)), r"needs state.position of shape \(2,\), got \(3,\)"),
+        (lambda: model(x, classifier(pooling="last").initial_state(2)), "MeanPooling needs state of type MeanState"),
+        (
+            lambda: classifier(pooling=None)(x, starts=torch.zeros(2, 5, dtype=torch.bool)),
+            "starts must be bool of shape",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             call()

@@ -368,7 +368,7 @@ def test_config_refusals(options: dict[str, Any], message: str) -> None:
         (lambda i: i | {"covariates": i["covariates"] * NAN}, "covariates hold NaN"),
         (lambda i: i | {"history": i["history"] * math.inf}, "history holds infinity"),
         (lambda i: i | {"state": 3}, "state must be a ForecasterState"),
-        (lambda i: i | {"state": forecaster(**OPTIONS).initial_state(2)}, "the history has batch 3"),
+        (lambda i: i | {"state": forecaster(**OPTIONS).initial_state(2)}, r"needs state.position of shape"),
     ],
 )
 def test_input_refusals(change: Any, message: str) -> None:

@@ -15,6 +15,7 @@ from statewise.mixers.s4d import S4DConfig
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.frames import frames, initial_frame_state
 from statewise.models.regressor import SequenceRegressorConfig
+from statewise.operators.masks import NO_MASKS
 from statewise.train import RunConfig, TrainConfig
 from statewise.train.tasks import open_task
 
@@ -28,8 +29,8 @@ def by_hand(x: Tensor, frame_length: int) -> Tensor:
 @pytest.mark.parametrize("frame_length", [2, 4, 7])
 def test_frames_by_definition_in_pieces_and_ragged(frame_length: int) -> None:
     x = torch.randn(3, 23, 2, dtype=torch.float64)
-    whole, none, nothing = frames(x, frame_length, None, None)
-    assert none is None
+    whole, masks, nothing = frames(x, frame_length, None, None)
+    assert masks == NO_MASKS
     assert nothing is None
     torch.testing.assert_close(whole[1], by_hand(x[1], frame_length))
     state, found = initial_frame_state(3, frame_length, 2, x), [[], [], []]
@@ -39,7 +40,7 @@ def test_frames_by_definition_in_pieces_and_ragged(frame_length: int) -> None:
         for row, n in enumerate(lengths):
             piece[row, :n] = x[row, counts[row] : counts[row] + n]
         counts += torch.tensor(lengths)
-        got, n_frames, state = frames(piece, frame_length, state, torch.tensor(lengths))
+        got, (_, _, _, n_frames), state = frames(piece, frame_length, state, torch.tensor(lengths))
         for row in range(3):
             found[row].append(got[row, : n_frames[row]])
             assert not got[row, n_frames[row] :].any()
@@ -97,13 +98,14 @@ def test_the_state_of_another_frame_length_is_refused() -> None:
     four, one, x = classifier(frame_length=4), classifier(), signal("numbers", 2, 13)
     state = four.initial_state(2)
     for model, given, message in (
-        (four, one.initial_state(2), "frames must be a FrameState for frame_length=4, got tuple"),
+        (four, one.initial_state(2), "needs state.frames of type FrameState, got tuple"),
         (
             four,
             classifier(frame_length=8).initial_state(2),
-            r"samples must have shape \(2, 3, 3\) for frame_length=4, got \(2, 7, 3\)",
+            r"needs state.frames.samples of shape \(2, 3, 3\), got \(2, 7, 3\)",
         ),
-        (four, state._replace(frames=state.frames._replace(n_samples=torch.zeros(3))), r"n_samples must .* \(2,\)"),
+        (four, state._replace(frames=state.frames._replace(n_samples=torch.zeros(3))), r"n_samples of shape \(2,\)"),
+        (four, state._replace(frames=state.frames._replace(n_samples=torch.tensor([0, 4]))), r"damaged: .* has 0\.\.4"),
         (one, state, "frames is a FrameState, but the model has frame_length=1"),
     ):
         with pytest.raises(InputError, match=message):

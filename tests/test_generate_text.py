@@ -11,6 +11,9 @@ import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer
 from statewise.generation import generate, read
 from statewise.mixers.base import Mixer, MixerConfig
+from statewise.operators.causal_convolution import ConvolutionState
+from statewise.operators.masks import Masks
+from statewise.operators.state_shape import leaf
 
 
 class Silent(Mixer):
@@ -20,11 +23,13 @@ class Silent(Mixer):
         super().__init__()
         self.d_model = d_model
 
-    def forward(self, x: Tensor, state: Any = None, *, lengths: Any = None, starts: Any = None) -> tuple[Tensor, Any]:
+        self.in_proj = torch.nn.Linear(d_model, d_model)
+
+    def mix(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
         return torch.zeros_like(x), state
 
-    def initial_state(self, batch: int, *, device: Any = None, dtype: Any = None) -> Tensor:
-        return torch.zeros(batch)
+    def state_shape(self) -> ConvolutionState:
+        return ConvolutionState(leaf(0))
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None: ...
 

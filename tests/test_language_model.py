@@ -248,7 +248,7 @@ def test_compiled_model_agrees() -> None:
     [
         (lambda m: m(torch.zeros(2, 3)), ["integers", "float32"]),
         (lambda m: m(torch.zeros(3, dtype=torch.int64)), ["(batch, length)", "(3,)"]),
-        (lambda m: m(tokens(2, 3), m.initial_state(3)), ["batch 2"]),
+        (lambda m: m(tokens(2, 3), m.initial_state(3)), ["state.position", "(2,)", "(3,)"]),
         (lambda m: m(tokens(2, 3), lengths=torch.tensor([1])), ["(2,)", "(1,)"]),
         (lambda m: m(tokens(2, 3), starts=torch.zeros(2, 4, dtype=torch.bool)), ["(2, 3)", "(2, 4)"]),
         (lambda m: m(tokens(2, 3).fill_(50)), ["50", "vocabulary of 50", "0 to 49"]),

@@ -179,5 +179,5 @@ def test_wrong_inputs_and_states_are_refused() -> None:
         mixer(torch.randn(2, 5, 4))
     with pytest.raises(InputError, match="LMUState"):
         mixer(torch.randn(2, 5, 3), (torch.zeros(2, 1, 4), torch.zeros(2, 3)))
-    with pytest.raises(InputError, match=r"LMUState.memory must have shape \(2, 1, 4\)"):
+    with pytest.raises(InputError, match=r"LMU needs state.memory of shape \(2, 1, 4\)"):
         mixer(torch.randn(2, 5, 3), LMUState(torch.zeros(2, 4), torch.zeros(2, 3)))

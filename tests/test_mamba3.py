@@ -169,5 +169,5 @@ def test_what_is_refused() -> None:
     mixer = Mamba3Config(**SMALL).build(8)
     with pytest.raises(InputError, match=r"needs x of shape \(batch, length, 8\)"):
         mixer(torch.randn(1, 3, 9))
-    with pytest.raises(InputError, match="needs a Mamba3State"):
+    with pytest.raises(InputError, match="needs state of type Mamba3State"):
         mixer(torch.randn(1, 3, 8), ())

@@ -337,7 +337,7 @@ def test_explain_refuses_what_the_call_would() -> None:
         (sw.bidirectional(op, op), (torch.randn(1, 4, 1),), r"its \.forward and \.backward"),
         (op, (torch.randn(4),), "u"),
         (op, (torch.randn(1, 4, 3),), "width"),
-        (op, (torch.randn(1, 4, 1), op.initial_state(2)), "State.h must have shape"),
+        (op, (torch.randn(1, 4, 1), op.initial_state(2)), "needs state.h of shape"),
     ):
         with pytest.raises(InputError, match=complaint) as error:
             sw.explain(operator, *arguments)

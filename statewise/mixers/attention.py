@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +16,18 @@ from statewise.mixers.attention_state import (
     SpreadHistory,
     append,
     concatenate,
-    empty_state,
     release,
     with_room,
 )
-from statewise.mixers.base import Mixer, MixerConfig, check_input, is_number
+from statewise.mixers.base import Mixer, MixerConfig, is_number
 from statewise.mixers.causal_attention import attend
 from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
 from statewise.mixers.rotary import rotate
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.operators.causal_convolution import ConvolutionState
-from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.masks import Masks
+from statewise.operators.state_shape import COUNT, leaf
 
 POSITIONS = ("rotary", "learned", None)
 
@@ -179,16 +179,25 @@ class Attention(Mixer):
         with torch.no_grad():
             self.out_proj.weight.mul_(residual_scale)
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> AttentionState | ConvolvedAttentionState:
-        weight = self.in_proj.weight
-        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
-        device = weight.device if device is None else device
-        history = empty_state(batch, self.n_kv_heads, self.d_head, device=device, dtype=dtype)
+    def state_shape(self) -> AttentionState | ConvolvedAttentionState:
+        buffer, count = leaf(None, self.n_kv_heads, self.d_head), COUNT
+        history = AttentionState(buffer, buffer, start=count, end=count, position=count, filled=count)
         if self.convolution is None:
             return history
-        return ConvolvedAttentionState(self.convolution.initial_state(batch, device=device, dtype=dtype), history)
+        return ConvolvedAttentionState(self.convolution.operator.state_shape(), history)
+
+    def check_state(self, state: Any, x: Tensor) -> None:
+        given = state.history if isinstance(state, ConvolvedAttentionState) else state
+        if isinstance(given, SpreadHistory):  # other processes hold it, and have checked it
+            self._split(state)
+            return
+        super().check_state(state, x)
+        keys, values = given.keys, given.values
+        if keys.shape != values.shape or keys.dtype != values.dtype:
+            raise InputError(
+                f"Attention needs keys and values of one shape and dtype in its state, got {tuple(keys.shape)} in "
+                f"{keys.dtype} and {tuple(values.shape)} in {values.dtype}"
+            )
 
     def with_room(
         self, state: AttentionState | ConvolvedAttentionState, length: int
@@ -201,23 +210,14 @@ class Attention(Mixer):
         history = with_room(history, length)
         return history if before is None else ConvolvedAttentionState(before, history)
 
-    def forward(
-        self,
-        x: Tensor,
-        state: AttentionState | SpreadHistory | ConvolvedAttentionState | None = None,
-        *,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
+    def mix(
+        self, x: Tensor, state: AttentionState | SpreadHistory | ConvolvedAttentionState | None, masks: Masks
     ) -> tuple[Tensor, AttentionState | SpreadHistory | ConvolvedAttentionState | None]:
-        check_input(x, self.d_model, "Attention", lengths=lengths, starts=starts)
-        before, history = self._parts(x, state)
-        batch, length, _ = x.shape
-        masks = build_masks(batch, length, lengths, starts)
-        if batch == 0 or length == 0:
+        before, history = (None, None) if state is None else self._split(state)
+        length = x.shape[1]
+        if x.shape[0] == 0 or length == 0:
             return self._nothing(x), state
-        starts = given_starts = masks.starts
-        given_lengths = lengths
-        x = mask_time(x, masks.valid)
+        lengths, starts = masks.lengths, masks.starts
         if isinstance(history, AttentionState):
             history, lengths, starts = _plain(history, length, lengths, starts)
         n_read = None if history is None else history.position
@@ -228,7 +228,7 @@ class Attention(Mixer):
         qkv = self.in_proj(x)
         convolution = None
         if self.convolution is not None:
-            qkv, convolution = self.convolution(qkv, before, lengths=given_lengths, starts=given_starts)
+            qkv, convolution = self.convolution(qkv, before, masks=masks)
         qkv = qkv.unflatten(-1, (-1, self.d_head))
         if self.d_rotary:
             n_turned = self.n_heads + self.n_kv_heads
@@ -304,24 +304,6 @@ class Attention(Mixer):
             before, history = state
         if not isinstance(history, (AttentionState, SpreadHistory)):
             raise InputError(f"state must be an AttentionState or None, got {type(history).__name__}")
-        return before, history
-
-    def _parts(
-        self, x: Tensor, state: AttentionState | SpreadHistory | ConvolvedAttentionState | None
-    ) -> tuple[ConvolutionState | None, AttentionState | SpreadHistory | None]:
-        """The convolution's state and the history, checked but for what the convolution checks."""
-        if state is None:
-            return None, None
-        before, history = self._split(state)
-        if isinstance(history, SpreadHistory):
-            return before, history
-        batch = x.shape[0]
-        heads = (self.n_kv_heads, self.d_head)
-        for name, leaf in history._asdict().items():
-            buffer = name in ("keys", "values")
-            if leaf.shape[:1] != (batch,) or leaf.ndim != (4 if buffer else 1) or (buffer and leaf.shape[2:] != heads):
-                expected = f"({batch}, capacity, {self.n_kv_heads}, {self.d_head})" if buffer else f"({batch},)"
-                raise InputError(f"state.{name} must have shape {expected}, got {tuple(leaf.shape)}")
         return before, history
 
 

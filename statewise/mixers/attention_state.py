@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.operators.base import check_batch
 
 
 class AttentionState(NamedTuple):
@@ -80,16 +79,6 @@ class SpreadHistory:
     first: Tensor | None
     gather: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     ring: Callable[[Tensor, Tensor, Tensor], Tensor | None] | None = None
-
-
-def empty_state(
-    batch: int, n_kv_heads: int, d_head: int, *, device: torch.device | str | None, dtype: torch.dtype
-) -> AttentionState:
-    """No tokens, and no slots: the first append makes room."""
-    check_batch(batch)
-    keys, values = (torch.zeros(batch, 0, n_kv_heads, d_head, device=device, dtype=dtype) for _ in range(2))
-    start, end, position, filled = (torch.zeros(batch, device=device, dtype=torch.int64) for _ in range(4))
-    return AttentionState(keys, values, start, end, position, filled)
 
 
 def append(

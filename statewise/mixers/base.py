@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError, InputError
+from statewise.operators.base import check_batch
+from statewise.operators.masks import Masks, build_masks, mask_time
+from statewise.operators.state_shape import at_rest, check_state
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -104,11 +107,15 @@ class Freezable(nn.Module):
 class Mixer(Freezable, abc.ABC):
     """Mixes information along time. One call trains, prefills, resumes and decodes.
 
+    A family writes :meth:`mix`, the mathematics, :meth:`state_shape` and :meth:`reset_parameters`. What a call is given
+    is checked here, once for all of them.
+
     Shapes:  x: (batch, length, d_model)   ->   y: (batch, length, d_model)
              lengths: (batch,) integer, the length of each right-padded row
              starts:  (batch, length) bool, True where a packed document begins
     State:   ``state=None`` starts from rest and returns None in its place. A state is a NamedTuple of real
              tensors, batch first; it is returned, never mutated.
+    Errors:  InputError for shapes, dtypes, devices or states that do not fit.
     """
 
     d_model: int
@@ -117,15 +124,67 @@ class Mixer(Freezable, abc.ABC):
     rate: float | None = None  # how many steps of the training data one step here spans; None: it has none
 
     @abc.abstractmethod
-    def forward(
-        self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
-    ) -> tuple[Tensor, Any]: ...
+    def mix(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
+        """y, and behind a state the next one. All arguments fit, and x is zero where ``masks`` say that no step is."""
 
     @abc.abstractmethod
+    def state_shape(self) -> Any:
+        """The state with a :func:`~statewise.operators.state_shape.leaf` in the place of each tensor.
+
+        It is not asked of a mixer that has no state, as one that reads in both directions.
+        """
+
+    def _like(self) -> Tensor:
+        """The weight that reads x, for the dtype and device of x and of the state."""
+        weight: Tensor = self.in_proj.weight  # type: ignore[union-attr, assignment]
+        return weight
+
+    @final  # type: ignore[misc]
+    def forward(
+        self,
+        x: Tensor,
+        state: Any = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, Any]:
+        """``masks`` is what ``lengths`` and ``starts`` mean, from a caller in this package that has built them."""
+        name = type(self).__name__
+        check_input(x, self.d_model, name)
+        check_weight(x, self._like(), name)
+        masks = build_masks(x, lengths, starts) if masks is None else masks
+        if state is not None:
+            self.refuse_state()
+            self.check_state(state, x)
+        return self.mix(mask_time(x, masks.valid), state, masks)
+
+    @final
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Any:
-        """The state of a sequence that has not begun. ``device`` and ``dtype`` default to the parameters'."""
+        """The state of a sequence that has not begun. ``device`` and ``dtype`` default to the parameters'; numbers are
+        in float32 at least."""
+        check_batch(batch)
+        self.refuse_state()
+        like = self._like()
+        dtype = like.dtype if dtype is None else dtype
+        if not dtype.is_floating_point:
+            raise InputError(f"a state needs a floating-point dtype, got {dtype}; leave it out for the parameters'")
+        device = like.device if device is None else device
+        return at_rest(self.state_shape(), batch, device=device, dtype=torch.promote_types(dtype, torch.float32))
+
+    def check_state(self, state: Any, x: Tensor) -> None:
+        """Errors:  InputError unless the state is one that a call with x can go on from."""
+        check_state(type(self).__name__, state, self.state_shape(), x.shape[0], x.device)
+
+    def refuse_state(self) -> None:
+        """Errors:  InputError if this mixer has no state."""
+        if not self.is_causal:
+            raise InputError(
+                f"a bidirectional {type(self).__name__} has no state: its outputs depend on inputs that are still to "
+                "come; give it whole sequences, or build it with bidirectional=False"
+            )
 
     def with_room(self, state: Any, length: int) -> Any:
         """The same state, with memory for ``length`` more tokens where it grows with them; by default the state itself.
@@ -184,12 +243,14 @@ def set_rate(module: nn.Module, rate: float) -> None:
         mixer.rate = float(rate)
 
 
-def check_dtype(x: Tensor, weight: Tensor, reader: str) -> None:
-    """What a linear layer can read: the dtype of its weight or, where autocast converts both, any but float64 beside
-    another.
+def check_weight(x: Tensor, weight: Tensor, reader: str) -> None:
+    """What a linear layer can read: an x on the device of its weight, in the dtype of its weight or, where autocast
+    converts both, in any but float64 beside another.
 
     Errors:  InputError that names ``reader``.
     """
+    if x.device != weight.device:
+        raise InputError(f"{reader} needs x on {weight.device}, where its parameters are, got {x.device}")
     if x.dtype == weight.dtype:
         return
     automatic = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
@@ -201,18 +262,17 @@ def check_dtype(x: Tensor, weight: Tensor, reader: str) -> None:
     )
 
 
-def check_input(x: Any, d_model: int, reader: str, *, lengths: Any = None, starts: Any = None) -> None:
-    """x a tensor (batch, length, d_model), lengths and starts tensors or None: what they hold, the masks check.
+def check_input(x: Any, d_model: int, reader: str) -> None:
+    """x a tensor (batch, length, d_model).
 
     Errors:  InputError that names ``reader``.
     """
-    for name, value in (("x", x), ("lengths", lengths), ("starts", starts)):
-        if not isinstance(value, Tensor) and (value is not None or name == "x"):
-            raise InputError(
-                f"{reader} needs {name} as a tensor, got {type(value).__name__}; use torch.as_tensor({name})"
-            )
-    if x.ndim != 3 or x.shape[-1] != d_model:
-        raise InputError(f"{reader} needs x of shape (batch, length, {d_model}), got {tuple(x.shape)}")
+    if not isinstance(x, Tensor):
+        raise InputError(f"{reader} needs x as a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
+    if x.ndim != 3 or x.shape[-1] != d_model or x.layout != torch.strided:
+        raise InputError(
+            f"{reader} needs x of shape (batch, length, {d_model}), {torch.strided}; got {tuple(x.shape)}, {x.layout}"
+        )
 
 
 def is_number(value: Any) -> bool:

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from statewise import hippo
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_width
+from statewise.mixers.base import Dynamics, MixerConfig, check_width
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.time_invariant import Readout, least_decay
-from statewise.operators.base import check_batch
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
-from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.masks import Masks
+from statewise.operators.state_shape import leaf
 
 LEAST = 1e-15  # of the decay: beside 1 it is nothing, and its square is no zero to divide by
 
@@ -139,28 +139,11 @@ class GSS(PreparableMixer):
         (C,) = self.readout.directions()
         return [DiagonalLTI(A, B, C.squeeze(1), wide(self.readout.D).squeeze(1))]
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> DiagonalState:
-        check_batch(batch)
-        weight = self.in_proj.weight
-        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
-        device = weight.device if device is None else device
-        return DiagonalState(torch.zeros(batch, self.d_ssm, self.config.d_state // 2, 2, device=device, dtype=dtype))
+    def state_shape(self) -> DiagonalState:
+        return DiagonalState(leaf(self.d_ssm, self.config.d_state // 2, 2))
 
-    def forward(
-        self,
-        x: Tensor,
-        state: DiagonalState | None = None,
-        *,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-    ) -> tuple[Tensor, DiagonalState | None]:
-        check_input(x, self.d_model, "GSS", lengths=lengths, starts=starts)
-        check_dtype(x, self.in_proj.weight, "GSS")
-        if lengths is not None:
-            x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)
+    def mix(self, x: Tensor, state: DiagonalState | None, masks: Masks) -> tuple[Tensor, DiagonalState | None]:
         u, v = F.gelu(self.in_proj(x)).split((self.d_inner, self.d_ssm), -1)
         with full_precision(x):
-            y, state = self.operators[0](wide(v), state, lengths=lengths, starts=starts)
+            y, state = self.operators[0].apply(wide(v), state, masks)
         return self.out_proj(u * self.up_proj(y.to(u.dtype))), state

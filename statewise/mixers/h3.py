@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_range, check_width
+from statewise.errors import ConfigError
+from statewise.mixers.base import Dynamics, MixerConfig, check_range, check_width
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
 from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
 from statewise.mixers.s4d import METHODS, S4DConfig, S4DDynamics
 from statewise.mixers.time_invariant import as_complex
-from statewise.operators.base import Operator, check_batch
+from statewise.operators.base import Operator
 from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
-from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.masks import Masks
+from statewise.operators.state_shape import leaf
 
 
 class H3State(NamedTuple):
@@ -188,53 +189,25 @@ class H3(PreparableMixer):
         A, B = dynamics()
         return [shift, DiagonalLTI(A, B, as_complex(readout.C), wide(readout.D))]
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> H3State:
-        check_batch(batch)
-        weight, config = self.in_proj.weight, self.config
-        options: dict[str, Any] = {
-            "device": weight.device if device is None else device,
-            "dtype": torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32),
-        }
-        entries = () if config.d_head == 1 else (config.d_head, config.d_head)
-        return H3State(
-            ConvolutionState(torch.zeros(batch, self.d_shift - 1, self.d_model, **options)),
-            DiagonalState(torch.zeros(batch, self.n_heads, *entries, config.d_state // 2, 2, **options)),
-        )
+    def state_shape(self) -> H3State:
+        d_head = self.config.d_head
+        entries = () if d_head == 1 else (d_head, d_head)
+        ssm = DiagonalState(leaf(self.n_heads, *entries, self.config.d_state // 2, 2))
+        return H3State(ConvolutionState(leaf(self.d_shift - 1, self.d_model)), ssm)
 
-    def forward(
-        self,
-        x: Tensor,
-        state: H3State | None = None,
-        *,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-    ) -> tuple[Tensor, H3State | None]:
-        check_input(x, self.d_model, "H3", lengths=lengths, starts=starts)
-        if state is not None and not isinstance(state, H3State):
-            raise InputError(f"H3 needs an H3State as its state, got {type(state).__name__}")
-        whole = state is None or (isinstance(state.shift, ConvolutionState) and isinstance(state.ssm, DiagonalState))
-        if state is not None and not whole:
-            raise InputError(
-                "H3 needs an H3State of a ConvolutionState and a DiagonalState, got "
-                f"{type(state.shift).__name__} and {type(state.ssm).__name__}; begin with initial_state(batch)"
-            )
-        check_dtype(x, self.in_proj.weight, "H3")
-        if lengths is not None:
-            x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)
+    def mix(self, x: Tensor, state: H3State | None, masks: Masks) -> tuple[Tensor, H3State | None]:
+        before, before_ssm = (None, None) if state is None else state
         q, k, v = wide(self.in_proj(x)).chunk(3, -1)
-        before = H3State(cast(Any, None), cast(Any, None)) if state is None else state
         with full_precision(x):
             shift, diagonal = self.operators
-            k, keys = shift(k, before.shift, lengths=lengths, starts=starts)
+            k, keys = shift.apply(k, before, masks)
             if self.config.d_head == 1:
-                stored, ssm = diagonal(k * v, before.ssm, lengths=lengths, starts=starts)
+                stored, ssm = diagonal.apply(k * v, before_ssm, masks)
                 y = q * stored
             else:
                 q, k, v = (m.unflatten(-1, (self.n_heads, self.config.d_head)) for m in (q, k, v))
                 pairs = k.unsqueeze(-1) @ v.unsqueeze(-2)
-                stored, ssm = diagonal(pairs, before.ssm, lengths=lengths, starts=starts)
+                stored, ssm = diagonal.apply(pairs, before_ssm, masks)
                 y = (q.unsqueeze(-2) @ stored).flatten(-3)
         y = self.out_proj(y.to(x.dtype))
         return y, None if state is None else H3State(keys, ssm)

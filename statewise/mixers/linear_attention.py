@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import ConfigError
-from statewise.mixers.base import Mixer, MixerConfig, check_dtype, check_input, check_width
+from statewise.mixers.base import Mixer, MixerConfig, check_width
 from statewise.mixers.feature_maps import FEATURE_MAPS
 from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
-from statewise.operators.base import check_batch
-from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.masks import Masks
 from statewise.operators.ssd import SSD, SSDState
+from statewise.operators.state_shape import leaf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,28 +114,10 @@ class LinearAttention(Mixer):
         with torch.no_grad():
             self.out_proj.weight.mul_(residual_scale)
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> SSDState:
-        check_batch(batch)
-        weight = self.in_proj.weight
-        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
-        rows = self.d_head + self.config.normalize
-        device = weight.device if device is None else device
-        return SSDState(torch.zeros(batch, self.n_heads, rows, self.n_features, device=device, dtype=dtype))
+    def state_shape(self) -> SSDState:
+        return SSDState(leaf(self.n_heads, self.d_head + self.config.normalize, self.n_features))
 
-    def forward(
-        self,
-        x: Tensor,
-        state: Any = None,
-        *,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-    ) -> tuple[Tensor, SSDState | None]:
-        check_input(x, self.d_model, "LinearAttention", lengths=lengths, starts=starts)
-        check_dtype(x, self.in_proj.weight, "LinearAttention")
-        if lengths is not None:
-            x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)
+    def mix(self, x: Tensor, state: SSDState | None, masks: Masks) -> tuple[Tensor, SSDState | None]:
         projected = self.in_proj(x)
         projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
         qk, v = projected.split((2 * self.n_heads * self.d_feature, self.d_model), -1)
@@ -146,7 +127,7 @@ class LinearAttention(Mixer):
         if self.config.normalize:
             v = F.pad(v, (0, 1), value=1.0)
         operator = SSD(v.new_zeros(v.shape[:3]), k, q, self.config.chunk_length)
-        y, state = operator(v, state, lengths=lengths, starts=starts)
+        y, state = operator.apply(v, state, masks)
         if self.config.normalize:
             y = y[..., :-1] / self._denominator(y[..., -1:])
         return self.out_proj(y.to(x.dtype).flatten(2)), state

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from statewise import hippo
-from statewise.errors import ConfigError, InputError
+from statewise.errors import ConfigError
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import MixerConfig, check_dtype, check_input, check_width
+from statewise.mixers.base import MixerConfig, check_width
 from statewise.mixers.prepared import PreparableMixer, full_precision
 from statewise.mixers.projection import Linear
-from statewise.operators.base import check_batch, wide
+from statewise.operators.base import wide
 from statewise.operators.dense import DenseLTI, DenseState
-from statewise.operators.masks import Masks, build_masks, mask_time
+from statewise.operators.masks import Masks
+from statewise.operators.state_shape import leaf
 from statewise.operators.time_invariant import TimeInvariant
 from statewise.systems import discretize_dense
 
@@ -120,11 +121,8 @@ class LMUBase(PreparableMixer):
         A, B = (m.to(weight.device, wide(weight.dtype)).unsqueeze(0) for m in (A, B))
         return [DenseLTI(A, B, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).unsqueeze(0))]
 
-    def _begin(self, x: Tensor, lengths: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Masks]:
-        check_input(x, self.d_model, "LMU", lengths=lengths, starts=starts)
-        check_dtype(x, self.input_to_memory.weight, "LMU")
-        masks = build_masks(x.shape[0], x.shape[1], lengths, starts)
-        return mask_time(x, masks.valid), masks
+    def _like(self) -> Tensor:
+        return self.input_to_memory.weight
 
     def _end(self, hidden: Tensor) -> Tensor:
         return hidden if self.out_proj is None else self.out_proj(hidden)
@@ -161,29 +159,10 @@ class LMU(LMUBase):
         if self.memory_to_memory is not None:
             nn.init.orthogonal_(self.memory_to_memory.weight)
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> LMUState:
-        check_batch(batch)
-        weight, config = self.input_to_memory.weight, self.config
-        device = weight.device if device is None else device
-        dtype = wide(weight.dtype if dtype is None else dtype)
-        return LMUState(
-            torch.zeros(batch, config.d_memory, config.d_state, device=device, dtype=dtype),
-            torch.zeros(batch, self.d_hidden, device=device, dtype=dtype),
-        )
+    def state_shape(self) -> LMUState:
+        return LMUState(leaf(self.config.d_memory, self.config.d_state), leaf(self.d_hidden))
 
-    def forward(
-        self,
-        x: Tensor,
-        state: LMUState | None = None,
-        *,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-    ) -> tuple[Tensor, LMUState | None]:
-        x, masks = self._begin(x, lengths, starts)
-        if state is not None:
-            self._check_state(x, state)
+    def mix(self, x: Tensor, state: LMUState | None, masks: Masks) -> tuple[Tensor, LMUState | None]:
         rest = self.initial_state(x.shape[0], device=x.device, dtype=x.dtype)
         now = rest if state is None else LMUState(*(new.to(old.dtype) for new, old in zip(state, rest)))
         memory = self.operators[0]
@@ -220,13 +199,6 @@ class LMU(LMUBase):
         h = self.activation(h)
         return LMUState(memory.to(state.memory.dtype), h.to(state.hidden.dtype)), h
 
-    def _check_state(self, x: Tensor, state: LMUState) -> None:
-        if not isinstance(state, LMUState):
-            raise InputError(f"LMU needs an LMUState as its state, got {type(state).__name__}")
-        for name, have, want in zip(state._fields, state, self.initial_state(x.shape[0], device="meta")):
-            if have.shape != want.shape:
-                raise InputError(f"LMUState.{name} must have shape {tuple(want.shape)}, got {tuple(have.shape)}")
-
 
 class ParallelLMU(LMUBase):
     """u_t = e_x x_t; m_t = A m_{t-1} + B u_t; h_t = f(W_m m_t + W_x x_t + b), W_x if the config says so.
@@ -243,26 +215,13 @@ class ParallelLMU(LMUBase):
         super().__init__(d_model, config)
         self.reset_parameters()
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> DenseState:
-        state: DenseState = self.operators[0].initial_state(
-            batch, trailing=(self.config.d_memory,), device=device, dtype=dtype
-        )
-        return state
+    def state_shape(self) -> DenseState:
+        return DenseState(leaf(1, self.config.d_memory, self.config.d_state))
 
-    def forward(
-        self,
-        x: Tensor,
-        state: DenseState | None = None,
-        *,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-    ) -> tuple[Tensor, DenseState | None]:
-        x, _ = self._begin(x, lengths, starts)
+    def mix(self, x: Tensor, state: DenseState | None, masks: Masks) -> tuple[Tensor, DenseState | None]:
         u = self.input_to_memory(x).unsqueeze(2)  # (batch, length, 1, d_memory)
         with full_precision(x):
-            memory, state = self.operators[0](u, state, lengths=lengths, starts=starts)
+            memory, state = self.operators[0].apply(u, state, masks)
         memory = memory.squeeze(2).mT.flatten(-2)  # (batch, length, d_memory * d_state)
         h = self.memory_to_hidden(memory.to(x.dtype))
         if self.input_to_hidden is not None:

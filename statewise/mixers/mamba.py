@@ -11,25 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise import hippo
-from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import (
-    Dynamics,
-    Mixer,
-    MixerConfig,
-    check_dtype,
-    check_input,
-    check_range,
-    check_width,
-    is_number,
-)
+from statewise.errors import ConfigError
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_range, check_width, is_number
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
-from statewise.operators.base import check_batch
 from statewise.operators.bidirectional import COMBINE, combine, reverse, reversed_order
 from statewise.operators.causal_convolution import ConvolutionState
-from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.masks import Masks
 from statewise.operators.selective import METHODS, SelectiveDiagonal, SelectiveState
+from statewise.operators.state_shape import leaf
 
 INITIALIZATIONS = ("real", "lin")
 
@@ -174,14 +165,12 @@ class MambaDirection(nn.Module):
         nn.init.uniform_(self.dt_proj.weight, -bound, bound)
         self.dynamics.reset_parameters()
 
-    def read(
-        self, u: Tensor, z: Tensor, state: MambaState | None, lengths: Tensor | None, starts: Tensor | None
-    ) -> tuple[Tensor, MambaState | None]:
+    def read(self, u: Tensor, z: Tensor, state: MambaState | None, masks: Masks) -> tuple[Tensor, MambaState | None]:
         """u, z: (batch, length, d_inner) -> the same."""
         before, before_ssm = (None, None) if state is None else state
-        x, convolution = self.convolution(u, before, lengths=lengths, starts=starts)
-        y, ssm = self.operator(x, z)(x, before_ssm, lengths=lengths, starts=starts)
-        return y, None if convolution is None else MambaState(convolution, ssm)
+        x, convolution = self.convolution(u, before, masks=masks)
+        y, ssm = self.operator(x, z).apply(x, before_ssm, masks)
+        return y, None if state is None else MambaState(convolution, ssm)
 
     def operator(self, x: Tensor, z: Tensor | None = None) -> SelectiveDiagonal:
         """The system that the convolved input x selects; z is its gate."""
@@ -252,45 +241,17 @@ class Mamba(MambaDirection, Mixer):
         if self.backward_direction is not None:
             self.backward_direction.reset_direction()
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MambaState:
-        check_batch(batch)
-        self._refuse_state()
-        weight, config = self.in_proj.weight, self.config
-        device = weight.device if device is None else device
-        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
-        pair = (2,) if config.is_complex else ()
-        h = torch.zeros(batch, self.d_inner, config.n_stored, *pair, device=device, dtype=dtype)
-        return MambaState(self.convolution.initial_state(batch, device=device, dtype=dtype), SelectiveState(h))
+    def state_shape(self) -> MambaState:
+        pair = (2,) if self.config.is_complex else ()
+        h = leaf(self.d_inner, self.config.n_stored, *pair)
+        return MambaState(self.convolution.operator.state_shape(), SelectiveState(h))
 
-    def forward(
-        self,
-        x: Tensor,
-        state: MambaState | None = None,
-        *,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-    ) -> tuple[Tensor, MambaState | None]:
-        check_input(x, self.d_model, "Mamba", lengths=lengths, starts=starts)
-        check_dtype(x, self.in_proj.weight, "Mamba")
-        if state is not None:
-            self._refuse_state()
-            if not isinstance(state, MambaState):
-                raise InputError(f"Mamba needs a MambaState as its state, got {type(state).__name__}")
-        x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, starts).valid)
+    def mix(self, x: Tensor, state: MambaState | None, masks: Masks) -> tuple[Tensor, MambaState | None]:
         u, z = self.in_proj(x).chunk(2, -1)
-        y, state = self.read(u, z, state, lengths, starts)
+        y, state = self.read(u, z, state, masks)
         if self.config.bidirectional:
-            order = reversed_order(x, lengths, starts)
+            order = reversed_order(x, masks)
             other = self.backward_direction or self
-            behind, _ = other.read(reverse(u, order), reverse(z, order), None, lengths, starts)
+            behind, _ = other.read(reverse(u, order), reverse(z, order), None, masks)
             y = combine(y, reverse(behind, order), self.config.combine)
         return self.out_proj(y.to(x.dtype)), state
-
-    def _refuse_state(self) -> None:
-        if not self.is_causal:
-            raise InputError(
-                "a bidirectional Mamba has no state: its outputs depend on inputs that are still to come; give it "
-                "whole sequences, or build it with bidirectional=False"
-            )

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_input, check_range
+from statewise.errors import ConfigError
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_range
 from statewise.mixers.gated_norm import GatedRMSNorm
 from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
-from statewise.operators.base import check_batch
 from statewise.operators.causal_convolution import ConvolutionState
-from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.masks import Masks
 from statewise.operators.ssd import SSD, SSDState
+from statewise.operators.state_shape import leaf
 
 
 class Mamba2State(NamedTuple):
@@ -154,40 +154,19 @@ class Mamba2(Mixer):
         self.dynamics.reset_parameters()
         self.norm.reset_parameters()
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Mamba2State:
-        check_batch(batch)
-        weight = self.in_proj.weight
-        device = weight.device if device is None else device
-        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
-        h = torch.zeros(batch, self.n_heads, self.config.d_head, self.config.d_state, device=device, dtype=dtype)
-        return Mamba2State(self.convolution.initial_state(batch, device=device, dtype=dtype), SSDState(h))
+    def state_shape(self) -> Mamba2State:
+        ssm = SSDState(leaf(self.n_heads, self.config.d_head, self.config.d_state))
+        return Mamba2State(self.convolution.operator.state_shape(), ssm)
 
-    def forward(
-        self,
-        x: Tensor,
-        state: Mamba2State | None = None,
-        *,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-    ) -> tuple[Tensor, Mamba2State | None]:
-        check_input(x, self.d_model, "Mamba2", lengths=lengths, starts=starts)
-        if state is not None and not isinstance(state, Mamba2State):
-            raise InputError(f"Mamba2 needs a Mamba2State as its state, got {type(state).__name__}")
-        if lengths is not None:
-            x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)
+    def mix(self, x: Tensor, state: Mamba2State | None, masks: Masks) -> tuple[Tensor, Mamba2State | None]:
+        before, before_ssm = (None, None) if state is None else state
         z, xBC, dt = self.in_proj(x).split(self.sizes, -1)
-        before = None if state is None else state.convolution
-        xBC, convolution = self.convolution(xBC, before, lengths=lengths, starts=starts)
+        xBC, convolution = self.convolution(xBC, before, masks=masks)
         values, B, C = xBC.split(self.convolved_sizes, -1)
         values = values.unflatten(-1, (self.n_heads, self.config.d_head))
         B, C = (m.unflatten(-1, (self.config.n_groups, self.config.d_state)) for m in (B, C))
         dt, log_a = self.dynamics(dt)
         operator = SSD(log_a, B, C, self.config.chunk_length, dt=dt, D=self.dynamics.D)
-        y, ssm = operator(values.to(dt.dtype), None if state is None else state.ssm, lengths=lengths, starts=starts)
-        y = y.flatten(-2)
-        y = self.out_proj(self.norm(y, z).to(x.dtype))
-        if state is None or convolution is None:
-            return y, None
-        return y, Mamba2State(convolution, ssm)
+        y, ssm = operator.apply(values.to(dt.dtype), before_ssm, masks)
+        y = self.out_proj(self.norm(y.flatten(-2), z).to(x.dtype))
+        return y, None if state is None else Mamba2State(convolution, ssm)

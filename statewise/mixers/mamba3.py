@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_dtype, check_input, check_range, check_width
+from statewise.errors import ConfigError
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_range, check_width
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
-from statewise.operators.base import check_batch
-from statewise.operators.masks import Masks, build_masks, mask_time
+from statewise.operators.masks import Masks, mask_time
 from statewise.operators.ssd import SSD, SSDState
+from statewise.operators.state_shape import leaf
 
 
 class Mamba3State(NamedTuple):
@@ -162,33 +162,12 @@ class Mamba3(Mixer):
         for module in (self.B_norm, self.C_norm, self.dynamics):
             module.reset_parameters()
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Mamba3State:
-        check_batch(batch)
-        weight, config = self.in_proj.weight, self.config
-        device = weight.device if device is None else device
-        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
+    def state_shape(self) -> Mamba3State:
+        h, d_head, d_state = self.n_heads, self.config.d_head, self.config.d_state
+        return Mamba3State(SSDState(leaf(h, d_head, d_state)), leaf(h, d_head), leaf(h, d_state))
 
-        def zeros(*sizes: int) -> Tensor:
-            return torch.zeros(batch, self.n_heads, *sizes, device=device, dtype=dtype)
-
-        return Mamba3State(SSDState(zeros(config.d_head, config.d_state)), zeros(config.d_head), zeros(config.d_state))
-
-    def forward(
-        self,
-        x: Tensor,
-        state: Mamba3State | None = None,
-        *,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-    ) -> tuple[Tensor, Mamba3State | None]:
-        check_input(x, self.d_model, "Mamba3", lengths=lengths, starts=starts)
-        check_dtype(x, self.in_proj.weight, "Mamba3")
-        if state is not None and not isinstance(state, Mamba3State):
-            raise InputError(f"Mamba3 needs a Mamba3State as its state, got {type(state).__name__}")
-        masks = build_masks(x.shape[0], x.shape[1], lengths, starts)
-        z, coefficients = self._coefficients(mask_time(x, masks.valid), masks)
+    def mix(self, x: Tensor, state: Mamba3State | None, masks: Masks) -> tuple[Tensor, Mamba3State | None]:
+        z, coefficients = self._coefficients(x, masks)
         before = self.initial_state(len(x)) if state is None else state
         if masks.starts is not None and x.shape[1]:  # where a document begins at once, even NaN before it is forgotten
             begins = masks.starts[:, 0, None, None]
@@ -198,13 +177,11 @@ class Mamba3(Mixer):
 
         shifted = self._shifted(coefficients, before, masks)
         operator = SSD(coefficients.log_decay, _delayed(key, before.key), query, self.config.chunk_length)
-        y, ssm = operator(shifted, None if state is None else state.ssm, lengths=lengths, starts=starts)
+        y, ssm = operator.apply(shifted, None if state is None else state.ssm, masks)
         own = coefficients.own * (coefficients.key * coefficients.query).sum(-1) + wide(self.dynamics.D)
         y = (y + own.unsqueeze(-1) * coefficients.value).flatten(-2)
         y = self.out_proj((y * F.silu(wide(z))).to(x.dtype))
-        if state is None:
-            return y, None
-        return y, self._final(coefficients, theta, before, ssm, lengths)
+        return y, None if state is None else self._final(coefficients, theta, before, ssm, masks.lengths)
 
     def _coefficients(self, x: Tensor, masks: Masks) -> tuple[Tensor, _Coefficients]:
         config, dynamics = self.config, self.dynamics
@@ -248,7 +225,7 @@ class Mamba3(Mixer):
             steps = torch.cat([otherwise.unsqueeze(1).to(steps.dtype), steps], 1)
             if lengths is None:
                 return steps[:, -1]
-            return steps[torch.arange(len(steps), device=steps.device), lengths.long()]
+            return steps[torch.arange(len(steps), device=steps.device), lengths]
 
         nothing = torch.zeros_like(before.value[..., 0])
         no_angle = theta.new_zeros(theta.shape[0], *theta.shape[2:])

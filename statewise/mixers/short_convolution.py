@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from statewise.errors import ConfigError
 from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
-from statewise.operators.masks import NO_MASKS, Masks
+from statewise.operators.masks import NO_MASKS, Masks, build_masks
 from statewise.operators.plan import plan
 
 
@@ -55,11 +55,15 @@ class ShortConvolution(nn.Module):
         *,
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
+        masks: Masks | None = None,
     ) -> tuple[Tensor, ConvolutionState | None]:
+        """``masks``, from a mixer that has checked its input: what ``lengths`` and ``starts`` mean."""
         operator = _WithActivation(self.weight, self.bias, self.activation)
-        length = x.shape[1] if x.ndim > 1 else 0
-        form = plan(CausalConvolution.rules, length=length, n_taps=self.weight.shape[1]).form
-        y, state = operator(x, state, lengths=lengths, starts=starts, form=form)
+        if masks is None:
+            operator.check(x, state)
+            masks = build_masks(x, lengths, starts)
+        form = plan(CausalConvolution.rules, length=x.shape[1], n_taps=self.weight.shape[1]).form
+        y, state = operator.apply(x, state, masks, form)
         return y, state
 
 

@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from statewise.errors import ConfigError, InputError
+from statewise.errors import ConfigError
 from statewise.kernels import pairs
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import Dynamics, MixerConfig, check_dtype, check_input, check_range, check_width, is_number
+from statewise.mixers.base import Dynamics, MixerConfig, check_range, check_width, is_number
 from statewise.mixers.output import OutputHalf
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
-from statewise.operators.base import check_batch
 from statewise.operators.bidirectional import bidirectional
-from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.masks import Masks
+from statewise.operators.state_shape import leaf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,41 +151,22 @@ class TimeInvariantMixer(PreparableMixer):
         self.readout.reset_parameters()
         self.output.reset_parameters(residual_scale)
 
-    def initial_state(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Any:
-        self._refuse_state()
-        check_batch(batch)
-        C = self.readout.C  # its shape tells the state's, so that no system has to be discretised
-        d_model, _, *n = C.shape
-        dtype = torch.promote_types(C.dtype if dtype is None else dtype, torch.float32)
-        device = C.device if device is None else device
-        return self.state_type(torch.zeros(batch, d_model, *n, device=device, dtype=dtype))
+    def state_shape(self) -> Any:
+        d_model, _, *n = self.readout.C.shape  # C tells, so that no system has to be discretised
+        return self.state_type(leaf(d_model, *n))
 
-    def forward(
-        self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
-        name = type(self).__name__
-        check_input(x, self.d_model, name, lengths=lengths, starts=starts)
-        check_dtype(x, self.output.linear.weight, name)
-        if state is not None:
-            self._refuse_state()
-        x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, starts).valid)
+    def _like(self) -> Tensor:
+        return self.output.linear.weight
+
+    def mix(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
         with full_precision(x):
             operators = self.operators
             if len(operators) == 2:
-                y, _ = bidirectional(operators[0], operators[1])(x, lengths=lengths, starts=starts)
+                y = bidirectional(operators[0], operators[1]).apply(x, masks)
             else:
-                y, state = operators[0](x, state, lengths=lengths, starts=starts)
+                y, state = operators[0].apply(x, state, masks)
         y = torch.addcmul(y, x.unsqueeze(-1), self.readout.D.to(y.dtype))
         return self.output(y.flatten(-2)), state
-
-    def _refuse_state(self) -> None:
-        if not self.is_causal:
-            raise InputError(
-                f"a bidirectional {type(self).__name__} has no state: its outputs depend on inputs that are still to "
-                "come; give it whole sequences, or build it with bidirectional=False"
-            )
 
 
 def least_decay(A: Tensor) -> Tensor:

@@ -10,10 +10,12 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from statewise.errors import InputError
 from statewise.mixers.base import Freezable
 from statewise.models.block import Block
 from statewise.models.freezing import freeze
 from statewise.models.shapes import by_number
+from statewise.operators.masks import Masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +81,29 @@ class Model(Freezable, abc.ABC):
         return freeze(self)
 
 
-def advance(position: Tensor, x: Tensor, lengths: Tensor | None, starts: Tensor | None) -> Tensor:
+def advance(position: Tensor, x: Tensor, masks: Masks) -> Tensor:
     """The position after these steps: counted from the last start, if there was one, and only over real steps."""
     length = x.shape[1]
-    end = torch.full_like(position, length) if lengths is None else lengths.to(position)
-    if starts is None:
+    end = torch.full_like(position, length) if masks.lengths is None else masks.lengths
+    if masks.starts is None:
         return position + end
     time = torch.arange(length, device=x.device)
-    last = torch.where(starts & (time < end[:, None]), time, -1).amax(1) if length else torch.full_like(end, -1)
+    last = torch.where(masks.starts, time, -1).amax(1) if length else torch.full_like(end, -1)
     return torch.where(last >= 0, end - last, position + end)
+
+
+def check_device(x: Tensor, weight: Tensor, name: str) -> None:
+    """Errors:  InputError unless a model's input is where its parameters are."""
+    if x.device != weight.device or x.layout != torch.strided:
+        raise InputError(
+            f"{name} must be on {weight.device}, where the model is, and {torch.strided}; got {x.device}, {x.layout}"
+        )
+
+
+def check_layers(name: str, states: Any, n_layers: int) -> None:
+    """Errors:  InputError unless there are so many states, each of which its layer checks."""
+    if not isinstance(states, tuple) or len(states) != n_layers:
+        given = f"{len(states)} layers" if isinstance(states, tuple) else f"a {type(states).__name__}"
+        raise InputError(
+            f"state is for {given}; this {name} has {n_layers} layers; begin with model.initial_state(batch)"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.masks import Masks, build_masks, mask_time
 
 
 class BatchNorm(nn.Module):
@@ -43,8 +43,8 @@ class BatchNorm(nn.Module):
         nn.init.zeros_(self.running_mean)
         nn.init.ones_(self.running_variance)
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        valid = build_masks(x.shape[0], x.shape[1], lengths, None).valid
+    def forward(self, x: Tensor, lengths: Tensor | None = None, *, masks: Masks | None = None) -> Tensor:
+        valid = (build_masks(x, lengths, None) if masks is None else masks).valid
         dtype = torch.promote_types(x.dtype, torch.float32)
         y = mask_time(x, valid).to(dtype)
         if self.training:

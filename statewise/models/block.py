@@ -14,7 +14,7 @@ from statewise.mixers.dropout import build_dropout
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.mlp import MLPConfig
 from statewise.models.rms_norm import RMSNorm
-from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.masks import Masks, build_masks, mask_time
 
 NORMS = ("rms", "layer")  # those that act on each step alone
 BLOCK_NORMS = (*NORMS, "batch")
@@ -107,27 +107,33 @@ class Block(nn.Module):
         return self.mixer.initial_state(batch, device=device, dtype=dtype)
 
     def forward(
-        self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
+        self,
+        x: Tensor,
+        state: Any = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        masks: Masks | None = None,
     ) -> tuple[Tensor, Any]:
-        check_input(x, self.d_model, "a layer", lengths=lengths, starts=starts)
-        if lengths is not None:
-            x = mask_time(x, build_masks(x.shape[0], x.shape[1], lengths, None).valid)
+        """``masks``, from a model that has built them: what ``lengths`` and ``starts`` mean."""
+        if masks is None:
+            check_input(x, self.d_model, "a layer")
+            masks = build_masks(x, lengths, starts)
+        x = mask_time(x, masks.valid)
         post = self.config.placement == "post"
-        y, state = self.mixer(
-            x if post else apply_norm(self.mixer_norm, x, lengths), state, lengths=lengths, starts=starts
-        )
+        y, state = self.mixer(x if post else apply_norm(self.mixer_norm, x, masks), state, masks=masks)
         x = x + self.dropout(y)
         if post:
-            x = apply_norm(self.mixer_norm, x, lengths)
+            x = apply_norm(self.mixer_norm, x, masks)
         if self.mlp is not None and self.mlp_norm is not None:
-            y = self.mlp(x if post else apply_norm(self.mlp_norm, x, lengths))
+            y = self.mlp(x if post else apply_norm(self.mlp_norm, x, masks))
             x = x + self.dropout(y)
             if post:
-                x = apply_norm(self.mlp_norm, x, lengths)
+                x = apply_norm(self.mlp_norm, x, masks)
         return x, state
 
 
-def apply_norm(norm: nn.Module, x: Tensor, lengths: Tensor | None) -> Tensor:
+def apply_norm(norm: nn.Module, x: Tensor, masks: Masks) -> Tensor:
     """A norm of either kind: over each step alone, or over the real steps of the batch."""
-    normed: Tensor = norm(x, lengths) if isinstance(norm, BatchNorm) else norm(x)
+    normed: Tensor = norm(x, masks=masks) if isinstance(norm, BatchNorm) else norm(x)
     return normed

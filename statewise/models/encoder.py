@@ -13,13 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
-from statewise.mixers.base import MixerConfig, check_dtype
+from statewise.mixers.base import MixerConfig, check_weight
 from statewise.mixers.projection import Linear
-from statewise.models.base import Model, ModelConfig, advance
+from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
 from statewise.models.block import BLOCK_NORMS, NORMS, BlockConfig, apply_norm, as_block, build_any_norm
 from statewise.models.frames import check_frame_state, frames, initial_frame_state
 from statewise.models.pooling import POOLINGS, build_pooling
-from statewise.operators.masks import mask_time
+from statewise.operators.masks import Masks, build_masks, mask_time
+from statewise.operators.state_shape import COUNT, check_state
 
 
 class SequenceState(NamedTuple):
@@ -198,33 +199,34 @@ class SequenceModel(Model, abc.ABC):
 
     def _features(
         self, x: Tensor, state: SequenceState | None, lengths: Tensor | None, starts: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, SequenceState | None]:
-        """``features``, and the lengths that they have."""
-        self._check(x, state, lengths, starts)
-        position = None if state is None else advance(state.position, x, lengths, starts)
+    ) -> tuple[Tensor, Masks, SequenceState | None]:
+        """``features``, and the masks that they have."""
+        self._check(x, state, starts)
+        masks = build_masks(x, lengths, starts)
+        if state is None:
+            self._check_not_empty(x, masks.lengths)
+        position = None if state is None else advance(state.position, x, masks)
         waiting: Any = ()
         if self.config.frame_length > 1:
-            x, lengths, waiting = frames(x, self.config.frame_length, None if state is None else state.frames, lengths)
-        valid = None if lengths is None else torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-        if self.config.vocab_size is None:
-            h = self.embedding(mask_time(x, valid))
-        else:
-            x = x if valid is None else x.masked_fill(~valid, 0)
+            before = None if state is None else state.frames
+            x, masks, waiting = frames(x, self.config.frame_length, before, masks.lengths)
+        x = mask_time(x, masks.valid)
+        if self.config.vocab_size is not None:
             self._check_ids(x)
-            h = self.embedding(x)
+        h = self.embedding(x)
         states: list[Any] = []
         for i, layer in enumerate(self.blocks):
             layer_state = None if state is None else state.layers[i]
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                h, layer_state = checkpoint(layer, h, layer_state, lengths=lengths, starts=starts, use_reentrant=False)
+                h, layer_state = checkpoint(layer, h, layer_state, masks=masks, use_reentrant=False)
             else:
-                h, layer_state = layer(h, layer_state, lengths=lengths, starts=starts)
+                h, layer_state = layer(h, layer_state, masks=masks)
             states.append(layer_state)
         if self.norm is not None:
-            h = apply_norm(self.norm, h, lengths)
+            h = apply_norm(self.norm, h, masks)
         if state is None or position is None:
-            return h, lengths, None
-        return h, lengths, SequenceState(position, tuple(states), state.pooling, waiting)
+            return h, masks, None
+        return h, masks, SequenceState(position, tuple(states), state.pooling, waiting)
 
     def forward(
         self,
@@ -234,24 +236,25 @@ class SequenceModel(Model, abc.ABC):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, SequenceState | None]:
-        h, lengths, after = self._features(x, state, lengths, starts)
+        h, masks, after = self._features(x, state, lengths, starts)
         if self.pooling is not None:
-            h, pooled = self.pooling(h, None if state is None else state.pooling, lengths=lengths)
+            h, pooled = self.pooling(h, None if state is None else state.pooling, masks=masks)
             after = None if after is None else after._replace(pooling=pooled)
         return self.head(self.dropout(h).to(self.head.weight.dtype)), after
 
-    def _check(self, x: Tensor, state: SequenceState | None, lengths: Tensor | None, starts: Tensor | None) -> None:
-        for name, value in (("x", x), ("lengths", lengths), ("starts", starts)):
-            if not isinstance(value, Tensor) and (value is not None or name == "x"):
-                raise InputError(f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor({name})")
+    def _check(self, x: Tensor, state: SequenceState | None, starts: Tensor | None) -> None:
+        """x but for its ids, and the state but for what the layers check."""
+        if not isinstance(x, Tensor):
+            raise InputError(f"x must be a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
         d_input = self.config.d_input
         if d_input is not None and (x.ndim != 3 or x.shape[-1] != d_input or not x.is_floating_point()):
             raise InputError(
                 f"x must be floating, of shape (batch, length, {d_input}), got {x.dtype} {tuple(x.shape)}; "
                 f"the model reads {d_input} number{'s' * (d_input > 1)} a step"
             )
+        check_device(x, self.embedding.weight, "x")
         if d_input is not None:
-            check_dtype(x, self.embedding.weight, type(self).__name__)
+            check_weight(x, self.embedding.weight, type(self).__name__)
         if d_input is None and (x.ndim != 2 or x.dtype not in (torch.int64, torch.int32)):
             raise InputError(
                 f"x must be integers of shape (batch, length), got {x.dtype} {tuple(x.shape)}; the model reads tokens"
@@ -261,26 +264,17 @@ class SequenceModel(Model, abc.ABC):
                 f"starts packs several sequences in a row, but pooling={self.config.pooling!r} gives one output a row; "
                 "give each sequence a row of its own, with lengths, or build the model with pooling=None"
             )
-        batch, length = x.shape[:2]
-        if lengths is not None and lengths.shape != (batch,):
-            raise InputError(f"lengths must have shape ({batch},), got {tuple(lengths.shape)}")
-        if starts is not None and starts.shape != (batch, length):
-            raise InputError(f"starts must have shape ({batch}, {length}), got {tuple(starts.shape)}")
         if state is None:
-            self._check_not_empty(x, lengths)
             return
         if not isinstance(state, SequenceState):
             raise InputError(
                 f"state must be a SequenceState or None, got {type(state).__name__}; "
                 "begin with model.initial_state(batch)"
             )
-        if len(state.layers) != len(self.layers) or state.position.shape != (batch,):
-            raise InputError(
-                f"state is for {len(state.layers)} layers and batch {tuple(state.position.shape)}; "
-                f"this model has {len(self.layers)} layers and x has batch {batch}"
-            )
-
-        check_frame_state(state.frames, batch, self.config.frame_length, d_input)
+        name = type(self).__name__
+        check_layers("model", state.layers, len(self.layers))
+        check_state(name, state.position, COUNT, len(x), x.device, "state.position")
+        check_frame_state(name, state.frames, x, self.config.frame_length)
 
     def _check_not_empty(self, x: Tensor, lengths: Tensor | None) -> None:
         """Something to pool in each row; lengths cost one wait for the device, and nothing in compiled code."""
@@ -291,8 +285,6 @@ class SequenceModel(Model, abc.ABC):
             if lengths.is_meta:
                 return
             shortest = int(whole(lengths).min())
-            if shortest < 0:
-                return  # no length at all, which the masks refuse
         if shortest >= frame_length:
             return
         if shortest == 0:

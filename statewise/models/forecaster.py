@@ -15,10 +15,11 @@ from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.projection import Linear
-from statewise.models.base import Model, ModelConfig
+from statewise.models.base import Model, ModelConfig, check_device, check_layers
 from statewise.models.block import BlockConfig, as_block, build_norm
 from statewise.models.running_scale import RunningScaleState, initial_running_scale, level_and_scale, running_scale
-from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.masks import Masks, build_masks, mask_time
+from statewise.operators.state_shape import COUNT, check_state, leaf
 
 NORMS = ("rms", "layer")  # of the one step that is forecast from
 
@@ -241,10 +242,10 @@ class Forecaster(Model):
         """Forecasts in units of the scale (batch, horizon, d_target, n_quantiles); the value they are relative to and
         the scale, (batch, 1, d_target, 1); and the state. Arguments as for a call.
         """
-        covariates, future_covariates = self._check(history, state, covariates, future_covariates, lengths)
+        covariates, future_covariates, masks = self._check(history, state, covariates, future_covariates, lengths)
         config, batch = self.config, history.shape[0]
         before = self._at_rest(batch, history.device, (), None) if state is None else state
-        features, scaling, layers = self._read(history, before, covariates, lengths)
+        features, scaling, layers = self._read(history, before, covariates, masks)
         if config.scaling == "running":
             anchor, scale = scaling.last, level_and_scale(scaling)[1]
         else:
@@ -260,20 +261,18 @@ class Forecaster(Model):
         anchor, scale = anchor[:, None, :, None], scale[:, None, :, None]
         if state is None:
             return outputs, anchor, scale, None
-        n_read = history.shape[1] if lengths is None else lengths.to(state.position)
+        n_read = history.shape[1] if masks.lengths is None else masks.lengths
         return outputs, anchor, scale, ForecasterState(state.position + n_read, features, scaling, layers)
 
     def _read(
-        self, history: Tensor, before: ForecasterState, covariates: Tensor, lengths: Tensor | None
+        self, history: Tensor, before: ForecasterState, covariates: Tensor, masks: Masks
     ) -> tuple[Tensor, RunningScaleState, tuple[Any, ...]]:
         """The features after the last step of each row, the scaling and the layers' states."""
-        batch, length = history.shape[:2]
-        valid = build_masks(batch, length, lengths, None).valid
         observed = ~history.isnan()
-        if valid is not None:
-            observed = observed & valid[..., None]
+        if masks.valid is not None:
+            observed = observed & masks.valid[..., None]
         series, scaling = running_scale(history, observed, before.scaling, self.config.scaling_steps)
-        if length == 0:
+        if history.shape[1] == 0:
             return before.features, scaling, before.layers
         if self.config.scaling == "running":
             channels = [(series.value - series.level) / series.scale, series.change / series.scale]
@@ -281,15 +280,16 @@ class Forecaster(Model):
             channels = [series.value, series.change]
         dtype = self.in_proj.weight.dtype
         inputs = torch.cat([*(c.to(dtype) for c in channels), observed.to(dtype), covariates.to(dtype)], -1)
-        x = self.in_proj(mask_time(inputs, valid))
+        x = self.in_proj(mask_time(inputs, masks.valid))
         states: list[Any] = []
         for i, layer in enumerate(self.blocks):
             layer_state = before.layers[i] if before.layers else None
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x, layer_state = checkpoint(layer, x, layer_state, lengths=lengths, use_reentrant=False)
+                x, layer_state = checkpoint(layer, x, layer_state, masks=masks, use_reentrant=False)
             else:
-                x, layer_state = layer(x, layer_state, lengths=lengths)
+                x, layer_state = layer(x, layer_state, masks=masks)
             states.append(layer_state)
+        lengths = masks.lengths
         if lengths is None:
             features = self.norm(x[:, -1])
         else:
@@ -305,8 +305,8 @@ class Forecaster(Model):
         covariates: Tensor | None,
         future_covariates: Tensor | None,
         lengths: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The covariates, with nothing in the place of None where the model has none."""
+    ) -> tuple[Tensor, Tensor, Masks]:
+        """The covariates, with nothing in the place of None where the model has none, and what ``lengths`` means."""
         config = self.config
         if not isinstance(history, Tensor) or history.ndim != 3 or history.shape[-1] != config.d_target:
             got = tuple(history.shape) if isinstance(history, Tensor) else type(history).__name__
@@ -319,19 +319,21 @@ class Forecaster(Model):
                 f"state must be a ForecasterState or None, got {type(state).__name__}; "
                 "begin with model.initial_state(batch)"
             )
-        if state is not None and (len(state.layers) != len(self.layers) or state.position.shape != (batch,)):
-            raise InputError(
-                f"state is for {len(state.layers)} layers and batch {tuple(state.position.shape)}; "
-                f"this model has {len(self.layers)} layers and the history has batch {batch}"
-            )
+        check_device(history, self.in_proj.weight, "history")
+        if state is not None:
+            check_layers("model", state.layers, len(self.layers))
+            scaling = RunningScaleState(*[leaf(config.d_target)] * len(RunningScaleState._fields))
+            for part, shape in (("position", COUNT), ("features", leaf(config.d_model)), ("scaling", scaling)):
+                given = getattr(state, part)
+                check_state("Forecaster", given, shape, batch, history.device, f"state.{part}")
+        masks = build_masks(history, lengths, None)
         compiling = torch.compiler.is_compiling() or history.is_meta
         if state is None and (
-            length == 0 or (lengths is not None and not compiling and bool(whole(lengths < 1).any()))
+            length == 0 or (masks.lengths is not None and not compiling and bool(whole(masks.lengths < 1).any()))
         ):
             raise InputError(
                 "a row of the history has no step: nothing to forecast from; give at least one, or a state"
             )
-        valid = build_masks(batch, length, lengths, None).valid
         checked = []
         for name, value, n, width in (
             ("covariates", covariates, length, config.d_covariates + config.d_past_covariates),
@@ -343,13 +345,13 @@ class Forecaster(Model):
                 given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise InputError(f"{name} must be a tensor of shape {(batch, n, width)}, got {given}")
             checked.append(value)
-        checked[0] = mask_time(checked[0], valid)
+        checked[0] = mask_time(checked[0], masks.valid)
         if not compiling:
             if any(not bool(whole(value.isfinite()).all()) for value in checked):
                 raise InputError("the covariates hold NaN or infinity; fill them first: only the history may have gaps")
-            if bool(whole(mask_time(history, valid).isinf()).any()):
+            if bool(whole(mask_time(history, masks.valid).isinf()).any()):
                 raise InputError("the history holds infinity; a value that is missing is NaN")
-        return checked[0], checked[1]
+        return checked[0], checked[1], masks
 
 
 def _is_number(value: Any) -> bool:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.operators.masks import mask_time
+from statewise.kernels.batching import whole
+from statewise.operators.masks import NO_MASKS, Masks, length_masks, mask_time
+from statewise.operators.state_shape import COUNT, check_state, leaf
 
 
 class FrameState(NamedTuple):
@@ -27,8 +29,11 @@ def initial_frame_state(batch: int, frame_length: int, d_input: int, like: Tenso
     return FrameState(samples, torch.zeros(batch, dtype=torch.int64, device=like.device))
 
 
-def check_frame_state(state: Any, batch: int, frame_length: int, d_input: int | None) -> None:
-    """InputError unless the state is that of a model with this frame length, () where that is 1."""
+def check_frame_state(name: str, state: Any, x: Tensor, frame_length: int) -> None:
+    """InputError unless the state is that of a model ``name`` with this frame length, () where that is 1.
+
+    What it holds costs one wait for the device, and nothing in compiled code.
+    """
     if frame_length == 1:
         if not (isinstance(state, tuple) and len(state) == 0):
             raise InputError(
@@ -36,40 +41,34 @@ def check_frame_state(state: Any, batch: int, frame_length: int, d_input: int | 
                 "begin with this model's initial_state(batch)"
             )
         return
-    if not isinstance(state, FrameState):
+    check_state(name, state, FrameState(leaf(frame_length - 1, x.shape[2]), COUNT), len(x), x.device, "state.frames")
+    if torch.compiler.is_compiling() or x.is_meta or not len(x):
+        return
+    low, high = torch.stack(whole(state.n_samples).aminmax()).tolist()
+    if low < 0 or high >= frame_length:
         raise InputError(
-            f"SequenceState.frames must be a FrameState for frame_length={frame_length}, got {type(state).__name__}; "
-            "begin with this model's initial_state(batch)"
+            f"the state is damaged: state.frames.n_samples has {low}..{high}, expected 0..{frame_length - 1} for "
+            f"frame_length={frame_length}; begin with initial_state(batch), or with an undamaged copy"
         )
-    expected = {"samples": (batch, frame_length - 1, d_input), "n_samples": (batch,)}
-    for name, shape in expected.items():
-        value = getattr(state, name)
-        if not isinstance(value, Tensor) or value.shape != shape:
-            given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise InputError(
-                f"FrameState.{name} must have shape {shape} for frame_length={frame_length}, got {given}; "
-                "begin with this model's initial_state(batch)"
-            )
 
 
 def frames(
     x: Tensor, frame_length: int, state: FrameState | None, lengths: Tensor | None
-) -> tuple[Tensor, Tensor | None, FrameState | None]:
-    """x (batch, length, d) -> frames (batch, n_frames, frame_length * d), their lengths, and the state behind x.
+) -> tuple[Tensor, Masks, FrameState | None]:
+    """x (batch, length, d) -> frames (batch, n_frames, frame_length * d), their masks, and the state behind x.
 
     Samples that do not fill a frame wait in the state for the next call; without a state they are not read. So any cut
     of a signal gives the same frames.
     """
     batch, length, d = x.shape
     if state is None:
-        whole = length // frame_length
-        framed = x[:, : whole * frame_length].reshape(batch, whole, frame_length * d)
+        n_whole = length // frame_length
+        framed = x[:, : n_whole * frame_length].reshape(batch, n_whole, frame_length * d)
         if lengths is None:
-            return framed, None, None
-        lengths = lengths // frame_length
+            return framed, NO_MASKS, None
         # the samples of a row's last, unfinished frame are real; its other places may hold anything
-        valid = torch.arange(whole, device=x.device) < lengths[:, None]
-        return mask_time(framed, valid), lengths, None
+        masks = length_masks(n_whole, lengths // frame_length)
+        return mask_time(framed, masks.valid), masks, None
     kept = frame_length - 1
     real = torch.full((batch,), length, device=x.device) if lengths is None else lengths
     time = torch.arange(length, device=x.device)
@@ -83,12 +82,12 @@ def frames(
     joined = mask_time(joined, place < total[:, None])
     n_frames, most = total // frame_length, (kept + length) // frame_length
     framed = joined[:, : most * frame_length].reshape(batch, most, frame_length * d)
-    framed = mask_time(framed, torch.arange(most, device=x.device) < n_frames[:, None])
+    masks = length_masks(most, n_frames)
     left = torch.arange(kept, device=x.device)
     rest = _take(joined, (n_frames[:, None] * frame_length + left).clamp(max=max(kept + length - 1, 0)))
     n_left = total - n_frames * frame_length
     rest = mask_time(rest, left < n_left[:, None])
-    return framed, n_frames, FrameState(rest.to(state.samples.dtype), n_left)
+    return mask_time(framed, masks.valid), masks, FrameState(rest.to(state.samples.dtype), n_left)
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

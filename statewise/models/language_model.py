@@ -16,8 +16,10 @@ from statewise.kernels.batching import whole
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import Linear
-from statewise.models.base import Model, ModelConfig, advance
+from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
 from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
+from statewise.operators.masks import Masks, build_masks, mask_time
+from statewise.operators.state_shape import COUNT, check_state
 
 SHORTEST_CHUNK = 64  # steps of a row: what the chunked forms take at a time, and so the least worth reading at once
 
@@ -169,36 +171,33 @@ class LanguageModel(Model):
 
         Call this and then ``head`` on the positions you need, where all logits would be a waste.
         """
-        self._check(tokens, state, lengths, starts)
-        if lengths is not None:  # padding may hold anything, also ids that the embedding does not have
-            valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-            tokens = tokens.masked_fill(~valid, 0)
+        self._check(tokens, state)
+        masks = build_masks(tokens, lengths, starts)
+        tokens = mask_time(tokens, masks.valid)  # padding may hold anything, also ids that the embedding does not have
         self._check_ids(tokens)
-        x = self.embedding_dropout(self._embed(tokens, state, lengths, starts))
+        x = self.embedding_dropout(self._embed(tokens, state, masks))
         states: list[Any] = []
         for i, layer in enumerate(self.blocks):
             layer_state = None if state is None else state.layers[i]
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x, layer_state = checkpoint(layer, x, layer_state, lengths=lengths, starts=starts, use_reentrant=False)
+                x, layer_state = checkpoint(layer, x, layer_state, masks=masks, use_reentrant=False)
             else:
-                x, layer_state = layer(x, layer_state, lengths=lengths, starts=starts)
+                x, layer_state = layer(x, layer_state, masks=masks)
             states.append(layer_state)
         x = self.norm(x)
         if state is None:
             return x, None
-        return x, LanguageModelState(advance(state.position, tokens, lengths, starts), tuple(states))
+        return x, LanguageModelState(advance(state.position, tokens, masks), tuple(states))
 
-    def _embed(
-        self, tokens: Tensor, state: LanguageModelState | None, lengths: Tensor | None, starts: Tensor | None
-    ) -> Tensor:
+    def _embed(self, tokens: Tensor, state: LanguageModelState | None, masks: Masks) -> Tensor:
         """The embedding of the tokens, with that of their positions."""
         x: Tensor = self.embedding(tokens)
         if self.positions is None or tokens.numel() == 0:
             return x
         length = tokens.shape[1]
         before = None if state is None else state.position
-        position, _ = document_positions(length, before, starts, device=tokens.device)
-        return x + self.positions(position, lengths=lengths, at_most=length if state is None else None)
+        position, _ = document_positions(length, before, masks.starts, device=tokens.device)
+        return x + self.positions(position, lengths=masks.lengths, at_most=length if state is None else None)
 
     def forward(
         self,
@@ -211,25 +210,19 @@ class LanguageModel(Model):
         x, state = self.features(tokens, state, lengths=lengths, starts=starts)
         return self.head(x), state
 
-    def _check(
-        self, tokens: Tensor, state: LanguageModelState | None, lengths: Tensor | None, starts: Tensor | None
-    ) -> None:
-        for name, value in (("tokens", tokens), ("lengths", lengths), ("starts", starts)):
-            if not isinstance(value, Tensor) and (value is not None or name == "tokens"):
-                raise InputError(f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor({name})")
+    def _check(self, tokens: Tensor, state: LanguageModelState | None) -> None:
+        """The tokens but for their ids, and the state but for what the layers check."""
+        if not isinstance(tokens, Tensor):
+            raise InputError(f"tokens must be a tensor, got {type(tokens).__name__}; use torch.as_tensor(tokens)")
         if state is not None:
             self._check_state(state)
         if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
             raise InputError(
                 f"tokens must be integers of shape (batch, length), got {tokens.dtype} {tuple(tokens.shape)}"
             )
-        batch, length = tokens.shape
-        if state is not None and state.position.shape != (batch,):
-            raise InputError(f"state is for batch {tuple(state.position.shape)}; the tokens have batch {batch}")
-        if lengths is not None and lengths.shape != (batch,):
-            raise InputError(f"lengths must have shape ({batch},), got {tuple(lengths.shape)}")
-        if starts is not None and starts.shape != (batch, length):
-            raise InputError(f"starts must have shape ({batch}, {length}), got {tuple(starts.shape)}")
+        check_device(tokens, self.embedding.weight, "tokens")
+        if state is not None:
+            check_state("LanguageModel", state.position, COUNT, len(tokens), tokens.device, "state.position")
 
     def _check_state(self, state: LanguageModelState) -> None:
         if not isinstance(state, LanguageModelState):
@@ -237,11 +230,7 @@ class LanguageModel(Model):
                 f"state must be a LanguageModelState or None, got {type(state).__name__}; "
                 "begin with model.initial_state(batch)"
             )
-        if len(state.layers) != len(self.layers):
-            raise InputError(
-                f"state is for {len(state.layers)} layers; this model has {len(self.layers)}; "
-                "begin with model.initial_state(batch)"
-            )
+        check_layers("model", state.layers, len(self.layers))
 
     def _check_ids(self, tokens: Tensor) -> None:
         """Ids of the embedding only; costs one wait for the device, and nothing in compiled code."""

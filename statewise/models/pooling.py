@@ -7,14 +7,14 @@ read so far pool to, so that a signal read in pieces ends with the features of t
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from statewise.errors import InputError
 from statewise.mixers.prepared import full_precision
-from statewise.operators.masks import build_masks, mask_time
+from statewise.operators.masks import Masks, build_masks, mask_time
+from statewise.operators.state_shape import COUNT, at_rest, check_state, leaf
 
 POOLINGS = ("mean", "last", "attention")
 
@@ -48,8 +48,6 @@ class Pooling(nn.Module, abc.ABC):
     Steps from ``lengths`` on do not count, whatever they hold. Sums are kept in float32, or wider as x is.
     """
 
-    State: ClassVar[type[Any]]
-
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.d_model = d_model
@@ -65,10 +63,13 @@ class Pooling(nn.Module, abc.ABC):
             batch, torch.device(device or "cpu"), torch.promote_types(dtype or torch.float32, torch.float32)
         )
 
-    def forward(self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None) -> tuple[Tensor, Any]:
-        if state is not None and not isinstance(state, self.State):
-            raise InputError(f"{type(self).__name__} needs a {self.State.__name__}, got a {type(state).__name__}")
-        valid = build_masks(x.shape[0], x.shape[1], lengths, None).valid
+    def forward(
+        self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, masks: Masks | None = None
+    ) -> tuple[Tensor, Any]:
+        """``masks``, from a model that has built them: what ``lengths`` means."""
+        if state is not None:
+            check_state(type(self).__name__, state, self.state_shape(), len(x), x.device)
+        valid = (build_masks(x, lengths, None) if masks is None else masks).valid
         dtype = torch.promote_types(x.dtype, torch.float32 if state is None else state[0].dtype)
         before = self._rest(x.shape[0], x.device, dtype) if state is None else state
         with full_precision(x):
@@ -76,7 +77,11 @@ class Pooling(nn.Module, abc.ABC):
         return y.to(x.dtype), None if state is None else after
 
     @abc.abstractmethod
-    def _rest(self, batch: int, device: torch.device, dtype: torch.dtype) -> Any: ...
+    def state_shape(self) -> Any:
+        """The state with a :func:`~statewise.operators.state_shape.leaf` in the place of each tensor."""
+
+    def _rest(self, batch: int, device: torch.device, dtype: torch.dtype) -> Any:
+        return at_rest(self.state_shape(), batch, device=device, dtype=dtype)
 
     @abc.abstractmethod
     def _pool(self, x: Tensor, state: Any, valid: Tensor | None) -> tuple[Tensor, Any]:
@@ -86,13 +91,8 @@ class Pooling(nn.Module, abc.ABC):
 class MeanPooling(Pooling):
     """The mean over the steps."""
 
-    State = MeanState
-
-    def _rest(self, batch: int, device: torch.device, dtype: torch.dtype) -> MeanState:
-        return MeanState(
-            torch.zeros(batch, self.d_model, device=device, dtype=dtype),
-            torch.zeros(batch, device=device, dtype=torch.int64),
-        )
+    def state_shape(self) -> MeanState:
+        return MeanState(leaf(self.d_model), COUNT)
 
     def _pool(self, x: Tensor, state: MeanState, valid: Tensor | None) -> tuple[Tensor, MeanState]:
         total = state.total + x.sum(1)
@@ -103,10 +103,8 @@ class MeanPooling(Pooling):
 class LastPooling(Pooling):
     """The features of the last real step."""
 
-    State = LastState
-
-    def _rest(self, batch: int, device: torch.device, dtype: torch.dtype) -> LastState:
-        return LastState(torch.zeros(batch, self.d_model, device=device, dtype=dtype))
+    def state_shape(self) -> LastState:
+        return LastState(leaf(self.d_model))
 
     def _pool(self, x: Tensor, state: LastState, valid: Tensor | None) -> tuple[Tensor, LastState]:
         if x.shape[1] == 0:
@@ -127,8 +125,6 @@ class AttentionPooling(Pooling):
     larger one comes (Milakov & Gimelshein 2018, arXiv:1805.02867).
     """
 
-    State = AttentionState
-
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
         self.query = nn.Parameter(torch.empty(d_model))
@@ -138,12 +134,12 @@ class AttentionPooling(Pooling):
         """Small scores: training begins near the mean."""
         nn.init.normal_(self.query, std=0.1)
 
+    def state_shape(self) -> AttentionState:
+        return AttentionState(leaf(), leaf(), leaf(self.d_model))
+
     def _rest(self, batch: int, device: torch.device, dtype: torch.dtype) -> AttentionState:
-        return AttentionState(
-            torch.full((batch,), torch.finfo(dtype).min, device=device, dtype=dtype),
-            torch.zeros(batch, device=device, dtype=dtype),
-            torch.zeros(batch, self.d_model, device=device, dtype=dtype),
-        )
+        rest: AttentionState = super()._rest(batch, device, dtype)
+        return rest._replace(maximum=torch.full_like(rest.maximum, torch.finfo(dtype).min))
 
     def _pool(self, x: Tensor, state: AttentionState, valid: Tensor | None) -> tuple[Tensor, AttentionState]:
         scores = x @ self.query.to(x.dtype) / self.d_model**0.5

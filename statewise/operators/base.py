@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from statewise.errors import InputError
 from statewise.operators.masks import NO_MASKS, Masks, build_masks, mask_time
 from statewise.operators.plan import Plan, Rule, plan
+from statewise.operators.state_shape import at_rest, check_state
 from statewise.precision import without_autocast
 
 
@@ -49,8 +50,8 @@ class Operator(abc.ABC):
         """One step in time: u (batch, *channels, *trailing); the coefficients without their time axis."""
 
     @abc.abstractmethod
-    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> Any:
-        """The state of a system at rest; ``options`` are the device and dtype of its tensors."""
+    def state_shape(self, trailing: tuple[int, ...] = ()) -> Any:
+        """The state with a :func:`~statewise.operators.state_shape.leaf` in the place of each tensor."""
 
     @abc.abstractmethod
     def _check(self, u: Tensor) -> None:
@@ -72,7 +73,8 @@ class Operator(abc.ABC):
         check_batch(batch)
         like = self._like()
         device = like.device if device is None else device
-        return self._rest(batch, trailing, device=device, dtype=wide(like.dtype if dtype is None else dtype))
+        dtype = wide(like.dtype if dtype is None else dtype)
+        return at_rest(self.state_shape(trailing), batch, device=device, dtype=dtype)
 
     def __call__(
         self,
@@ -90,18 +92,30 @@ class Operator(abc.ABC):
         the family's ``rules`` pick (``statewise.explain`` says which and why). Autocast changes
         nothing: a recurrence is computed in float32 or wider.
         """
-        self._check(u)
+        self.check(u, state)
         if form is not None and form not in self.forms:
             raise InputError(f"{type(self).__name__} has no form {form!r}; its forms are {', '.join(self.forms)}")
-        if state is not None:
-            self._check_state(u, state)
         with without_autocast(u.device):
-            return self._run(u, state, lengths, starts, form)
+            return self.apply(u, state, build_masks(u, lengths, starts), form)
 
-    def _run(
-        self, u: Tensor, state: Any, lengths: Tensor | None, starts: Tensor | None, form: str | None
+    def check(self, u: Any, state: Any = None) -> None:
+        """Errors:  InputError unless the coefficients fit one another and u, and the state is one of theirs for u."""
+        name = type(self).__name__
+        if not isinstance(u, Tensor):
+            raise InputError(f"{name} needs u as a tensor, got {type(u).__name__}; use torch.as_tensor(u)")
+        self._check(u)
+        if u.device != self._like().device or u.layout != torch.strided:
+            raise InputError(
+                f"{name} needs u on {self._like().device}, where its coefficients are, and {torch.strided}; "
+                f"got {u.device}, {u.layout}"
+            )
+        if state is not None:
+            check_state(name, state, self.state_shape(self._trailing(u)), u.shape[0], u.device)
+
+    def apply(
+        self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS, form: str | None = None
     ) -> tuple[Tensor, Any]:
-        masks = NO_MASKS if lengths is None and starts is None else build_masks(u.shape[0], u.shape[1], lengths, starts)
+        """The call for arguments that are known to fit, as those of a mixer are, which has checked its own."""
         op, u = self, mask_time(u, masks.valid)
         if masks.valid is not None:
             op = self._mask(masks.valid)
@@ -190,19 +204,6 @@ class Operator(abc.ABC):
     def _mask(self, valid: Tensor) -> Any:
         """The operator whose steps that are not real are the identity on the state."""
         return self
-
-    def _check_state(self, u: Tensor, state: Any) -> None:
-        expected = self.initial_state(u.shape[0], trailing=self._trailing(u), device="meta")
-        if type(state) is not type(expected):
-            raise InputError(
-                f"{type(self).__name__} needs a {type(expected).__name__} as its state, got {type(state).__name__}"
-            )
-        for name, have, want in zip(expected._fields, state, expected):
-            if have.shape != want.shape:
-                raise InputError(
-                    f"{type(expected).__name__}.{name} must have shape {tuple(want.shape)} for this input, "
-                    f"got {tuple(have.shape)}"
-                )
 
 
 def wide(*dtypes: torch.dtype) -> torch.dtype:

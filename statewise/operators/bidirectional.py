@@ -11,7 +11,7 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.operators.base import Operator
 from statewise.operators.documents import reverse_index
-from statewise.operators.masks import build_masks
+from statewise.operators.masks import NO_MASKS, Masks, build_masks
 
 COMBINE = ("sum", "concatenate")
 
@@ -45,15 +45,21 @@ class Bidirectional:
     ) -> tuple[Tensor, None]:
         if state is not None:
             self.initial_state(u.shape[0])
-        order = reversed_order(u, lengths, starts)
-        ahead, _ = self.forward(u, lengths=lengths, starts=starts)
+        for operator in (self.forward, self.backward):
+            operator.check(u)
+        return self.apply(u, build_masks(u, lengths, starts)), None
+
+    def apply(self, u: Tensor, masks: Masks = NO_MASKS) -> Tensor:
+        """The call for arguments that are known to fit."""
+        order = reversed_order(u, masks)
+        ahead, _ = self.forward.apply(u, None, masks)
         backward = self.backward
         if backward.time_varying:
             reversed_ = {name: reverse(getattr(backward, name), order) for name in backward.time_varying}
             backward = replace(backward, **reversed_)  # type: ignore[type-var]
         # documents keep their places when each is reversed, so that the masks hold for the reversed sequence too
-        behind, _ = backward(reverse(u, order), lengths=lengths, starts=starts)
-        return combine(ahead, reverse(behind, order), self.combine), None
+        behind, _ = backward.apply(reverse(u, order), None, masks)
+        return combine(ahead, reverse(behind, order), self.combine)
 
     def initial_state(self, batch: int, **options: Any) -> NoReturn:
         raise InputError(
@@ -81,10 +87,9 @@ def combine(ahead: Tensor, behind: Tensor, how: str) -> Tensor:
     return ahead + behind if how == "sum" else torch.cat([ahead, behind], 2)
 
 
-def reversed_order(x: Tensor, lengths: Tensor | None, starts: Tensor | None) -> Tensor | None:
+def reversed_order(x: Tensor, masks: Masks) -> Tensor | None:
     """What :func:`reverse` needs to reverse each document of x (batch, length, ...) within itself; None: whole rows."""
-    masks = build_masks(x.shape[0], x.shape[1], lengths, starts)
-    if lengths is None and masks.starts is None:
+    if masks.lengths is None and masks.starts is None:
         return None
     return reverse_index(masks, x.shape[0], x.shape[1], x.device)
 

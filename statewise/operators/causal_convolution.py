@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.plan import Rule, otherwise
+from statewise.operators.state_shape import leaf
 
 Convolution = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of u, taps and history
 
@@ -100,9 +101,9 @@ class CausalConvolution(Operator):
                 f"got {tuple(u.shape)}"
             )
 
-    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> ConvolutionState:
+    def state_shape(self, trailing: tuple[int, ...] = ()) -> ConvolutionState:
         width, n_taps = self.taps.shape
-        return ConvolutionState(torch.zeros(batch, n_taps - 1, width, *trailing, **options))
+        return ConvolutionState(leaf(n_taps - 1, width, *trailing))
 
     def step(self, u: Tensor, state: ConvolutionState) -> tuple[Tensor, ConvolutionState]:
         past = torch.cat([state.inputs, u.unsqueeze(1).to(state.inputs.dtype)], 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from statewise.kernels.batching import stacked
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.plan import Rule, up_to
 from statewise.operators.state_passing import Block
+from statewise.operators.state_shape import COUNT, leaf
 from statewise.operators.time_invariant import CONVOLVE, FEW, TimeInvariant, by_outputs, double, output_shape, toeplitz
 from statewise.precision import exactly
 from statewise.systems import discretize_dense
@@ -58,9 +59,9 @@ class DenseLTI(TimeInvariant):
             raise InputError(f"DenseLTI needs real A, B, C; got {A.dtype}, {B.dtype}, {C.dtype}")
         self._check_input(u, A.shape[0], A=A, B=B, C=C)
 
-    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> DenseState:
+    def state_shape(self, trailing: tuple[int, ...] = ()) -> DenseState:
         w, n = self.B.shape
-        return DenseState(torch.zeros(batch, w, *trailing, n, **options))
+        return DenseState(leaf(w, *trailing, n))
 
     def step(self, u: Tensor, state: DenseState) -> tuple[Tensor, DenseState]:
         A, B, C = (m.to(wide(u.dtype, m.dtype)) for m in (self.A, self.B, self.C))
@@ -171,9 +172,8 @@ class DenseLTV(Operator):
     def _output_shape(self, u: Tensor) -> tuple[int, ...]:
         return output_shape(self.C, u)
 
-    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> DenseLTVState:
-        h = torch.zeros(batch, self.C.shape[0], *trailing, len(self.B), **options)
-        return DenseLTVState(h, torch.zeros(batch, dtype=torch.int64, device=h.device))
+    def state_shape(self, trailing: tuple[int, ...] = ()) -> DenseLTVState:
+        return DenseLTVState(leaf(self.C.shape[0], *trailing, len(self.B)), COUNT)
 
     def step(self, u: Tensor, state: DenseLTVState) -> tuple[Tensor, DenseLTVState]:
         A, B, C = (m.to(wide(u.dtype, m.dtype)) for m in (self.A, self.B, self.C))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from statewise.operators.base import wide
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.plan import SINGLE, Plan, Rule, up_to
 from statewise.operators.state_passing import Block
+from statewise.operators.state_shape import leaf
 from statewise.operators.time_invariant import CONVOLVE, TimeInvariant, by_outputs, double, toeplitz
 
 
@@ -84,10 +85,10 @@ class DiagonalLTI(TimeInvariant):
             )
         self._check_input(u, A.shape[0], A=A, B=B, C=C)
 
-    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> DiagonalState:
+    def state_shape(self, trailing: tuple[int, ...] = ()) -> DiagonalState:
         width, n = self.A.shape
         pair = (2,) if self.A.is_complex() else ()
-        return DiagonalState(torch.zeros(batch, width, *trailing, n, *pair, **options))
+        return DiagonalState(leaf(width, *trailing, n, *pair))
 
     def step(self, u: Tensor, state: DiagonalState) -> tuple[Tensor, DiagonalState]:
         A, B, C = self._coefficients(u.ndim - 2, wide(u.dtype, self.A.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from statewise.operators.base import wide
 from statewise.operators.dense import DenseLTI
 from statewise.operators.plan import Rule, up_to
 from statewise.operators.state_passing import Block
+from statewise.operators.state_shape import leaf
 from statewise.operators.time_invariant import CONVOLVE, FEW, TimeInvariant, by_outputs, double
 from statewise.precision import exactly
 
@@ -111,9 +112,9 @@ class DiagonalPlusLowRank(TimeInvariant):
                     f"got {growth:g} as the largest; keep them negative, as Lambda = -exp(log_decay) + i frequency does"
                 )
 
-    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> LowRankState:
+    def state_shape(self, trailing: tuple[int, ...] = ()) -> LowRankState:
         w, n = self.Lambda.shape
-        return LowRankState(torch.zeros(batch, w, *trailing, n, 2, **options))
+        return LowRankState(leaf(w, *trailing, n, 2))
 
     def step(self, u: Tensor, state: LowRankState) -> tuple[Tensor, LowRankState]:
         """(I - dt/2 A) h_t = (I + dt/2 A) h_{t-1} + dt B u_t, solved by Woodbury: D = 1/(1 - dt/2 Lambda) and a matrix

@@ -24,21 +24,38 @@ class Masks(NamedTuple):
 
 
 NO_MASKS = Masks()
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def build_masks(batch: int, length: int, lengths: Tensor | None, starts: Tensor | None) -> Masks:
-    """Check ``lengths`` (batch,) and ``starts`` (batch, length) and derive the masks from them."""
+def build_masks(x: Tensor, lengths: Tensor | None, starts: Tensor | None) -> Masks:
+    """Check ``lengths`` (batch,) and ``starts`` (batch, length), and derive the masks of x (batch, length, ...).
+
+    Cost:    a wait for the device, which has to tell what they hold. So it is done once where a call of a model, a
+             layer, a mixer or an operator begins, and what it calls is given the masks.
+    Errors:  InputError for what is no tensor, other shapes and dtypes, another device, lengths out of range.
+    """
+    if lengths is None and starts is None:
+        return NO_MASKS
+    batch, length = x.shape[:2]
+    for name, given in (("lengths", lengths), ("starts", starts)):
+        if given is not None and not isinstance(given, Tensor):
+            raise InputError(f"{name} must be a tensor, got {type(given).__name__}; use torch.as_tensor({name})")
+        if given is not None and (given.device != x.device or given.layout != torch.strided):
+            raise InputError(
+                f"{name} must be on {x.device}, where the input is, and {torch.strided}; got {given.device}, "
+                f"{given.layout}"
+            )
     valid = None
     if lengths is not None:
-        if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        if lengths.shape != (batch,) or lengths.dtype not in INTEGERS:
             raise InputError(
                 f"lengths must be integers of shape ({batch},), got {lengths.dtype} {tuple(lengths.shape)}"
             )
         if not torch.compiler.is_compiling() and batch and not lengths.is_meta:
-            low, high = int(whole(lengths).min()), int(whole(lengths).max())
+            low, high = torch.stack(whole(lengths).aminmax()).tolist()
             if low < 0 or high > length:
                 raise InputError(f"lengths must lie in 0..{length} for an input of length {length}, got {low}..{high}")
-        valid = torch.arange(length, device=lengths.device) < lengths[:, None]
+        valid, _, _, lengths = length_masks(length, lengths.to(torch.int64))
     if starts is None:
         return Masks(valid=valid, lengths=lengths)
     if starts.shape != (batch, length) or starts.dtype != torch.bool:
@@ -48,6 +65,11 @@ def build_masks(batch: int, length: int, lengths: Tensor | None, starts: Tensor 
     if starts.device.type == "cpu" and not torch.compiler.is_compiling() and not whole(starts).any():
         return Masks(valid=valid, lengths=lengths)  # no document begins: spares every form its segment masks
     return Masks(valid, starts, starts.cumsum(1), lengths)
+
+
+def length_masks(length: int, lengths: Tensor) -> Masks:
+    """Those of ``lengths`` (batch,) int64 that are known to lie in 0..length."""
+    return Masks(valid=torch.arange(length, device=lengths.device) < lengths[:, None], lengths=lengths)
 
 
 def mask_time(x: Tensor, valid: Tensor | None) -> Tensor:

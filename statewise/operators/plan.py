@@ -86,8 +86,6 @@ def explain(operator: Any, u: Tensor, state: Any = None) -> Explanation:
             f"explain: {given} has no forms to choose from; give an operator (of one that reads in both directions its "
             ".forward and .backward)"
         )
-    operator._check(u)
-    if state is not None:
-        operator._check_state(u, state)
+    operator.check(u, state)
     chosen = operator._plan(u)
     return Explanation(type(operator).__name__, chosen.form, operator._why(chosen, u, state), operator.forms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from statewise.kernels.selective_scan.reference import hold
 from statewise.operators.base import Operator, wide
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.plan import Rule, otherwise
+from statewise.operators.state_shape import leaf
 
 
 class SelectiveState(NamedTuple):
@@ -81,9 +82,9 @@ class SelectiveDiagonal(Operator):
     def _like(self) -> Tensor:
         return self.A
 
-    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> SelectiveState:
+    def state_shape(self, trailing: tuple[int, ...] = ()) -> SelectiveState:
         pair = (2,) if self.is_complex else ()
-        return SelectiveState(torch.zeros(batch, self.A.shape[0], *trailing, self.A.shape[1], *pair, **options))
+        return SelectiveState(leaf(self.A.shape[0], *trailing, self.A.shape[1], *pair))
 
     def step(self, u: Tensor, state: SelectiveState) -> tuple[Tensor, SelectiveState]:
         dtype = self._state_dtype(u)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from statewise.errors import InputError
@@ -14,6 +13,7 @@ from statewise.kernels.ssd import ssd
 from statewise.operators.base import Operator
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.plan import SINGLE, Rule, otherwise, up_to
+from statewise.operators.state_shape import leaf
 
 
 class SSDState(NamedTuple):
@@ -93,9 +93,8 @@ class SSD(Operator):
         if self.chunk_length < 1:
             raise InputError(f"SSD needs chunk_length >= 1; got {self.chunk_length}")
 
-    def _rest(self, batch: int, trailing: tuple[int, ...], **options: Any) -> SSDState:
-        heads, n = self.log_a.shape[-1], self.B.shape[-1]
-        return SSDState(torch.zeros(batch, heads, *trailing, n, **options))
+    def state_shape(self, trailing: tuple[int, ...] = ()) -> SSDState:
+        return SSDState(leaf(self.log_a.shape[-1], *trailing, self.B.shape[-1]))
 
     def step(self, u: Tensor, state: SSDState) -> tuple[Tensor, SSDState]:
         per_group = self.log_a.shape[-1] // self.B.shape[-2]

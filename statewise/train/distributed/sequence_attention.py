@@ -50,10 +50,10 @@ def find_places(
 
     position: (batch,) where the whole rows begin; None: at 0. The host waits for the device.
     """
-    build_masks(x.shape[0], x.shape[1], lengths, starts)  # refuses what does not fit, before anybody waits for it
+    masks = build_masks(x, lengths, starts)  # refuses what does not fit, before anybody waits for it
     at = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-    own = advance(at, x, lengths, starts)
-    begins = advance(at - x.shape[1] - 1, x, lengths, starts) >= 0  # a count goes on below 0, and restarts at 0
+    own = advance(at, x, masks)
+    begins = advance(at - x.shape[1] - 1, x, masks) >= 0  # a count goes on below 0, and restarts at 0
     known = torch.stack([own, begins.long(), torch.full_like(own, x.shape[1])])
     every = [torch.empty_like(known) for _ in range(line.size)]
     dist.all_gather(every, known, group=line.group)
