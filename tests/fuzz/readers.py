@@ -17,7 +17,7 @@ from fuzz.mutate import json_changed, mutated
 from statewise.errors import StatewiseError
 
 LONGEST = 400
-FOLDER = Path("case")
+FOLDER, CACHE = Path("fuzz-case"), Path("fuzz-cache")  # in the working folder; one case leaves them there
 os.fsync = lambda descriptor: None  # the disk of the cache would be most of the time; this process ends with it
 _made: dict[str, dict[str, bytes]] = {}
 
@@ -29,8 +29,9 @@ def check(draw: Draw) -> None:
     outer = kind.archive is not None and draw.chance(0.35, "the archive itself")
     if not outer:
         files[member] = _changed(draw.random, files[member])
-    for cache in (FOLDER, Path(os.environ["STATEWISE_CACHE"])):
-        shutil.rmtree(cache, ignore_errors=True)
+    os.environ["STATEWISE_CACHE"] = str(CACHE.absolute())
+    for folder in (FOLDER, CACHE):
+        shutil.rmtree(folder, ignore_errors=True)
     FOLDER.mkdir()
     if kind.archive is not None:
         data = _packed(kind.archive, files, draw.random if outer else None)
@@ -49,7 +50,7 @@ def check(draw: Draw) -> None:
 def _files_of(name: str) -> dict[str, bytes]:
     """What the kind writes, by path; made once in a process."""
     if name not in _made:
-        folder = Path("good", name)
+        folder = Path("fuzz-good", name)
         folder.mkdir(parents=True, exist_ok=True)
         KINDS[name].write(folder)
         _made[name] = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
