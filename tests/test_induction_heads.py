@@ -70,8 +70,8 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"models": ("hyena",), "steps": (1,)}, "use some of mamba, h3, attention, rotary"),
-            ({"models": ("h3", "h3")}, "give at least one, each once"),
+            ({"models": ("hyena",), "steps": (1,)}, "use one of: mamba, h3, attention, rotary"),
+            ({"models": ("h3", "h3")}, "not empty, each once"),
             ({"seeds": ()}, "seeds"),
             ({"steps": (1,)}, "steps=.*for each model"),
             ({"lengths": (4,)}, "test_length=4"),

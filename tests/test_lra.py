@@ -47,8 +47,8 @@ class TestSettings:
             ({"tasks": ("pathfindre",)}, "tasks: 'pathfindre' is unknown; use some of listops, "),
             ({"tasks": ("image", "image")}, "give at least one, each once"),
             ({"seeds": ()}, "give at least one, each once"),
-            ({"workers": 0}, "workers and evaluations are at least 1"),
-            ({"n_layers": 0}, "layers must be a tuple with at least one"),
+            ({"workers": 0}, "workers=0"),
+            ({"n_layers": 0}, "n_layers=0"),
             ({"minutes": -1.0}, "minutes=-1.0 is out of range"),
             ({"settings": ("data.n_rows=3",)}, "n_rows"),
             (

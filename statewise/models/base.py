@@ -10,13 +10,14 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from statewise.configuration import Config
 from statewise.mixers.base import Freezable
 from statewise.models.block import Block
 from statewise.models.freezing import freeze
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(abc.ABC):
+class ModelConfig(Config):
     """A frozen description of a model. Its class is named in ``registry.CONFIG_TYPES``, and by "type" in JSON."""
 
     @abc.abstractmethod

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import cast
 
 from statewise.checkpoints import resolve
+from statewise.configuration import Config
+from statewise.configuration.types import Count, EvenCount, Natural, Positive, Seed
 from statewise.data.base import absolute
 from statewise.data.synthetic_languages import SyntheticLanguageConfig
 from statewise.errors import ConfigError
@@ -24,7 +26,7 @@ SCHEDULES = {"cosine": "a cosine", "linear": "a straight line down", "wsd": "a c
 
 
 @dataclass(frozen=True, kw_only=True)
-class H3AtWorkSettings:
+class H3AtWorkSettings(Config):
     """text:     for the layer that is set by hand: keys a-d, values 1-5, and dots; it ends with a key
     model:    a training run of a model with H3 on associative recall to look into; None: one is trained
     d_model, n_layers, d_state, d_shift, d_head:   of the model that is trained
@@ -36,32 +38,27 @@ class H3AtWorkSettings:
 
     text: str = "a3b5.c1.a?"
     model: str | None = None
-    d_model: int = 32
-    n_layers: int = 1
-    d_state: int = 16
-    d_shift: int | None = 4
-    d_head: int = 1
-    epochs: int = 24
-    lr: float = 1e-2
-    n_train: int = 5000
-    max_rows: int = 500
-    example: int = 0
-    seed: int = 0
+    d_model: Count = 32
+    n_layers: Count = 1
+    d_state: EvenCount = 16
+    d_shift: Count | None = 4
+    d_head: Count = 1
+    epochs: Count = 24
+    lr: Positive = 1e-2
+    n_train: Count = 5000
+    max_rows: Count = 500
+    example: Natural = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if trace(self.text).text[-1] not in KEYS:
             raise ConfigError(
                 f"H3AtWorkSettings.text={self.text!r} asks for nothing; end it with a key, one of {', '.join(KEYS)}"
             )
-        if min(self.n_layers, self.epochs, self.max_rows) < 1:
-            raise ConfigError(
-                f"H3AtWorkSettings: n_layers={self.n_layers}, epochs={self.epochs}, max_rows={self.max_rows}; each is "
-                "at least 1"
-            )
         if self.model is not None:
             object.__setattr__(self, "model", absolute(self.model))
         n_test = cast(SyntheticLanguageConfig, self.run().data).resolved("n_test")
-        if not 0 <= self.example < min(self.max_rows, n_test):
+        if not self.example < min(self.max_rows, n_test):
             raise ConfigError(
                 f"H3AtWorkSettings.example={self.example} is none of the rows that are read: max_rows={self.max_rows}, "
                 f"and the test split has {n_test}; use a number from 0 and below both"
