@@ -16,7 +16,7 @@ from torch import nn
 from training import small_model
 
 from statewise.configuration import from_dict, to_dict
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.synthetic_languages import InductionHeadConfig
 from statewise.data.text import TextDataConfig
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
@@ -128,7 +128,7 @@ def test_the_rows_that_fill_no_batch_can_be_kept_where_there_are_rows() -> None:
     train, model = TrainConfig(steps=1, drop_last=False), small_model()
     with pytest.raises(ConfigError, match=r"train.drop_last=false: the batches of TextDataConfig are all full"):
         RunConfig(model=model, data=TextDataConfig(source="x"), train=train)
-    run = RunConfig(model=model, data=SyntheticLanguageConfig(), train=train)
+    run = RunConfig(model=model, data=InductionHeadConfig(), train=train)
     require_divisible(run, cast(Any, SimpleNamespace(n_data=1)))
     with pytest.raises(ConfigError, match=r"may not divide among 4 data ranks; set train.drop_last=true"):
         require_divisible(run, cast(Any, SimpleNamespace(n_data=4)))

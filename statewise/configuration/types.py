@@ -55,6 +55,10 @@ def above(low: float) -> Condition:
     return Condition(lambda x: x > low, f" above {low}")
 
 
+def at_most(high: float) -> Condition:
+    return Condition(lambda x: x <= high, f" and at most {high}")
+
+
 def from_to(low: float, high: float, words: str = "") -> Condition:
     """Both ends are in. ``words``: how ``high`` is written, where that is not its digits."""
     return Condition(lambda x: low <= x <= high, f" from {low} to {words or high}")
@@ -78,6 +82,8 @@ EACH_ONCE = Condition(lambda xs: len(set(xs)) == len(xs), ", each once", "has a 
 # Integers
 Count = Annotated[int, at_least(1)]
 AtLeastTwo = Annotated[int, at_least(2)]
+Width = Annotated[int, from_to(1, 2**20)]  # of a layer that is built, without memory, to see whether it can be
+Depth = Annotated[int, from_to(1, 10_000)]  # how many layers are made of a number: each is there in memory
 Natural = Annotated[int, at_least(0)]
 EvenCount = Annotated[int, at_least(2), EVEN]
 Seed = Annotated[int, from_to(0, 2**32 - 1, "2**32 - 1")]

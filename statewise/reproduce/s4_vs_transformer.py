@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise.configuration import Config
-from statewise.configuration.types import Count, EvenCount, NonEmpty, Positive
+from statewise.configuration.types import Count, Depth, EvenCount, NonEmpty, Positive
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.s4 import S4Config
@@ -46,7 +46,7 @@ class S4VsTransformerSettings(Config):
     lengths: NonEmpty[Count] = (1024, 4096, 16384)
     batches: tuple[Count, ...] = (8, 8, 2)
     d_model: Count = 256
-    n_layers: Count = 4
+    n_layers: Depth = 4
     n_heads: Count = 4
     d_state: EvenCount = 64
     expand: Positive = 4.0

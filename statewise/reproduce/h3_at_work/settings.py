@@ -9,9 +9,9 @@ from typing import cast
 
 from statewise.checkpoints import resolve
 from statewise.configuration import Config
-from statewise.configuration.types import Count, EvenCount, Natural, Positive, Seed
+from statewise.configuration.types import Count, Depth, EvenCount, Natural, Positive, Seed
 from statewise.data.base import absolute
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.synthetic_languages import AssociativeRecallConfig, SyntheticLanguageConfig
 from statewise.errors import ConfigError
 from statewise.mixers.h3 import H3Config
 from statewise.models.block import BlockConfig
@@ -39,7 +39,7 @@ class H3AtWorkSettings(Config):
     text: str = "a3b5.c1.a?"
     model: str | None = None
     d_model: Count = 32
-    n_layers: Count = 1
+    n_layers: Depth = 1
     d_state: EvenCount = 16
     d_shift: Count | None = 4
     d_head: Count = 1
@@ -57,7 +57,7 @@ class H3AtWorkSettings(Config):
             )
         if self.model is not None:
             object.__setattr__(self, "model", absolute(self.model))
-        n_test = cast(SyntheticLanguageConfig, self.run().data).resolved("n_test")
+        n_test = cast(SyntheticLanguageConfig, self.run().data).n_test
         if not self.example < min(self.max_rows, n_test):
             raise ConfigError(
                 f"H3AtWorkSettings.example={self.example} is none of the rows that are read: max_rows={self.max_rows}, "
@@ -84,14 +84,14 @@ def run_config(config: H3AtWorkSettings) -> RunConfig:
             f"H3AtWorkSettings: n_train={config.n_train}, d_model={config.d_model}, d_head={config.d_head}; n_train is "
             f"at least {BATCH_SIZE}, a batch, and d_model a multiple of d_head"
         )
-    data = SyntheticLanguageConfig(task="associative-recall", n_train=config.n_train)
+    data = AssociativeRecallConfig(n_train=config.n_train)
     layer = BlockConfig(
         mixer=H3Config(d_state=config.d_state, d_shift=config.d_shift, d_head=config.d_head),
         mlp=MLPConfig(expand=4, activation="gelu_tanh"),
         norm="layer",
     )
     model = LanguageModelConfig(
-        vocab_size=data.resolved("vocab_size"),
+        vocab_size=data.vocab_size,
         d_model=config.d_model,
         layers=(layer,) * config.n_layers,
         norm="layer",
@@ -115,7 +115,7 @@ def _given(folder: Path) -> RunConfig:
     """Errors: CheckpointError where there is no run, or no checkpoint in it; ConfigError for another task, or a model
     without H3."""
     run = read_run(folder)
-    if not isinstance(run.data, SyntheticLanguageConfig) or run.data.task != "associative-recall":
+    if not isinstance(run.data, AssociativeRecallConfig):
         raise ConfigError(
             f"{folder} was not trained on associative recall; give a run of the preset associative-recall"
         )

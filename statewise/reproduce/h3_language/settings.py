@@ -9,10 +9,10 @@ from typing import Annotated
 
 from statewise.configuration import Config
 from statewise.configuration.types import (
+    EVEN,
     AtLeastTwo,
     Count,
     Distinct,
-    EvenCount,
     Fraction,
     Limit,
     Name,
@@ -22,7 +22,10 @@ from statewise.configuration.types import (
     Ratio,
     Seed,
     Share,
-    at_least,
+    Width,
+    above,
+    at_most,
+    from_to,
 )
 from statewise.data.sources import CORPORA
 from statewise.mixers.projection import WEIGHT_STD, weight_std_at
@@ -55,17 +58,17 @@ class H3LanguageSettings(Config):
     """
 
     source: Name = "shakespeare"
-    vocab_size: Count = 2048
+    vocab_size: Width = 2048
     models: Distinct[Annotated[str, OneOf(LABELS)]] = USUAL
-    d_model: Count = 96
-    n_layers: Annotated[int, at_least(3)] = 8
+    d_model: Width = 96
+    n_layers: Annotated[int, from_to(3, 10_000)] = 8
     n_heads: Count = 3
-    d_state: EvenCount = 64
-    expand: Positive = 4.0
+    d_state: Annotated[Width, EVEN] = 64
+    expand: Annotated[float, above(0), at_most(1000)] = 4.0
     tolerance: Fraction = 0.03
     weight_std: Positive | None = field(default=None, metadata={BEFORE: WEIGHT_STD})
     tokens: Count = 2_000_000
-    length: AtLeastTwo = 256
+    length: Annotated[int, from_to(2, 2**20)] = 256
     batch_size: Count = 4  # small, for more steps with the same tokens
     learning_rates: tuple[Positive, ...] = (2e-3, 4e-3, 8e-3, 1.6e-2)
     tuning_share: Share = 0.25

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from statewise.configuration import Config
 from statewise.configuration.types import Count, Distinct, Limit, OneOf, Seed, Share
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.synthetic_languages import LANGUAGES
 from statewise.data.whole_batches import count_batches
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
@@ -108,9 +108,7 @@ def is_everything(config: H3SyntheticsSettings) -> bool:
 def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -> RunConfig:
     """The training run of a model on a task."""
     steps_per_epoch = count_batches(config.n_train, BATCH_SIZE, config.drop_last)
-    data = SyntheticLanguageConfig(
-        task=task, n_train=config.n_train, n_validation=config.n_validation, n_test=config.n_test
-    )
+    data = LANGUAGES[task](n_train=config.n_train, n_validation=config.n_validation, n_test=config.n_test)
     is_attention = model == "attention"
     mlp = MLPConfig(expand=4, activation="gelu_tanh")
     layer = BlockConfig(mixer=MIXERS[model], mlp=mlp, norm="layer")
@@ -121,12 +119,12 @@ def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -
     other = replace(layer, mixer=ATTENTION)  # of the hybrid
     return RunConfig(
         model=LanguageModelConfig(
-            vocab_size=data.resolved("vocab_size"),
+            vocab_size=data.vocab_size,
             d_model=D_MODEL,
             layers=hybrid_layers(layer, other, n_layers=2, at=(1,) if model == "hybrid" else ()),
             norm="layer",
             embedding_dropout=0.1,
-            max_positions=data.resolved("length") if is_attention else None,
+            max_positions=data.length if is_attention else None,
         ),
         data=data,
         train=TrainConfig(

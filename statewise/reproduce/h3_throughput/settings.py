@@ -9,6 +9,7 @@ from statewise.configuration import Config
 from statewise.configuration.types import (
     AtLeastTwo,
     Count,
+    Depth,
     Distinct,
     EvenCount,
     Natural,
@@ -46,7 +47,7 @@ class H3ThroughputSettings(Config):
     attention_at: tuple[Natural, ...] = (1, 7)
     weights: Annotated[str, OneOf(PRECISIONS)] = "float32"
     d_model: Count = 768
-    n_layers: Count = 12
+    n_layers: Depth = 12
     n_heads: Count = 12
     d_state: EvenCount = 64
     vocab_size: Count = 50_264

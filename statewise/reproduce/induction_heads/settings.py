@@ -7,7 +7,7 @@ from typing import Annotated
 
 from statewise.configuration import Config
 from statewise.configuration.types import Count, Distinct, Finite, OneOf, Ratio, Seed
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.synthetic_languages import LongInductionHeadConfig, SyntheticLanguageConfig
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
@@ -96,15 +96,14 @@ class InductionHeadsSettings(Config):
 def asked_config(config: InductionHeadsSettings, model: str, length: int) -> SyntheticLanguageConfig:
     """The language whose test split the model is asked at this length."""
     n_rows = config.n_rows(model, length)
-    return SyntheticLanguageConfig(task="long-induction-head", test_length=length, n_test=n_rows)
+    return LongInductionHeadConfig(test_length=length, n_test=n_rows)
 
 
 def run_config(config: InductionHeadsSettings, model: str, seed: int) -> RunConfig:
     """The training run of a model."""
     d_model, mixer, lr = MODELS[model]
     steps = config.steps[config.models.index(model)]
-    data = SyntheticLanguageConfig(
-        task="long-induction-head",
+    data = LongInductionHeadConfig(
         length=config.length,
         n_train=steps * config.batch_size,
         n_validation=config.n_validation,
@@ -113,7 +112,7 @@ def run_config(config: InductionHeadsSettings, model: str, seed: int) -> RunConf
     layer = BlockConfig(mixer=mixer)
     return RunConfig(
         model=LanguageModelConfig(
-            vocab_size=data.resolved("vocab_size"),
+            vocab_size=data.vocab_size,
             d_model=d_model,
             layers=(layer, layer),
             max_positions=max(config.length, *config.lengths_of(model)) if model == "attention" else None,

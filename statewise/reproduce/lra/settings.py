@@ -12,11 +12,13 @@ from statewise.configuration import Config, assign
 from statewise.configuration.types import (
     AtLeastTwo,
     Count,
+    Depth,
     Distinct,
     Limit,
     OneOf,
     Positive,
     Seed,
+    Width,
 )
 from statewise.data.base import absolute
 from statewise.data.long_range.config import TASKS as DATA
@@ -56,9 +58,9 @@ class LraSettings(Config):
     folder: str | None = None
     minutes: Limit | None = 25.0
     steps: Count | None = None
-    d_model: Count | None = 64
-    n_layers: Count | None = 4
-    d_state: Count | None = None
+    d_model: Width | None = 64
+    n_layers: Depth | None = 4
+    d_state: Width | None = None
     batch_size: Count | None = 16
     lr: Positive | None = None
     n_heads: Count = 4

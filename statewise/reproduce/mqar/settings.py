@@ -16,7 +16,7 @@ from statewise.configuration.types import (
     Share,
     from_to,
 )
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.synthetic_languages import MultiQueryRecallConfig, SyntheticLanguageConfig
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
@@ -103,8 +103,7 @@ class MqarSettings(Config):
                 run_config(self, self.models[0], 0, i, rate)  # refuses what no run could have
 
     def language(self, length: int, pairs: int) -> SyntheticLanguageConfig:
-        return SyntheticLanguageConfig(
-            task="mqar",
+        return MultiQueryRecallConfig(
             vocab_size=self.vocab_size,
             length=length,
             n_pairs=pairs,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from statewise.configuration import Config
 from statewise.configuration.types import Count, Distinct, Finite, OneOf, Positive, Seed
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.synthetic_languages import SelectiveCopyingConfig
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.gss import GSSConfig
 from statewise.mixers.h3 import H3Config
@@ -69,8 +69,7 @@ def run_config(config: SelectiveCopyingSettings, model: str, seed: int) -> RunCo
     layer = BlockConfig(mixer=MIXERS[model])
     return RunConfig(
         model=LanguageModelConfig(vocab_size=config.vocab_size, d_model=D_MODEL, layers=(layer, layer)),
-        data=SyntheticLanguageConfig(
-            task="selective-copying",
+        data=SelectiveCopyingConfig(
             vocab_size=config.vocab_size,
             length=config.length,
             n_copied=config.n_copied,
