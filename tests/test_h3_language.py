@@ -162,7 +162,7 @@ class TestSettings:
             ({"seeds": (1, 1)}, "seeds"),
             ({"learning_rates": (0.0,)}, r"learning_rates\.0=0\.0"),
             ({"learning_rates": (2e-3, 2.0000001e-3)}, r"learning_rates=.* apart in its first six digits"),
-            ({"length": 1}, "length=1 is out of range; expected an integer of at least 2"),
+            ({"length": 1}, "length=1 is out of range; expected an integer from 2 to"),
             ({"test_tokens": -5}, "test_tokens=-5"),
             ({"test_tokens": 0}, "test_tokens=0"),
             ({"test_tokens": 1}, "test_tokens=1 is out of range; expected an integer of at least 2"),

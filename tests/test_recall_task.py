@@ -265,7 +265,7 @@ def test_a_model_that_does_not_fit() -> None:
     assert RecallTask.model_fields(data_config("mqar")) == {"vocab_size": 32}
     run = fit_model(run_config(data_config("mqar"), vocab_size=9))
     assert run.model.vocab_size == 32  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="carry_state=True, but the batches of InductionHeadConfig"):
+    with pytest.raises(ConfigError, match="carry_state=True, but the batches of MultiQueryRecallConfig"):
         open_task(run_config(data_config("mqar"))).initial_state(run.model.build())
 
 
