@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 # Where each public name lives. Tests hold this table against the imports for type checkers below.
 _EXPORTS = {
+    "AssociativeRecallConfig": "statewise.data.synthetic_languages.config",
     "AttentionConfig": "statewise.mixers.attention",
     "BlockConfig": "statewise.models.block",
     "ByteTokenizer": "statewise.data.tokenizers",
@@ -34,6 +35,7 @@ _EXPORTS = {
     "ForecasterConfig": "statewise.models.forecaster",
     "GSSConfig": "statewise.mixers.gss",
     "H3Config": "statewise.mixers.h3",
+    "InductionHeadConfig": "statewise.data.synthetic_languages.config",
     "InputError": "statewise.errors",
     "LMUConfig": "statewise.mixers.lmu",
     "LSSLConfig": "statewise.mixers.lssl",
@@ -42,6 +44,7 @@ _EXPORTS = {
     "LanguageModelConfig": "statewise.models.language_model",
     "LanguageModelState": "statewise.models.language_model",
     "LinearAttentionConfig": "statewise.mixers.linear_attention",
+    "LongInductionHeadConfig": "statewise.data.synthetic_languages.config",
     "LongRangeDataConfig": "statewise.data.long_range",
     "MLPConfig": "statewise.models.mlp",
     "Mamba2Config": "statewise.mixers.mamba2",
@@ -50,6 +53,7 @@ _EXPORTS = {
     "MemoryDataConfig": "statewise.data.memory_tasks",
     "Mixer": "statewise.mixers.base",
     "MixerConfig": "statewise.mixers.base",
+    "MultiQueryRecallConfig": "statewise.data.synthetic_languages.config",
     "Operator": "statewise.operators.base",
     "PairClassifierConfig": "statewise.models.pair_classifier",
     "ParallelConfig": "statewise.train.config",
@@ -57,6 +61,7 @@ _EXPORTS = {
     "S4Config": "statewise.mixers.s4",
     "S4DConfig": "statewise.mixers.s4d",
     "SSD": "statewise.operators.ssd",
+    "SelectiveCopyingConfig": "statewise.data.synthetic_languages.config",
     "SelectiveDiagonal": "statewise.operators.selective",
     "SequenceClassifierConfig": "statewise.models.classifier",
     "SequenceRegressorConfig": "statewise.models.regressor",

@@ -15,7 +15,7 @@ from statewise.data.base import DataConfig
 from statewise.data.labelled import LabelledDataConfig
 from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.synthetic_languages import MultiQueryRecallConfig
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.base import ModelConfig
 from statewise.models.block import BlockConfig
@@ -72,8 +72,8 @@ def ragged_rows_in_pieces(place: Place) -> None:
 @case(2)
 def targets_that_do_not_count(place: Place) -> None:
     """Rows with 3 to 10 answers each, of which a rank may have more than another."""
-    data = SyntheticLanguageConfig(task="mqar", vocab_size=32, length=24, n_pairs=3, n_train=64, n_validation=8)
-    model = LanguageModelConfig(vocab_size=data.resolved("vocab_size"), d_model=16, layers=(MAMBA2,))
+    data = MultiQueryRecallConfig(vocab_size=32, length=24, n_pairs=3, n_train=64, n_validation=8)
+    model = LanguageModelConfig(vocab_size=data.vocab_size, d_model=16, layers=(MAMBA2,))
     together(place, task_run(model, data))
     copying = MemoryDataConfig(task="copying", length=24, n_copied=4, n_train=64, n_validation=8, n_test=8)
     classifier = SequenceClassifierConfig(n_classes=8, vocab_size=10, d_model=8, layers=(MAMBA2,), pooling=None)

@@ -101,11 +101,11 @@ def test_tiny_shakespeare_is_cut_in_order() -> None:
 
 def test_configurations_that_cannot_be_are_refused() -> None:
     cases = {
-        "source is empty": {"source": ""},
-        "tokenizer is empty": {"tokenizer": ""},
-        "test_fraction=-0.1 must be": {"test_fraction": -0.1},
-        "validation_fraction=1.0 must be": {"validation_fraction": 1.0},
-        "validation_fraction=nan must be": {"validation_fraction": float("nan")},
+        "source='' is empty": {"source": ""},
+        "tokenizer='' is empty": {"tokenizer": ""},
+        "test_fraction=-0.1 is out of range": {"test_fraction": -0.1},
+        "validation_fraction=1.0 is out of range": {"validation_fraction": 1.0},
+        "validation_fraction=NaN is not a number": {"validation_fraction": float("nan")},
         "leave nothing to train on": {"validation_fraction": 0.5, "test_fraction": 0.5},
     }
     for message, fields in cases.items():

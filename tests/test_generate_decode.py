@@ -439,7 +439,7 @@ def test_parameters_that_are_not_finite_are_told() -> None:
         ({"temperature": "a"}, "temperature='a'"),
         ({"temperature": float("inf")}, "temperature=inf"),
         ({"temperature": None}, "temperature=None"),
-        ({"top_k": 2.0}, r"top_k=2\.0 .* use an integer"),
+        ({"top_k": 2.0}, r"top_k=2\.0 .* expected an integer of at least 1"),
         ({"top_k": "a"}, "top_k='a'"),
         ({"top_p": "a"}, "top_p='a'"),
         ({"min_p": True}, "min_p=True"),

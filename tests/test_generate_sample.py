@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from statewise.errors import InputError
+from statewise.errors import ConfigError
 from statewise.generation.sample import Sampling, draw, keep_min_p, keep_top_k, keep_top_p, penalise_repetition
 
 # A few values only, so that there are ties; sixteenths are exact in any order of summation.
@@ -149,5 +149,5 @@ def test_draw_has_the_right_frequencies_and_never_draws_what_was_filtered_out() 
     ],
 )
 def test_options_out_of_range_are_refused_by_name(field: str, value: float) -> None:
-    with pytest.raises(InputError, match=f"^{field}="):
+    with pytest.raises(ConfigError, match=rf"^Sampling\.{field}="):
         Sampling(**{field: value})  # type: ignore[arg-type]

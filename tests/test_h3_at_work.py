@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.synthetic_languages import AssociativeRecallConfig
 from statewise.errors import CheckpointError, ConfigError, InputError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.h3 import H3Config
@@ -205,7 +205,7 @@ class TestReproduction:
 
     def test_a_given_run_is_described_as_it_was(self, tmp_path: Path) -> None:
         model = small_model(vocab_size=14, embedding_dropout=0.2).config
-        data = SyntheticLanguageConfig(task="associative-recall", vocab_size=14, n_train=32, n_validation=8, n_test=8)
+        data = AssociativeRecallConfig(vocab_size=14, n_train=32, n_validation=8, n_test=8)
         run = RunConfig(model=model, data=data, train=TrainConfig(steps=2, lr=2e-3, schedule="linear"))
         train(run, tmp_path / "run")
         given = H3AtWorkSettings(model=str(tmp_path / "run"), max_rows=8, example=7)

@@ -8,7 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from statewise.data.synthetic_languages import LanguageSplit, Rows, SyntheticLanguageConfig, open_synthetic_language
+from statewise.data.synthetic_languages import (
+    LANGUAGES,
+    AssociativeRecallConfig,
+    LanguageSplit,
+    Rows,
+    open_synthetic_language,
+)
 from statewise.reproduce.h3_synthetics.settings import TASKS, H3SyntheticsSettings, run_config
 from statewise.train.tasks import open_task
 
@@ -29,7 +35,7 @@ def experiment(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_rows_are_made_of_inputs_and_targets(experiment, task: str) -> None:
-    split = open_synthetic_language(SyntheticLanguageConfig(task=task, n_train=200)).split("train")
+    split = open_synthetic_language(LANGUAGES[task](n_train=200)).split("train")
     drawn = split.rows(np.arange(200))
     made = experiment.as_rows(drawn.inputs, split.targets(drawn))
     for name, found, expected in zip(Rows._fields, made, drawn):
@@ -39,7 +45,7 @@ def test_rows_are_made_of_inputs_and_targets(experiment, task: str) -> None:
 def test_a_run_reads_the_given_rows(experiment) -> None:
     config = H3SyntheticsSettings(tasks=("associative-recall",), epochs=(1,), n_train=64, n_test=8, n_validation=8)
     run = run_config(config, "associative-recall", "h3", 0)
-    other = open_synthetic_language(SyntheticLanguageConfig(task="associative-recall", seed=5))
+    other = open_synthetic_language(AssociativeRecallConfig(seed=5))
     rows = {name: other.split(name).rows(np.arange(64)) for name in ("train", "validation", "test")}
     before = open_task(run).data.fingerprint
     experiment.use(rows)

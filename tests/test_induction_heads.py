@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from statewise.data.synthetic_languages import SyntheticLanguageConfig, open_synthetic_language
+from statewise.data.synthetic_languages import LongInductionHeadConfig, open_synthetic_language
 from statewise.errors import ConfigError, InputError
 from statewise.models.language_model import LanguageModel
 from statewise.reproduce import find, reproduce, settings
@@ -27,7 +27,7 @@ from statewise.reproduce.induction_heads.settings import (
 from statewise.reproduce.report import Report, markdown
 
 PLOTS = find_spec("matplotlib") is not None
-CHOICE = SyntheticLanguageConfig(task="long-induction-head", vocab_size=3, length=16, test_length=101, n_test=24)
+CHOICE = LongInductionHeadConfig(vocab_size=3, length=16, test_length=101, n_test=24)
 
 
 def built(model: str) -> LanguageModel:
@@ -52,7 +52,7 @@ class TestSettings:
         assert config.lengths == LENGTHS == tuple(2**i for i in range(6, 21))
         for model in MODELS:
             run: Any = run_config(config, model, 1)
-            assert (run.data.length, run.data.resolved("vocab_size"), len(run.model.layers)) == (256, 16, 2)
+            assert (run.data.length, run.data.vocab_size, len(run.model.layers)) == (256, 16, 2)
             assert run.model.d_model == (64 if model == "mamba" else 128)
             assert (run.train.weight_decay, run.train.batch_size) == (0, 8)
             assert run.train.stop_at == (None if model == "mamba" else 1.0)
@@ -65,13 +65,13 @@ class TestSettings:
         assert [config.n_rows("h3", n) for n in (64, 2048, 4096, 2**20, 2**21)] == [512, 512, 256, 1, 1]
         assert [config.n_rows("rotary", n) for n in (64, 4096, 2**14)] == [100, 100, 64]
         asked = asked_config(config, "mamba", 4096)
-        assert (asked.n_test, asked.test_length, asked.resolved("vocab_size")) == (256, 4096, 16)
+        assert (asked.n_test, asked.test_length, asked.vocab_size) == (256, 4096, 16)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"models": ("hyena",), "steps": (1,)}, "use some of mamba, h3, attention, rotary"),
-            ({"models": ("h3", "h3")}, "give at least one, each once"),
+            ({"models": ("hyena",), "steps": (1,)}, "use one of: mamba, h3, attention, rotary"),
+            ({"models": ("h3", "h3")}, "not empty, each once"),
             ({"seeds": ()}, "seeds"),
             ({"steps": (1,)}, "steps=.*for each model"),
             ({"lengths": (4,)}, "test_length=4"),

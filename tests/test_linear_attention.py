@@ -252,7 +252,7 @@ def test_it_compiles_to_one_graph() -> None:
         ({"normalize": 1}, ["normalize=1"]),
         ({"bias": "no"}, ["bias='no'"]),
         ({"eps": 0.0}, ["eps=0.0"]),
-        ({"eps": float("nan")}, ["eps=nan"]),
+        ({"eps": float("nan")}, ["eps=NaN"]),
     ],
 )
 def test_bad_options_are_refused(options: dict, words: list[str]) -> None:

@@ -222,11 +222,11 @@ def test_official_files_that_are_not_what_they_should_be(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"task": "list-ops"}, "task='list-ops' is unknown; use one of listops, text, retrieval, image"),
+        ({"task": "list-ops"}, "task='list-ops' is unknown; did you mean 'listops'"),
         ({"task": "image", "max_length": 5}, "max_length is not for the task 'image'"),
         ({"task": "listops", "n_train": 5}, "n_train is not for the task 'listops'"),
-        ({"n_train": 0}, "n_train=0 is too small; use at least 1"),
-        ({"seed": -1}, "seed=-1 is too small"),
+        ({"n_train": 0}, "n_train=0 is out of range; expected an integer of at least 1"),
+        ({"seed": -1}, "seed=-1 is out of range"),
         ({"min_length": 1999}, "min_length=1999 and max_length=2000 leave no length between them"),
         ({"task": "text-folder", "test_fraction": 1.0}, "test_fraction=1.0 is out of range"),
     ],

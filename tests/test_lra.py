@@ -43,12 +43,12 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"models": ("s5",)}, "models: 's5' is unknown; use some of s4, s4d, h3, transformer"),
-            ({"tasks": ("pathfindre",)}, "tasks: 'pathfindre' is unknown; use some of listops, "),
-            ({"tasks": ("image", "image")}, "give at least one, each once"),
-            ({"seeds": ()}, "give at least one, each once"),
-            ({"workers": 0}, "workers and evaluations are at least 1"),
-            ({"n_layers": 0}, "layers must be a tuple with at least one"),
+            ({"models": ("s5",)}, "models.0='s5' is unknown; did you mean 's4'"),
+            ({"tasks": ("pathfindre",)}, "tasks.0='pathfindre' is unknown; did you mean 'pathfinder'"),
+            ({"tasks": ("image", "image")}, "has a value twice; expected .*, each once"),
+            ({"seeds": ()}, "is empty"),
+            ({"workers": 0}, "workers=0"),
+            ({"n_layers": 0}, "n_layers=0"),
             ({"minutes": -1.0}, "minutes=-1.0 is out of range"),
             ({"settings": ("data.n_rows=3",)}, "n_rows"),
             (
@@ -94,7 +94,7 @@ class TestSettings:
             assert settings("lra", quick=True, assignments=[f'tasks=["{task}"]']).tasks == (task,)
 
     def test_a_list_without_its_quotes(self) -> None:
-        with pytest.raises(ConfigError, match=r'expected a list of a string; write \["listops", "text"\], in a shell'):
+        with pytest.raises(ConfigError, match=r'expected a list of .*; write \["listops", "text"\], in a shell'):
             settings("lra", assignments=["tasks=[listops,text]"])
 
     def test_with_nothing_set_it_is_the_published_run(self) -> None:

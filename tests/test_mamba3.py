@@ -157,7 +157,7 @@ def test_what_is_refused() -> None:
         ({"d_state": 0}, "d_state=0"),
         ({"d_state": 2}, "gives 0 pairs"),
         ({"rope_fraction": 1.5}, "rope_fraction=1.5"),
-        ({"dt_range": (0.1, 0.01)}, r"dt_range=\(0.1, 0.01\); expected two numbers"),
+        ({"dt_range": (0.1, 0.01)}, r"dt_range=\(0.1, 0.01\) is out of range; expected two numbers"),
         ({"a_floor": 0.0}, "a_floor"),
     ]:
         with pytest.raises(ConfigError, match=message):

@@ -21,7 +21,7 @@ import statewise as sw
 from statewise import cli, kernels
 from statewise.checkpoints.empty import TooLargeError, build_empty
 from statewise.cli import app
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.synthetic_languages import InductionHeadConfig
 from statewise.errors import ConfigError
 from statewise.memory import available_memory
 from statewise.models import shapes
@@ -208,7 +208,7 @@ def test_a_run_that_cannot_fit_does_not_begin(tmp_path: Path, monkeypatch: pytes
 def test_no_smaller_micro_batches_where_the_last_rows_are_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = sw.LanguageModelConfig(vocab_size=20, d_model=64, layers=(sw.MambaConfig(),))
     train = TrainConfig(steps=1, batch_size=64, drop_last=False)
-    config = RunConfig(model=model, data=SyntheticLanguageConfig(n_train=100), train=train)
+    config = RunConfig(model=model, data=InductionHeadConfig(n_train=100), train=train)
     refuse_beyond(monkeypatch, estimate_memory(config).peak - 1)
     said = []
     for drop_last in (True, False):

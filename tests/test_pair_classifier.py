@@ -114,9 +114,9 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"pooling": None}, "leaves nothing of a sequence to compare"),
-        ({"d_hidden": 0}, "d_hidden=0 is too small"),
-        ({"activation": "gule"}, "activation='gule' is unknown; use one of"),
-        ({"n_classes": 1}, "n_classes=1 is too small"),
+        ({"d_hidden": 0}, "d_hidden=0 is out of range"),
+        ({"activation": "gule"}, "activation='gule' is unknown; did you mean 'gelu'"),
+        ({"n_classes": 1}, "n_classes=1 is out of range"),
     ],
 )
 def test_configs_that_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -18,6 +18,7 @@ from training import Recorder, curve
 from statewise import cli
 from statewise.data.synthetic_languages import (
     LANGUAGES,
+    InductionHeadConfig,
     RecallBatches,
     SyntheticLanguageConfig,
     batches,
@@ -46,7 +47,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def data_config(task: str, **options: Any) -> SyntheticLanguageConfig:
-    return SyntheticLanguageConfig(task=task, **{**SMALL[task], **ROWS, **options})
+    return LANGUAGES[task](**{**SMALL[task], **ROWS, **options})
 
 
 def run_config(data: SyntheticLanguageConfig, vocab_size: int | None = None, **options: Any) -> RunConfig:
@@ -54,7 +55,7 @@ def run_config(data: SyntheticLanguageConfig, vocab_size: int | None = None, **o
         BlockConfig(mixer=Mamba2Config(d_state=8, d_head=8, chunk_length=16), dropout=0.1),
         BlockConfig(mixer=AttentionConfig(n_heads=2)),
     )
-    needed = data.resolved("vocab_size") if vocab_size is None else vocab_size
+    needed = data.vocab_size if vocab_size is None else vocab_size
     model = LanguageModelConfig(vocab_size=needed, d_model=16, layers=layers, embedding_dropout=0.1)
     settings = {"steps": 9, "batch_size": 8, "lr": 1e-2, "log_every": 1, "save_minutes": None, "threads": 1, **options}
     return RunConfig(model=model, data=data, train=TrainConfig(**settings))
@@ -196,7 +197,7 @@ def test_an_epoch_can_have_every_row(task: str, held: bool, monkeypatch: pytest.
 
 def test_a_batch_costs_microseconds() -> None:
     """Measured at 9 on an idle machine; the bound leaves room for a busy one."""
-    made = RecallBatches(open_synthetic_language(SyntheticLanguageConfig()).split("train"), 32, seed=0)
+    made = RecallBatches(open_synthetic_language(InductionHeadConfig()).split("train"), 32, seed=0)
     made[0]
     best = min(_seconds(made, range(low, low + 50)) for low in range(0, 1000, 50)) / 50
     assert best < 2e-4
@@ -264,7 +265,7 @@ def test_a_model_that_does_not_fit() -> None:
     assert RecallTask.model_fields(data_config("mqar")) == {"vocab_size": 32}
     run = fit_model(run_config(data_config("mqar"), vocab_size=9))
     assert run.model.vocab_size == 32  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="carry_state=True, but the batches of SyntheticLanguageConfig"):
+    with pytest.raises(ConfigError, match="carry_state=True, but the batches of MultiQueryRecallConfig"):
         open_task(run_config(data_config("mqar"))).initial_state(run.model.build())
 
 

@@ -37,7 +37,7 @@ def test_the_runs() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"models": ("hyena",)}, "use some of s4, gss, h3, mamba, mamba2"),
+        ({"models": ("hyena",)}, "use one of: s4, gss, h3, mamba, mamba2"),
         ({"models": ("h3", "h3")}, "each once"),
         ({"seeds": ()}, "seeds"),
         ({"steps": 0}, "steps=0"),

@@ -247,16 +247,16 @@ def test_batches_are_a_function_of_seed_and_step_and_an_epoch_has_each_window_on
     ("options", "message"),
     [
         ({"horizon": 0}, "horizon=0"),
-        ({"history": 1}, "history=1 is out of range; expected at least 2"),
+        ({"history": 1}, "history=1 is out of range; expected an integer of at least 2"),
         ({"min_history": 300}, "from 2 to history"),
-        ({"min_history": 1}, "from 2 to history"),
+        ({"min_history": 1}, "min_history=1 is out of range; expected an integer of at least 2"),
         ({"season": 0}, "season=0"),
-        ({"calendar": ("moon",)}, "some of"),
-        ({"calendar": ("year", "year")}, "each name once"),
+        ({"calendar": ("moon",)}, "calendar.0='moon' is unknown; use one of: season, day, week, year"),
+        ({"calendar": ("year", "year")}, "has a value twice; expected"),
         ({"targets": ("y",), "covariates": ("y",)}, "names the column 'y' twice"),
         ({"test_fraction": 1.0}, "below 1"),
         ({"test_fraction": 0.5, "validation_fraction": 0.5}, "leave nothing to train on"),
-        ({"source": ""}, "a name or a path"),
+        ({"source": ""}, "source='' is empty"),
     ],
 )
 def test_config_refusals(options: dict[str, Any], message: str) -> None:

@@ -12,7 +12,16 @@ from statewise.data.labelled import LabelledData, LabelledDataConfig, open_label
 from statewise.data.memory_tasks import MemoryData, MemoryDataConfig, open_memory_task
 from statewise.data.sequences import LabelledSplit
 from statewise.data.series import SeriesData, SeriesDataConfig, SeriesSplit, open_series
-from statewise.data.synthetic_languages import SyntheticLanguage, SyntheticLanguageConfig, open_synthetic_language
+from statewise.data.synthetic_languages import (
+    AssociativeRecallConfig,
+    InductionHeadConfig,
+    LongInductionHeadConfig,
+    MultiQueryRecallConfig,
+    SelectiveCopyingConfig,
+    SyntheticLanguage,
+    SyntheticLanguageConfig,
+    open_synthetic_language,
+)
 from statewise.data.text import Corpus, TextDataConfig, TokenSplit, open_corpus
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer, require_same_tokenizer
 
@@ -22,18 +31,23 @@ if TYPE_CHECKING:
     from statewise.data.series_batches import SeriesBatch, SeriesBatches
 
 __all__ = [
+    "AssociativeRecallConfig",
     "Batch",
     "Batches",
     "ByteTokenizer",
     "Corpus",
     "FileTokenizer",
+    "InductionHeadConfig",
     "LabelledBatch",
     "LabelledBatches",
     "LabelledData",
     "LabelledDataConfig",
     "LabelledSplit",
+    "LongInductionHeadConfig",
     "MemoryData",
     "MemoryDataConfig",
+    "MultiQueryRecallConfig",
+    "SelectiveCopyingConfig",
     "SeriesBatch",
     "SeriesBatches",
     "SeriesData",

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from statewise.configuration import Config
+
 Data = TypeVar("Data", bound="DataConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(abc.ABC):
+class DataConfig(Config):
     """Which data, and how they are divided. Its class decides the task (``statewise.train.tasks.TASKS``).
 
     Where there is a choice of data the field is called ``source`` (the flag --data), and a folder that they lie in

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from statewise.configuration.types import Count, Fraction, Natural, OneOf
 from statewise.data.base import DataConfig, absolute
 from statewise.data.sequences import (
     Found,
@@ -58,12 +60,12 @@ class LabelledDataConfig(DataConfig):
     source: str = "digits"
     folder: str | None = None
     permuted: bool = False
-    channels: str | None = None
-    normalize: str | None = None
-    max_length: int | None = None
-    validation_fraction: float = 0.1
-    test_fraction: float | None = None
-    seed: int = 0
+    channels: Annotated[str, OneOf(CHANNELS)] | None = None
+    normalize: Annotated[str, OneOf(NORMALIZATIONS)] | None = None
+    max_length: Count | None = None
+    validation_fraction: Fraction = 0.1
+    test_fraction: Fraction | None = None
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES[:-1] and not (self.source.startswith("ucr:") and len(self.source) > 4):
@@ -78,23 +80,10 @@ class LabelledDataConfig(DataConfig):
             raise ConfigError(f"LabelledDataConfig.test_fraction: {self.source} has test rows of its own; leave it out")
         if self.source == "digits" and self.folder is not None:
             raise ConfigError("LabelledDataConfig.folder: the digits come with scikit-learn; leave it out")
-        for name, known in (("channels", CHANNELS), ("normalize", NORMALIZATIONS)):
-            if getattr(self, name) not in (None, *known):
-                raise ConfigError(
-                    f"LabelledDataConfig.{name}={getattr(self, name)!r} is unknown; use one of {list(known)}, or None"
-                )
-        if self.max_length is not None and self.max_length < 1:
-            raise ConfigError(f"LabelledDataConfig.max_length={self.max_length} is too small; use at least 1, or None")
         if self.permuted and self.max_length is not None:
             raise ConfigError(
                 "LabelledDataConfig.permuted and max_length together would drop pixels at random; use one"
             )
-        for name in ("validation_fraction", "test_fraction"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise ConfigError(f"LabelledDataConfig.{name}={value} is out of range; use at least 0, and below 1")
-        if self.seed < 0:
-            raise ConfigError(f"LabelledDataConfig.seed={self.seed} is out of range; use 0 or more")
 
     def with_absolute_paths(self) -> LabelledDataConfig:
         return self if self.folder is None else replace(self, folder=absolute(self.folder))

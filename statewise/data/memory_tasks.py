@@ -10,10 +10,11 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from statewise.configuration.types import AtLeastTwo, Count, Natural, OneOf, Share
 from statewise.data.base import DataConfig
 from statewise.data.splits import SPLITS
 from statewise.errors import ConfigError, DataError
@@ -59,46 +60,35 @@ class MemoryDataConfig(DataConfig):
     n_train, n_validation, n_test: how many rows.
     """
 
-    task: str = "delay"
-    length: int = 256
-    delay: int | None = None
-    n_symbols: int | None = None
-    n_copied: int | None = None
-    window: int | None = None
-    band: float | None = None
-    n_points: int | None = None
+    task: Annotated[str, OneOf(TASKS)] = "delay"
+    length: AtLeastTwo = 256
+    delay: Natural | None = None
+    n_symbols: AtLeastTwo | None = None
+    n_copied: Count | None = None
+    window: Count | None = None
+    band: Share | None = None
+    n_points: Count | None = None
     each_step: bool | None = None
-    n_train: int = 4096
-    n_validation: int = 512
-    n_test: int = 512
-    seed: int = 0
+    n_train: Count = 4096
+    n_validation: Natural = 512
+    n_test: Natural = 512
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ConfigError(f"MemoryDataConfig.task={self.task!r} is unknown; use one of {list(TASKS)}")
-        if self.length < 2:
-            raise ConfigError(f"MemoryDataConfig.length={self.length} is too small; use at least 2")
         for name in sorted({name for fields in FIELDS_OF.values() for name in fields}):
             if getattr(self, name) is not None and name not in FIELDS_OF[self.task]:
                 raise ConfigError(f"MemoryDataConfig.{name} is not for the task {self.task!r}; leave it out")
-        for name in ("n_train", "n_validation", "n_test", "seed"):
-            if getattr(self, name) < (1 if name == "n_train" else 0):
-                raise ConfigError(f"MemoryDataConfig.{name}={getattr(self, name)} is out of range; use more")
-        for name, low, high in (
-            ("delay", 0, self.length - 1),
-            ("window", 1, self.length),
-            ("n_symbols", 2, None),
-            ("n_copied", 1, (self.length - 1) // 2),
-            ("n_points", 1, self.resolved("window")),
+        for name, high in (
+            ("delay", self.length - 1),
+            ("window", self.length),
+            ("n_copied", (self.length - 1) // 2),
+            ("n_points", self.resolved("window")),
         ):
             value = self.resolved(name)
-            if value is not None and (value < low or (high is not None and value > high)):
-                upto = "up" if high is None else f"to {high}"
+            if value is not None and value > high:
                 raise ConfigError(
-                    f"MemoryDataConfig.{name}={value} is out of range for length {self.length}; use {low} {upto}"
+                    f"MemoryDataConfig.{name}={value} is out of range for length {self.length}; use at most {high}"
                 )
-        if self.band is not None and not 0 < self.band <= 1:
-            raise ConfigError(f"MemoryDataConfig.band={self.band} is out of range; use above 0, and at most 1")
 
     def resolved(self, name: str) -> Any:
         """A field of the task, or its default; None where the task has no such field."""

@@ -10,10 +10,11 @@ import json
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from statewise.configuration.types import EACH_ONCE, AtLeastTwo, Count, Fraction, Name, OneOf
 from statewise.data.base import DataConfig, absolute
 from statewise.data.series_files import SERIES, Frequency, SeriesTable, find_series, read_series
 from statewise.data.splits import SPLITS
@@ -21,6 +22,9 @@ from statewise.errors import ConfigError, DataError
 
 CYCLES = {"day": 86400.0, "week": 7 * 86400.0, "year": 365.2425 * 86400.0}  # in seconds
 DEFAULT_SEASONS = {"sunspots": 11}  # where the frequency does not tell
+
+
+Columns = Annotated[tuple[str, ...], EACH_ONCE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,48 +46,37 @@ class SeriesDataConfig(DataConfig):
     validation_fraction, test_fraction: of the span of time, the test last. A split of fraction 0 does not exist.
     """
 
-    source: str = "co2"
+    source: Name = "co2"
     time: str | None = None
     series: str | None = None
-    targets: tuple[str, ...] = ()
-    covariates: tuple[str, ...] = ()
-    past_covariates: tuple[str, ...] = ()
+    targets: Columns = ()
+    covariates: Columns = ()
+    past_covariates: Columns = ()
     frequency: str | None = None
-    calendar: tuple[str, ...] = ()
-    harmonics: int = 1
-    season: int | None = None
-    horizon: int = 52
-    history: int = 208
-    min_history: int | None = None
-    validation_fraction: float = 0.1
-    test_fraction: float = 0.2
+    calendar: Annotated[tuple[Annotated[str, OneOf(("season", *CYCLES))], ...], EACH_ONCE] = ()
+    harmonics: Count = 1
+    season: Count | None = None
+    horizon: Count = 52
+    history: AtLeastTwo = 208
+    min_history: AtLeastTwo | None = None
+    validation_fraction: Fraction = 0.1
+    test_fraction: Fraction = 0.2
 
     def __post_init__(self) -> None:
-        self._require("source", bool(self.source), "a name or a path")
-        for name, fewest in (("horizon", 1), ("history", 2), ("harmonics", 1)):
-            self._require(name, getattr(self, name) >= fewest, f"at least {fewest}")
-        self._require("season", self.season is None or self.season >= 1, "at least 1, or None")
-        least = self.min_history
-        self._require("min_history", least is None or 2 <= least <= self.history, "from 2 to history, or None")
-        known = ("season", *CYCLES)
-        self._require("calendar", set(self.calendar) <= set(known), f"some of {list(known)}")
+        if self.min_history is not None and self.min_history > self.history:
+            raise ConfigError(
+                f"SeriesDataConfig.min_history={self.min_history} is above history={self.history}; use from 2 to "
+                "history, or None"
+            )
         columns = [*self.targets, *self.covariates, *self.past_covariates]
-        for name in ("targets", "covariates", "past_covariates", "calendar"):
-            self._require(name, len(set(getattr(self, name))) == len(getattr(self, name)), "each name once")
         if len(set(columns)) < len(columns):
             twice = next(c for c in columns if columns.count(c) > 1)
             raise ConfigError(f"SeriesDataConfig names the column {twice!r} twice among targets and covariates")
-        for name in ("validation_fraction", "test_fraction"):
-            self._require(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
         if self.validation_fraction + self.test_fraction >= 1:
             raise ConfigError(
                 f"SeriesDataConfig.validation_fraction={self.validation_fraction} and test_fraction="
                 f"{self.test_fraction} leave nothing to train on; their sum must be below 1"
             )
-
-    def _require(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise ConfigError(f"SeriesDataConfig.{name}={getattr(self, name)!r} is out of range; expected {expected}")
 
     def with_absolute_paths(self) -> SeriesDataConfig:
         return self if self.source in SERIES else replace(self, source=absolute(self.source))

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from statewise.configuration.types import Fraction, Name
 from statewise.data.base import DataConfig
 from statewise.data.sources import CORPORA, Source, describe_passed_over, find_documents
 from statewise.data.splits import SPLITS, Part, divide
@@ -38,18 +39,12 @@ class TextDataConfig(DataConfig):
 
     default_length: ClassVar[int | None] = 512
 
-    source: str = "stdlib"
-    tokenizer: str = "bytes"
-    validation_fraction: float = 0.05
-    test_fraction: float = 0.05
+    source: Name = "stdlib"
+    tokenizer: Name = "bytes"
+    validation_fraction: Fraction = 0.05
+    test_fraction: Fraction = 0.05
 
     def __post_init__(self) -> None:
-        for name in ("source", "tokenizer"):
-            if not getattr(self, name):
-                raise ConfigError(f"TextDataConfig.{name} is empty; expected a name or a path")
-        for name in ("validation_fraction", "test_fraction"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"TextDataConfig.{name}={getattr(self, name)} must be at least 0 and below 1")
         if self.validation_fraction + self.test_fraction >= 1:
             raise ConfigError(
                 f"TextDataConfig.validation_fraction={self.validation_fraction} and test_fraction="

@@ -13,7 +13,7 @@ from torch import Tensor
 from statewise import kernels, native
 from statewise.data.tokenizers import Tokenizer
 from statewise.decoding import Decoder, check_precision, dequantised, refusal, why_not
-from statewise.errors import InputError
+from statewise.errors import ConfigError, InputError
 from statewise.generation.options import check_integer, is_integer
 from statewise.generation.prompt import Prompt, encode_prompt
 from statewise.generation.reading import Reading, copied, extend, extend_by_one, nothing_read
@@ -132,9 +132,12 @@ def generate(
              vocabulary, a tokenizer with a larger one, a state of another batch, and ``weights`` for a model with a
              layer that has no step in C; later, if logits are not finite.
     """
-    sampling = Sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
-    )
+    try:
+        sampling = Sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+        )
+    except ConfigError as error:  # here they are arguments
+        raise InputError(str(error).removeprefix("Sampling.")) from error
     check_integer("max_new_tokens", max_new_tokens, 0)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63):
         raise InputError(f"seed={seed!r} is out of range; use an integer from 0 to 2**63 - 1, or None for any")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Integral, Real
+from numbers import Integral
 
 from statewise.errors import InputError
 
@@ -15,15 +14,6 @@ def is_integer(value: object) -> bool:
     (True, False, False)
     """
     return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> bool:
-    """A finite real number of Python or NumPy; a bool is none.
-
-    >>> is_number(3), is_number(0.5), is_number(float("nan")), is_number("3")
-    (True, True, False, False)
-    """
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_integer(name: str, value: object, least: int) -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from statewise.errors import InputError
-from statewise.generation.options import is_integer, is_number
+from statewise.configuration import Config
+from statewise.configuration.types import Count, NonNegative, Positive, Ratio, Share
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class Sampling(Config):
     """How a token is drawn from the logits z (vocabulary,) of one row. The filters act in this order:
 
     1. ``repetition_penalty`` r: z_i becomes z_i / r if z_i > 0, else z_i * r, for every id i read or written so far
@@ -28,29 +28,15 @@ class Sampling:
 
     Then the id is drawn from softmax(z) over what is left. The likeliest id passes every filter.
 
-    Errors:  InputError, naming the field, for temperature < 0, top_k < 1, top_p outside (0, 1], min_p outside [0, 1],
+    Errors:  ConfigError, naming the field, for temperature < 0, top_k < 1, top_p outside (0, 1], min_p outside [0, 1],
              repetition_penalty <= 0, and for values that are not finite or no numbers.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (is_number(self.temperature) and self.temperature >= 0):
-            raise InputError(f"temperature={self.temperature!r} is out of range; use 0 (greedy) or a positive number")
-        if self.top_k is not None and not (is_integer(self.top_k) and self.top_k >= 1):
-            raise InputError(f"top_k={self.top_k!r} is out of range; use an integer of at least 1, or None for all")
-        if self.top_p is not None and not (is_number(self.top_p) and 0 < self.top_p <= 1):
-            raise InputError(f"top_p={self.top_p!r} is out of range; use 0 < top_p <= 1, or None for all")
-        if self.min_p is not None and not (is_number(self.min_p) and 0 <= self.min_p <= 1):
-            raise InputError(f"min_p={self.min_p!r} is out of range; use 0 <= min_p <= 1, or None for all")
-        if not (is_number(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise InputError(
-                f"repetition_penalty={self.repetition_penalty!r} is out of range; use a positive number, 1 for none"
-            )
+    temperature: NonNegative = 1.0
+    top_k: Count | None = None
+    top_p: Share | None = None
+    min_p: Ratio | None = None
+    repetition_penalty: Positive = 1.0
 
     def apply(self, logits: Tensor, seen: Tensor) -> Tensor:
         """The filtered logits; what was filtered out is minus infinity. All steps but the draw.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from statewise.configuration.types import Count, Fraction, OneOf, Positive
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
 from statewise.mixers.attention_state import (
@@ -19,17 +19,17 @@ from statewise.mixers.attention_state import (
     release,
     with_room,
 )
-from statewise.mixers.base import Mixer, MixerConfig, is_number
+from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.causal_attention import attend
 from statewise.mixers.positions import LearnedPositions, document_positions
-from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
+from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.mixers.rotary import rotate
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.operators.causal_convolution import ConvolutionState
 from statewise.operators.masks import Masks
 from statewise.operators.state_shape import COUNT, leaf
 
-POSITIONS = ("rotary", "learned", None)
+POSITIONS = ("rotary", "learned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,51 +49,34 @@ class AttentionConfig(MixerConfig):
     weight_std: standard deviation of the projections' weights at the start
     """
 
-    n_heads: int
-    n_kv_heads: int | None = None
-    d_head: int | None = None
-    positions: str | None = "rotary"
-    d_rotary: int | None = None
-    rotary_base: float = 10_000.0
-    max_positions: int | None = None
-    window: int | None = None
-    n_taps: int | None = None
+    n_heads: Count
+    n_kv_heads: Count | None = None
+    d_head: Count | None = None
+    positions: Annotated[str, OneOf(POSITIONS)] | None = "rotary"
+    d_rotary: Count | None = None
+    rotary_base: Positive = 10_000.0
+    max_positions: Count | None = None
+    window: Count | None = None
+    n_taps: Count | None = None
     bias: bool = False
     output_bias: bool | None = None
-    dropout: float = 0.0
-    weight_std: float = WEIGHT_STD
+    dropout: Fraction = 0.0
+    weight_std: Positive = WEIGHT_STD
 
     def __post_init__(self) -> None:
-        for name in ("n_heads", "n_kv_heads", "d_head", "d_rotary", "max_positions", "window", "n_taps"):
-            value = getattr(self, name)
-            if value is None and name != "n_heads":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"AttentionConfig.{name}={value!r}; expected an integer of at least 1")
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
             raise ConfigError(
                 f"AttentionConfig.n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; use a divisor"
             )
-        if self.positions not in POSITIONS:
-            raise ConfigError(f"AttentionConfig.positions={self.positions!r} is unknown; use one of {list(POSITIONS)}")
         if self.d_rotary is not None and self.positions != "rotary":
             raise ConfigError(
                 f"AttentionConfig.d_rotary={self.d_rotary} with positions={self.positions!r}; leave it None"
             )
-        if not isinstance(self.rotary_base, (int, float)) or not 0.0 < self.rotary_base < math.inf:
-            raise ConfigError(f"AttentionConfig.rotary_base={self.rotary_base!r}; expected a number above 0")
         if (self.max_positions is not None) != (self.positions == "learned"):
             raise ConfigError(
                 f"AttentionConfig.max_positions={self.max_positions} with positions={self.positions!r}; "
                 'set it with positions="learned", and only then'
             )
-        if not isinstance(self.bias, bool):
-            raise ConfigError(f"AttentionConfig.bias={self.bias!r}; expected True or False")
-        if self.output_bias is not None and not isinstance(self.output_bias, bool):
-            raise ConfigError(f"AttentionConfig.output_bias={self.output_bias!r}; expected True, False or None")
-        if not (is_number(self.dropout) and 0.0 <= self.dropout < 1.0):
-            raise ConfigError(f"AttentionConfig.dropout={self.dropout!r}; expected a number, 0 <= dropout < 1")
-        check_weight_std(self)
         if self.d_head is not None:
             self.rotary_width(self.d_head)
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, TypeVar, final
 import torch
 from torch import Tensor, nn
 
+from statewise.configuration import Config
 from statewise.errors import ConfigError, InputError
 from statewise.operators.base import check_batch
 from statewise.operators.masks import Masks, build_masks, mask_time
@@ -275,26 +276,6 @@ def check_input(x: Any, d_model: int, reader: str) -> None:
         )
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def check_range(config: MixerConfig, name: str, *, from_zero: bool = False) -> None:
-    """Makes the field a tuple.
-
-    from_zero:  0 <= low < high, which may be infinite; else 0 < low <= high
-    Errors:  ConfigError if it is no such two numbers.
-    """
-    ends = getattr(config, name)
-    if isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(is_number, ends)):
-        low, high = ends
-        if 0 <= low < high if from_zero else 0 < low <= high < math.inf:
-            object.__setattr__(config, name, (low, high))
-            return
-    expected = "0 <= low < high" if from_zero else "0 < low <= high"
-    raise ConfigError(f"{type(config).__name__}.{name}={ends!r}; expected two numbers, {expected}")
-
-
 def check_width(d_model: int, config: MixerConfig) -> None:
     """ConfigError for a width that is no count."""
     if not isinstance(d_model, int) or isinstance(d_model, bool) or d_model < 1:
@@ -312,7 +293,7 @@ def shared_copy(module: ModuleT) -> ModuleT:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixerConfig(abc.ABC):
+class MixerConfig(Config):
     """A frozen description of a mixer; ``build`` makes the module for a width."""
 
     @abc.abstractmethod

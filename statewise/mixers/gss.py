@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise import hippo
+from statewise.configuration.types import Count, EvenCount
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics, MixerConfig, check_width
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
@@ -25,29 +26,16 @@ LEAST = 1e-15  # of the decay: beside 1 it is nothing, and its square is no zero
 class GSSConfig(MixerConfig):
     """Gated state spaces.
 
-    d_state:    N, the order of each channel's system: d_state / 2 complex pairs
+    d_state:    N, the order of each channel's system: d_state / 2 complex pairs, of which one of each is kept
     expand:     the gate, and what it multiplies, are expand * d_model wide
     bottleneck: the system has d_model / bottleneck channels
     bias:       of the projections
     """
 
-    d_state: int = 64
-    expand: int = 4
-    bottleneck: int = 4
+    d_state: EvenCount = 64
+    expand: Count = 4
+    bottleneck: Count = 4
     bias: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("d_state", "expand", "bottleneck"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"GSSConfig.{name}={value!r}; expected an integer of at least 1")
-        if self.d_state % 2:
-            raise ConfigError(
-                f"GSSConfig.d_state={self.d_state}; a complex A comes in conjugate pairs, of which one of each is "
-                "kept: use an even number"
-            )
-        if not isinstance(self.bias, bool):
-            raise ConfigError(f"GSSConfig.bias={self.bias!r}; expected True or False")
 
     def build(self, d_model: int) -> GSS:
         return GSS(d_model, self)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from statewise.configuration.types import Count, EvenCount, OneOf, Positive, PositiveRange
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics, MixerConfig, check_range, check_width
+from statewise.mixers.base import Dynamics, MixerConfig, check_width
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
-from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
+from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.mixers.s4d import METHODS, S4DConfig, S4DDynamics
 from statewise.mixers.time_invariant import as_complex
 from statewise.operators.base import Operator
@@ -45,32 +46,13 @@ class H3Config(MixerConfig):
     Source: Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.2, and the ``H3`` module of its code.
     """
 
-    d_state: int = 64
-    d_head: int = 1
-    d_shift: int | None = None
-    dt_range: tuple[float, float] = (1e-3, 1e-1)
-    method: str = "bilinear"
+    d_state: EvenCount = 64
+    d_head: Count = 1
+    d_shift: Count | None = None
+    dt_range: PositiveRange = (1e-3, 1e-1)
+    method: Annotated[str, OneOf(METHODS)] = "bilinear"
     bias: bool = True
-    weight_std: float = WEIGHT_STD
-
-    def __post_init__(self) -> None:
-        for name in ("d_state", "d_head", "d_shift"):
-            value = getattr(self, name)
-            if name == "d_shift" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"H3Config.{name}={value!r}; expected an integer of at least 1")
-        if self.d_state % 2:
-            raise ConfigError(
-                f"H3Config.d_state={self.d_state}; A comes in conjugate pairs, of which one of each is kept: "
-                "use an even number"
-            )
-        if self.method not in METHODS:
-            raise ConfigError(f"H3Config.method={self.method!r}; use one of {list(METHODS)}")
-        check_range(self, "dt_range")
-        if not isinstance(self.bias, bool):
-            raise ConfigError(f"H3Config.bias={self.bias!r}; expected True or False")
-        check_weight_std(self)
+    weight_std: Positive = WEIGHT_STD
 
     def build(self, d_model: int) -> H3:
         return H3(d_model, self)

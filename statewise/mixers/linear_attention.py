@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise.configuration.types import Count, OneOf, Positive
 from statewise.errors import ConfigError
 from statewise.mixers.base import Mixer, MixerConfig, check_width
 from statewise.mixers.feature_maps import FEATURE_MAPS
-from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
+from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.operators.masks import Masks
 from statewise.operators.ssd import SSD, SSDState
 from statewise.operators.state_shape import leaf
@@ -32,33 +33,14 @@ class LinearAttentionConfig(MixerConfig):
     weight_std:   standard deviation of the projections' weights at the start
     """
 
-    n_heads: int
-    feature_map: str = "elu"
+    n_heads: Count
+    feature_map: Annotated[str, OneOf(FEATURE_MAPS)] = "elu"
     normalize: bool = True
-    d_feature: int | None = None
-    eps: float = 1e-6
+    d_feature: Count | None = None
+    eps: Positive = 1e-6
     bias: bool = False
-    chunk_length: int = 64
-    weight_std: float = WEIGHT_STD
-
-    def __post_init__(self) -> None:
-        for name in ("n_heads", "d_feature", "chunk_length"):
-            value = getattr(self, name)
-            if value is None and name == "d_feature":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"LinearAttentionConfig.{name}={value!r}; expected an integer of at least 1")
-        if not isinstance(self.feature_map, str) or self.feature_map not in FEATURE_MAPS:
-            raise ConfigError(
-                f"LinearAttentionConfig.feature_map={self.feature_map!r} is unknown; use one of {list(FEATURE_MAPS)}"
-            )
-        for name in ("normalize", "bias"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"LinearAttentionConfig.{name}={getattr(self, name)!r}; expected True or False")
-        number = isinstance(self.eps, (int, float)) and not isinstance(self.eps, bool)
-        if not (number and 0.0 < self.eps < math.inf):
-            raise ConfigError(f"LinearAttentionConfig.eps={self.eps!r}; expected a number above 0")
-        check_weight_std(self)
+    chunk_length: Count = 64
+    weight_std: Positive = WEIGHT_STD
 
     def build(self, d_model: int) -> LinearAttention:
         return LinearAttention(d_model, self)

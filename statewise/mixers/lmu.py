@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from statewise import hippo
+from statewise.configuration.types import Count, OneOf, Positive
 from statewise.errors import ConfigError
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.base import MixerConfig, check_width
@@ -47,27 +48,17 @@ class LMUConfig(MixerConfig):
                       a whole sequence is one convolution (Chilkuri & Eliasmith 2021)
     """
 
-    theta: float
-    d_state: int = 64
-    d_memory: int = 1
-    d_hidden: int | None = None
-    activation: str = "tanh"
+    theta: Positive
+    d_state: Count = 64
+    d_memory: Count = 1
+    d_hidden: Count | None = None
+    activation: Annotated[str, OneOf(ACTIVATIONS)] = "tanh"
     hidden_to_memory: bool = False
     memory_to_memory: bool = False
     input_to_hidden: bool = False
     parallel: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.theta, bool) or not isinstance(self.theta, (int, float)) or not 0 < self.theta < math.inf:
-            raise ConfigError(f"LMUConfig.theta={self.theta!r}; expected a number of steps above 0")
-        for name in ("d_state", "d_memory", "d_hidden"):
-            value = getattr(self, name)
-            if name == "d_hidden" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"LMUConfig.{name}={value!r}; expected an integer of at least 1")
-        if self.activation not in sorted(ACTIVATIONS):
-            raise ConfigError(f"LMUConfig.activation={self.activation!r} is unknown; use one of {sorted(ACTIVATIONS)}")
         for name in ("hidden_to_memory", "memory_to_memory"):
             if self.parallel and getattr(self, name):
                 raise ConfigError(

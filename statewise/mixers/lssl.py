@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from statewise import hippo
+from statewise.configuration.types import OneOf, Ratio
+from statewise.errors import ConfigError
 from statewise.mixers.prepared import wide
 from statewise.mixers.time_invariant import Readout, StepSizes, TimeInvariantConfig, TimeInvariantMixer
 from statewise.operators.dense import DenseLTI, DenseState
@@ -27,18 +30,16 @@ class LSSLConfig(TimeInvariantConfig):
     learn_A:        A is learned, d_state^2 numbers a channel; if False, all channels keep the measure's
     """
 
-    initialization: str = "legs"
-    alpha: float = 0.5
+    initialization: Annotated[str, OneOf(INITIALIZATIONS)] = "legs"
+    alpha: Ratio = 0.5
     learn_A: bool = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_one_of("initialization", INITIALIZATIONS)
         if self.initialization.startswith("fourier") and self.d_state % 2:
-            raise self._wrong("d_state", f"{self.initialization} has a cosine for each sine: use an even number")
-        number = isinstance(self.alpha, (int, float)) and not isinstance(self.alpha, bool)
-        if not (number and 0.0 <= self.alpha <= 1.0):
-            raise self._wrong("alpha", "expected a number, 0 <= alpha <= 1")
+            raise ConfigError(
+                f"LSSLConfig.d_state={self.d_state}; {self.initialization} has a cosine for each sine: use an even "
+                "number"
+            )
 
     def build(self, d_model: int) -> LSSL:
         return LSSL(d_model, self)

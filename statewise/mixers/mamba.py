@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise import hippo
+from statewise.configuration.types import Count, OneOf, Positive, PositiveRange
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_range, check_width, is_number
+from statewise.mixers.base import (
+    Dynamics,
+    Mixer,
+    MixerConfig,
+    check_width,
+)
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
@@ -53,42 +59,27 @@ class MambaConfig(MixerConfig):
                       norms: Zuo et al. 2024 (Falcon Mamba), arXiv:2410.05355, sec. 2.
     """
 
-    d_state: int = 16
-    expand: int = 2
-    n_taps: int = 4
-    dt_rank: int | None = None
-    dt_range: tuple[float, float] = (1e-3, 1e-1)
-    dt_floor: float = 1e-4
-    method: str = "mamba"
-    initialization: str = "real"
+    d_state: Count = 16
+    expand: Count = 2
+    n_taps: Count = 4
+    dt_rank: Count | None = None
+    dt_range: PositiveRange = (1e-3, 1e-1)
+    dt_floor: Positive = 1e-4
+    method: Annotated[str, OneOf(METHODS)] = "mamba"
+    initialization: Annotated[str, OneOf(INITIALIZATIONS)] = "real"
     bias: bool = False
     convolution_bias: bool = True
     bidirectional: bool = False
     tied_directions: bool = True
-    combine: str = "sum"
+    combine: Annotated[str, OneOf(COMBINE)] = "sum"
     norm_dt_b_c: bool = False
-    norm_eps: float = 1e-6
+    norm_eps: Positive = 1e-6
 
     def __post_init__(self) -> None:
-        for name in ("d_state", "expand", "n_taps", "dt_rank"):
-            value = getattr(self, name)
-            if value is None and name == "dt_rank":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise self._wrong(name, "expected an integer of at least 1")
-        check_range(self, "dt_range")
-        if not (is_number(self.dt_floor) and 0 < self.dt_floor < math.inf):
-            raise self._wrong("dt_floor", "expected a number above 0")
-        for name, known in (("method", METHODS), ("initialization", INITIALIZATIONS), ("combine", COMBINE)):
-            if getattr(self, name) not in known:
-                raise self._wrong(name, f"use one of {list(known)}")
-        if not (is_number(self.norm_eps) and 0 < self.norm_eps < math.inf):
-            raise self._wrong("norm_eps", "expected a number above 0")
-        for name in ("bias", "convolution_bias", "bidirectional", "tied_directions", "norm_dt_b_c"):
-            if not isinstance(getattr(self, name), bool):
-                raise self._wrong(name, "expected True or False")
         if self.is_complex and self.d_state % 2:
-            raise self._wrong("d_state", "complex A comes in conjugate pairs, so that d_state must be even")
+            raise ConfigError(
+                f"MambaConfig.d_state={self.d_state}; complex A comes in conjugate pairs, so that d_state must be even"
+            )
         if not self.bidirectional and (not self.tied_directions or self.combine != "sum"):
             raise ConfigError("MambaConfig.tied_directions and combine say nothing unless bidirectional=True")
 
@@ -103,9 +94,6 @@ class MambaConfig(MixerConfig):
 
     def build(self, d_model: int) -> Mamba:
         return Mamba(d_model, self)
-
-    def _wrong(self, field: str, expected: str) -> ConfigError:
-        return ConfigError(f"MambaConfig.{field}={getattr(self, field)!r}; {expected}")
 
 
 class MambaDynamics(Dynamics):

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statewise.configuration.types import Count, NonNegative, OpenRange, Positive, PositiveRange
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_range
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig
 from statewise.mixers.gated_norm import GatedRMSNorm
 from statewise.mixers.projection import Linear
 from statewise.mixers.short_convolution import ShortConvolution
@@ -35,33 +36,21 @@ class Mamba2Config(MixerConfig):
     Source: Dao & Gu 2024, arXiv:2405.21060, sec. 7, and the Mamba2 module of ``mamba_ssm``.
     """
 
-    d_state: int = 128
-    d_head: int = 64
-    expand: int = 2
-    n_groups: int = 1
-    n_taps: int = 4
-    chunk_length: int = 64
+    d_state: Count = 128
+    d_head: Count = 64
+    expand: Count = 2
+    n_groups: Count = 1
+    n_taps: Count = 4
+    chunk_length: Count = 64
     norm_before_gate: bool = False
-    norm_groups: int | None = None  # groups of the gated norm; None: as many as n_groups
-    norm_eps: float = 1e-5
-    a_range: tuple[float, float] = (1.0, 16.0)  # -A is drawn uniformly from it
-    dt_range: tuple[float, float] = (1e-3, 1e-1)  # dt at initialisation is drawn log-uniformly from it
-    dt_floor: float = 1e-4
-    dt_limit: tuple[float, float] = (0.0, math.inf)  # dt is clamped to it after the softplus
+    norm_groups: Count | None = None  # groups of the gated norm; None: as many as n_groups
+    norm_eps: NonNegative = 1e-5
+    a_range: PositiveRange = (1.0, 16.0)  # -A is drawn uniformly from it
+    dt_range: PositiveRange = (1e-3, 1e-1)  # dt at initialisation is drawn log-uniformly from it
+    dt_floor: Positive = 1e-4
+    dt_limit: OpenRange = (0.0, math.inf)  # dt is clamped to it after the softplus
     bias: bool = False
     convolution_bias: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("d_state", "d_head", "expand", "n_groups", "n_taps", "chunk_length"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"Mamba2Config.{name}={getattr(self, name)} is too small; use at least 1")
-        if self.norm_groups is not None and self.norm_groups < 1:
-            raise ConfigError(f"Mamba2Config.norm_groups={self.norm_groups} is too small; use at least 1, or None")
-        for name in ("a_range", "dt_range"):
-            check_range(self, name)
-        check_range(self, "dt_limit", from_zero=True)
-        if self.dt_floor <= 0:
-            raise ConfigError(f"Mamba2Config.dt_floor={self.dt_floor} is out of range; use a number above 0")
 
     def build(self, d_model: int) -> Mamba2:
         return Mamba2(d_model, self)

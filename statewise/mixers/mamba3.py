@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statewise.configuration.types import Count, Positive, PositiveRange, Share
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_range, check_width
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_width
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
 from statewise.operators.masks import Masks, mask_time
@@ -38,30 +39,22 @@ class Mamba3Config(MixerConfig):
     Source:        arXiv:2603.15569, and the Mamba3 module of ``mamba_ssm`` (without MIMO and output norm).
     """
 
-    d_state: int = 128
-    d_head: int = 64
-    expand: int = 2
-    n_groups: int = 1
-    rope_fraction: float = 0.5
-    chunk_length: int = 64
-    norm_eps: float = 1e-5
-    a_floor: float = 1e-4
-    dt_range: tuple[float, float] = (1e-3, 1e-1)  # dt at initialisation is drawn log-uniformly from it
-    dt_floor: float = 1e-4
+    d_state: Count = 128
+    d_head: Count = 64
+    expand: Count = 2
+    n_groups: Count = 1
+    rope_fraction: Share = 0.5
+    chunk_length: Count = 64
+    norm_eps: Positive = 1e-5
+    a_floor: Positive = 1e-4
+    dt_range: PositiveRange = (1e-3, 1e-1)  # dt at initialisation is drawn log-uniformly from it
+    dt_floor: Positive = 1e-4
 
     def __post_init__(self) -> None:
-        for name in ("d_state", "d_head", "expand", "n_groups", "chunk_length"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"Mamba3Config.{name}={value!r}; expected an integer of at least 1")
-        for name in ("norm_eps", "a_floor", "dt_floor"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"Mamba3Config.{name}={getattr(self, name)!r}; expected a number above 0")
-        check_range(self, "dt_range")
-        if not 0 < self.rope_fraction <= 1 or self.n_angles < 1:
+        if self.n_angles < 1:
             raise ConfigError(
                 f"Mamba3Config.rope_fraction={self.rope_fraction!r} of d_state={self.d_state} gives {self.n_angles} "
-                "pairs; expected a fraction above 0 and at most 1 that gives at least one"
+                "pairs; expected a fraction that gives at least one"
             )
 
     @property

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor, nn
 
-from statewise.errors import ConfigError
 from statewise.kernels.linear import linear
-from statewise.mixers.base import is_number
 
 WEIGHT_STD = 0.02  # of GPT-2's projections and the published H3's, at widths from this
 PUBLISHED_WIDTH = 768
@@ -33,10 +30,3 @@ def draw_normal(std: float, *layers: Linear) -> None:
         nn.init.normal_(layer.weight, std=std)
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
-
-
-def check_weight_std(config: Any) -> None:
-    """Errors: ConfigError if the ``weight_std`` of this config is not a number above 0."""
-    std = config.weight_std
-    if not (is_number(std) and 0 < std < math.inf):
-        raise ConfigError(f"{type(config).__name__}.weight_std={std!r}; expected a number above 0")

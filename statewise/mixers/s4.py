@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from statewise import hippo
+from statewise.configuration.types import Count, OneOf
 from statewise.errors import ConfigError
 from statewise.mixers.prepared import wide
 from statewise.mixers.time_invariant import (
@@ -39,19 +41,15 @@ class S4Config(TimeInvariantConfig):
                     None for as many as channels
     """
 
-    initialization: str = "legs"
-    rank: int = 1
-    n_systems: int | None = 1
+    initialization: Annotated[str, OneOf(INITIALIZATIONS)] = "legs"
+    rank: Count = 1
+    n_systems: Count | None = 1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_pairs()
-        self._require_count("rank", self.rank)
-        self._require_one_of("initialization", INITIALIZATIONS)
-        if self.rank < INITIALIZATIONS[self.initialization]:
-            raise self._wrong("rank", f"{self.initialization} needs at least {INITIALIZATIONS[self.initialization]}")
-        if self.n_systems is not None:
-            self._require_count("n_systems", self.n_systems)
+        self.require_pairs()
+        least = INITIALIZATIONS[self.initialization]
+        if self.rank < least:
+            raise ConfigError(f"S4Config.rank={self.rank}; {self.initialization} needs at least {least}")
 
     def build(self, d_model: int) -> S4:
         return S4(d_model, self)

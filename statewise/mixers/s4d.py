@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from statewise import hippo
+from statewise.configuration.types import Count, OneOf
 from statewise.errors import ConfigError
 from statewise.mixers.prepared import wide
 from statewise.mixers.time_invariant import (
@@ -44,21 +46,15 @@ class S4DConfig(TimeInvariantConfig):
     multiplies B into C once, so that C alone is learned: ``learn_B=False`` has the same functions of C B.
     """
 
-    initialization: str = "legs"
-    method: str = "zoh"
+    initialization: Annotated[str, OneOf(INITIALIZATIONS)] = "legs"
+    method: Annotated[str, OneOf(METHODS)] = "zoh"
     learn_B: bool = True
-    B: str = "ones"
-    n_systems: int | None = None
+    B: Annotated[str, OneOf(INITIAL_B)] = "ones"
+    n_systems: Count | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_one_of("initialization", INITIALIZATIONS)
-        self._require_one_of("method", METHODS)
-        self._require_one_of("B", INITIAL_B)
-        if self.n_systems is not None:
-            self._require_count("n_systems", self.n_systems)
         if self.is_complex:
-            self._require_pairs()
+            self.require_pairs()
 
     @property
     def is_complex(self) -> bool:

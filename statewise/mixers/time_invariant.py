@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from statewise.configuration.types import Count, Fraction, OneOf, PositiveRange
 from statewise.errors import ConfigError
 from statewise.kernels import pairs
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import Dynamics, MixerConfig, check_range, check_width, is_number
+from statewise.mixers.base import Dynamics, MixerConfig, check_width
 from statewise.mixers.output import OutputHalf
 from statewise.mixers.prepared import PreparableMixer, full_precision, wide
 from statewise.operators.bidirectional import bidirectional
@@ -34,40 +34,23 @@ class TimeInvariantConfig(MixerConfig):
     activation, dropout, gated_output: see :class:`~statewise.mixers.output.OutputHalf`
     """
 
-    d_state: int = 64
-    n_heads: int = 1
+    d_state: Count = 64
+    n_heads: Count = 1
     bidirectional: bool = False
-    dt_range: tuple[float, float] = (1e-3, 1e-1)
+    dt_range: PositiveRange = (1e-3, 1e-1)
     tied_dt: bool = False
-    activation: str = "gelu"
-    dropout: float = 0.0
+    activation: Annotated[str, OneOf(ACTIVATIONS)] = "gelu"
+    dropout: Fraction = 0.0
     tied_dropout: bool = False
     gated_output: bool = True
 
-    def __post_init__(self) -> None:
-        for field in ("d_state", "n_heads"):
-            self._require_count(field, getattr(self, field))
-        check_range(self, "dt_range")
-        self._require_one_of("activation", sorted(ACTIVATIONS))
-        if not (is_number(self.dropout) and 0.0 <= self.dropout < 1.0):
-            raise self._wrong("dropout", "expected a number, 0 <= dropout < 1")
-
-    def _require_count(self, field: str, value: Any) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self._wrong(field, "expected an integer of at least 1")
-
-    def _require_one_of(self, field: str, known: Iterable[str]) -> None:
-        if getattr(self, field) not in (names := list(known)):
-            raise self._wrong(field, f"use one of {names}")
-
-    def _require_pairs(self) -> None:
+    def require_pairs(self) -> None:
+        """ConfigError for an odd d_state, where A is complex."""
         if self.d_state % 2:
-            raise self._wrong(
-                "d_state", "a complex A comes in conjugate pairs, of which one of each is kept: use an even number"
+            raise ConfigError(
+                f"{type(self).__name__}.d_state={self.d_state}; a complex A comes in conjugate pairs, of which one of "
+                "each is kept: use an even number"
             )
-
-    def _wrong(self, field: str, expected: str) -> ConfigError:
-        return ConfigError(f"{type(self).__name__}.{field}={getattr(self, field)!r}; {expected}")
 
 
 class StepSizes(Dynamics):

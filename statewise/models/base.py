@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from statewise.configuration import Config
 from statewise.errors import InputError
 from statewise.mixers.base import Freezable
 from statewise.models.block import Block
@@ -19,7 +20,7 @@ from statewise.operators.masks import Masks
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(abc.ABC):
+class ModelConfig(Config):
     """A frozen description of a model. Its class is named in ``registry.CONFIG_TYPES``, and by "type" in JSON."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from statewise.errors import ConfigError
+from statewise.configuration import Config
+from statewise.configuration.types import Fraction, NonEmpty, NonNegative, OneOf
 from statewise.mixers.base import MixerConfig, check_input
 from statewise.mixers.dropout import build_dropout
 from statewise.models.batch_norm import BatchNorm
@@ -32,7 +33,7 @@ def build_any_norm(kind: str, d_model: int, eps: float) -> RMSNorm | nn.LayerNor
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockConfig:
+class BlockConfig(Config):
     """One layer. A bare mixer config stands for a block without an MLP (see :func:`as_block`).
 
     norm:      "rms", "layer" or "batch" (:class:`~statewise.models.batch_norm.BatchNorm`)
@@ -43,26 +44,11 @@ class BlockConfig:
 
     mixer: MixerConfig
     mlp: MLPConfig | None = None
-    norm: str = "rms"
-    norm_eps: float = 1e-5
-    dropout: float = 0.0
+    norm: Annotated[str, OneOf(BLOCK_NORMS)] = "rms"
+    norm_eps: NonNegative = 1e-5
+    dropout: Fraction = 0.0
     tied_dropout: bool = False
-    placement: str = "pre"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.mixer, MixerConfig):
-            raise ConfigError(
-                f"BlockConfig.mixer={self.mixer!r} is of type {type(self.mixer).__name__}; expected a mixer's config"
-            )
-        if self.mlp is not None and not isinstance(self.mlp, MLPConfig):
-            raise ConfigError(
-                f"BlockConfig.mlp={self.mlp!r} is of type {type(self.mlp).__name__}; expected an MLPConfig or None"
-            )
-        for name, known in (("norm", BLOCK_NORMS), ("placement", PLACEMENTS)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"BlockConfig.{name}={getattr(self, name)!r} is unknown; use one of {list(known)}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"BlockConfig.dropout={self.dropout} is out of range; use 0 <= dropout < 1")
+    placement: Annotated[str, OneOf(PLACEMENTS)] = "pre"
 
     @property
     def n_branches(self) -> int:
@@ -71,6 +57,9 @@ class BlockConfig:
 
     def build(self, d_model: int) -> Block:
         return Block(d_model, self)
+
+
+Layers = NonEmpty[BlockConfig | MixerConfig]
 
 
 def as_block(layer: BlockConfig | MixerConfig) -> BlockConfig:

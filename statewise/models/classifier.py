@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from statewise.configuration.types import AtLeastTwo
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 
 
@@ -11,11 +12,7 @@ from statewise.models.encoder import SequenceModel, SequenceModelConfig
 class SequenceClassifierConfig(SequenceModelConfig):
     """A classifier. ``layers`` holds blocks or bare mixer configs; the other fields are in ``SequenceModelConfig``."""
 
-    n_classes: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_count("n_classes", 2)
+    n_classes: AtLeastTwo
 
     @property
     def n_outputs(self) -> int:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from statewise.configuration.types import Count, Fraction, NonNegative, OneOf
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
-from statewise.mixers.base import MixerConfig, check_weight
+from statewise.mixers.base import check_weight
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
-from statewise.models.block import BLOCK_NORMS, NORMS, BlockConfig, apply_norm, as_block, build_any_norm
+from statewise.models.block import BLOCK_NORMS, NORMS, BlockConfig, Layers, apply_norm, as_block, build_any_norm
 from statewise.models.frames import check_frame_state, frames, initial_frame_state
 from statewise.models.pooling import POOLINGS, build_pooling
 from statewise.operators.masks import Masks, build_masks, mask_time
@@ -45,15 +45,15 @@ class SequenceModelConfig(ModelConfig):
     steps behind the last whole frame wait for the next call (in the state), or are not read. Needs a pooling.
     """
 
-    d_model: int
-    layers: tuple[BlockConfig | MixerConfig, ...]
-    d_input: int | None = None  # numbers a step
-    vocab_size: int | None = None  # or: one token a step
-    pooling: str | None = "mean"
-    norm: str | None = "auto"
-    norm_eps: float = 1e-5
-    dropout: float = 0.0  # of the features before the head
-    frame_length: int = 1
+    d_model: Count
+    layers: Layers
+    d_input: Count | None = None  # numbers a step
+    vocab_size: Count | None = None  # or: one token a step
+    pooling: Annotated[str, OneOf(POOLINGS)] | None = "mean"
+    norm: Annotated[str, OneOf(("auto", *BLOCK_NORMS))] | None = "auto"
+    norm_eps: NonNegative = 1e-5
+    dropout: Fraction = 0.0  # of the features before the head
+    frame_length: Count = 1
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -62,38 +62,11 @@ class SequenceModelConfig(ModelConfig):
                 f"{name} has d_input={self.d_input} and vocab_size={self.vocab_size}; give exactly one: "
                 "d_input for sequences of numbers, vocab_size for tokens"
             )
-        for field in ("d_model", "d_input", "vocab_size"):
-            value = getattr(self, field)
-            if value is not None or field == "d_model":
-                self._require_count(field)
-        self._require_count("frame_length")
         if self.frame_length > 1 and (self.pooling is None or self.d_input is None):
             raise ConfigError(
                 f"{name}.frame_length={self.frame_length} reads several steps of numbers as one, so there is no output "
                 "for each of them; set a pooling and d_input, or frame_length=1"
             )
-        if self.pooling is not None and self.pooling not in POOLINGS:
-            raise ConfigError(f"{name}.pooling={self.pooling!r} is unknown; use one of {list(POOLINGS)}, or None")
-        if self.norm is not None and self.norm not in ("auto", *BLOCK_NORMS):
-            raise ConfigError(f"{name}.norm={self.norm!r} is unknown; use one of {['auto', *BLOCK_NORMS]}, or None")
-        number = isinstance(self.dropout, (int, float)) and not isinstance(self.dropout, bool)
-        if not (number and 0.0 <= self.dropout < 1.0):
-            raise ConfigError(f"{name}.dropout={self.dropout!r} is out of range; use a number, 0 <= dropout < 1")
-        if not isinstance(self.layers, Sequence) or not self.layers:
-            raise ConfigError(f"{name}.layers must be a tuple with at least one layer")
-        for i, layer in enumerate(self.layers):
-            if not isinstance(layer, (BlockConfig, MixerConfig)):
-                raise ConfigError(
-                    f"{name}.layers[{i}] is a {type(layer).__name__}; expected a BlockConfig or a mixer's config"
-                )
-        object.__setattr__(self, "layers", tuple(self.layers))
-
-    def _require_count(self, field: str, least: int = 1) -> None:
-        value, name = getattr(self, field), type(self).__name__
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ConfigError(f"{name}.{field}={value!r} is no integer; use one of at least {least}")
-        if value < least:
-            raise ConfigError(f"{name}.{field}={value} is too small; use at least {least}")
 
     @property
     def blocks(self) -> tuple[BlockConfig, ...]:

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from statewise.errors import ConfigError, InputError
+from statewise.configuration.types import (
+    NOT_EMPTY,
+    AtLeastTwo,
+    Condition,
+    Count,
+    Fraction,
+    Natural,
+    NonNegative,
+    OneOf,
+    Words,
+    rising,
+)
+from statewise.errors import InputError
 from statewise.kernels.batching import whole
-from statewise.mixers.base import MixerConfig
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, check_device, check_layers
-from statewise.models.block import BlockConfig, as_block, build_norm
+from statewise.models.block import BlockConfig, Layers, as_block, build_norm
 from statewise.models.running_scale import RunningScaleState, initial_running_scale, level_and_scale, running_scale
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, check_state, leaf
@@ -35,6 +46,16 @@ class ForecasterState(NamedTuple):
     layers: tuple[Any, ...]
 
 
+Quantiles = Annotated[
+    tuple[float, ...],
+    NOT_EMPTY,
+    rising(),
+    Condition(lambda q: q[0] > 0 and q[-1] < 1),
+    Condition(lambda q: 0.5 in q, complaint="is without the median, which is the point forecast"),
+    Words("rising numbers between 0 and 1 with 0.5 among them"),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ForecasterConfig(ModelConfig):
     """A direct multi-horizon forecaster of ``d_target`` series that belong together.
@@ -50,48 +71,18 @@ class ForecasterConfig(ModelConfig):
     None: over all values read.
     """
 
-    d_target: int = 1
-    horizon: int
-    d_model: int
-    layers: tuple[BlockConfig | MixerConfig, ...]
-    quantiles: tuple[float, ...] | None = (0.5,)
-    d_covariates: int = 0
-    d_past_covariates: int = 0
+    d_target: Count = 1
+    horizon: Count
+    d_model: Count
+    layers: Layers
+    quantiles: Quantiles | None = (0.5,)
+    d_covariates: Natural = 0
+    d_past_covariates: Natural = 0
     scaling: Literal["running", "none"] = "running"
-    scaling_steps: int | None = None
-    norm: str = "rms"
-    norm_eps: float = 1e-5
-    dropout: float = 0.0  # of the features that are forecast from
-
-    def __post_init__(self) -> None:
-        for name in ("d_target", "horizon", "d_model"):
-            self._require(name, _is_count(getattr(self, name), 1), "an integer of at least 1")
-        for name in ("d_covariates", "d_past_covariates"):
-            self._require(name, _is_count(getattr(self, name), 0), "an integer of at least 0")
-        steps = self.scaling_steps
-        self._require("scaling_steps", steps is None or _is_count(steps, 2), "an integer of at least 2, or None")
-        self._require("norm", self.norm in NORMS, f"one of {list(NORMS)}")
-        self._require("scaling", self.scaling in ("running", "none"), "'running' or 'none'")
-        self._require("dropout", _is_number(self.dropout) and 0 <= self.dropout < 1, "a number, 0 <= dropout < 1")
-        if self.quantiles is not None:
-            q = self.quantiles
-            numbers = isinstance(q, (tuple, list)) and bool(q) and all(map(_is_number, q))
-            rising = numbers and all(a < b for a, b in zip((0.0, *q), (*q, 1.0)))
-            self._require("quantiles", rising, "rising numbers between 0 and 1, or None")
-            self._require("quantiles", 0.5 in q, "0.5 as one of them: the median is the point forecast")
-        if not isinstance(self.layers, Sequence) or not self.layers:
-            raise ConfigError("ForecasterConfig.layers must be a tuple with at least one layer")
-        for i, layer in enumerate(self.layers):
-            if not isinstance(layer, (BlockConfig, MixerConfig)):
-                raise ConfigError(
-                    f"ForecasterConfig.layers[{i}] is a {type(layer).__name__}; "
-                    "expected a BlockConfig or a mixer's config"
-                )
-        object.__setattr__(self, "layers", tuple(self.layers))
-
-    def _require(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise ConfigError(f"ForecasterConfig.{name}={getattr(self, name)!r} is out of range; use {expected}")
+    scaling_steps: AtLeastTwo | None = None
+    norm: Annotated[str, OneOf(NORMS)] = "rms"
+    norm_eps: NonNegative = 1e-5
+    dropout: Fraction = 0.0  # of the features that are forecast from
 
     @property
     def blocks(self) -> tuple[BlockConfig, ...]:
@@ -352,14 +343,6 @@ class Forecaster(Model):
             if bool(whole(mask_time(history, masks.valid).isinf()).any()):
                 raise InputError("the history holds infinity; a value that is missing is NaN")
         return checked[0], checked[1], masks
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def pinball(error: Tensor, quantiles: Sequence[float]) -> Tensor:

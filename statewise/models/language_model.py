@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from statewise.configuration.types import Count, Fraction, NonNegative, OneOf
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
-from statewise.mixers.base import MixerConfig
 from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
-from statewise.models.block import NORMS, BlockConfig, as_block, build_norm
+from statewise.models.block import NORMS, BlockConfig, Layers, as_block, build_norm
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, check_state
 
@@ -40,45 +38,15 @@ class LanguageModelConfig(ModelConfig):
     embedding_std: standard deviation of the embedding, and of the positions, at initialisation
     """
 
-    vocab_size: int
-    d_model: int
-    layers: tuple[BlockConfig | MixerConfig, ...]
-    norm: str = "rms"
-    norm_eps: float = 1e-5
+    vocab_size: Count
+    d_model: Count
+    layers: Layers
+    norm: Annotated[str, OneOf(NORMS)] = "rms"
+    norm_eps: NonNegative = 1e-5
     tie_embeddings: bool = True
-    embedding_dropout: float = 0.0
-    embedding_std: float = 0.02
-    max_positions: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model"):
-            size = getattr(self, name)
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ConfigError(f"LanguageModelConfig.{name}={size!r}; expected an integer of at least 1")
-        std = self.embedding_std
-        if not isinstance(std, (int, float)) or isinstance(std, bool) or not 0 <= std < math.inf:
-            raise ConfigError(f"LanguageModelConfig.embedding_std={std!r}; expected a number of at least 0")
-        if self.norm not in NORMS:
-            raise ConfigError(f"LanguageModelConfig.norm={self.norm!r} is unknown; use one of {list(NORMS)}")
-        if not 0.0 <= self.embedding_dropout < 1.0:
-            raise ConfigError(
-                f"LanguageModelConfig.embedding_dropout={self.embedding_dropout} is out of range; "
-                "use 0 <= embedding_dropout < 1"
-            )
-        n = self.max_positions
-        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
-            raise ConfigError(
-                f"LanguageModelConfig.max_positions={n!r}; expected an integer of at least 1, or None for no table"
-            )
-        if not isinstance(self.layers, Sequence) or not self.layers:
-            raise ConfigError("LanguageModelConfig.layers must be a tuple with at least one layer")
-        for i, layer in enumerate(self.layers):
-            if not isinstance(layer, (BlockConfig, MixerConfig)):
-                raise ConfigError(
-                    f"LanguageModelConfig.layers[{i}] is a {type(layer).__name__}; "
-                    "expected a BlockConfig or a mixer's config"
-                )
-        object.__setattr__(self, "layers", tuple(self.layers))
+    embedding_dropout: Fraction = 0.0
+    embedding_std: NonNegative = 0.02
+    max_positions: Count | None = None
 
     @property
     def blocks(self) -> tuple[BlockConfig, ...]:

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from statewise.errors import ConfigError
+from statewise.configuration import Config
+from statewise.configuration.types import Count, OneOf, Positive
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.projection import WEIGHT_STD, Linear, check_weight_std, draw_normal
+from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPConfig:
+class MLPConfig(Config):
     """``W2 f(W1 x)``, or with ``gated`` the GLU form ``W2 (f(W1 x) * (V x))`` (Shazeer 2020, arXiv:2002.05202).
 
     expand:      the hidden width as a multiple of d_model, rounded up to a multiple of ``multiple_of``
     weight_std:  standard deviation of the weights at the start
     """
 
-    expand: float = 4.0
-    activation: str = "gelu"
+    expand: Positive = 4.0
+    activation: Annotated[str, OneOf(ACTIVATIONS)] = "gelu"
     gated: bool = False
     bias: bool = True
-    multiple_of: int = 1
-    weight_std: float = WEIGHT_STD
-
-    def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise ConfigError(f"MLPConfig.activation={self.activation!r} is unknown; use one of {sorted(ACTIVATIONS)}")
-        if self.expand <= 0 or self.multiple_of < 1:
-            raise ConfigError(
-                f"MLPConfig needs expand > 0 and multiple_of >= 1, got {self.expand} and {self.multiple_of}"
-            )
-        check_weight_std(self)
+    multiple_of: Count = 1
+    weight_std: Positive = WEIGHT_STD
 
     def build(self, d_model: int) -> MLP:
         return MLP(d_model, self)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from statewise.configuration.types import AtLeastTwo, Count, OneOf
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.projection import Linear
@@ -21,19 +23,12 @@ class PairClassifierConfig(SequenceModelConfig):
     activation: of that layer
     """
 
-    n_classes: int
-    d_hidden: int | None = None
-    activation: str = "gelu"
+    n_classes: AtLeastTwo
+    d_hidden: Count | None = None
+    activation: Annotated[str, OneOf(ACTIVATIONS)] = "gelu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_count("n_classes", 2)
-        if self.d_hidden is not None:
-            self._require_count("d_hidden")
-        if self.activation not in ACTIVATIONS:
-            raise ConfigError(
-                f"PairClassifierConfig.activation={self.activation!r} is unknown; use one of {sorted(ACTIVATIONS)}"
-            )
         if self.pooling is None:
             raise ConfigError(
                 'PairClassifierConfig.pooling=None leaves nothing of a sequence to compare; use "mean", "last" or '

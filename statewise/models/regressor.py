@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from statewise.configuration.types import Count
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 
 
@@ -11,11 +12,7 @@ from statewise.models.encoder import SequenceModel, SequenceModelConfig
 class SequenceRegressorConfig(SequenceModelConfig):
     """A regressor. ``layers`` holds blocks or bare mixer configs; the other fields are in ``SequenceModelConfig``."""
 
-    d_output: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_count("d_output")
+    d_output: Count
 
     @property
     def n_outputs(self) -> int:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from statewise import hippo
-from statewise.errors import ConfigError
+from statewise.configuration import Config
+from statewise.configuration.types import (
+    AtLeastTwo,
+    Count,
+    EvenCount,
+    NonEmpty,
+    OneOf,
+    Positive,
+    at_least,
+)
 from statewise.operators.dense import DenseLTI
 from statewise.systems import discretize_dense
 
@@ -20,7 +30,7 @@ BATCH = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class DelaySettings:
+class DelaySettings(Config):
     """delays:  steps that the model has to remember; period: of the fastest part of its input, in steps
     initial: matrices to begin with, of "legs", "legt", "lin", "random"; d_state: their order N
     radius:  of the disc that the eigenvalues of a random A fill, before it is shifted to LegS's spectral abscissa, -1
@@ -28,26 +38,15 @@ class DelaySettings:
     window:  steps in a unit of time where gradients are measured, over 8 units
     """
 
-    delays: tuple[int, ...] = (64, 128, 256, 512, 1024)
-    initial: tuple[str, ...] = TRAINED
-    d_state: int = 64
-    radius: float = 64.0
-    period: int = 32
-    seeds: int = 3
-    steps: int = 200
-    lr: float = 1e-2
-    window: int = 512
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.initial if name not in TRAINED]
-        if unknown or not self.initial:
-            raise ConfigError(f"DelaySettings.initial: {unknown or 'none'}; use some of {', '.join(TRAINED)}")
-        if self.d_state < 2 or self.d_state % 2:
-            raise ConfigError(f"DelaySettings.d_state={self.d_state}; use an even number of at least 2")
-        if min(self.seeds, self.steps) < 1 or self.window < 8 or not self.delays or min(self.delays) < 2:
-            raise ConfigError("DelaySettings needs a seed, a step, a window of 8 and delays of 2 steps at least")
-        if self.period < 2 or not 0 < self.radius < math.inf or not 0 < self.lr < math.inf:
-            raise ConfigError("DelaySettings needs a period of 2 at least, and radius and lr above 0")
+    delays: NonEmpty[AtLeastTwo] = (64, 128, 256, 512, 1024)
+    initial: NonEmpty[Annotated[str, OneOf(TRAINED)]] = TRAINED
+    d_state: EvenCount = 64
+    radius: Positive = 64.0
+    period: AtLeastTwo = 32
+    seeds: Count = 3
+    steps: Count = 200
+    lr: Positive = 1e-2
+    window: Annotated[int, at_least(8)] = 512
 
 
 def initial_system(name: str, config: DelaySettings, generator: torch.Generator) -> tuple[Tensor, Tensor]:

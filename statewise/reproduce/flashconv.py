@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise.configuration import Config
+from statewise.configuration.types import Count, Distinct, EvenCount, NonEmpty
 from statewise.errors import ConfigError
 from statewise.operators import DiagonalLTI
 from statewise.operators.time_invariant import CHUNK
@@ -19,6 +21,7 @@ from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_s
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report, doubling_axis, drawn
 from statewise.reproduce.work import Work
+from statewise.train.config import Device
 from statewise.train.environment import choose_device
 from statewise.train.tasks.base import Table
 
@@ -47,7 +50,7 @@ PUBLISHED_LRA = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlashConvSettings:
+class FlashConvSettings(Config):
     """lengths, batches: of the sequences, each length once, and how many of them at each length
     d_model: channels, and n_heads that attention divides them into
     d_state: order of the diagonal system of each channel, d_state // 2 conjugate pairs
@@ -55,32 +58,23 @@ class FlashConvSettings:
     device:  "cpu", "cuda", or "auto"
     """
 
-    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
-    batches: tuple[int, ...] = (8, 8, 8, 4, 2, 2, 1, 1)
-    d_model: int = 256
-    n_heads: int = 4
-    d_state: int = 64
-    rounds: int = 7
-    device: str = "cpu"
+    lengths: Distinct[Count] = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
+    batches: NonEmpty[Count] = (8, 8, 8, 4, 2, 2, 1, 1)
+    d_model: Count = 256
+    n_heads: Count = 4
+    d_state: EvenCount = 64
+    rounds: Count = 7
+    device: Device = "cpu"
 
     def __post_init__(self) -> None:
-        if not self.lengths or len(self.lengths) != len(self.batches):
+        if len(self.lengths) != len(self.batches):
             raise ConfigError(
                 f"FlashConvSettings: lengths={self.lengths}, batches={self.batches}; give a batch for each length"
             )
-        if len(set(self.lengths)) < len(self.lengths):
-            raise ConfigError(
-                f"FlashConvSettings: lengths={self.lengths} has a length twice; give each once, and measure another "
-                "batch of it in another folder"
-            )
-        if min(*self.lengths, *self.batches, self.rounds) < 1:
-            raise ConfigError("FlashConvSettings: lengths, batches and rounds are at least 1")
-        if self.n_heads < 1 or self.d_model < 1 or self.d_model % self.n_heads:
+        if self.d_model % self.n_heads:
             raise ConfigError(
                 f"FlashConvSettings: d_model={self.d_model} is not a multiple of n_heads={self.n_heads}; change either"
             )
-        if self.d_state < 2 or self.d_state % 2:
-            raise ConfigError(f"FlashConvSettings: d_state={self.d_state} must be even and at least 2")
         choose_device(self.device)  # refuses what is not there before the folder is made
 
 

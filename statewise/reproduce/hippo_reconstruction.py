@@ -7,12 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
 
 from statewise import hippo
+from statewise.configuration import Config
+from statewise.configuration.types import (
+    Count,
+    EvenCount,
+    Natural,
+    NonEmpty,
+    OneOf,
+    Positive,
+    at_least,
+)
 from statewise.errors import ConfigError
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Report, doubling_axis, drawn
@@ -34,7 +44,7 @@ REAL = ("sunspots", "co2")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HippoSettings:
+class HippoSettings(Config):
     """orders:   N, the numbers that a state holds of the past
     measures: of :func:`statewise.hippo.transition`
     window:   steps of the past that are reconstructed; the signal is so long, and then as long again before it for the
@@ -43,27 +53,26 @@ class HippoSettings:
     time_units: how many units of time the window is for LagT, whose memory fades as e^(-s/2) from now, s in units
     """
 
-    orders: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256)
-    measures: tuple[str, ...] = ("legs", "legt", "lmu", "lagt", "fourier", "fourier_diag")
-    window: int = 4096
-    cycles: float = 24.0
-    n_signals: int = 16
-    time_units: float = 128.0
-    seed: int = 0
+    orders: NonEmpty[EvenCount] = (4, 8, 16, 32, 64, 128, 256)
+    measures: NonEmpty[Annotated[str, OneOf(NAMES)]] = (
+        "legs",
+        "legt",
+        "lmu",
+        "lagt",
+        "fourier",
+        "fourier_diag",
+    )
+    window: Annotated[int, at_least(16)] = 4096
+    cycles: Positive = 24.0
+    n_signals: Count = 16
+    time_units: Positive = 128.0
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
-        unknown = [measure for measure in self.measures if measure not in NAMES]
-        if unknown or not self.measures:
-            raise ConfigError(f"HippoSettings.measures: {unknown or 'none'}; use some of {', '.join(NAMES)}")
-        if not self.orders or any(n < 2 or n % 2 for n in self.orders):
-            raise ConfigError(f"HippoSettings.orders={self.orders}; use even numbers of at least 2")
-        if self.window < 16 or self.n_signals < 1 or not 0 < self.cycles < self.window / 4:
+        if self.cycles >= self.window / 4:
             raise ConfigError(
-                f"HippoSettings: window={self.window}, n_signals={self.n_signals}, cycles={self.cycles}; use a window "
-                "of at least 16 steps, at least one signal, and at least 4 steps to a cycle"
+                f"HippoSettings: window={self.window}, cycles={self.cycles}; use at least 4 steps to a cycle"
             )
-        if not 0 < self.time_units < math.inf:
-            raise ConfigError(f"HippoSettings.time_units={self.time_units}; use a number above 0")
 
 
 def quick() -> HippoSettings:

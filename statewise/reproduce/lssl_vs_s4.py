@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from statewise.errors import ConfigError
+from statewise.configuration import Config
+from statewise.configuration.types import Count, EvenCount, NonEmpty
 from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.time_invariant import TimeInvariantMixer
@@ -19,6 +20,7 @@ from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_s
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Bar, Report, doubling_axis, drawn
 from statewise.reproduce.work import Work
+from statewise.train.config import Device
 from statewise.train.environment import choose_device
 from statewise.train.tasks.base import Table
 
@@ -33,23 +35,19 @@ DENSE_COPIES = 24  # of A that the step holds at a time, about, to refuse a mach
 
 
 @dataclass(frozen=True, kw_only=True)
-class LsslVsS4Settings:
+class LsslVsS4Settings(Config):
     """widths: channels, with as many states each; length: of the one sequence
     rounds: how often both are measured in turn, for each width; s4_repeats: steps of S4 in a round, for one of LSSL
     device: "cpu", "cuda", or "auto"
     """
 
-    widths: tuple[int, ...] = (128, 256, 512)
-    length: int = 1024
-    rounds: int = 3
-    s4_repeats: int = 5
-    device: str = "cpu"
+    widths: NonEmpty[EvenCount] = (128, 256, 512)
+    length: Count = 1024
+    rounds: Count = 3
+    s4_repeats: Count = 5
+    device: Device = "cpu"
 
     def __post_init__(self) -> None:
-        if not self.widths or any(width < 2 or width % 2 for width in self.widths):
-            raise ConfigError(f"LsslVsS4Settings.widths={self.widths}; use even numbers of at least 2")
-        if min(self.length, self.rounds, self.s4_repeats) < 1:
-            raise ConfigError("LsslVsS4Settings needs a length, rounds and s4_repeats of at least 1")
         choose_device(self.device)  # refuses what is not there before the folder is made
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from statewise.configuration import Config
+from statewise.configuration.types import Count, Depth, EvenCount, NonEmpty, Positive
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.s4 import S4Config
@@ -19,6 +21,7 @@ from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_s
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Bar, Report, doubling_axis, drawn
 from statewise.reproduce.work import Work
+from statewise.train.config import Device
 from statewise.train.environment import choose_device
 from statewise.train.tasks.base import Table
 
@@ -32,7 +35,7 @@ LEAST_SPEED = {1024: 1.6, 4096: 5.2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class S4VsTransformerSettings:
+class S4VsTransformerSettings(Config):
     """lengths, batches: of the sequences, and how many of them are in a step at each length
     d_model, n_layers, n_heads: of both, and of the attention
     d_state: of S4; expand: of the Transformer's MLP
@@ -40,23 +43,21 @@ class S4VsTransformerSettings:
     device:  "cpu", "cuda", or "auto"
     """
 
-    lengths: tuple[int, ...] = (1024, 4096, 16384)
-    batches: tuple[int, ...] = (8, 8, 2)
-    d_model: int = 256
-    n_layers: int = 4
-    n_heads: int = 4
-    d_state: int = 64
-    expand: float = 4.0
-    rounds: int = 3
-    device: str = "cpu"
+    lengths: NonEmpty[Count] = (1024, 4096, 16384)
+    batches: tuple[Count, ...] = (8, 8, 2)
+    d_model: Count = 256
+    n_layers: Depth = 4
+    n_heads: Count = 4
+    d_state: EvenCount = 64
+    expand: Positive = 4.0
+    rounds: Count = 3
+    device: Device = "cpu"
 
     def __post_init__(self) -> None:
-        if not self.lengths or len(self.lengths) != len(self.batches):
+        if len(self.lengths) != len(self.batches):
             raise ConfigError(
                 f"S4VsTransformerSettings: lengths={self.lengths}, batches={self.batches}; give a batch for each length"
             )
-        if min(*self.lengths, *self.batches, self.n_layers, self.rounds) < 1:
-            raise ConfigError("S4VsTransformerSettings: lengths, batches, n_layers and rounds are at least 1")
         choose_device(self.device)  # refuses what is not there before the folder is made
 
 

@@ -8,13 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
 from statewise.checkpoints import load, resolve
-from statewise.configuration import assign
+from statewise.configuration import Config, assign
+from statewise.configuration.types import (
+    AtLeastTwo,
+    Distinct,
+    Finite,
+    OneOf,
+    Ratio,
+    Seed,
+)
 from statewise.data.base import absolute
 from statewise.data.labelled import LabelledDataConfig, open_labelled
 from statewise.errors import ConfigError
@@ -50,7 +58,7 @@ NOTES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedTaskSettings:
+class TrainedTaskSettings(Config):
     """preset:  of ``statewise train``; settings: fields of that run to set, as "train.steps=100"
     folder:  where the data lie, for data that have a folder
     seeds:   one run each; the split of the data is the same for all
@@ -60,25 +68,17 @@ class TrainedTaskSettings:
     max_rows: of the test split, and for DTW of every split, are read; None: all
     """
 
-    preset: str
+    preset: Annotated[str, OneOf(PRESETS)]
     settings: tuple[str, ...] = ()
     folder: str | None = None
-    seeds: tuple[int, ...] = (0,)
+    seeds: Distinct[Seed] = (0,)
     measured: str = "accuracy"
-    bar: float | None = None
+    bar: Finite | None = None
     dtw: bool = False
-    dtw_windows: tuple[float, ...] = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
-    max_rows: int | None = None
+    dtw_windows: tuple[Ratio, ...] = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
+    max_rows: AtLeastTwo | None = None
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise ConfigError(f"TrainedTaskSettings.preset={self.preset!r} is unknown; use one of {', '.join(PRESETS)}")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"TrainedTaskSettings.seeds={self.seeds}; give at least one, each once")
-        if any(not 0 <= window <= 1 for window in self.dtw_windows):
-            raise ConfigError(f"TrainedTaskSettings.dtw_windows={self.dtw_windows}; each is from 0 to 1")
-        if self.max_rows is not None and self.max_rows < 2:
-            raise ConfigError(f"TrainedTaskSettings.max_rows={self.max_rows}; use at least 2, or None")
         if self.folder is not None:
             object.__setattr__(self, "folder", absolute(self.folder))
         if self.dtw and not isinstance(PRESETS[self.preset]().data, LabelledDataConfig):

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
+from statewise.configuration import Config
+from statewise.configuration.types import (
+    AtLeastTwo,
+    Count,
+    Finite,
+    Fraction,
+    Limit,
+    NonNegative,
+    OneOf,
+    Positive,
+    Ratio,
+    Seed,
+)
 from statewise.data.base import DataConfig
 from statewise.errors import ConfigError
 from statewise.models.base import ModelConfig
 
-DECAYED = ("maps", "all")
-SCHEDULES = ("cosine", "linear", "wsd")
-PRECISIONS = ("float32", "bfloat16")
-MATMULS = ("default", "fast")
 DEVICES = ("auto", "cpu", "cuda")
-DATA_PARALLEL = ("ddp", "fsdp")
+Device = Annotated[str, OneOf(DEVICES)]
 
 # What a resumed run may set anew: how long it goes on, what it leaves on the way, and the machine it runs on
 # with the place of the data there.
@@ -46,7 +55,7 @@ CHANGEABLE_ON_RESUME = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
+class ParallelConfig(Config):
     """How the processes of one run share the work; see docs/distributed.md. What is left over shares the rows of each
     batch: with torchrun's 8 processes, tensor=2 and sequence=2, two ranks have half of the rows each.
 
@@ -55,20 +64,13 @@ class ParallelConfig:
     sequence: so many ranks share each sequence, one contiguous piece each
     """
 
-    data: str = "ddp"
-    tensor: int = 1
-    sequence: int = 1
-
-    def __post_init__(self) -> None:
-        if self.data not in DATA_PARALLEL:
-            raise ConfigError(f"ParallelConfig.data={self.data!r} is unknown; use one of {list(DATA_PARALLEL)}")
-        for name in ("tensor", "sequence"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"ParallelConfig.{name}={getattr(self, name)} is too small; use at least 1")
+    data: Literal["ddp", "fsdp"] = "ddp"
+    tensor: Count = 1
+    sequence: Count = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Config):
     """How a model is trained. A step reads ``accumulation * batch_size`` sequences; with ``drop_last=False`` the last
     one of an epoch reads what remains.
 
@@ -84,83 +86,76 @@ class TrainConfig:
     """
 
     # The budget, and what a step reads
-    steps: int | None = None
-    epochs: float | None = None
-    minutes: float | None = None
-    batch_size: int = 8  # sequences in a micro-batch
-    length: int | None = None  # tokens in a sequence of text, by default 512; other sequences have their own: None
-    accumulation: int = 1  # micro-batches whose gradients are averaged before each step
+    steps: Count | None = None
+    epochs: Positive | None = None
+    minutes: Limit | None = None
+    batch_size: Count = 8  # sequences in a micro-batch
+    length: Count | None = None  # tokens in a sequence of text, by default 512; other sequences have their own: None
+    accumulation: Count = 1  # micro-batches whose gradients are averaged before each step
     drop_last: bool = True  # leave out the rows of an epoch that fill no batch; false: they are its last batch
     carry_state: bool = False  # read contiguous streams, the state passed on (detached) from batch to batch
-    stop_at: float | None = None  # end early, once the validation metric has been this good in stop_after looks running
-    stop_after: int = 1
-    seed: int = 0  # of the parameters, the dropout and the order of the data
+    stop_at: Finite | None = (
+        None  # end early, once the validation metric has been this good in stop_after looks running
+    )
+    stop_after: Count = 1
+    seed: Seed = 0  # of the parameters, the dropout and the order of the data
 
     # AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) and its schedule
-    lr: float = 1e-3  # the highest rate, reached at the end of the warm-up
-    lr_min_ratio: float = 0.1  # the last rate, as a fraction of lr
-    lr_start_ratio: float = 0.0  # the rate that the warm-up rises from, as a fraction of lr
-    dynamics_lr_ratio: float = 1.0  # rate of the parameters in a Dynamics module, as a multiple of the others'
-    dynamics_lr_max: float | None = None  # and at most this at its highest; S4's rule is 1e-3 with a ratio of 1
-    dt_lr_ratio: float | None = None  # the same for the step sizes dt alone; None: as the rest of the dynamics
-    dt_lr_max: float | None = None
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1  # per unit of learning rate
-    weight_decay_of: str = "maps"  # or "all": embeddings, norms and biases as well (see train/optimizer.py)
-    clip_norm: float | None = 1.0  # the gradient's norm over all parameters is clipped to this; None: never
-    schedule: str = "cosine"  # or "linear"; or "wsd": warm-up, stable, decay
-    warmup: float = 0.02  # fraction of the run in which the rate rises
+    lr: Positive = 1e-3  # the highest rate, reached at the end of the warm-up
+    lr_min_ratio: Ratio = 0.1  # the last rate, as a fraction of lr
+    lr_start_ratio: Ratio = 0.0  # the rate that the warm-up rises from, as a fraction of lr
+    dynamics_lr_ratio: Positive = 1.0  # rate of the parameters in a Dynamics module, as a multiple of the others'
+    dynamics_lr_max: Limit | None = None  # and at most this at its highest; S4's rule is 1e-3 with a ratio of 1
+    dt_lr_ratio: Positive | None = None  # the same for the step sizes dt alone; None: as the rest of the dynamics
+    dt_lr_max: Limit | None = None
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.1  # per unit of learning rate
+    weight_decay_of: Literal["maps", "all"] = (
+        "maps"  # or "all": embeddings, norms and biases as well (see train/optimizer.py)
+    )
+    clip_norm: Limit | None = 1.0  # the gradient's norm over all parameters is clipped to this; None: never
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"  # or "linear"; or "wsd": warm-up, stable, decay
+    warmup: Ratio = 0.02  # fraction of the run in which the rate rises
     warmup_prefix: bool = True  # the fall begins where the warm-up ends; false: where the run begins, under it
-    decay: float = 0.2  # fraction of the run in which the rate falls, at its end ("wsd" only)
+    decay: Ratio = 0.2  # fraction of the run in which the rate falls, at its end ("wsd" only)
 
     # How it is computed
-    precision: str = "float32"  # "bfloat16": autocast; the parameters and the moments stay in float32
-    matmul: str = "default"  # float32 products of projections: as PyTorch is set, or "fast" (see above)
+    precision: Literal["float32", "bfloat16"] = (
+        "float32"  # "bfloat16": autocast; the parameters and the moments stay in float32
+    )
+    matmul: Literal["default", "fast"] = (
+        "default"  # float32 products of projections: as PyTorch is set, or "fast" (see above)
+    )
     compile: bool = False  # torch.compile; needs a compiler, and a minute at the start
     gradient_checkpointing: bool = False  # recompute each block in the backward pass: less memory, more time
     check_memory: bool = True  # refuse to begin where the estimate is more than what is free (train/memory_estimate.py)
-    device: str = "auto"  # "auto": cuda where there is one
-    threads: int | None = None  # of PyTorch on the CPU; None: as it is
+    device: Device = "auto"  # "auto": cuda where there is one
+    threads: Count | None = None  # of PyTorch on the CPU; None: as it is
     parallel: ParallelConfig = ParallelConfig()  # over the processes that torchrun starts
 
     # What it leaves on the way, besides at its end; each by steps, by minutes, by both, or not at all
-    evaluate_every: int | None = None
-    evaluate_minutes: float | None = 5.0
-    evaluate_items: int | None = None  # of the validation split, from its beginning; None: all (text: 65,536 tokens)
-    evaluate_window: int | None = None  # text: read the validation split from rest in windows of so many tokens, as
+    evaluate_every: Count | None = None
+    evaluate_minutes: Limit | None = 5.0
+    evaluate_items: AtLeastTwo | None = (
+        None  # of the validation split, from its beginning; None: all (text: 65,536 tokens)
+    )
+    evaluate_window: Count | None = None  # text: read the validation split from rest in windows of so many tokens, as
     # training does; None: with the state carried through it, where that is possible
-    save_every: int | None = None
-    save_minutes: float | None = 10.0
-    keep_last: int = 2  # checkpoints
+    save_every: Count | None = None
+    save_minutes: Limit | None = 10.0
+    keep_last: Count = 2  # checkpoints
     keep_best: bool = True  # also keep the one that is best on the validation split, saved when it is found
-    log_every: int = 10  # steps between two lines of metrics.jsonl; a line holds the mean loss of its steps
+    log_every: Count = 10  # steps between two lines of metrics.jsonl; a line holds the mean loss of its steps
 
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None and self.epochs is None:
             raise ConfigError("TrainConfig needs steps or minutes or epochs; set train.steps=1000 or train.minutes=10")
-        for name in ("batch_size", "accumulation", "stop_after", "keep_last", "log_every"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        self._require("evaluate_items", self.evaluate_items is None or self.evaluate_items >= 2, "at least 2, or None")
-        for name in ("steps", "length", "evaluate_every", "evaluate_window", "save_every", "threads"):
-            self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1, or None")
-        for name in ("minutes", "evaluate_minutes", "save_minutes", "clip_norm", "dynamics_lr_max", "dt_lr_max"):
-            self._require(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0, or None")
-        self._require("epochs", self.epochs is None or 0 < self.epochs < math.inf, "above 0 and finite, or None")
-        for name in ("lr", "dynamics_lr_ratio", "eps"):
-            self._require(name, 0 < getattr(self, name) < math.inf, "above 0")
-        self._require("dt_lr_ratio", self.dt_lr_ratio is None or 0 < self.dt_lr_ratio < math.inf, "above 0, or None")
         if self.dt_lr_max is not None and self.dt_lr_ratio is None:
             raise ConfigError(
                 f"TrainConfig.dt_lr_max={self.dt_lr_max} needs a rate of dt's own; set train.dt_lr_ratio=1, or leave "
                 "it out"
             )
-        for name in ("lr_min_ratio", "lr_start_ratio", "warmup", "decay"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
-        self._require("stop_at", self.stop_at is None or math.isfinite(self.stop_at), "finite, or None")
-        self._require("weight_decay", 0 <= self.weight_decay < math.inf, "at least 0")
-        self._require("seed", 0 <= self.seed < 2**32, "from 0 to 2**32 - 1")
-        self._require("betas", len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two, each from 0 to 1")
         if not self.drop_last and self.accumulation > 1:
             raise ConfigError(
                 f"TrainConfig.drop_last=False with accumulation={self.accumulation}: micro-batches count alike in a "
@@ -177,22 +172,10 @@ class TrainConfig:
                 f"TrainConfig.warmup={self.warmup} and decay={self.decay} are fractions of one run, "
                 "and together may not exceed 1"
             )
-        for name, known in (
-            ("weight_decay_of", DECAYED),
-            ("schedule", SCHEDULES),
-            ("precision", PRECISIONS),
-            ("matmul", MATMULS),
-            ("device", DEVICES),
-        ):
-            self._require(name, getattr(self, name) in known, f"one of {list(known)}")
-
-    def _require(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise ConfigError(f"TrainConfig.{name}={getattr(self, name)!r} is out of range; expected {expected}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Config):
     """A whole run, as run.json holds it."""
 
     model: ModelConfig
@@ -200,9 +183,6 @@ class RunConfig:
     train: TrainConfig
 
     def __post_init__(self) -> None:
-        for name, value, expected in (("model", self.model, ModelConfig), ("data", self.data, DataConfig)):
-            if not isinstance(value, expected):
-                raise ConfigError(f"RunConfig.{name} is a {type(value).__name__}; expected a {expected.__name__}")
         length = self.data.default_length
         if length is None and self.train.length is not None:
             raise ConfigError(

@@ -9,7 +9,14 @@ from statewise.configuration import assign
 from statewise.data.labelled import LabelledDataConfig
 from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.synthetic_languages import (
+    AssociativeRecallConfig,
+    InductionHeadConfig,
+    LongInductionHeadConfig,
+    MultiQueryRecallConfig,
+    SelectiveCopyingConfig,
+    SyntheticLanguageConfig,
+)
 from statewise.data.text import TextDataConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
@@ -214,7 +221,7 @@ def induction_head() -> RunConfig:
 
     Accuracy 100 % on the test after 70 seconds of one core. With data.answer_only=true, Mamba needs 250 steps.
     """
-    return _recall(SyntheticLanguageConfig(task="induction-head"), MAMBA2, steps=4500, lr=4e-3)
+    return _recall(InductionHeadConfig(), MAMBA2, steps=4500, lr=4e-3)
 
 
 def associative_recall() -> RunConfig:
@@ -222,7 +229,7 @@ def associative_recall() -> RunConfig:
 
     Accuracy 100 % on the test after 40 seconds of one core.
     """
-    return _recall(SyntheticLanguageConfig(task="associative-recall"), MAMBA2, steps=3000, lr=4e-3)
+    return _recall(AssociativeRecallConfig(), MAMBA2, steps=3000, lr=4e-3)
 
 
 def mqar() -> RunConfig:
@@ -230,7 +237,7 @@ def mqar() -> RunConfig:
 
     Accuracy 99.5 % on the test after 37 seconds of one core. The published size (8192, 64) takes far longer.
     """
-    data = SyntheticLanguageConfig(task="mqar", vocab_size=64, length=32, n_train=20_000, n_validation=500)
+    data = MultiQueryRecallConfig(vocab_size=64, length=32, n_train=20_000, n_validation=500)
     return _recall(data, MAMBA2, steps=1500, batch_size=64)
 
 
@@ -239,7 +246,7 @@ def selective_copying() -> RunConfig:
 
     Accuracy 100 % on the test after 63 seconds of one core. The published size, 4,096 tokens, took 400,000 steps.
     """
-    data = SyntheticLanguageConfig(task="selective-copying", vocab_size=10, length=64, n_copied=4, n_train=100_000)
+    data = SelectiveCopyingConfig(vocab_size=10, length=64, n_copied=4, n_train=100_000)
     return _recall(data, MAMBA2, steps=1500, batch_size=64)
 
 
@@ -249,7 +256,7 @@ def long_induction_head() -> RunConfig:
     Accuracy 100 % on the test after 14 seconds of one core. Training at the published 256 takes longer: after a minute
     with 8 rows a step it was still at chance.
     """
-    data = SyntheticLanguageConfig(task="long-induction-head", length=64, test_length=1024, n_train=100_000)
+    data = LongInductionHeadConfig(length=64, test_length=1024, n_train=100_000)
     return _recall(data, MambaConfig(), steps=400)
 
 
@@ -261,7 +268,7 @@ def _recall(
     batch_size: int = 32,
     lr: float = 8e-3,
 ) -> RunConfig:
-    model = LanguageModelConfig(vocab_size=data.resolved("vocab_size"), d_model=64, layers=(layer,) * 2)
+    model = LanguageModelConfig(vocab_size=data.vocab_size, d_model=64, layers=(layer,) * 2)
     train = TrainConfig(
         steps=steps,
         batch_size=batch_size,

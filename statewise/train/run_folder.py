@@ -26,6 +26,7 @@ from statewise.checkpoints.files import read_trainer_data
 from statewise.checkpoints.folders import CHECKPOINTS, RUN_FILE
 from statewise.checkpoints.manifest import TRAINER_DATA, read_manifest
 from statewise.configuration import from_dict, to_dict
+from statewise.data.synthetic_languages.config import from_one_class
 from statewise.data.text import TextDataConfig
 from statewise.errors import CheckpointError, ConfigError
 from statewise.models.language_model import LanguageModelConfig
@@ -66,7 +67,7 @@ def run_from_dict(data: Any, *, where: str = "run") -> RunConfig:
         data = {key: value for key, value in data.items() if key != "statewise_version"}
         for name, default in (("model", LanguageModelConfig), ("data", TextDataConfig)):
             if name in data:
-                data[name] = with_default_type(data[name], default)
+                data[name] = with_default_type(from_one_class(data[name]), default)
         if isinstance(data.get("train"), Mapping):
             data["train"] = {RENAMED.get(key, key): value for key, value in data["train"].items()}
     return from_dict(RunConfig, data, types=run_types(), where=where)

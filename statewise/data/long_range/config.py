@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from statewise.configuration.types import AtLeastTwo, Count, Fraction, Natural, OneOf
 from statewise.data.base import DataConfig, absolute
 from statewise.errors import ConfigError
 
@@ -115,36 +116,24 @@ class LongRangeDataConfig(DataConfig):
     seed: of what is drawn and held out. The published divisions do not hang on it.
     """
 
-    task: str = "listops-gen"
+    task: Annotated[str, OneOf(TASKS)] = "listops-gen"
     folder: str | None = None
-    min_length: int | None = None
-    max_length: int | None = None
-    max_depth: int | None = None
-    max_args: int | None = None
-    n_train: int | None = None
-    n_validation: int | None = None
-    n_test: int | None = None
-    validation_fraction: float | None = None
-    test_fraction: float | None = None
-    seed: int = 0
+    min_length: Count | None = None
+    max_length: AtLeastTwo | None = None
+    max_depth: AtLeastTwo | None = None
+    max_args: AtLeastTwo | None = None
+    n_train: Count | None = None
+    n_validation: Natural | None = None
+    n_test: Natural | None = None
+    validation_fraction: Fraction | None = None
+    test_fraction: Fraction | None = None
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ConfigError(f"LongRangeDataConfig.task={self.task!r} is unknown; use one of {', '.join(TASKS)}")
         own = TASKS[self.task].defaults
         for name in FIELDS:
             if getattr(self, name) is not None and name not in own:
                 raise ConfigError(f"LongRangeDataConfig.{name} is not for the task {self.task!r}; leave it out")
-        least = {"min_length": 1, "max_length": 2, "max_depth": 2, "max_args": 2, "n_train": 1}
-        least |= {"n_validation": 0, "n_test": 0, "seed": 0}
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ConfigError(f"LongRangeDataConfig.{name}={value} is too small; use at least {low}")
-        for name in ("validation_fraction", "test_fraction"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise ConfigError(f"LongRangeDataConfig.{name}={value} is out of range; use at least 0, and below 1")
         if self.task == "listops-gen" and self.resolved("min_length") + 1 >= self.resolved("max_length"):
             raise ConfigError(
                 f"LongRangeDataConfig.min_length={self.resolved('min_length')} and max_length="

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statewise.data.synthetic_languages.config import LANGUAGES, SyntheticLanguageConfig
+from statewise.data.synthetic_languages.config import (
+    LANGUAGES,
+    AssociativeRecallConfig,
+    InductionHeadConfig,
+    LongInductionHeadConfig,
+    MultiQueryRecallConfig,
+    SelectiveCopyingConfig,
+    SyntheticLanguageConfig,
+)
 from statewise.data.synthetic_languages.data import (
     IGNORED,
     LanguageSplit,
@@ -22,11 +30,16 @@ if TYPE_CHECKING:
 __all__ = [
     "IGNORED",
     "LANGUAGES",
+    "AssociativeRecallConfig",
+    "InductionHeadConfig",
     "Language",
     "LanguageSplit",
+    "LongInductionHeadConfig",
+    "MultiQueryRecallConfig",
     "RecallBatch",
     "RecallBatches",
     "Rows",
+    "SelectiveCopyingConfig",
     "SyntheticLanguage",
     "SyntheticLanguageConfig",
     "open_synthetic_language",

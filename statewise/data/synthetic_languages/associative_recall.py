@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import numpy as np
 
 from statewise.data.synthetic_languages.induction_head import named_as_text
@@ -28,19 +25,9 @@ class AssociativeRecall(Language):
         vocabulary of 20 and 43 tokens; H3 is also trained on 20 tokens of pairs and tested on 40 (test_length 43).
     """
 
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 10,
-        "length": 23,
-        "test_length": None,
-        "answer_only": False,
-        "n_train": 5000,
-        "n_validation": 500,
-        "n_test": 500,
-    }
     deduplicated = True
 
     def check(self, length: int, field: str) -> None:
-        self.require("vocab_size", self.vocab_size >= 6, 'at least 6: "=>", ".", two keys and two values')
         self.require(
             field, length >= 5 and length % 2 == 1, 'an odd number from 5 up: pairs, "=>", a key and its value'
         )

@@ -44,7 +44,7 @@ class RecallBatches:
     def __init__(self, split: LanguageSplit, batch_size: int, seed: int, drop_last: bool = True) -> None:
         require_rows(split, batch_size, seed, drop_last)
         self.split, self.batch_size, self.seed, self.drop_last = split, batch_size, seed, drop_last
-        self._only_answers: bool = split.language.config.resolved("answer_only")
+        self._only_answers: bool = split.language.config.answer_only
         self._epoch: tuple[int, list[Tensor]] | None = None  # number, the rows of each step
 
     @property

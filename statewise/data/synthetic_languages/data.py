@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from statewise.data.splits import SPLITS
-from statewise.data.synthetic_languages.config import LANGUAGES, SyntheticLanguageConfig
+from statewise.data.synthetic_languages.config import OLD_FIELDS, SyntheticLanguageConfig
 from statewise.data.synthetic_languages.language import Language, Rows
 from statewise.data.synthetic_languages.words import Words, mixed
 from statewise.errors import ConfigError, DataError
@@ -38,8 +38,8 @@ class LanguageSplit:
     def __init__(self, name: str, language: Language, n_rows: int) -> None:
         self.name, self.language, self._n_rows = name, language, n_rows
         config = language.config
-        at_test = config.resolved("test_length") if name == "test" else None
-        self._length: int = at_test or config.resolved("length")
+        at_test = config.test_length if name == "test" else None
+        self._length: int = at_test or config.length
         require_free(STEP_BYTES * self._length, f"a row of {self._length:,} tokens")
         require_free(ORDER_BYTES * n_rows, f"data.n_{name}={n_rows}")
 
@@ -64,7 +64,7 @@ class LanguageSplit:
     def targets(self, rows: Rows) -> np.ndarray:
         """(n, length): what each step is to predict: the answer where one is due, elsewhere the next token or -100."""
         targets = np.full_like(rows.inputs, IGNORED)
-        if not self.language.config.resolved("answer_only"):
+        if not self.language.config.answer_only:
             targets[:, :-1] = rows.inputs[:, 1:]
         np.put_along_axis(targets, rows.positions, rows.answers, 1)
         return targets
@@ -155,7 +155,7 @@ class LanguageSplit:
         config = self.language.config
         size = f"vocab_size {self.language.vocab_size} and length {self._length}"
         return ConfigError(
-            f"SyntheticLanguageConfig.n_{self.name}={len(self)}, but no row {row} that is new and for no other split "
+            f"{type(config).__name__}.n_{self.name}={len(self)}, but no row {row} that is new and for no other split "
             f"was found in {MAX_DRAWS} draws: {config.task!r} has too few at {size}; use fewer rows, a larger "
             "vocabulary or longer rows"
         )
@@ -169,7 +169,7 @@ class SyntheticLanguage:
 
     @cached_property
     def language(self) -> Language:
-        return LANGUAGES[self.config.task](self.config)
+        return self.config.language
 
     @property
     def vocab_size(self) -> int:
@@ -183,7 +183,8 @@ class SyntheticLanguage:
     @cached_property
     def fingerprint(self) -> str:
         """Equal only for the same rows: what a resumed run is held against."""
-        fields = {name: self.config.resolved(name) for name in asdict(self.config)}
+        # As the one class for all languages had them, so that runs from then are still found to have the same data.
+        fields = {"task": self.config.task, **dict.fromkeys(OLD_FIELDS), **asdict(self.config)}
         digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
         for array in self.split("train").rows(np.arange(1)):  # in case the rows should ever be drawn in another way
             digest.update(np.ascontiguousarray(array).data)
@@ -196,13 +197,16 @@ class SyntheticLanguage:
         """
         if name not in SPLITS:
             raise ConfigError(f"there is no split {name!r}; use one of {list(SPLITS)}")
-        if not self.config.resolved(f"n_{name}"):
+        if not self._n_rows(name):
             raise DataError(f"there is no {name} split: data.n_{name} is 0; set it above 0")
         return self._splits[name]
 
     @cached_property
     def _splits(self) -> dict[str, LanguageSplit]:
-        return {name: LanguageSplit(name, self.language, self.config.resolved(f"n_{name}")) for name in SPLITS}
+        return {name: LanguageSplit(name, self.language, self._n_rows(name)) for name in SPLITS}
+
+    def _n_rows(self, split: str) -> int:
+        return {"train": self.config.n_train, "validation": self.config.n_validation, "test": self.config.n_test}[split]
 
     def text(self, tokens: np.ndarray) -> str:
         """A row's tokens by their names, with spaces between."""
@@ -212,11 +216,11 @@ class SyntheticLanguage:
     def describe(self) -> str:
         """The task and how many rows there are: a few lines to print."""
         config = self.config
-        fields = {name: config.resolved(name) for name in self.language.defaults if not name.startswith("n_t")}
-        shown = ", ".join(
-            f"{name} {value}" for name, value in fields.items() if name != "n_validation" and value is not None
-        )
-        counts = ", ".join(f"{name} {config.resolved(f'n_{name}'):,}" for name in SPLITS)
+        told_apart = ("n_train", "n_validation", "n_test", "seed")
+        fields = {name: value for name, value in asdict(config).items() if name not in told_apart}
+        fields["answer_only"] = fields.pop("answer_only")  # the last to be told
+        shown = ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
+        counts = ", ".join(f"{name} {self._n_rows(name):,}" for name in SPLITS)
         return (
             f"data       the language {config.task}: {shown}\n"
             f"sequences  drawn from seed {config.seed}: {counts}; chance {self.chance:.1%}"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import numpy as np
 
 from statewise.data.synthetic_languages.language import Language, Rows
@@ -25,19 +22,9 @@ class InductionHead(Language):
         5,000 rows for training and 500 for the test, no two alike.
     """
 
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 20,
-        "length": 32,
-        "test_length": None,
-        "answer_only": False,
-        "n_train": 5000,
-        "n_validation": 500,
-        "n_test": 500,
-    }
     deduplicated = True
 
     def check(self, length: int, field: str) -> None:
-        self.require("vocab_size", self.vocab_size >= 4, 'at least 4: "=>", "." and two others')
         self.require(field, length >= 5, 'at least 5: a body of three tokens, "=>" and the answer')
 
     def draw(self, words: Words, length: int) -> Rows:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -31,18 +30,16 @@ class Rows(NamedTuple):
 
 
 class Language(abc.ABC):
-    """One of the languages, with the numbers of a config.
+    """One of the languages, with the numbers of its config.
 
-    defaults    the fields that it has, with their published values; a config's field that is not here has to be None
     deduplicated  whether no row of a split may be equal to another of it
     """
 
-    defaults: ClassVar[Mapping[str, Any]]
     deduplicated: ClassVar[bool] = False
 
     def __init__(self, config: SyntheticLanguageConfig) -> None:
         self.config = config
-        self.vocab_size: int = config.resolved("vocab_size")
+        self.vocab_size = config.vocab_size
 
     @abc.abstractmethod
     def check(self, length: int, field: str) -> None:
@@ -73,6 +70,5 @@ class Language(abc.ABC):
         """Raises ConfigError about a field, unless it ``holds``."""
         if not holds:
             raise ConfigError(
-                f"SyntheticLanguageConfig.{field}={self.config.resolved(field)} does not fit the task "
-                f"{self.config.task!r}; expected {expected}"
+                f"{type(self.config).__name__}.{field}={getattr(self.config, field)} does not fit; expected {expected}"
             )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 from statewise.data.synthetic_languages.induction_head import draw_induction
 from statewise.data.synthetic_languages.language import Language, Rows
 from statewise.data.synthetic_languages.words import Words
@@ -22,18 +19,7 @@ class LongInductionHead(Language):
         the answer alone is said in state-spaces/mamba, issue 298. The sizes of the other splits are ours.
     """
 
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 16,
-        "length": 256,
-        "test_length": None,
-        "answer_only": True,
-        "n_train": 25 * 8192 * 8,
-        "n_validation": 512,
-        "n_test": 512,
-    }
-
     def check(self, length: int, field: str) -> None:
-        self.require("vocab_size", self.vocab_size >= 3, 'at least 3: "=>" and two others')
         self.require(field, length >= 5, 'at least 5: a body of three tokens, "=>" and the answer')
 
     def draw(self, words: Words, length: int) -> Rows:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from statewise.data.synthetic_languages.language import Language, Rows
 from statewise.data.synthetic_languages.words import Words
+
+if TYPE_CHECKING:
+    from statewise.data.synthetic_languages.config import MultiQueryRecallConfig
 
 
 class MultiQueryRecall(Language):
@@ -27,34 +29,21 @@ class MultiQueryRecall(Language):
         quarter as many pairs. The validation rows are ours.
     """
 
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 8192,
-        "length": 64,
-        "n_pairs": 4,
-        "alpha": 0.01,
-        "random_non_queries": True,
-        "test_length": None,
-        "answer_only": True,
-        "n_train": 100_000,
-        "n_validation": 3000,
-        "n_test": 3000,
-    }
+    config: MultiQueryRecallConfig
 
     def check(self, length: int, field: str) -> None:
-        n_pairs, n_keys, alpha = self._n_pairs, self.vocab_size // 2 - 1, self.config.resolved("alpha")
-        self.require("vocab_size", self.vocab_size >= 6, "at least 6: two keys, two values and the token 0")
+        n_pairs, n_keys = self.config.n_pairs, self.vocab_size // 2 - 1
         self.require("n_pairs", 1 <= n_pairs <= n_keys, f"1 to {n_keys}, the keys of vocab_size {self.vocab_size}")
         self.require(field, length % 2 == 0, "an even number")
         self.require("n_pairs", 4 * n_pairs <= length, f"at most {length // 4}, a quarter of {field} {length}")
-        self.require("alpha", 0 < alpha < np.inf, "a number above 0")
 
     def draw(self, words: Words, length: int) -> Rows:
-        n_pairs, half = self._n_pairs, self.vocab_size // 2
+        n_pairs, half = self.config.n_pairs, self.vocab_size // 2
         keys = 1 + words.distinct(half - 1, n_pairs)
         values = half + words.distinct(self.n_candidates, n_pairs)
-        weights = np.arange(1, length // 2 - n_pairs + 1) ** (self.config.resolved("alpha") - 1.0)
+        weights = np.arange(1, length // 2 - n_pairs + 1) ** (self.config.alpha - 1.0)
         positions = 2 * n_pairs + 2 * words.weighted(weights, n_pairs)
-        if self.config.resolved("random_non_queries"):
+        if self.config.random_non_queries:
             inputs = words.integers(self.vocab_size, length)
         else:
             inputs = np.zeros((len(keys), length), np.int64)
@@ -64,11 +53,6 @@ class MultiQueryRecall(Language):
         order = positions.argsort(1)  # the answers in the order in which they are due
         sources = np.broadcast_to(2 * np.arange(n_pairs) + 1, keys.shape)
         return Rows(inputs, *(np.take_along_axis(x, order, 1) for x in (values, positions, sources)))
-
-    @property
-    def _n_pairs(self) -> int:
-        n_pairs: int = self.config.resolved("n_pairs")
-        return n_pairs
 
     @property
     def n_candidates(self) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from statewise.data.synthetic_languages.language import Language, Rows
 from statewise.data.synthetic_languages.words import Words
+
+if TYPE_CHECKING:
+    from statewise.data.synthetic_languages.config import SelectiveCopyingConfig
 
 
 class SelectiveCopying(Language):
@@ -25,24 +27,14 @@ class SelectiveCopying(Language):
         marker in. The sizes of the validation and test splits are ours too.
     """
 
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 16,
-        "length": 4096,
-        "n_copied": 16,
-        "test_length": None,
-        "answer_only": True,
-        "n_train": 25_600_000,
-        "n_validation": 256,
-        "n_test": 512,
-    }
+    config: SelectiveCopyingConfig
 
     def check(self, length: int, field: str) -> None:
-        n_copied = self.config.resolved("n_copied")
-        self.require("vocab_size", self.vocab_size >= 4, "at least 4: the noise, the marker and two symbols")
+        n_copied = self.config.n_copied
         self.require("n_copied", 1 <= n_copied <= length // 2, f"1 to {length // 2}, half of {field} {length}")
 
     def draw(self, words: Words, length: int) -> Rows:
-        n_copied: int = self.config.resolved("n_copied")
+        n_copied: int = self.config.n_copied
         places = np.sort(words.distinct(length - n_copied, n_copied), 1)
         symbols = 1 + words.integers(self.n_candidates, n_copied)
         inputs = np.zeros((len(symbols), length), np.int64)

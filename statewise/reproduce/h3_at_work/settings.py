@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import cast
 
 from statewise.checkpoints import resolve
+from statewise.configuration import Config
+from statewise.configuration.types import Count, Depth, EvenCount, Natural, Positive, Seed
 from statewise.data.base import absolute
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.synthetic_languages import AssociativeRecallConfig, SyntheticLanguageConfig
 from statewise.errors import ConfigError
 from statewise.mixers.h3 import H3Config
 from statewise.models.block import BlockConfig
@@ -24,7 +26,7 @@ SCHEDULES = {"cosine": "a cosine", "linear": "a straight line down", "wsd": "a c
 
 
 @dataclass(frozen=True, kw_only=True)
-class H3AtWorkSettings:
+class H3AtWorkSettings(Config):
     """text:     for the layer that is set by hand: keys a-d, values 1-5, and dots; it ends with a key
     model:    a training run of a model with H3 on associative recall to look into; None: one is trained
     d_model, n_layers, d_state, d_shift, d_head:   of the model that is trained
@@ -36,32 +38,27 @@ class H3AtWorkSettings:
 
     text: str = "a3b5.c1.a?"
     model: str | None = None
-    d_model: int = 32
-    n_layers: int = 1
-    d_state: int = 16
-    d_shift: int | None = 4
-    d_head: int = 1
-    epochs: int = 24
-    lr: float = 1e-2
-    n_train: int = 5000
-    max_rows: int = 500
-    example: int = 0
-    seed: int = 0
+    d_model: Count = 32
+    n_layers: Depth = 1
+    d_state: EvenCount = 16
+    d_shift: Count | None = 4
+    d_head: Count = 1
+    epochs: Count = 24
+    lr: Positive = 1e-2
+    n_train: Count = 5000
+    max_rows: Count = 500
+    example: Natural = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if trace(self.text).text[-1] not in KEYS:
             raise ConfigError(
                 f"H3AtWorkSettings.text={self.text!r} asks for nothing; end it with a key, one of {', '.join(KEYS)}"
             )
-        if min(self.n_layers, self.epochs, self.max_rows) < 1:
-            raise ConfigError(
-                f"H3AtWorkSettings: n_layers={self.n_layers}, epochs={self.epochs}, max_rows={self.max_rows}; each is "
-                "at least 1"
-            )
         if self.model is not None:
             object.__setattr__(self, "model", absolute(self.model))
-        n_test = cast(SyntheticLanguageConfig, self.run().data).resolved("n_test")
-        if not 0 <= self.example < min(self.max_rows, n_test):
+        n_test = cast(SyntheticLanguageConfig, self.run().data).n_test
+        if not self.example < min(self.max_rows, n_test):
             raise ConfigError(
                 f"H3AtWorkSettings.example={self.example} is none of the rows that are read: max_rows={self.max_rows}, "
                 f"and the test split has {n_test}; use a number from 0 and below both"
@@ -87,14 +84,14 @@ def run_config(config: H3AtWorkSettings) -> RunConfig:
             f"H3AtWorkSettings: n_train={config.n_train}, d_model={config.d_model}, d_head={config.d_head}; n_train is "
             f"at least {BATCH_SIZE}, a batch, and d_model a multiple of d_head"
         )
-    data = SyntheticLanguageConfig(task="associative-recall", n_train=config.n_train)
+    data = AssociativeRecallConfig(n_train=config.n_train)
     layer = BlockConfig(
         mixer=H3Config(d_state=config.d_state, d_shift=config.d_shift, d_head=config.d_head),
         mlp=MLPConfig(expand=4, activation="gelu_tanh"),
         norm="layer",
     )
     model = LanguageModelConfig(
-        vocab_size=data.resolved("vocab_size"),
+        vocab_size=data.vocab_size,
         d_model=config.d_model,
         layers=(layer,) * config.n_layers,
         norm="layer",
@@ -118,7 +115,7 @@ def _given(folder: Path) -> RunConfig:
     """Errors: CheckpointError where there is no run, or no checkpoint in it; ConfigError for another task, or a model
     without H3."""
     run = read_run(folder)
-    if not isinstance(run.data, SyntheticLanguageConfig) or run.data.task != "associative-recall":
+    if not isinstance(run.data, AssociativeRecallConfig):
         raise ConfigError(
             f"{folder} was not trained on associative recall; give a run of the preset associative-recall"
         )

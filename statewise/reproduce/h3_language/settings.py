@@ -5,10 +5,30 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+from statewise.configuration import Config
+from statewise.configuration.types import (
+    EVEN,
+    AtLeastTwo,
+    Count,
+    Distinct,
+    Fraction,
+    Limit,
+    Name,
+    NonNegative,
+    OneOf,
+    Positive,
+    Ratio,
+    Seed,
+    Share,
+    Width,
+    above,
+    at_most,
+    from_to,
+)
 from statewise.data.sources import CORPORA
-from statewise.errors import ConfigError
-from statewise.mixers.projection import WEIGHT_STD, check_weight_std, weight_std_at
+from statewise.mixers.projection import WEIGHT_STD, weight_std_at
 from statewise.reproduce.h3_language.models import LABELS, USUAL, WITHOUT_MLP, Sizes, build_config
 from statewise.reproduce.h3_language.text import text_config
 from statewise.reproduce.rates import require_apart
@@ -17,7 +37,7 @@ from statewise.train.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class H3LanguageSettings:
+class H3LanguageSettings(Config):
     """source:   of the text, as ``statewise train`` takes it
     vocab_size:  of the BPE that is made from its training split
     models:      which of the nine; the usual ones are those of the paper, Mamba and Mamba-2
@@ -37,54 +57,32 @@ class H3LanguageSettings:
     workers:     processes that train, each with its share of the cores
     """
 
-    source: str = "shakespeare"
-    vocab_size: int = 2048
-    models: tuple[str, ...] = USUAL
-    d_model: int = 96
-    n_layers: int = 8
-    n_heads: int = 3
-    d_state: int = 64
-    expand: float = 4.0
-    tolerance: float = 0.03
-    weight_std: float | None = field(default=None, metadata={BEFORE: WEIGHT_STD})
-    tokens: int = 2_000_000
-    length: int = 256
-    batch_size: int = 4  # small, for more steps with the same tokens
-    learning_rates: tuple[float, ...] = (2e-3, 4e-3, 8e-3, 1.6e-2)
-    tuning_share: float = 0.25
-    seeds: tuple[int, ...] = (0, 1, 2)
-    warmup: float = 0.05
-    weight_decay: float = 0.1
-    dynamics_lr_max: float | None = None
-    evaluations: int = 8
-    evaluate_tokens: int = 16_384
-    test_tokens: int | None = None
-    workers: int = 2
+    source: Name = "shakespeare"
+    vocab_size: Width = 2048
+    models: Distinct[Annotated[str, OneOf(LABELS)]] = USUAL
+    d_model: Width = 96
+    n_layers: Annotated[int, from_to(3, 10_000)] = 8
+    n_heads: Count = 3
+    d_state: Annotated[Width, EVEN] = 64
+    expand: Annotated[float, above(0), at_most(1000)] = 4.0
+    tolerance: Fraction = 0.03
+    weight_std: Positive | None = field(default=None, metadata={BEFORE: WEIGHT_STD})
+    tokens: Count = 2_000_000
+    length: Annotated[int, from_to(2, 2**20)] = 256
+    batch_size: Count = 4  # small, for more steps with the same tokens
+    learning_rates: tuple[Positive, ...] = (2e-3, 4e-3, 8e-3, 1.6e-2)
+    tuning_share: Share = 0.25
+    seeds: Distinct[Seed] = (0, 1, 2)
+    warmup: Ratio = 0.05
+    weight_decay: NonNegative = 0.1
+    dynamics_lr_max: Limit | None = None
+    evaluations: Count = 8
+    evaluate_tokens: AtLeastTwo = 16_384
+    test_tokens: AtLeastTwo | None = None
+    workers: Count = 2
 
     def __post_init__(self) -> None:
         require_apart("H3LanguageSettings.learning_rates", self.learning_rates)
-        for name in ("models", "seeds"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise ConfigError(f"H3LanguageSettings.{name}={values}; give at least one, each once")
-        unknown = [name for name in self.models if name not in LABELS]
-        if unknown:
-            raise ConfigError(f"H3LanguageSettings.models: {unknown[0]!r} is unknown; use {', '.join(LABELS)}")
-        for name in ("vocab_size", "tokens", "batch_size", "evaluations", "workers", "d_model", "n_heads"):
-            self._require_at_least(1, name)
-        for name in ("length", "evaluate_tokens", "test_tokens"):  # of two tokens one is predicted
-            self._require_at_least(2, name)
-        if self.n_layers < 3:
-            raise ConfigError(f"H3LanguageSettings.n_layers={self.n_layers}; a hybrid needs at least 3")
-        if not 0 < self.tuning_share <= 1:
-            raise ConfigError(f"H3LanguageSettings.tuning_share={self.tuning_share}; use a share above 0, at most 1")
-        if not 0 <= self.tolerance < 1 or not self.expand > 0:
-            raise ConfigError(
-                f"H3LanguageSettings: tolerance={self.tolerance}, expand={self.expand}; tolerance is a share from 0 "
-                "and below 1, and expand is above 0"
-            )
-        if self.weight_std is not None:
-            check_weight_std(self)
         for name in self.models:
             if name not in WITHOUT_MLP:  # whose widths and depths take seconds to find
                 build_config(name, self.sizes)
@@ -93,11 +91,6 @@ class H3LanguageSettings:
                 self.training(lr, seed, 1.0)  # refuses what no run could have before the text is made into tokens
         if self.source not in CORPORA:
             object.__setattr__(self, "source", text_config(self.source, Path()).source)
-
-    def _require_at_least(self, least: int, name: str) -> None:
-        value = getattr(self, name)
-        if value is not None and value < least:
-            raise ConfigError(f"H3LanguageSettings.{name}={value} is too few; use at least {least}")
 
     @property
     def sizes(self) -> Sizes:

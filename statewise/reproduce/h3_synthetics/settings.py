@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.configuration import Config
+from statewise.configuration.types import Count, Distinct, Limit, OneOf, Seed, Share
+from statewise.data.synthetic_languages import LANGUAGES
 from statewise.data.whole_batches import count_batches
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
@@ -45,7 +47,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class H3SyntheticsSettings:
+class H3SyntheticsSettings(Config):
     """models:  of "s4d", "gss", "h3", "hybrid", "attention", "mamba", "mamba2"
     tasks:    of "induction-head", "associative-recall"
     epochs:   one number for each task
@@ -63,42 +65,31 @@ class H3SyntheticsSettings:
     bars:     whether what the project asks of itself is in the report
     """
 
-    models: tuple[str, ...] = tuple(MIXERS)
-    tasks: tuple[str, ...] = TASKS
-    epochs: tuple[int, ...] = (400, 200)
-    seeds: tuple[int, ...] = (0, 1, 2)
-    n_train: int = 5000
-    n_validation: int = 500
-    n_test: int = 500
-    stop_at: float | None = 0.999
-    stop_after: int = 10
-    clip_norm: float | None = None
-    weight_decay_of: str = "all"
-    dropout_of: str = field(default="weights", metadata={BEFORE: "branches"})
+    models: Distinct[Annotated[str, OneOf(MIXERS)]] = tuple(MIXERS)
+    tasks: Distinct[Annotated[str, OneOf(TASKS)]] = TASKS
+    epochs: tuple[Count, ...] = (400, 200)
+    seeds: Distinct[Seed] = (0, 1, 2)
+    n_train: Count = 5000
+    n_validation: Count = 500
+    n_test: Count = 500
+    stop_at: Share | None = 0.999
+    stop_after: Count = 10
+    clip_norm: Limit | None = None
+    weight_decay_of: Literal["maps", "all"] = "all"
+    dropout_of: Annotated[str, OneOf(DROPPED)] = field(default="weights", metadata={BEFORE: "branches"})
     drop_last: bool = field(default=False, metadata={BEFORE: True})
     warmup_prefix: bool = field(default=False, metadata={BEFORE: True})
-    workers: int = 2
+    workers: Count = 2
     bars: bool = True
 
     def __post_init__(self) -> None:
-        for name, known in (("models", tuple(MIXERS)), ("tasks", TASKS)):
-            given = getattr(self, name)
-            if not given or len(set(given)) < len(given) or any(one not in known for one in given):
-                raise ConfigError(f"H3SyntheticsSettings.{name}={given}; use some of {', '.join(known)}, each once")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"H3SyntheticsSettings.seeds={self.seeds}; give at least one, each once")
-        if len(self.epochs) != len(self.tasks) or min(self.epochs) < 1:
-            raise ConfigError(f"H3SyntheticsSettings.epochs={self.epochs}; give a number above 0 for each task")
-        least = BATCH_SIZE if self.drop_last else 1
-        if self.n_train < least or self.n_validation < 1 or self.n_test < 1 or self.workers < 1:
+        if len(self.epochs) != len(self.tasks):
+            raise ConfigError(f"H3SyntheticsSettings.epochs={self.epochs}; give a number for each task")
+        if self.drop_last and self.n_train < BATCH_SIZE:
             raise ConfigError(
-                f"H3SyntheticsSettings needs n_train of at least {least}, and n_validation, n_test and workers of "
-                f"at least 1; got {self.n_train}, {self.n_validation}, {self.n_test}, {self.workers}"
+                f"H3SyntheticsSettings.n_train={self.n_train} fills no batch of {BATCH_SIZE}; use more, or "
+                "drop_last=false"
             )
-        if self.stop_at is not None and not 0 < self.stop_at <= 1:
-            raise ConfigError(f"H3SyntheticsSettings.stop_at={self.stop_at}; use a share above 0, at most 1, or None")
-        if self.dropout_of not in DROPPED:
-            raise ConfigError(f"H3SyntheticsSettings.dropout_of={self.dropout_of!r}; use one of {', '.join(DROPPED)}")
         for seed in self.seeds:
             run_config(self, self.tasks[0], self.models[0], seed)  # refuses what no run could have
 
@@ -117,9 +108,7 @@ def is_everything(config: H3SyntheticsSettings) -> bool:
 def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -> RunConfig:
     """The training run of a model on a task."""
     steps_per_epoch = count_batches(config.n_train, BATCH_SIZE, config.drop_last)
-    data = SyntheticLanguageConfig(
-        task=task, n_train=config.n_train, n_validation=config.n_validation, n_test=config.n_test
-    )
+    data = LANGUAGES[task](n_train=config.n_train, n_validation=config.n_validation, n_test=config.n_test)
     is_attention = model == "attention"
     mlp = MLPConfig(expand=4, activation="gelu_tanh")
     layer = BlockConfig(mixer=MIXERS[model], mlp=mlp, norm="layer")
@@ -130,12 +119,12 @@ def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -
     other = replace(layer, mixer=ATTENTION)  # of the hybrid
     return RunConfig(
         model=LanguageModelConfig(
-            vocab_size=data.resolved("vocab_size"),
+            vocab_size=data.vocab_size,
             d_model=D_MODEL,
             layers=hybrid_layers(layer, other, n_layers=2, at=(1,) if model == "hybrid" else ()),
             norm="layer",
             embedding_dropout=0.1,
-            max_positions=data.resolved("length") if is_attention else None,
+            max_positions=data.length if is_attention else None,
         ),
         data=data,
         train=TrainConfig(

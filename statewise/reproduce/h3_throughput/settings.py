@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from statewise.configuration import Config
+from statewise.configuration.types import (
+    AtLeastTwo,
+    Count,
+    Depth,
+    Distinct,
+    EvenCount,
+    Natural,
+    OneOf,
+)
 from statewise.decoding import PRECISIONS
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
@@ -18,7 +28,7 @@ TRANSFORMER, HYBRID = "Transformer", "H3 hybrid"
 
 
 @dataclass(frozen=True, kw_only=True)
-class H3ThroughputSettings:
+class H3ThroughputSettings(Config):
     """prompts:      lengths of the prompts, in tokens; n_new: tokens that are generated after each
     batch:        sequences at a time
     rounds:       how often both models are measured at all lengths, in turns
@@ -30,35 +40,26 @@ class H3ThroughputSettings:
     d_model, n_layers, n_heads, vocab_size: of both; d_state: of H3's systems
     """
 
-    prompts: tuple[int, ...] = (512, 1024, 1536)
-    n_new: int = 128
-    batch: int = 8
-    rounds: int = 9
-    attention_at: tuple[int, ...] = (1, 7)
-    weights: str = "float32"
-    d_model: int = 768
-    n_layers: int = 12
-    n_heads: int = 12
-    d_state: int = 64
-    vocab_size: int = 50_264
-    max_positions: int = 2048
+    prompts: Distinct[Count] = (512, 1024, 1536)
+    n_new: AtLeastTwo = 128
+    batch: Count = 8
+    rounds: Count = 9
+    attention_at: tuple[Natural, ...] = (1, 7)
+    weights: Annotated[str, OneOf(PRECISIONS)] = "float32"
+    d_model: Count = 768
+    n_layers: Depth = 12
+    n_heads: Count = 12
+    d_state: EvenCount = 64
+    vocab_size: Count = 50_264
+    max_positions: Count = 2048
 
     def __post_init__(self) -> None:
-        counts = ("batch", "rounds", "d_model", "n_layers", "n_heads", "vocab_size", "max_positions")
-        least = {**dict.fromkeys(counts, 1), "n_new": 2}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"H3ThroughputSettings.{name}={getattr(self, name)}; use at least {low}")
-        if not self.prompts or min(self.prompts) < 1 or len(set(self.prompts)) < len(self.prompts):
-            raise ConfigError(f"H3ThroughputSettings.prompts={self.prompts}; give lengths of at least 1, each once")
         longest = max(self.prompts) + self.n_new
         if longest > self.max_positions:
             raise ConfigError(
                 f"a prompt of {max(self.prompts)} and n_new={self.n_new} make {longest} tokens, but max_positions="
                 f"{self.max_positions}; use shorter prompts or a larger max_positions"
             )
-        if self.weights not in PRECISIONS:
-            raise ConfigError(f"H3ThroughputSettings.weights={self.weights!r}; use one of {', '.join(PRECISIONS)}")
         configs(self)  # refuses what does not fit together, positions of attention among it
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.configuration import Config
+from statewise.configuration.types import Count, Distinct, Finite, OneOf, Ratio, Seed
+from statewise.data.synthetic_languages import LongInductionHeadConfig, SyntheticLanguageConfig
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
@@ -28,7 +31,7 @@ LENGTHS = tuple(2**i for i in range(6, 21))
 
 
 @dataclass(frozen=True, kw_only=True)
-class InductionHeadsSettings:
+class InductionHeadsSettings(Config):
     """models:  of "mamba", "h3", "attention" (a learned vector for each position) and "rotary"
     steps:    at most, one number for each model; no row is read twice
     seeds:    of the parameters and the order of the rows; a run of each for every model
@@ -48,37 +51,28 @@ class InductionHeadsSettings:
     bars:     whether what the project asks of itself is in the report
     """
 
-    models: tuple[str, ...] = tuple(MODELS)
-    steps: tuple[int, ...] = (32_768, 16_384, 16_384, 16_384)
-    seeds: tuple[int, ...] = (0, 1, 2)
-    length: int = 256
-    lengths: tuple[int, ...] = LENGTHS
-    attention_to: int = 2**14
-    attention_rows: int = 64
-    batch_size: int = 8
-    warmup: float = 0.01
-    decay: float = 0.1
-    stop_at: float | None = 1.0
-    stop_after: int = 4
-    look_every: int = 512
-    n_validation: int = 256
-    n_test: int = 512
-    test_tokens: int = 2**24
-    workers: int = 2
+    models: Distinct[Annotated[str, OneOf(MODELS)]] = tuple(MODELS)
+    steps: tuple[Count, ...] = (32_768, 16_384, 16_384, 16_384)
+    seeds: Distinct[Seed] = (0, 1, 2)
+    length: Count = 256
+    lengths: Distinct[Count] = LENGTHS
+    attention_to: Count = 2**14
+    attention_rows: Count = 64
+    batch_size: Count = 8
+    warmup: Ratio = 0.01
+    decay: Ratio = 0.1
+    stop_at: Finite | None = 1.0
+    stop_after: Count = 4
+    look_every: Count = 512
+    n_validation: Count = 256
+    n_test: Count = 512
+    test_tokens: Count = 2**24
+    workers: Count = 2
     bars: bool = True
 
     def __post_init__(self) -> None:
-        for name, known in (("models", tuple(MODELS)), ("seeds", None), ("lengths", None)):
-            given = getattr(self, name)
-            if not given or len(set(given)) < len(given):
-                raise ConfigError(f"InductionHeadsSettings.{name}={given}; give at least one, each once")
-            if known is not None and not set(given) <= set(known):
-                raise ConfigError(f"InductionHeadsSettings.{name}={given}; use some of {', '.join(known)}")
-        if len(self.steps) != len(self.models) or min(self.steps) < 1:
-            raise ConfigError(f"InductionHeadsSettings.steps={self.steps}; give a number above 0 for each model")
-        for name in ("batch_size", "n_validation", "n_test", "test_tokens", "attention_rows", "look_every", "workers"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"InductionHeadsSettings.{name}={getattr(self, name)} is too small; use at least 1")
+        if len(self.steps) != len(self.models):
+            raise ConfigError(f"InductionHeadsSettings.steps={self.steps}; give a number for each model")
         for model in self.models:
             if not self.lengths_of(model):
                 raise ConfigError(
@@ -102,15 +96,14 @@ class InductionHeadsSettings:
 def asked_config(config: InductionHeadsSettings, model: str, length: int) -> SyntheticLanguageConfig:
     """The language whose test split the model is asked at this length."""
     n_rows = config.n_rows(model, length)
-    return SyntheticLanguageConfig(task="long-induction-head", test_length=length, n_test=n_rows)
+    return LongInductionHeadConfig(test_length=length, n_test=n_rows)
 
 
 def run_config(config: InductionHeadsSettings, model: str, seed: int) -> RunConfig:
     """The training run of a model."""
     d_model, mixer, lr = MODELS[model]
     steps = config.steps[config.models.index(model)]
-    data = SyntheticLanguageConfig(
-        task="long-induction-head",
+    data = LongInductionHeadConfig(
         length=config.length,
         n_train=steps * config.batch_size,
         n_validation=config.n_validation,
@@ -119,7 +112,7 @@ def run_config(config: InductionHeadsSettings, model: str, seed: int) -> RunConf
     layer = BlockConfig(mixer=mixer)
     return RunConfig(
         model=LanguageModelConfig(
-            vocab_size=data.resolved("vocab_size"),
+            vocab_size=data.vocab_size,
             d_model=d_model,
             layers=(layer, layer),
             max_positions=max(config.length, *config.lengths_of(model)) if model == "attention" else None,

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Annotated
 
 import torch
 
-from statewise.configuration import assign
+from statewise.configuration import Config, assign
+from statewise.configuration.types import (
+    AtLeastTwo,
+    Count,
+    Depth,
+    Distinct,
+    Limit,
+    OneOf,
+    Positive,
+    Seed,
+    Width,
+)
 from statewise.data.base import absolute
 from statewise.data.long_range.config import TASKS as DATA
 from statewise.errors import ConfigError
@@ -17,14 +29,14 @@ from statewise.models.block import BlockConfig
 from statewise.models.encoder import SequenceModelConfig
 from statewise.reproduce.lra.published import Setting
 from statewise.reproduce.lra.runs import MODELS, arena_task, model_config, published_run, published_schedule, setting_of
-from statewise.train.config import RunConfig
+from statewise.train.config import Device, RunConfig
 from statewise.train.environment import choose_device
 from statewise.train.presets import fit_model
 from statewise.train.tasks import run_types
 
 
 @dataclass(frozen=True, kw_only=True)
-class LraSettings:
+class LraSettings(Config):
     """models:  of "s4", "s4d", "h3", "transformer"
     tasks:   as ``LongRangeDataConfig`` names them: "listops", "text", "retrieval", "image", "pathfinder" and "path-x"
              from their official files in ``folder``; "listops-gen", "pathfinder-gen" and "path-x-gen", drawn here;
@@ -41,37 +53,26 @@ class LraSettings:
     device:  "auto", "cpu" or "cuda"
     """
 
-    models: tuple[str, ...] = ("s4d", "transformer")
-    tasks: tuple[str, ...] = ("listops-gen", "image")
+    models: Distinct[Annotated[str, OneOf(MODELS)]] = ("s4d", "transformer")
+    tasks: Distinct[Annotated[str, OneOf(DATA)]] = ("listops-gen", "image")
     folder: str | None = None
-    minutes: float | None = 25.0
-    steps: int | None = None
-    d_model: int | None = 64
-    n_layers: int | None = 4
-    d_state: int | None = None
-    batch_size: int | None = 16
-    lr: float | None = None
-    n_heads: int = 4
-    transformer_lr: float = 1e-3
-    evaluations: int = 6
-    evaluate_items: int | None = 500
-    seeds: tuple[int, ...] = (0,)
+    minutes: Limit | None = 25.0
+    steps: Count | None = None
+    d_model: Width | None = 64
+    n_layers: Depth | None = 4
+    d_state: Width | None = None
+    batch_size: Count | None = 16
+    lr: Positive | None = None
+    n_heads: Count = 4
+    transformer_lr: Positive = 1e-3
+    evaluations: Count = 6
+    evaluate_items: AtLeastTwo | None = 500
+    seeds: Distinct[Seed] = (0,)
     settings: tuple[str, ...] = ()
-    workers: int = 2
-    device: str = "auto"
+    workers: Count = 2
+    device: Device = "auto"
 
     def __post_init__(self) -> None:
-        for name, known in (("models", tuple(MODELS)), ("tasks", tuple(DATA))):
-            chosen = getattr(self, name)
-            unknown = [one for one in chosen if one not in known]
-            if unknown:
-                raise ConfigError(f"LraSettings.{name}: {unknown[0]!r} is unknown; use some of {', '.join(known)}")
-            if not chosen or len(set(chosen)) < len(chosen):
-                raise ConfigError(f"LraSettings.{name}={chosen}; give at least one, each once")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"LraSettings.seeds={self.seeds}; give at least one, each once")
-        if self.workers < 1 or self.evaluations < 1:
-            raise ConfigError("LraSettings: workers and evaluations are at least 1")
         choose_device(self.device)  # refuses what is not there before the folder is made
         if self.folder is not None:
             object.__setattr__(self, "folder", absolute(self.folder))

@@ -31,7 +31,7 @@ from statewise.train.tasks import open_task
 def state_size(config: RunConfig) -> int:
     """Numbers of the state of all layers: what ``initial_state`` holds, and of attention its keys and values for a row
     of the full length."""
-    length = cast(SyntheticLanguageConfig, config.data).resolved("length")
+    length = cast(SyntheticLanguageConfig, config.data).length
     model = cast(LanguageModel, config.model.build())
     total = 0
     for block, state in zip(model.blocks, model.initial_state(batch=1).layers):

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.configuration import Config
+from statewise.configuration.types import (
+    Count,
+    Distinct,
+    NonEmpty,
+    OneOf,
+    Positive,
+    Seed,
+    Share,
+    from_to,
+)
+from statewise.data.synthetic_languages import MultiQueryRecallConfig, SyntheticLanguageConfig
 from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.mamba2 import Mamba2Config
-from statewise.mixers.projection import WEIGHT_STD, check_weight_std, weight_std_at
+from statewise.mixers.projection import WEIGHT_STD, weight_std_at
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.reproduce.rates import rate_name, require_apart
@@ -34,7 +46,7 @@ POSITIONED = ("linear", "attention")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MqarSettings:
+class MqarSettings(Config):
     """models:   of "h3", "linear", "mamba2", "attention"; n_sizes: how many states of each, from the smallest
     lengths, pairs, epochs:   of the rows; how many keys and values are in one; how long is trained at most. A length
                may come again with other pairs
@@ -49,55 +61,49 @@ class MqarSettings:
     seed:      of every run
     """
 
-    models: tuple[str, ...] = ("h3", "linear", "mamba2", "attention")
-    n_sizes: int = 3
-    lengths: tuple[int, ...] = (64, 128)
-    pairs: tuple[int, ...] = (4, 8)
-    epochs: tuple[float, ...] = (24, 12)
-    vocab_size: int = 256
-    n_train: int = 20_000
-    n_test: int = 3_000
+    models: Distinct[Annotated[str, OneOf(SIZES)]] = (
+        "h3",
+        "linear",
+        "mamba2",
+        "attention",
+    )
+    n_sizes: Annotated[int, from_to(1, 3)] = 3
+    lengths: NonEmpty[Count] = (64, 128)
+    pairs: tuple[Count, ...] = (4, 8)
+    epochs: tuple[Positive, ...] = (24, 12)
+    vocab_size: Count = 256
+    n_train: Count = 20_000
+    n_test: Count = 3_000
     random_non_queries: bool = False
-    rates: tuple[float, ...] = (3e-3, 1e-2, 1e-3)
-    weight_std: float | None = field(default=None, metadata={BEFORE: WEIGHT_STD})
-    batch_size: int = 64
-    stop_at: float = 0.99
-    workers: int = 2
-    seed: int = 0
+    rates: tuple[Positive, ...] = (3e-3, 1e-2, 1e-3)
+    weight_std: Positive | None = field(default=None, metadata={BEFORE: WEIGHT_STD})
+    batch_size: Count = 64
+    stop_at: Share = 0.99
+    workers: Count = 2
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.models if name not in SIZES]
-        if unknown or not self.models or len(set(self.models)) < len(self.models):
-            raise ConfigError(f"MqarSettings.models={self.models}; use some of {', '.join(SIZES)}, each once")
-        if not 1 <= self.n_sizes <= 3:
-            raise ConfigError(f"MqarSettings.n_sizes={self.n_sizes}; use 1 to 3")
-        if not self.lengths or not len(self.lengths) == len(self.pairs) == len(self.epochs):
+        if not len(self.lengths) == len(self.pairs) == len(self.epochs):
             raise ConfigError(
                 f"MqarSettings: lengths={self.lengths}, pairs={self.pairs}, epochs={self.epochs}; give one of each for "
                 "every length"
             )
         require_apart("MqarSettings.rates", self.rates)
-        if self.weight_std is not None:
-            check_weight_std(self)
-        if self.workers < 1 or not 0 < self.stop_at <= 1:
-            raise ConfigError("MqarSettings: workers is at least 1, and stop_at is above 0 and at most 1")
         if len(set(zip(self.lengths, self.pairs))) < len(self.lengths):
             raise ConfigError(
                 f"MqarSettings: lengths={self.lengths} with pairs={self.pairs} has the same rows twice; give each "
                 "length with each number of pairs once"
             )
-        if self.n_test < 1 or not 1 <= self.batch_size <= self.n_train:
+        if self.batch_size > self.n_train:
             raise ConfigError(
-                f"MqarSettings: n_test={self.n_test}, n_train={self.n_train}, batch_size={self.batch_size}; n_test "
-                "is at least 1, batch_size at least 1 and at most n_train"
+                f"MqarSettings: n_train={self.n_train}, batch_size={self.batch_size}; batch_size is at most n_train"
             )
         for i in range(len(self.lengths)):
             for rate in self.rates:
                 run_config(self, self.models[0], 0, i, rate)  # refuses what no run could have
 
     def language(self, length: int, pairs: int) -> SyntheticLanguageConfig:
-        return SyntheticLanguageConfig(
-            task="mqar",
+        return MultiQueryRecallConfig(
             vocab_size=self.vocab_size,
             length=length,
             n_pairs=pairs,

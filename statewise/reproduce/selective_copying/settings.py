@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
-from statewise.errors import ConfigError
+from statewise.configuration import Config
+from statewise.configuration.types import Count, Distinct, Finite, OneOf, Positive, Seed
+from statewise.data.synthetic_languages import SelectiveCopyingConfig
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.gss import GSSConfig
 from statewise.mixers.h3 import H3Config
@@ -29,7 +31,7 @@ SELECTIVE = ("mamba", "mamba2")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectiveCopyingSettings:
+class SelectiveCopyingSettings(Config):
     """models:   of "s4", "gss", "h3", "mamba", "mamba2"
     steps:     of every run, at most; no row is read twice
     seeds:     of the parameters and the order of the rows; trained side by side
@@ -42,33 +44,23 @@ class SelectiveCopyingSettings:
     bars:      whether what the project asks of itself is in the report
     """
 
-    models: tuple[str, ...] = tuple(MIXERS)
-    steps: int = 6144
-    seeds: tuple[int, ...] = (0, 1, 2)
-    length: int = 128
-    n_copied: int = 8
-    vocab_size: int = 16
-    batch_size: int = 32
-    lr: float = 1e-3
-    stop_at: float | None = 0.999
-    stop_after: int = 2
-    look_every: int = 256
-    n_validation: int = 256
-    n_test: int = 512
-    workers: int = 2
+    models: Distinct[Annotated[str, OneOf(MIXERS)]] = tuple(MIXERS)
+    steps: Count = 6144
+    seeds: Distinct[Seed] = (0, 1, 2)
+    length: Count = 128
+    n_copied: Count = 8
+    vocab_size: Count = 16
+    batch_size: Count = 32
+    lr: Positive = 1e-3
+    stop_at: Finite | None = 0.999
+    stop_after: Count = 2
+    look_every: Count = 256
+    n_validation: Count = 256
+    n_test: Count = 512
+    workers: Count = 2
     bars: bool = True
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.models if name not in MIXERS]
-        if unknown or not self.models or len(set(self.models)) < len(self.models):
-            raise ConfigError(
-                f"SelectiveCopyingSettings.models={self.models}; use some of {', '.join(MIXERS)}, each once"
-            )
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"SelectiveCopyingSettings.seeds={self.seeds}; give at least one, each once")
-        for name in ("steps", "batch_size", "look_every", "n_validation", "n_test", "workers"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"SelectiveCopyingSettings.{name}={getattr(self, name)} is too small; use at least 1")
         run_config(self, self.models[0], self.seeds[0])  # refuses what no run could have
 
 
@@ -77,8 +69,7 @@ def run_config(config: SelectiveCopyingSettings, model: str, seed: int) -> RunCo
     layer = BlockConfig(mixer=MIXERS[model])
     return RunConfig(
         model=LanguageModelConfig(vocab_size=config.vocab_size, d_model=D_MODEL, layers=(layer, layer)),
-        data=SyntheticLanguageConfig(
-            task="selective-copying",
+        data=SelectiveCopyingConfig(
             vocab_size=config.vocab_size,
             length=config.length,
             n_copied=config.n_copied,

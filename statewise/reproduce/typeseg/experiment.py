@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from statewise import native
+from statewise.configuration import Config
+from statewise.configuration.types import AtLeastTwo, Count, Natural
 from statewise.data.sources import find_documents
-from statewise.errors import ConfigError, DataError
+from statewise.errors import DataError
 from statewise.reproduce.registry import Reproduction
 from statewise.reproduce.report import Bar, Report
 from statewise.reproduce.typeseg.model import N_BYTES, VERSION, TrainedMamba, folder, labels
@@ -25,20 +27,14 @@ MOST = 1e-4  # that a logit may be off
 
 
 @dataclass(frozen=True, kw_only=True)
-class TypesegSettings:
+class TypesegSettings(Config):
     """n_bytes: half of this package's own files (Python and C), half of the standard library's, chosen by ``seed``
     longest: of a file, so many bytes from its beginning are read at most, at once
     """
 
-    n_bytes: int = 100_000
-    longest: int = 10_000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.n_bytes < 2 or self.longest < 1:
-            raise ConfigError(
-                f"TypesegSettings: n_bytes={self.n_bytes}, longest={self.longest}; use at least 2 bytes, 1 of a file"
-            )
+    n_bytes: AtLeastTwo = 100_000
+    longest: Count = 10_000
+    seed: Natural = 0
 
 
 def quick() -> TypesegSettings:

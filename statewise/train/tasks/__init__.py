@@ -13,7 +13,7 @@ from statewise.data.labelled import LabelledDataConfig
 from statewise.data.long_range import LongRangeDataConfig
 from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
-from statewise.data.synthetic_languages import SyntheticLanguageConfig
+from statewise.data.synthetic_languages import LANGUAGES
 from statewise.data.text import TextDataConfig
 from statewise.errors import ConfigError
 from statewise.models.registry import CONFIG_TYPES
@@ -34,7 +34,7 @@ TASKS: dict[type[DataConfig], tuple[type[Task[Any, Any]], ...]] = {
     LongRangeDataConfig: (ClassificationTask, PairClassificationTask),
     MemoryDataConfig: (ClassificationTask, RegressionTask),
     SeriesDataConfig: (ForecastingTask,),
-    SyntheticLanguageConfig: (RecallTask,),
+    **dict.fromkeys(LANGUAGES.values(), (RecallTask,)),
     TextDataConfig: (LanguageTask,),
 }
 

@@ -53,7 +53,7 @@ class RecallTask(Task[LanguageModel, RecallBatch]):
 
     @classmethod
     def model_fields(cls, data: DataConfig) -> Mapping[str, Any]:
-        return {"vocab_size": cast(SyntheticLanguageConfig, data).resolved("vocab_size")}
+        return {"vocab_size": cast(SyntheticLanguageConfig, data).vocab_size}
 
     @property
     def fingerprint(self) -> str:
@@ -63,7 +63,7 @@ class RecallTask(Task[LanguageModel, RecallBatch]):
         return self.data.describe()
 
     def sizes(self) -> dict[str, int]:
-        counts = {name: self.config.resolved(f"n_{name}") for name in SPLITS}
+        counts = {name: getattr(self.config, f"n_{name}") for name in SPLITS}
         return {name: count for name, count in counts.items() if count}
 
     @cached_property

@@ -1,0 +1,61 @@
+"""Every config of the package keeps the law of configs (config_laws.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from config_laws import all_configs, check_config_laws
+
+import statewise as sw
+from statewise.configuration import Config
+from statewise.data.text import TextDataConfig
+from statewise.models.forecaster import ForecasterConfig
+from statewise.models.pair_classifier import PairClassifierConfig
+from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.tasks import run_types
+
+MIXER = sw.S4DConfig(d_state=4)
+SIZES: dict[str, Any] = {"d_model": 8, "layers": (MIXER, sw.BlockConfig(mixer=MIXER, mlp=sw.MLPConfig()))}
+LANGUAGE_MODEL = sw.LanguageModelConfig(vocab_size=16, **SIZES)
+# Of those that cannot be made of defaults alone.
+EXAMPLES: tuple[Config, ...] = (
+    sw.AttentionConfig(n_heads=2),
+    sw.BlockConfig(mixer=MIXER),
+    sw.LinearAttentionConfig(n_heads=2),
+    sw.LMUConfig(theta=8.0),
+    LANGUAGE_MODEL,
+    ForecasterConfig(horizon=4, **SIZES),
+    PairClassifierConfig(n_classes=2, vocab_size=16, **SIZES),
+    sw.SequenceClassifierConfig(n_classes=2, d_input=1, **SIZES),
+    sw.SequenceRegressorConfig(d_output=1, d_input=1, **SIZES),
+    TrainConfig(steps=8),
+    RunConfig(model=LANGUAGE_MODEL, data=TextDataConfig(), train=TrainConfig(steps=8)),
+)
+
+
+def example(cls: Any) -> Config:
+    found: Config = next((one for one in EXAMPLES if type(one) is cls), None) or cls(**OPTIONS.get(cls.__name__, {}))
+    return found
+
+
+OPTIONS = {"TrainedTaskSettings": {"preset": "digits"}}
+
+
+@pytest.mark.parametrize("cls", all_configs(), ids=lambda cls: cls.__name__)
+def test_every_config_keeps_the_laws(cls: type[Config]) -> None:
+    check_config_laws(example(cls), run_types())
+
+
+def test_every_example_is_of_a_config_of_the_package() -> None:
+    """And the walk finds what is there: a mixer, a model, data, a reproduction's settings."""
+    found = all_configs()
+    assert {type(one) for one in EXAMPLES} <= set(found)
+    assert {cls.__name__ for cls in found} > {
+        "Mamba2Config",
+        "TextDataConfig",
+        "TrainConfig",
+        "LraSettings",
+        "Sampling",
+    }
+    assert set(run_types().values()) <= set(found)
