@@ -17,7 +17,7 @@ ROOT = Path(statewise.__file__).parent
 # A part may import what stands on a lower line, and itself.
 ORDER = (
     ("errors", "precision"),
-    ("configuration", "files", "native", "semiseparable", "systems"),
+    ("configuration", "files", "memory", "native", "semiseparable", "systems"),
     ("hippo",),
     ("kernels",),
     ("operators",),
