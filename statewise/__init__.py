@@ -139,6 +139,11 @@ if TYPE_CHECKING:
     from statewise.data.memory_tasks import MemoryDataConfig as MemoryDataConfig
     from statewise.data.series import SeriesDataConfig as SeriesDataConfig
     from statewise.data.series import open_series as open_series
+    from statewise.data.synthetic_languages.config import AssociativeRecallConfig as AssociativeRecallConfig
+    from statewise.data.synthetic_languages.config import InductionHeadConfig as InductionHeadConfig
+    from statewise.data.synthetic_languages.config import LongInductionHeadConfig as LongInductionHeadConfig
+    from statewise.data.synthetic_languages.config import MultiQueryRecallConfig as MultiQueryRecallConfig
+    from statewise.data.synthetic_languages.config import SelectiveCopyingConfig as SelectiveCopyingConfig
     from statewise.data.synthetic_languages.config import SyntheticLanguageConfig as SyntheticLanguageConfig
     from statewise.data.text import TextDataConfig as TextDataConfig
     from statewise.data.tokenizers import ByteTokenizer as ByteTokenizer

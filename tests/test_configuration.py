@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 import hypothesis.strategies as st
@@ -239,6 +240,10 @@ def test_the_type_of_a_settled_class_may_be_named() -> None:
 def test_a_config_checks_itself_when_it_is_made(fields: dict[str, Any], expected: str) -> None:
     assert message(Drawing, **{"name": "a", **fields}).startswith(expected)
     assert message(dataclasses.replace, DRAWING, **fields).startswith(expected)
+
+
+def test_a_path_is_given_as_text() -> None:
+    assert message(Drawing, name=PurePosixPath("a")).endswith("; expected a string; use str(path)")
 
 
 def test_a_field_without_a_default_is_needed_and_named() -> None:

@@ -164,7 +164,7 @@ def test_model_and_data_have_to_fit(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="model is a ToyConfig, but TextDataConfig needs a LanguageModelConfig"):
         train(replace(small_run(tmp_path), model=ToyConfig()), tmp_path / "b")
     assert not (tmp_path / "a" / "run.json").exists()
-    with pytest.raises(ConfigError, match=r"RunConfig\.data is a str; expected a DataConfig"):
+    with pytest.raises(ConfigError, match=r"RunConfig\.data='plane' has the wrong type .*; expected DataConfig"):
         RunConfig(model=ToyConfig(), data="plane", train=TrainConfig(steps=1))  # type: ignore[arg-type]
 
     @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,9 @@ from statewise.configuration.kinds import (
     Place,
     Row,
     Text,
-    join,
-    suggest,
 )
 from statewise.configuration.types import Condition, OneOf, Words
+from statewise.configuration.words import join, suggest
 from statewise.errors import ConfigError, excerpt
 
 PLAIN: dict[Any, type[Kind]] = {bool: Boolean, int: Integer, float: Number, str: Text, type(None): Null}
@@ -58,14 +57,15 @@ class Config(metaclass=ConfigType):
 
     Errors:  ConfigError, one line that names the class, the field and what is expected.
 
-    >>> from statewise.configuration.types import Count, Fraction
-    >>> @dataclass(frozen=True, kw_only=True)
-    ... class FilterConfig(Config):
-    ...     d_state: Count = 64
-    ...     dropout: Fraction = 0.0
-    >>> FilterConfig(d_state=0)
+        @dataclass(frozen=True, kw_only=True)
+        class FilterConfig(Config):
+            d_state: Count = 64
+            dropout: Fraction = 0.0
+
+    >>> from statewise.mixers.s4d import S4DConfig
+    >>> S4DConfig(d_state=0)
     Traceback (most recent call last):
-    statewise.errors.ConfigError: FilterConfig.d_state=0 is out of range; expected an integer of at least 1
+    statewise.errors.ConfigError: S4DConfig.d_state=0 is out of range; expected an integer of at least 1
     """
 
     @classmethod

@@ -7,22 +7,31 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import difflib
 import inspect
 import json
 import math
 import numbers
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from statewise.configuration.types import Condition
+from statewise.configuration.words import (
+    LONGEST_SHOWN,
+    as_number,
+    join,
+    plain,
+    shown,
+    suggest,
+    type_name,
+    without_quotes,
+)
 from statewise.errors import ConfigError, excerpt
 
 TYPE_KEY = "type"
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
-LONGEST_SHOWN = 60
 LARGEST_BITS = 1024  # of an integer; Python writes none with more than 4,300 digits
 
 
@@ -124,6 +133,9 @@ class Text(Kind):
     def noun(self, json: bool) -> str:
         return "a string"
 
+    def hint(self, value: Any) -> str:
+        return "; use str(path)" if isinstance(value, os.PathLike) else super().hint(value)
+
 
 class Integer(Kind):
     """``bool`` is a subclass of ``int`` in Python and of nothing here."""
@@ -141,7 +153,7 @@ class Integer(Kind):
         return "an integer"
 
     def hint(self, value: Any) -> str:
-        return _without_quotes(value) or super().hint(value)
+        return without_quotes(value) or super().hint(value)
 
 
 class Number(Kind):
@@ -167,7 +179,7 @@ class Number(Kind):
         return "a number"
 
     def hint(self, value: Any) -> str:
-        return _without_quotes(value) or super().hint(value)
+        return without_quotes(value) or super().hint(value)
 
 
 class Choice(Kind):
@@ -231,7 +243,7 @@ class Row(Kind):
             return ""
         parts = [part.strip() for part in value.strip("[]").split(",") if part.strip()]
         quoted = isinstance(item, (Text, Choice))
-        if not quoted and any(_number(part) is None for part in parts):
+        if not quoted and any(as_number(part) is None for part in parts):
             return ""
         written = ", ".join(json.dumps(part) if quoted else part for part in parts)
         return f"; write [{written}], in a shell within single quotes"
@@ -314,53 +326,3 @@ class Either(Kind):
 
     def hint(self, value: Any) -> str:
         return next((hint for kind in self.kinds if (hint := kind.hint(value))), "")
-
-
-# -- words -----------------------------------------------------------------------------------------------------------
-
-
-def join(path: str, part: str | int) -> str:
-    return f"{path}.{part}" if path else str(part)
-
-
-def plain(value: Any) -> Any:
-    """NumPy's numbers as Python's. Arrays, and tensors of one number, are not taken for numbers."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def shown(value: Any) -> str:
-    """A value in one short line, whatever it is."""
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:  # of an integer with thousands of digits, and of what is not ours
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
-
-
-def type_name(value: Any) -> str:
-    """
-    >>> type_name(None), type_name(True), type_name(2.5), type_name(())
-    ('null', 'boolean', 'number', 'tuple')
-    """
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", type(None): "null"}
-    return names.get(type(value), type(value).__name__)
-
-
-def suggest(name: str, known: Sequence[Any], title: str) -> str:
-    """The nearest name, if one is near, and all of them."""
-    close = difflib.get_close_matches(name, list(map(str, known)), n=1, cutoff=0.5)
-    listed = f"{title}: {', '.join(map(str, known))}"
-    return f"did you mean {close[0]!r}? {listed}" if close else f"{listed[:1].lower()}{listed[1:]}"
-
-
-def _number(text: str) -> float | None:
-    with contextlib.suppress(ValueError, OverflowError):
-        return float(text)
-    return None
-
-
-def _without_quotes(value: Any) -> str:
-    number = _number(value) if isinstance(value, str) else None
-    if number is None or not math.isfinite(number):
-        return ""
-    return f"; drop the quotes: {int(number) if number == int(number) else number!r}"

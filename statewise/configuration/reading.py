@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from statewise.configuration.base import Config, no_such_field, schema
-from statewise.configuration.kinds import TYPE_KEY, Either, Kind, Nested, Place, Row, Text, join
+from statewise.configuration.kinds import TYPE_KEY, Either, Kind, Nested, Place, Row, Text
+from statewise.configuration.words import join
 from statewise.errors import ConfigError, excerpt
 
 ConfigT = TypeVar("ConfigT", bound=Config)

@@ -64,19 +64,10 @@ def from_to(low: float, high: float, words: str = "") -> Condition:
     return Condition(lambda x: low <= x <= high, f" from {low} to {words or high}")
 
 
-def rising(*, strictly: bool = True) -> Condition:
-    """
-    >>> rising().holds((1, 2, 2)), rising(strictly=False).holds((1, 2, 2))
-    (False, True)
-    """
-    if strictly:
-        return Condition(lambda xs: all(a < b for a, b in itertools.pairwise(xs)), ", rising")
-    return Condition(lambda xs: all(a <= b for a, b in itertools.pairwise(xs)), ", none below the one before")
-
-
 FINITE = Condition(math.isfinite, "", "is not finite")
 EVEN = Condition(lambda x: x % 2 == 0, ", even", "is odd")
 NOT_EMPTY = Condition(bool, ", not empty", "is empty")
+RISING = Condition(lambda xs: all(a < b for a, b in itertools.pairwise(xs)), ", rising")
 EACH_ONCE = Condition(lambda xs: len(set(xs)) == len(xs), ", each once", "has a value twice")
 
 # Integers

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from statewise.configuration.types import (
     NOT_EMPTY,
+    RISING,
     AtLeastTwo,
     Condition,
     Count,
@@ -21,7 +22,6 @@ from statewise.configuration.types import (
     NonNegative,
     OneOf,
     Words,
-    rising,
 )
 from statewise.errors import InputError
 from statewise.kernels.batching import whole
@@ -49,7 +49,7 @@ class ForecasterState(NamedTuple):
 Quantiles = Annotated[
     tuple[float, ...],
     NOT_EMPTY,
-    rising(),
+    RISING,
     Condition(lambda q: q[0] > 0 and q[-1] < 1),
     Condition(lambda q: 0.5 in q, complaint="is without the median, which is the point forecast"),
     Words("rising numbers between 0 and 1 with 0.5 among them"),

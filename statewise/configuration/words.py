@@ -1,0 +1,60 @@
+"""How values and names are told in an error of a config: in one line, whatever they are."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+LONGEST_SHOWN = 60
+
+
+def join(path: str, part: str | int) -> str:
+    return f"{path}.{part}" if path else str(part)
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers as Python's. Arrays, and tensors of one number, are not taken for numbers."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def shown(value: Any) -> str:
+    """A value in one short line, whatever it is."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of an integer with thousands of digits, and of what is not ours
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+
+
+def type_name(value: Any) -> str:
+    """
+    >>> type_name(None), type_name(True), type_name(2.5), type_name(())
+    ('null', 'boolean', 'number', 'tuple')
+    """
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", type(None): "null"}
+    return names.get(type(value), type(value).__name__)
+
+
+def suggest(name: str, known: Sequence[Any], title: str) -> str:
+    """The nearest name, if one is near, and all of them."""
+    close = difflib.get_close_matches(name, list(map(str, known)), n=1, cutoff=0.5)
+    listed = f"{title}: {', '.join(map(str, known))}"
+    return f"did you mean {close[0]!r}? {listed}" if close else f"{listed[:1].lower()}{listed[1:]}"
+
+
+def as_number(text: str) -> float | None:
+    with contextlib.suppress(ValueError, OverflowError):
+        return float(text)
+    return None
+
+
+def without_quotes(value: Any) -> str:
+    number = as_number(value) if isinstance(value, str) else None
+    if number is None or not math.isfinite(number):
+        return ""
+    return f"; drop the quotes: {int(number) if number == int(number) else number!r}"
