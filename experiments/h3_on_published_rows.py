@@ -19,8 +19,8 @@ import numpy as np
 from published_h3_synthetics import ROWS, TASKS, TEST_ROWS, open_checkout
 
 from statewise.data.synthetic_languages import LanguageSplit, Rows
-from statewise.reproduce.h3_synthetics.settings import MIXERS, H3SyntheticsSettings, run_config
-from statewise.reproduce.seeds_of_a_run import told, train_and_test
+from statewise.reproduce.h3_synthetics import MIXERS, H3SyntheticsSettings, run_config
+from statewise.reproduce.training import told, train_and_test
 from statewise.reproduce.work import Stopped
 from statewise.train.report import make_reporter
 

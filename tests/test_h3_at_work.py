@@ -19,6 +19,7 @@ from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce import reproduce, settings
 from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, lookup, trace
+from statewise.reproduce.h3_at_work.claim import H3AtWorkSettings
 from statewise.reproduce.h3_at_work.findings import SHOWN, pairs_of, what_is_read
 from statewise.reproduce.h3_at_work.inside import (
     Signals,
@@ -30,7 +31,6 @@ from statewise.reproduce.h3_at_work.inside import (
     with_shift_taps,
     without_heads,
 )
-from statewise.reproduce.h3_at_work.settings import H3AtWorkSettings
 from statewise.train.config import RunConfig, TrainConfig
 from statewise.train.loop import train
 

@@ -15,17 +15,18 @@ import pytest
 
 from statewise.errors import ConfigError, InputError, TrainingError
 from statewise.reproduce import find, reproduce, settings
-from statewise.reproduce.h3_synthetics.report import make_report, told_differences
-from statewise.reproduce.h3_synthetics.settings import (
+from statewise.reproduce.h3_synthetics import (
     MIXERS,
     TASKS,
     H3SyntheticsSettings,
     is_everything,
     run_config,
+    told_differences,
 )
+from statewise.reproduce.h3_synthetics import report as make_report
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import Report, markdown
-from statewise.reproduce.seeds_of_a_run import CPU_FILE, train_and_test
+from statewise.reproduce.training import CPU_FILE, train_and_test
 from statewise.train.report import Reporter
 from statewise.train.schedule import learning_rate_factor
 from statewise.train.tasks import open_task

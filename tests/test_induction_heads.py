@@ -14,16 +14,18 @@ from statewise.data.synthetic_languages import SyntheticLanguageConfig, open_syn
 from statewise.errors import ConfigError, InputError
 from statewise.models.language_model import LanguageModel
 from statewise.reproduce import find, reproduce, settings
-from statewise.reproduce.induction_heads.asking import ask
-from statewise.reproduce.induction_heads.report import PUBLISHED, make_report, published
-from statewise.reproduce.induction_heads.settings import (
+from statewise.reproduce.induction_heads import (
     HISTORY,
     LENGTHS,
     MODELS,
+    PUBLISHED,
     InductionHeadsSettings,
+    ask,
     asked_config,
+    published,
     run_config,
 )
+from statewise.reproduce.induction_heads import report as make_report
 from statewise.reproduce.report import Report, markdown
 
 PLOTS = find_spec("matplotlib") is not None
@@ -71,7 +73,7 @@ class TestSettings:
         ("changes", "message"),
         [
             ({"models": ("hyena",), "steps": (1,)}, "use some of mamba, h3, attention, rotary"),
-            ({"models": ("h3", "h3")}, "give at least one, each once"),
+            ({"models": ("h3", "h3")}, "models=.*each once"),
             ({"seeds": ()}, "seeds"),
             ({"steps": (1,)}, "steps=.*for each model"),
             ({"lengths": (4,)}, "test_length=4"),
@@ -163,7 +165,7 @@ def made(right: dict[str, list[float]], **changes: Any) -> Report:
         for name, accuracies in right.items()
         for length, accuracy in zip(config.lengths, accuracies)
     }
-    return make_report(config, dict.fromkeys(right, part), asked)
+    return make_report(config, (dict.fromkeys(right, part), asked))
 
 
 class TestReport:
@@ -193,7 +195,7 @@ class TestReport:
         whole = {"seeds": {"seed": run}, "parameters": 7, "cpu_seconds": 60.0, "ms_per_step": 1.0}
         lost = {**whole, "seeds": {"seed": {"diverged": "step 3"}}, "ms_per_step": None}
         trained = {"mamba-0": lost, "mamba-1": lost, "h3-0": lost, "h3-1": whole}
-        report = make_report(config, trained, {"h3-1-64": {"accuracy": 0.5, "rows": 5}})
+        report = make_report(config, (trained, {"h3-1-64": {"accuracy": 0.5, "rows": 5}}))
         assert [table.rows for table in report.tables[:2]] == [
             [("64", "100.0", "diverged", "diverged", "-")],
             [("64", "100.0", "diverged", "50.0", "5")],

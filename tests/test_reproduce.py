@@ -16,11 +16,12 @@ import torch
 from statewise.cli import run as command_line
 from statewise.errors import CheckpointError, ConfigError, DataError, InputError
 from statewise.reproduce import PLACES, Bar, find, listed, print_report, reproduce, settings
+from statewise.reproduce.files import compact, finite
 from statewise.reproduce.hardware import cpu_model, environment, require_memory
 from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_side
-from statewise.reproduce.progress import JsonWatcher, TerminalWatcher, Watcher, make_watcher
-from statewise.reproduce.report import Report, drawn, markdown
-from statewise.reproduce.work import Stopped, finite, open_work
+from statewise.reproduce.progress import JsonWatcher, PartReporter, TerminalWatcher, Watcher, make_watcher
+from statewise.reproduce.report import Curve, Panel, Report, curves, drawn, findings, markdown, table
+from statewise.reproduce.work import Stopped, open_work
 from statewise.train.tasks import Table
 
 needs_plot = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs the extra plot")
@@ -221,7 +222,7 @@ class TestReproduce:
         assert "![" in (tmp_path / "run" / "report.md").read_text()
 
     def test_without_matplotlib(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("statewise.reproduce.registry.find_spec", lambda name: None)
+        monkeypatch.setattr("statewise.reproduce.claim.find_spec", lambda name: None)
         with pytest.raises(DataError, match=r'pip install "statewise\[plot\]", or use --no-plots'):
             reproduce("hippo", tmp_path / "run", small_hippo())
         assert not (tmp_path / "run").exists()
@@ -239,8 +240,8 @@ class TestReproduce:
         assert [name for name, _, _ in listed()] == list(PLACES)
         for name in PLACES:
             found = find(name)
-            assert type(found.quick()) is type(found.full())
-            assert found.quick() != found.full()
+            assert type(found.small()) is type(found.full())
+            assert found.small() != found.full()
             assert settings(name) == found.full()
 
     def test_command_line(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -328,7 +329,42 @@ class TestMeasure:
                 require_memory(10**15, "this", "do that")
 
 
+def test_json_has_a_record_in_a_line() -> None:
+    row = {"name": "x" * 50, "course": [i / 8 for i in range(9)], "pairs": [[1, 2], [3, 4]]}
+    data: dict[str, Any] = {"rows": [row] * 4, "n": {}}
+    text = compact(data)
+    assert json.loads(text) == data
+    assert [line.count("course") for line in text.splitlines()] == [0, 0, 1, 1, 1, 1, 0, 0, 0]
+    assert compact([[1, 2], [3, [4]], [], None]) == "[[1, 2], [3, [4]], [], null]"
+
+
 class TestReport:
+    def test_tables_and_findings(self) -> None:
+        made = table("t", [("", str), ("double", lambda i: f"{2 * i}")], [1, 2], ["a note"])
+        assert made == Table("t", ("", "double"), [("1", "2"), ("2", "4")], ("a note",))
+        text = "\n- One of {n}.\n- [two] Two,\n  and\n  more.\n- [a-b] Three.\n"
+        assert findings(text, n=4) == ["One of 4."]
+        assert findings(text, {"two", "a-b"}, n=4) == ["One of 4.", "Two, and more.", "Three."]
+
+    @needs_plot
+    def test_panels(self, tmp_path: Path) -> None:
+        bars = {"yerr": ([0.1, 0.1], [0.2, 0.2])}
+        lines = [
+            Curve([1, 2], [3, 4], "a", {"color": "C1"}),
+            Curve([1, 2], [5, 6], "a"),
+            Curve([1, 2], [1, 2], "b", bars),
+        ]
+        panel = Panel(curves=lines, x="x", y="y", ticks=(1, 2), log="y", levels=[(2.0, {"label": "l"})])
+        plot = curves("p", "title", panel, Panel(curves=[]), width=4.0)
+        plot.write(tmp_path / "p.png")
+        assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+        from matplotlib.figure import Figure
+
+        axes = Figure().subplots()
+        panel.draw(axes)
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "l", "b"]
+        assert (axes.get_xscale(), axes.get_yscale(), axes.get_xticks().tolist()) == ("log", "log", [1, 2])
+
     def test_bars(self) -> None:
         assert Bar(what="x", ours=2.0, bar=2.0).holds
         assert not Bar(what="x", ours=2.0, bar=2.0, beyond=True).holds
@@ -347,6 +383,19 @@ class TestReport:
 
 
 class TestWatchers:
+    def test_a_part_that_does_not_train_tells_its_progress_on_a_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A reporter of training needs its records; a part without them has a bar of its own."""
+        stream = StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+        watcher = make_watcher(stream)
+        assert isinstance(watcher, TerminalWatcher)
+        reporter = PartReporter(watcher, "asked")
+        reporter.progress(0.5, {})
+        assert set(watcher.rows) == {"asked"}
+        reporter.event({"kind": "warning", "message": "mind the gap"})
+        reporter.close()
+        assert "mind the gap" in stream.getvalue()
+
     def test_json(self) -> None:
         stream = StringIO()
         watcher = make_watcher(stream)

@@ -12,14 +12,8 @@ import pytest
 from statewise.errors import ConfigError
 from statewise.reproduce import reproduce, settings
 from statewise.reproduce.report import Report, markdown
-from statewise.reproduce.selective_copying.report import make_report
-from statewise.reproduce.selective_copying.settings import (
-    MIXERS,
-    NAMES,
-    SELECTIVE,
-    SelectiveCopyingSettings,
-    run_config,
-)
+from statewise.reproduce.selective_copying import MIXERS, NAMES, SELECTIVE, SelectiveCopyingSettings, run_config
+from statewise.reproduce.selective_copying import report as make_report
 
 PLOTS = find_spec("matplotlib") is not None
 

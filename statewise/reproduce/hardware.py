@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from statewise.train.memory_available import available_memory
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:
-    """The machine and the versions, as JSON data: what every part of a reproduction keeps with its result.
+    """The machine and the versions, as JSON data: what every part of a claim keeps with its result.
 
     device: what was computed on; None: what this process has used
     """
@@ -35,6 +37,14 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
     if device is not None and device.type == "cuda":
         record["gpu"] = torch.cuda.get_device_name(device)
     return record
+
+
+def measured(compute: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """What ``compute()`` gives, with the machine, the seconds and the seconds of all cores."""
+    begun, cpu = time.monotonic(), time.process_time()
+    result = dict(compute())
+    spent = {"seconds": time.monotonic() - begun, "cpu_seconds": time.process_time() - cpu}
+    return {"environment": environment(), **spent, "result": result}
 
 
 def today() -> str:
