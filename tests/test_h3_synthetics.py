@@ -96,19 +96,11 @@ def test_other_settings_are_told() -> None:
     ("change", "field"),
     [
         ({"models": ("s4",)}, "models"),
-        ({"models": ("h3", "h3")}, "models"),
-        ({"tasks": ("mqar",)}, "tasks"),
-        ({"seeds": ()}, "seeds"),
         ({"epochs": (3,)}, "epochs"),
         ({"n_train": 31, "drop_last": True}, "n_train"),
-        ({"n_train": 0}, "n_train"),
-        ({"stop_at": 0.0}, "stop_at"),
-        ({"stop_at": 2.0}, "stop_at"),
         ({"seeds": (0, -1)}, "seed"),
-        ({"workers": 0}, "workers"),
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"weight_decay_of": "none"}, "weight_decay_of"),
-        ({"dropout_of": "all"}, "dropout_of"),
     ],
 )
 def test_refusals(change: dict[str, Any], field: str) -> None:

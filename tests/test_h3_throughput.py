@@ -149,11 +149,6 @@ def test_speeds_and_bars(tmp_path: Path) -> None:
     ("changes", "match"),
     [
         ({"prompts": (10,)}, r"14 tokens, but max_positions=13"),
-        ({"prompts": ()}, "prompts"),
-        ({"prompts": (5, 5)}, "each once"),
-        ({"batch": 0}, "batch=0"),
-        ({"n_new": 1}, "n_new=1"),
-        ({"weights": "float16"}, "weights='float16'"),
         ({"attention_at": (2,)}, "position 2"),
         ({"n_heads": 3}, "not a multiple"),
         ({"d_state": 7}, "d_state=7"),

@@ -73,13 +73,9 @@ class TestSettings:
         ("changes", "message"),
         [
             ({"models": ("hyena",), "steps": (1,)}, "use some of mamba, h3, attention, rotary"),
-            ({"models": ("h3", "h3")}, "models=.*each once"),
-            ({"seeds": ()}, "seeds"),
             ({"steps": (1,)}, "steps=.*for each model"),
             ({"lengths": (4,)}, "test_length=4"),
             ({"lengths": (2**15,)}, "has none up to attention_to=16384 for 'attention'"),
-            ({"workers": 0}, "workers=0"),
-            ({"test_tokens": 0}, "test_tokens=0"),
             ({"warmup": 0.95}, "warmup=0.95"),
         ],
     )

@@ -44,9 +44,6 @@ class TestSettings:
         [
             ({"models": ("s5",)}, r"models=.*: 's5' is unknown; use some of s4, s4d, h3, transformer"),
             ({"tasks": ("pathfindre",)}, r"tasks=.*: 'pathfindre' is unknown; use some of listops, "),
-            ({"tasks": ("image", "image")}, "tasks=.* each once"),
-            ({"seeds": ()}, "give at least one, each once"),
-            ({"workers": 0}, "workers=0 is too small; use at least 1"),
             ({"n_layers": 0}, "layers must be a tuple with at least one"),
             ({"minutes": -1.0}, "minutes=-1.0 is out of range"),
             ({"settings": ("data.n_rows=3",)}, "n_rows"),

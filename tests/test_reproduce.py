@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -21,6 +23,7 @@ from statewise.reproduce.hardware import cpu_model, environment, require_memory
 from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_side
 from statewise.reproduce.progress import JsonWatcher, PartReporter, TerminalWatcher, Watcher, make_watcher
 from statewise.reproduce.report import Curve, Panel, Report, curves, drawn, findings, markdown, table
+from statewise.reproduce.settings import CHECK, Settings, even, least, once, rates, share
 from statewise.reproduce.work import Stopped, open_work
 from statewise.train.tasks import Table
 
@@ -170,6 +173,42 @@ class TestWork:
 
     def test_finite(self) -> None:
         assert finite({1: [float("-inf"), "nan", True, None]}) == {"1": [None, "nan", True, None]}
+
+
+class TestSettings:
+    @pytest.mark.parametrize("name", PLACES)
+    def test_every_field_refuses_what_it_does_not_take(self, name: str) -> None:
+        """Of each claim, by what its fields say where they are declared."""
+        full = find(name).full()
+        wrong: dict[type, Any] = {tuple: (), int: -1, float: -1.0, str: "nope", type(None): -1}
+        for one in fields(full):
+            value = getattr(full, one.name)
+            if CHECK not in one.metadata or isinstance(value, bool):
+                continue
+            expected = rf"^{type(full).__name__}\.{one.name}={re.escape(repr(wrong[type(value)]))}"
+            with pytest.raises(ConfigError, match=expected):
+                replace(full, **{one.name: wrong[type(value)]})
+
+    def test_what_the_declarations_take(self) -> None:
+        @dataclass(frozen=True, kw_only=True)
+        class Some(Settings):
+            names: tuple[str, ...] = once(("a",), ("a", "b"))
+            n: int | None = least(None, 2)
+            orders: tuple[int, ...] = even((2, 4))
+            part: float = share(0.5)
+            lr: tuple[float, ...] = rates((1e-3,))
+
+        Some(names=("b", "a"), n=2, orders=(6,), part=1.0, lr=(1e-3, 2e-3))
+        for given, message in (
+            ({"names": ("a", "c")}, r"names=\('a', 'c'\): 'c' is unknown; use some of a, b, each once"),
+            ({"names": ("a", "a")}, "names=.*each once"),
+            ({"n": 1}, "n=1 is too small; use at least 2"),
+            ({"orders": (2, 3)}, r"orders=\(2, 3\); use even numbers of at least 2"),
+            ({"part": 1.5}, r"part=1\.5; use a share above 0, at most 1"),
+            ({"lr": (2e-3, 2.0000001e-3)}, "lr=.* apart in its first six digits"),
+        ):
+            with pytest.raises(ConfigError, match=rf"^Some\.{message}"):
+                Some(**given)  # type: ignore[arg-type]
 
 
 class TestReproduce:
