@@ -118,12 +118,7 @@ def settings(name: str, *, quick: bool = False, assignments: Sequence[str] = ())
 
 
 def reproduce(
-    name: str,
-    folder: Path | str,
-    config: Any = None,
-    *,
-    plots: bool = True,
-    watcher: Watcher | None = None,
+    name: str, folder: Path | str, config: Any = None, *, plots: bool = True, watcher: Watcher | None = None
 ) -> Outcome:
     """Measures what the claim ``name`` is about, and leaves result.json, report.md and plots in ``folder``.
 

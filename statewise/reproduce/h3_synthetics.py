@@ -250,7 +250,7 @@ def told_differences(config: H3SyntheticsSettings) -> list[str]:
     there |= {"dropped"} if config.drop_last and config.n_train % BATCH_SIZE else set()
     there |= {"prefix"} if config.warmup_prefix and "induction-head" in there else set()
     there |= {"seeds"} if len(config.seeds) > 1 else set()
-    return findings(DIFFERENCES, there, clip_norm=config.clip_norm)
+    return findings(DIFFERENCES, **{**dict.fromkeys(there, True), "clip_norm": config.clip_norm})
 
 
 def _table(config: H3SyntheticsSettings, task: str, found: Found) -> Table:

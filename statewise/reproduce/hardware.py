@@ -17,13 +17,8 @@ from statewise.errors import DataError
 from statewise.train.memory_available import available_memory
 
 
-def environment(device: torch.device | None = None) -> dict[str, Any]:
-    """The machine and the versions, as JSON data: what every part of a claim keeps with its result.
-
-    device: what was computed on; None: what this process has used
-    """
-    if device is None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        device = torch.device("cuda")
+def environment() -> dict[str, Any]:
+    """The machine and the versions, as JSON data: what every part of a claim keeps with its result."""
     record: dict[str, Any] = {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
@@ -34,8 +29,8 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "torch": torch.__version__,
         "statewise": __version__,
     }
-    if device is not None and device.type == "cuda":
-        record["gpu"] = torch.cuda.get_device_name(device)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # it was used
+        record["gpu"] = torch.cuda.get_device_name()
     return record
 
 

@@ -18,14 +18,7 @@ from statewise.reproduce.settings import Settings, even, once, positive
 from statewise.reproduce.work import Job, Work
 from statewise.train.report import Reporter
 
-NAMES = {
-    "legs": "LegS",
-    "legt": "LegT",
-    "lmu": "LMU",
-    "lagt": "LagT",
-    "fourier": "FouT",
-    "fourier_diag": "FouD",
-}
+NAMES = {"legs": "LegS", "legt": "LegT", "lmu": "LMU", "lagt": "LagT", "fourier": "FouT", "fourier_diag": "FouD"}
 REAL = ("sunspots", "co2")
 
 

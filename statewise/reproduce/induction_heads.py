@@ -73,7 +73,7 @@ DIFFERENCES = f"""
   training reaches them.
 - [stopping] A run of {{stopping}} ends early once it named at least {{stop_at:.1%}} of its {{n_validation}} validation
   answers in {{stop_after}} looks running, {{look_every:,}} steps apart; its rate has then not fallen.
-- [other-length] Published models are trained at {PUBLISHED_LENGTH} tokens, these at {{length}}.
+- [another] Published models are trained at {PUBLISHED_LENGTH} tokens, these at {{length}}.
 """
 
 
@@ -303,21 +303,17 @@ def _training(config: InductionHeadsSettings, trained: Parts) -> Table:
 
 
 def _differences(config: InductionHeadsSettings) -> list[str]:
-    stopping = ", ".join(NAMES[model] for model in config.models if model != GOES_ON)
-    there = {
-        "history": bool(set(HISTORY) & set(config.models)),
-        "learned": "attention" in config.models,
-        "stopping": config.stop_at is not None and bool(stopping),
-        "other-length": config.length != PUBLISHED_LENGTH,
-    }
+    stopping = [NAMES[model] for model in config.models if model != GOES_ON and config.stop_at is not None]
     return findings(
         DIFFERENCES,
-        [name for name, holds in there.items() if holds],
         at_most=", ".join(f"{n:,} ({NAMES[model]})" for model, n in zip(config.models, config.steps)),
         rates=", ".join(f"{MODELS[model][2]:g} ({NAMES[model]})" for model in config.models),
         rises=100 * config.warmup,
         falls=100 * config.decay,
-        stopping=stopping,
+        history=set(HISTORY) & set(config.models),
+        learned="attention" in config.models,
+        stopping=", ".join(stopping),
+        another=config.length != PUBLISHED_LENGTH,
         **vars(config),
     )
 

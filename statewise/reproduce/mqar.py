@@ -42,8 +42,8 @@ POSITIONED = ("linear", "attention")
 DIFFERENCES = f"""
 - Published: vocabulary 8,192, 100,000 rows, 64 epochs, batches of 512, widths of 64 to 512, lengths of 64 to 512, the
   best of four rates from 1e-4 to 1e-2.
-- [one-rate] One rate for all models, {{first}}, not chosen by any run.
-- [rates] Each row was trained at {{first}} and, until a run had {{goal:g}}% on rows of its own, at {{others}}; it is
+- [one_rate] One rate for all models, {{first}}, not chosen by any run.
+- [others] Each row was trained at {{first}} and, until a run had {{goal:g}}% on rows of its own, at {{others}}; it is
   the best of its runs on these.
 - [given] The projections of {{whose}} begin with a standard deviation of {{weight_std:g}}.
 - [scaled] The projections of {{whose}} begin with outputs that vary as much as with the published standard deviation,
@@ -51,7 +51,7 @@ DIFFERENCES = f"""
 - [random] The steps between pairs and queries hold random tokens of the vocabulary, keys of the row among them.
 - [zeros] The steps between pairs and queries hold the token 0. (random_non_queries=true draws them: with a small
   vocabulary they then repeat keys of the row.)
-- [at-an-end] Best at an end of the list of rates, so that a better one may lie beyond: {{at_an_end}}.
+- [at_an_end] Best at an end of the list of rates, so that a better one may lie beyond: {{at_an_end}}.
 - [h3] H3 has a register of 8 keys and N = 16 here (64 and 64 in its paper), so that its state is the smaller.
 - [positioned] Learned positions: {{positioned}}.
 - [short] An accuracy short of the end may be one that more training would raise: a run that was not ended early says
@@ -301,30 +301,22 @@ def _differences(
     positioned = " and ".join(NAMES[model] for model in config.models if model in POSITIONED)
     rest = " and ".join(NAMES[model] for model in config.models if model not in POSITIONED)
     diverged = ", ".join(f"{cell.name(config)} at {rate}" for cell, where in lost.items() for rate in where)
-    short = not all(run["stopped_early"] for run in found.values() if not is_diverged(run))
-    there = {
-        "one-rate": not others,
-        "rates": bool(others),
-        "given": bool(begin) and config.weight_std is not None,
-        "scaled": bool(begin) and config.weight_std is None,
-        "random": config.random_non_queries,
-        "zeros": not config.random_non_queries,
-        "at-an-end": bool(others and at_an_end),
-        "h3": "h3" in config.models,
-        "positioned": bool(positioned),
-        "short": short,
-        "diverged": bool(diverged),
-    }
     return findings(
         DIFFERENCES,
-        [name for name, holds in there.items() if holds],
         first=first,
+        one_rate=not others,
         others=" and then ".join(others),
         goal=100 * config.stop_at,
         whose=whose,
         weight_std=config.weight_std,
-        at_an_end=", ".join(at_an_end),
-        positioned=f"{positioned}{f'; {rest}: none' if rest else ''}",
+        given=begin and config.weight_std is not None,
+        scaled=begin and config.weight_std is None,
+        random=config.random_non_queries,
+        zeros=not config.random_non_queries,
+        at_an_end=", ".join(at_an_end if others else ()),
+        h3="h3" in config.models,
+        positioned=f"{positioned}{f'; {rest}: none' if rest else ''}" if positioned else "",
+        short=not all(run["stopped_early"] for run in found.values() if not is_diverged(run)),
         diverged=diverged,
     )
 

@@ -61,17 +61,17 @@ def table(
     return Table(title, tuple(heading for heading, _ in columns), rows, tuple(notes))
 
 
-def findings(text: str, there: Iterable[str] = (), **values: Any) -> list[str]:
-    """The sentences of ``text``, each behind a dash, with the values filled in; one that begins with a name in brackets
-    only where that is there.
+def findings(text: str, **values: Any) -> list[str]:
+    """The sentences of ``text``, each behind a dash, with the values filled in; one that begins with the name of a
+    value in brackets only where that is true.
 
-    >>> findings("- One of {n}.\\n- [two] Two.\\n- [three]\\n  Three.", ["three"], n=4)
+    >>> findings("- One of {n}.\\n- [two] Two.\\n- [three]\\n  Three.", three=True, n=4)
     ['One of 4.', 'Three.']
     """
-    told, names = [], {*there}
+    told = []
     for sentence in text.strip().removeprefix("- ").split("\n- "):
         name, _, words = re.fullmatch(r"(\[(\w|-)+\] )?(.*)", " ".join(sentence.split())).groups()  # type: ignore[union-attr]
-        if name is None or name[1:-2] in names:
+        if name is None or values.get(name[1:-2]):
             told.append(words.format(**values))
     return told
 

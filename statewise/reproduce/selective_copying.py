@@ -129,9 +129,7 @@ def report(config: SelectiveCopyingSettings, found: Found) -> Report:
         ),
         tables=[table("Accuracy of the copied symbols, %", columns, config.models, [note])],
         bars=bars if config.bars else [],
-        differences=findings(
-            DIFFERENCES, {*config.models, *(["stop_at"] if config.stop_at is not None else [])}, **vars(config)
-        ),
+        differences=findings(DIFFERENCES, **vars(config), **dict.fromkeys(config.models, True)),
         figures={"runs": found},
         plots=[curves("selective-copying", "Validation accuracy", _panel(config, runs))],
     )

@@ -268,11 +268,7 @@ def _claim(preset: str, summary: str, duration: str, **fields: Any) -> Claim:
 CLAIMS = {
     "digits": _claim("digits", "scikit-learn's digits, pixel by pixel", "a minute", bar=0.97),
     "acsf1": _claim(
-        "acsf1",
-        "the power use of appliances (ACSF1), three seeds, beside DTW",
-        "15 minutes",
-        seeds=(0, 1, 2),
-        dtw=True,
+        "acsf1", "the power use of appliances (ACSF1), three seeds, beside DTW", "15 minutes", seeds=(0, 1, 2), dtw=True
     ),
     "spoken-digits": _claim("spoken-digits", "spoken digits from raw waveforms", "20 minutes", bar=0.95),
     "fashion-mnist": _claim("fashion-mnist", "Fashion-MNIST, pixel by pixel", "30 minutes", bar=0.85),

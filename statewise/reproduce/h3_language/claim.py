@@ -170,12 +170,7 @@ def make_tokenizer(source: str, vocab_size: int, folder: Path) -> dict[str, Any]
         for name, split in splits.items()
     }
     n_bytes = sum(split.n_bytes for split in splits.values())
-    return {
-        "fingerprint": corpus.fingerprint,
-        "n_bytes": n_bytes,
-        "splits": sizes,
-        "described": corpus.describe(),
-    }
+    return {"fingerprint": corpus.fingerprint, "n_bytes": n_bytes, "splits": sizes, "described": corpus.describe()}
 
 
 def text_config(source: str, folder: Path) -> TextDataConfig:

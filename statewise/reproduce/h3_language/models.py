@@ -23,14 +23,7 @@ from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
 
 # Fu et al. 2023 (H3), arXiv:2212.14052, the table on OpenWebText: perplexity of models of about 125M parameters.
-PUBLISHED = {
-    "h3-hybrid": 19.6,
-    "gss-hybrid": 19.8,
-    "transformer": 20.6,
-    "h3": 21.0,
-    "gss": 24.0,
-    "s4d": 24.9,
-}
+PUBLISHED = {"h3-hybrid": 19.6, "gss-hybrid": 19.8, "transformer": 20.6, "h3": 21.0, "gss": 24.0, "s4d": 24.9}
 LABELS = {
     "h3-hybrid": "hybrid H3 (2 attention)",
     "gss-hybrid": "hybrid GSS (2 attention)",

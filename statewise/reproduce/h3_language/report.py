@@ -27,7 +27,7 @@ DIFFERENCES = f"""
 - Published: one figure for each model and no spread. Here each model has {{rates}} and {{n_seeds}}.
 - [hybrids] Two layers of a hybrid are attention, here 2 of {{n_layers}} and not of {PUBLISHED_LAYERS}: it is a {{part}}
   part of the model.
-- [h3-gss-s4d] The published models have the same width and MLPs four times as wide, and differ in their size. Here the
+- [ssm] The published models have the same width and MLPs four times as wide, and differ in their size. Here the
   width of the MLP makes up for what the mixer has{{weigh}}.
 - [scale] The projections of H3 and of attention, where there are any, and of the MLPs begin with a standard deviation
   of {{std:.3g}}{{alike}}; published: {WEIGHT_STD} at {PUBLISHED_WIDTH}.
@@ -36,7 +36,7 @@ DIFFERENCES = f"""
 - [s4d] The settings of S4D in the published table are not known in full: it is S4D-Lin with a gated output.
 - [bare] Not in the published table: {{bare}}, here with RMSNorm and no MLP, as published elsewhere, and with more
   layers for it.
-- [small-steps] A step here reads {{step_tokens:,}} tokens; one of the published recipe for the Pile {PUBLISHED_STEP:,}
+- [small_steps] A step here reads {{step_tokens:,}} tokens; one of the published recipe for the Pile {PUBLISHED_STEP:,}
   (256 windows of 2,048). Where tokens are few, many small steps learn more than few large ones.
 - {{read}}. Of each run the last checkpoint is tested.
 """
@@ -121,32 +121,27 @@ def _differences(config: H3LanguageSettings, found: Found) -> list[str]:
     epochs = config.steps() * step_tokens / found.text["splits"]["train"]["tokens"]
     std, d_model, is_scaled = config.sizes.weight_std, config.d_model, config.weight_std is None
     weigh = f": at a width of {d_model} the {config.d_state} states of a channel weigh more than at {PUBLISHED_WIDTH}"
-    there = {
-        "hybrids": any("-hybrid" in name for name in config.models) and config.n_layers != PUBLISHED_LAYERS,
-        "h3-gss-s4d": bool(kinds & {"h3", "gss", "s4d"}),
-        "scale": not kinds <= set(WITHOUT_MLP) and std != WEIGHT_STD,
-        "bare": bool(bare),
-        "small-steps": step_tokens < PUBLISHED_STEP,
-        **dict.fromkeys(kinds, True),
-    }
+    read = f"The training text is read {epochs:.1f} times"
     return findings(
         DIFFERENCES,
-        [name for name, holds in there.items() if holds],
         millions=statistics.fmean(model["parameters"] for model in found.models.values()) / 1e6,
         source=config.source,
         rates="its own learning rate, the best of one list," if len(config.learning_rates) > 1 else "the same rate",
         n_seeds=f"{len(config.seeds)} seed{'s' if several else ''}",
+        hybrids=any("-hybrid" in name for name in config.models) and config.n_layers != PUBLISHED_LAYERS,
         n_layers=config.n_layers,
         part="larger" if config.n_layers < PUBLISHED_LAYERS else "smaller",
+        ssm=kinds & {"h3", "gss", "s4d"},
         weigh=weigh if d_model < PUBLISHED_WIDTH else "",
+        scale=not kinds <= set(WITHOUT_MLP) and std != WEIGHT_STD,
         std=std,
         alike=f", by which their outputs vary as much at a width of {d_model}" if is_scaled else "",
         d_state=config.d_state,
         bare=" and ".join(bare),
+        small_steps=step_tokens < PUBLISHED_STEP,
         step_tokens=step_tokens,
-        read=f"The training text is read {epochs:.1f} times"
-        if epochs >= 1
-        else f"{epochs:.2%} of the text is trained on",
+        read=read if epochs >= 1 else f"{epochs:.2%} of the text is trained on",
+        **dict.fromkeys(kinds, True),
     )
 
 

@@ -222,9 +222,8 @@ def report(config: LraSettings, found: Found) -> Report:
     budget = f"Each run ends after {' or '.join(limits)}" if limits else "Each run has its published number of steps"
     seeds = f"{len(config.seeds)} seeds, of which the table has the mean" if len(config.seeds) > 1 else "One seed"
     sizes = (config.minutes, config.steps, config.d_model, config.n_layers, config.batch_size)
-    there = {*config.models, *(["settings"] if config.settings else [])}
-    there |= {"scaled"} if any(size is not None for size in sizes) else set()
-    there |= {"s4-or-s4d"} if {"s4", "s4d"} & there else set()
+    there: dict[str, Any] = {**dict.fromkeys(config.models, True), "settings": ", ".join(config.settings)}
+    there |= {"scaled": any(size is not None for size in sizes), "s4-or-s4d": {"s4", "s4d"} & there.keys()}
     runs: dict[str, dict[str, Any]] = {}
     for cell, part in found.parts.items():
         spent = {"cpu_seconds": part["cpu_seconds"], "ms_per_step": part["ms_per_step"]}
@@ -239,7 +238,7 @@ def report(config: LraSettings, found: Found) -> Report:
             f"two of them into [u, v, u - v, u v] and an MLP. {seeds}."
         ),
         tables=[_beside(config, found), _each(config, found), _scaled(config, found)],
-        differences=findings(DIFFERENCES, there, settings=", ".join(config.settings)),
+        differences=findings(DIFFERENCES, **there),
         figures={"published": ACCURACY, "data": found.data, "runs": runs},
         plots=[curves("lra", "Validation accuracy while training", *panels)],
     )
