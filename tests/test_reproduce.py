@@ -232,7 +232,15 @@ class TestReproduce:
         assert record["environments"][0]["threads"] == torch.get_num_threads()
         assert record["date"].endswith("UTC")
         page = (tmp_path / "run" / "report.md").read_text()
-        for expected in ("| LegS |", "N = 8", "differs from the published", torch.__version__, '"window": 64'):
+        assert find("hippo").source == record["source"]
+        for expected in (
+            record["source"],
+            "| LegS |",
+            "N = 8",
+            "differs from the published",
+            torch.__version__,
+            '"window": 64',
+        ):
             assert expected in page
         stream = StringIO()
         assert outcome.report is not None
@@ -243,6 +251,7 @@ class TestReproduce:
         print_report(outcome.report, record, outcome.folder, as_json=False, stream=stream)
         assert "LegS" in stream.getvalue()
         assert "result.json" in stream.getvalue()
+        assert record["source"] in stream.getvalue().replace("\n", " ")
 
     @needs_plot
     def test_plots(self, tmp_path: Path) -> None:

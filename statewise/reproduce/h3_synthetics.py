@@ -31,7 +31,7 @@ from statewise.reproduce.training import (
     mean_text,
     ms_text,
     percent,
-    train_and_test,
+    trained,
     whole,
 )  # fmt: skip
 from statewise.reproduce.work import Job, Work
@@ -183,7 +183,7 @@ def trials(config: H3SyntheticsSettings, work: Work) -> dict[str, Job]:
     jobs = {}
     for part, task, model in ((f"{task}-{model}", task, model) for task in config.tasks for model in config.models):
         runs = {f"seed-{seed}": run_config(config, task, model, seed) for seed in config.seeds}
-        jobs[part] = Job(train_and_test, (runs, str(work.folder / f"run-{part}")))
+        jobs[part] = trained(work, part, runs)
     return jobs
 
 

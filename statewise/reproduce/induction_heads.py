@@ -31,7 +31,7 @@ from statewise.reproduce.training import (
     ms_text,
     percent,
     told,
-    train_and_test,
+    trained,
     whole,
 )
 from statewise.reproduce.work import Job, Work
@@ -210,27 +210,27 @@ def measure(config: InductionHeadsSettings, work: Work) -> tuple[Parts, Parts]:
     training: dict[str, Job] = {}
     asking: dict[str, dict[str, Job]] = {}  # of each run
     for name, model, seed in ((f"{model}-{seed}", model, seed) for model in config.models for seed in config.seeds):
-        folder = work.folder / f"run-{name}"
-        training[name] = Job(train_and_test, ({"seed": run_config(config, model, seed)}, str(folder)))
+        training[name] = trained(work, name, {"seed": run_config(config, model, seed)})
+        folder = str(work.folder / f"run-{name}" / "seed")
         asking[name] = {
-            f"{name}-{n}": Job(ask_checkpoint, (str(folder / "seed"), asked_config(config, model, n)))
+            f"{name}-{n}": Job(ask_checkpoint, (folder, asked_config(config, model, n)))
             for n in config.lengths_of(model)
         }
     n_asked = sum(map(len, asking.values()))
     work.begin(len(training) + n_asked, at_most=True)
-    trained = work.parts(training)
-    asked = {part: job for name, jobs in asking.items() if whole(trained[name]) for part, job in jobs.items()}
+    found = work.parts(training)
+    asked = {part: job for name, jobs in asking.items() if whole(found[name]) for part, job in jobs.items()}
     work.leave_out(n_asked - len(asked))
-    return trained, work.parts(asked)
+    return found, work.parts(asked)
 
 
 def report(config: InductionHeadsSettings, found: tuple[Parts, Parts]) -> Report:
-    trained, asked = found
+    runs, asked = found
     right = {
         model: {
             seed: [100 * asked[f"{model}-{seed}-{n}"]["accuracy"] for n in config.lengths_of(model)]
             for seed in config.seeds
-            if whole(trained[f"{model}-{seed}"])
+            if whole(runs[f"{model}-{seed}"])
         }
         for model in config.models
     }
@@ -240,7 +240,7 @@ def report(config: InductionHeadsSettings, found: tuple[Parts, Parts]) -> Report
         seed = best["mamba"]
         what = f"Mamba, the best of {len(config.seeds)} seeds, at each of {len(config.lengths_of('mamba'))} lengths"
         bars.append(Bar(what=what, ours=None if seed is None else min(right["mamba"][seed]), bar=100.0, unit=" %"))
-    seconds = sum(part["cpu_seconds"] for part in trained.values())
+    seconds = sum(part["cpu_seconds"] for part in runs.values())
     tables = [_accuracies(config, model, right[model], best[model], asked) for model in config.models]
     return Report(
         title="Induction heads: what followed the special token, up to a million tokens before",
@@ -252,10 +252,10 @@ def report(config: InductionHeadsSettings, found: tuple[Parts, Parts]) -> Report
             "longer than is read at once is read in parts, the state carried from one to the next. Chance is 1 in 15, "
             f"6.7 %. Training took {seconds / 60:,.1f} minutes of processor time."
         ),
-        tables=[*tables, _training(config, trained)],
+        tables=[*tables, _training(config, runs)],
         bars=bars,
         differences=_differences(config),
-        figures={"best_seed": best, "trained": trained, "asked": asked},
+        figures={"best_seed": best, "trained": runs, "asked": asked},
         plots=[curves("induction-heads", "Accuracy against length", _panel(config, right, best))],
     )
 
@@ -282,7 +282,7 @@ def _accuracies(
     return table(f"{NAMES[model]}: accuracy by length, %", columns, lengths, notes)
 
 
-def _training(config: InductionHeadsSettings, trained: Parts) -> Table:
+def _training(config: InductionHeadsSettings, runs: Parts) -> Table:
     def first(run: Trial) -> str:
         looks = [i for i, accuracy in enumerate(run["course"], 1) if accuracy == 1.0]
         return f"{looks[0] * config.look_every:,}" if looks else "-"
@@ -296,7 +296,7 @@ def _training(config: InductionHeadsSettings, trained: Parts) -> Table:
         ("CPU s", lambda t: f"{t[1]['cpu_seconds']:,.0f}"),
         ("ms", lambda t: ms_text(t[1])),
     ]
-    parts = {(m, seed): trained[f"{m}-{seed}"] for m in config.models for seed in config.seeds}
+    parts = {(m, seed): runs[f"{m}-{seed}"] for m in config.models for seed in config.seeds}
     items = [(f"{NAMES[m]}, seed {seed}", part, part["seeds"]["seed"]) for (m, seed), part in parts.items()]
     note = f"first 100 %: the first look, every {config.look_every:,} steps, at which every answer was right."
     return table(f"Training at {config.length} tokens", columns, items, [note])

@@ -119,13 +119,14 @@ class Panel:
             axes.axhline(level, linewidth=0.8, **style)
         for axis in self.log:
             axes.set(**{f"{axis}scale": "log"})
-        axes.set_title(self.title, fontsize=10)
+        axes.set_title(self.title, fontsize=9)
         axes.set(xlabel=self.x, ylabel=self.y, **self.set)
         if self.ticks:
             axes.set_xscale("log", base=2)
             axes.set_xticks(list(self.ticks), [f"{value:,}" for value in self.ticks])
             axes.set_xticks([], minor=True)
-            axes.tick_params(axis="x", labelrotation=60 if len(self.ticks) > 9 else 0)
+            if len(self.ticks) > 9:
+                axes.tick_params(axis="x", labelrotation=60, labelsize=7)
         axes.grid(alpha=0.3)
         handles = dict(zip(*reversed(axes.get_legend_handles_labels())))  # a label that comes twice is there once
         if self.legend and handles:
@@ -263,5 +264,7 @@ def print_report(
     say(*map(str, report.bars))
     if report.differences:
         say("What differs from the published setting:", *(f"- {text}" for text in report.differences))
+    if record["source"]:
+        say(f"Published: {record['source']}")
     say(f"{record['seconds']:,.0f} s on {machines(record)}")
     say(f"written to {folder}: {', '.join([REPORT_FILE, RESULT_FILE, *record['plots']])}")

@@ -17,7 +17,7 @@ from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, findings, table
 from statewise.reproduce.settings import least, once
 from statewise.reproduce.synthetic import SyntheticSettings
-from statewise.reproduce.training import Trial, each_told, lost_text, mean_text, percent, train_and_test, whole
+from statewise.reproduce.training import Trial, each_told, lost_text, mean_text, percent, trained, whole
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import RunConfig
 
@@ -74,13 +74,8 @@ def run_config(config: SelectiveCopyingSettings, model: str, seed: int) -> RunCo
 
 
 def trials(config: SelectiveCopyingSettings, work: Work) -> dict[str, Job]:
-    return {
-        f"{model}-{seed}": Job(
-            train_and_test, ({"seed": run_config(config, model, seed)}, str(work.folder / f"run-{model}-{seed}"))
-        )
-        for model in config.models
-        for seed in config.seeds
-    }
+    runs = {f"{model}-{seed}": run_config(config, model, seed) for model in config.models for seed in config.seeds}
+    return {part: trained(work, part, {"seed": run}) for part, run in runs.items()}
 
 
 def report(config: SelectiveCopyingSettings, found: Found) -> Report:

@@ -14,7 +14,7 @@ from statewise.errors import DivergedError
 from statewise.models.base import Model
 from statewise.reproduce.files import write_json
 from statewise.reproduce.measure import n_parameters
-from statewise.reproduce.stopping import Stopped
+from statewise.reproduce.work import Job, Stopped, Work
 from statewise.train.config import RunConfig
 from statewise.train.course import DIVERGED, TrainResult
 from statewise.train.environment import choose_device
@@ -76,6 +76,11 @@ def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporte
         "cpu_seconds": cpu_seconds,
         "ms_per_step": None if steps is None else 1e3 * cpu_seconds / steps,
     }
+
+
+def trained(work: Work, part: str, runs: Mapping[str, RunConfig]) -> Job:
+    """The trial of these runs, whose folder is named after the part."""
+    return Job(train_and_test, (runs, str(work.folder / f"run-{part}")))
 
 
 def is_diverged(seed: Trial) -> bool:

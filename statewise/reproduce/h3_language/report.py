@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statewise.mixers.projection import PUBLISHED_WIDTH, WEIGHT_STD
 from statewise.reproduce.h3_language.models import LABELS, PUBLISHED, WITHOUT_MLP
-from statewise.reproduce.h3_language.order import AS_PUBLISHED, EQUAL, REVERSED, Pair, chain, compare_order
+from statewise.reproduce.h3_language.order import AS_PUBLISHED, EQUAL, REVERSED, chain, compare_order
 from statewise.reproduce.report import Curve, Panel, Plot, Report, Table, curves, findings, table
 from statewise.reproduce.settings import rate_name
 from statewise.reproduce.training import Trial, each_told, is_diverged
@@ -100,17 +100,13 @@ def report(config: H3LanguageSettings, found: Found) -> Report:
             "published": PUBLISHED,
             "models": found.models,
             "perplexities": ours,
-            "order": [_as_figure(pair) for pair in pairs],
+            "order": [{**pair._asdict(), "verdict": pair.verdict} for pair in pairs],
             "as_published": counts[AS_PUBLISHED],
             "equal": counts[EQUAL],
             "reversed": counts[REVERSED],
         },
         plots=_plots(config, found, ours),
     )
-
-
-def _as_figure(pair: Pair) -> dict[str, Any]:
-    return {**pair._asdict(), "verdict": pair.verdict}
 
 
 def _differences(config: H3LanguageSettings, found: Found) -> list[str]:

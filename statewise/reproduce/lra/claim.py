@@ -35,8 +35,8 @@ from statewise.reproduce.lra.published import (
 )
 from statewise.reproduce.report import Curve, Panel, Report, Table, curves, findings, table
 from statewise.reproduce.settings import Settings, least, once
-from statewise.reproduce.training import Trial, mean_text, ms_text, told, train_and_test, whole
-from statewise.reproduce.work import Job, Work
+from statewise.reproduce.training import Trial, mean_text, ms_text, told, trained, whole
+from statewise.reproduce.work import Work
 from statewise.train.config import RunConfig
 from statewise.train.presets import fit_model
 from statewise.train.tasks import open_task, run_types
@@ -204,9 +204,7 @@ def measure(config: LraSettings, work: Work) -> Found:
                 rows.split(split)
             data[cell.task] = {"sizes": opened.sizes(), "described": rows.describe(), "caveats": list(rows.caveats)}
     work.begin(len(runs))
-    found = work.parts(
-        {c.part: Job(train_and_test, ({"seed": run}, str(work.folder / f"run-{c.part}"))) for c, run in runs.items()}
-    )
+    found = work.parts({cell.part: trained(work, cell.part, {"seed": run}) for cell, run in runs.items()})
     return Found(data, {cell: found[cell.part] for cell in runs})
 
 
