@@ -11,7 +11,6 @@ was by the same command. Needs einops, as the checkout's modules do.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -19,8 +18,9 @@ import numpy as np
 from published_h3_synthetics import ROWS, TASKS, TEST_ROWS, open_checkout
 
 from statewise.data.synthetic_languages import LanguageSplit, Rows
-from statewise.reproduce.h3_synthetics.settings import MIXERS, H3SyntheticsSettings, run_config
-from statewise.reproduce.seeds_of_a_run import told, train_and_test
+from statewise.reproduce.files import write_json
+from statewise.reproduce.h3_synthetics import MIXERS, H3SyntheticsSettings, run_config
+from statewise.reproduce.training import told, train_and_test
 from statewise.reproduce.work import Stopped
 from statewise.train.report import make_reporter
 
@@ -78,7 +78,7 @@ def main() -> None:
         print(name, told(seed, lambda s: f"{100 * s['accuracy']:.1f} in epoch {1 + int(np.argmax(s['course']))}"))
     if arguments.out is not None:
         record = {"task": arguments.task, "model": arguments.model, "epochs": epochs, **part}
-        arguments.out.write_text(json.dumps(record, indent=1))
+        write_json(arguments.out, record)
 
 
 if __name__ == "__main__":

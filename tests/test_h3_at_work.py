@@ -18,10 +18,10 @@ from statewise.mixers.h3 import H3Config
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce import reproduce, settings
-from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, lookup, trace
+from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, Signals, lookup, trace
+from statewise.reproduce.h3_at_work.claim import H3AtWorkSettings
 from statewise.reproduce.h3_at_work.findings import SHOWN, pairs_of, what_is_read
 from statewise.reproduce.h3_at_work.inside import (
-    Signals,
     h3_layers,
     half_reach,
     score,
@@ -30,7 +30,6 @@ from statewise.reproduce.h3_at_work.inside import (
     with_shift_taps,
     without_heads,
 )
-from statewise.reproduce.h3_at_work.settings import H3AtWorkSettings
 from statewise.train.config import RunConfig, TrainConfig
 from statewise.train.loop import train
 

@@ -15,7 +15,7 @@ from statewise.data.synthetic_languages import (
     Rows,
     open_synthetic_language,
 )
-from statewise.reproduce.h3_synthetics.settings import TASKS, H3SyntheticsSettings, run_config
+from statewise.reproduce.h3_synthetics import TASKS, H3SyntheticsSettings, run_config
 from statewise.train.tasks import open_task
 
 FOLDER = Path(__file__).resolve().parents[1] / "experiments"

@@ -14,16 +14,18 @@ from statewise.data.synthetic_languages import LongInductionHeadConfig, open_syn
 from statewise.errors import ConfigError, InputError
 from statewise.models.language_model import LanguageModel
 from statewise.reproduce import find, reproduce, settings
-from statewise.reproduce.induction_heads.asking import ask
-from statewise.reproduce.induction_heads.report import PUBLISHED, make_report, published
-from statewise.reproduce.induction_heads.settings import (
+from statewise.reproduce.induction_heads import (
     HISTORY,
     LENGTHS,
     MODELS,
+    PUBLISHED,
     InductionHeadsSettings,
+    ask,
     asked_config,
+    published,
     run_config,
 )
+from statewise.reproduce.induction_heads import report as make_report
 from statewise.reproduce.report import Report, markdown
 
 PLOTS = find_spec("matplotlib") is not None
@@ -52,7 +54,7 @@ class TestSettings:
         assert config.lengths == LENGTHS == tuple(2**i for i in range(6, 21))
         for model in MODELS:
             run: Any = run_config(config, model, 1)
-            assert (run.data.length, run.data.vocab_size, len(run.model.layers)) == (256, 16, 2)
+            assert (run.data.length, run.data.resolved("vocab_size"), len(run.model.layers)) == (256, 16, 2)
             assert run.model.d_model == (64 if model == "mamba" else 128)
             assert (run.train.weight_decay, run.train.batch_size) == (0, 8)
             assert run.train.stop_at == (None if model == "mamba" else 1.0)
@@ -65,19 +67,15 @@ class TestSettings:
         assert [config.n_rows("h3", n) for n in (64, 2048, 4096, 2**20, 2**21)] == [512, 512, 256, 1, 1]
         assert [config.n_rows("rotary", n) for n in (64, 4096, 2**14)] == [100, 100, 64]
         asked = asked_config(config, "mamba", 4096)
-        assert (asked.n_test, asked.test_length, asked.vocab_size) == (256, 4096, 16)
+        assert (asked.n_test, asked.test_length, asked.resolved("vocab_size")) == (256, 4096, 16)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"models": ("hyena",), "steps": (1,)}, "use one of: mamba, h3, attention, rotary"),
-            ({"models": ("h3", "h3")}, "not empty, each once"),
-            ({"seeds": ()}, "seeds"),
+            ({"models": ("hyena",), "steps": (1,)}, "use some of mamba, h3, attention, rotary"),
             ({"steps": (1,)}, "steps=.*for each model"),
             ({"lengths": (4,)}, "test_length=4"),
             ({"lengths": (2**15,)}, "has none up to attention_to=16384 for 'attention'"),
-            ({"workers": 0}, "workers=0"),
-            ({"test_tokens": 0}, "test_tokens=0"),
             ({"warmup": 0.95}, "warmup=0.95"),
         ],
     )
@@ -163,7 +161,7 @@ def made(right: dict[str, list[float]], **changes: Any) -> Report:
         for name, accuracies in right.items()
         for length, accuracy in zip(config.lengths, accuracies)
     }
-    return make_report(config, dict.fromkeys(right, part), asked)
+    return make_report(config, (dict.fromkeys(right, part), asked))
 
 
 class TestReport:
@@ -193,7 +191,7 @@ class TestReport:
         whole = {"seeds": {"seed": run}, "parameters": 7, "cpu_seconds": 60.0, "ms_per_step": 1.0}
         lost = {**whole, "seeds": {"seed": {"diverged": "step 3"}}, "ms_per_step": None}
         trained = {"mamba-0": lost, "mamba-1": lost, "h3-0": lost, "h3-1": whole}
-        report = make_report(config, trained, {"h3-1-64": {"accuracy": 0.5, "rows": 5}})
+        report = make_report(config, (trained, {"h3-1-64": {"accuracy": 0.5, "rows": 5}}))
         assert [table.rows for table in report.tables[:2]] == [
             [("64", "100.0", "diverged", "diverged", "-")],
             [("64", "100.0", "diverged", "50.0", "5")],

@@ -16,8 +16,7 @@ from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 from statewise.models.pair_classifier import PairClassifierConfig
-from statewise.reproduce.lra.published import ACCURACY, AVERAGE, SETTINGS, TASKS
-from statewise.reproduce.lra.runs import published_run
+from statewise.reproduce.lra.published import ACCURACY, AVERAGE, SETTINGS, TASKS, published_run
 from statewise.train.optimizer import parameter_groups
 from statewise.train.run_folder import run_from_dict
 

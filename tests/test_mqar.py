@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 
 from statewise.errors import ConfigError, DivergedError, TrainingError
 from statewise.reproduce import reproduce, settings
-from statewise.reproduce.mqar.experiment import state_size, train_and_test
-from statewise.reproduce.mqar.settings import SIZES, MqarSettings, run_config
+from statewise.reproduce.mqar import SIZES, Cell, MqarSettings, run_config, state_size, train_and_test
 from statewise.reproduce.progress import Watcher
 from statewise.train.report import Reporter
 
@@ -38,11 +37,11 @@ class TestStateSize:
             "attention": [2 * 2 * 64 * d for d in (16, 32, 64)],  # keys and values at the full length
         }
         for model, sizes in expected.items():
-            found = [state_size(run_config(config, model, size, 0, 1e-3)) for size in range(3)]
+            found = [state_size(run_config(config, Cell(model, size, 0), 1e-3)) for size in range(3)]
             assert found == sizes == sorted(sizes)
 
     def test_attention_holds_as_much_after_the_whole_row(self) -> None:
-        run = run_config(MqarSettings(), "attention", 0, 1, 1e-3)
+        run = run_config(MqarSettings(), Cell("attention", 0, 1), 1e-3)
         model = run.model.build()
         _, state = model(torch.zeros(1, 128, dtype=torch.int64), model.initial_state(1))
         kept = sum(s.keys[:, int(s.start) : int(s.end)].numel() * 2 for s in state.layers)
@@ -50,7 +49,7 @@ class TestStateSize:
 
     def test_others_do_not_grow(self) -> None:
         for model in ("h3", "linear", "mamba2"):
-            run = run_config(MqarSettings(), model, 0, 0, 1e-3)
+            run = run_config(MqarSettings(), Cell(model, 0, 0), 1e-3)
             built = run.model.build()
             _, state = built(torch.zeros(1, 9, dtype=torch.int64), built.initial_state(1))
             assert sum(leaf.numel() for leaf in pytree.tree_leaves(state.layers)) == state_size(run)
@@ -59,29 +58,25 @@ class TestStateSize:
 class TestSettings:
     def test_runs(self) -> None:
         config = MqarSettings()
-        run = run_config(config, "mamba2", 1, 1, 3e-3)
+        run = run_config(config, Cell("mamba2", 1, 1), 3e-3)
         assert (run.train.lr, run.train.epochs, run.data.n_pairs) == (3e-3, 12, 8)  # type: ignore[attr-defined]
         assert run.model.max_positions is None  # type: ignore[attr-defined]
-        assert run_config(config, "linear", 1, 1, 3e-3).model.max_positions == 128  # type: ignore[attr-defined]
+        assert run_config(config, Cell("linear", 1, 1), 3e-3).model.max_positions == 128  # type: ignore[attr-defined]
         assert all(len(sizes) == 3 for sizes in SIZES.values())
 
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"models": ("h4",)}, "models.0='h4' is unknown; did you mean 'h3'"),
+            ({"models": ("h4",)}, "use some of h3, linear, mamba2, attention"),
             ({"lengths": (64,)}, "give one of each for every length"),
-            ({"rates": ()}, "give at least one rate"),
-            ({"rates": (2e-3, 2.0000001e-3)}, r"MqarSettings\.rates=.* apart in its first six digits"),
-            ({"weight_std": 0.0}, r"MqarSettings\.weight_std=0\.0 is out of range; expected a number above 0"),
-            ({"weight_std": -1, "models": ("mamba2",)}, r"MqarSettings\.weight_std=-1 is out of range"),
-            ({"n_sizes": 4}, "n_sizes=4 is out of range; expected an integer from 1 to 3"),
+            ({"weight_std": 0.0}, r"MqarSettings\.weight_std=0\.0; expected a number above 0"),
+            ({"weight_std": -1, "models": ("mamba2",)}, r"MqarSettings\.weight_std=-1; expected a number above 0"),
+            ({"n_sizes": 4}, "use 1 to 3"),
             ({"pairs": (4, 80)}, "n_pairs"),
-            ({"workers": 0}, "workers=0"),
             ({"lengths": (64, 64), "pairs": (4, 4)}, "the same rows twice"),
-            ({"epochs": (24, 0)}, "epochs.1=0"),
-            ({"rates": (1e-3, -1.0)}, r"rates\.1=-1\.0"),
+            ({"epochs": (24, 0)}, "epochs=0"),
+            ({"rates": (1e-3, -1.0)}, r"lr=-1\.0"),
             ({"n_train": 10}, "n_train=10, batch_size=64"),
-            ({"n_test": 0}, "n_test=0"),
         ],
     )
     def test_refused(self, changes: dict[str, Any], message: str) -> None:
@@ -94,7 +89,7 @@ class TestRuns:
         config = MqarSettings(
             lengths=(8,), pairs=(1,), epochs=(40,), vocab_size=6, n_train=256, n_test=64, batch_size=32, stop_at=0.6
         )
-        run = run_config(config, "attention", 2, 0, 3e-3)
+        run = run_config(config, Cell("attention", 2, 0), 3e-3)
         found = train_and_test(run, str(tmp_path / "run"), Reporter())
         assert found["stopped_early"]
         assert found["course"][-1][1] >= 0.6
@@ -167,8 +162,8 @@ class TestRuns:
         def fail(*arguments: Any, **options: Any) -> None:
             raise error
 
-        monkeypatch.setattr("statewise.reproduce.mqar.experiment.train", fail)
-        arguments = (run_config(MqarSettings(), "linear", 0, 0, 1e-2), str(tmp_path), Reporter())
+        monkeypatch.setattr("statewise.reproduce.training.train", fail)
+        arguments = (run_config(MqarSettings(), Cell("linear", 0, 0), 1e-2), str(tmp_path), Reporter())
         if isinstance(error, DivergedError):
             assert train_and_test(*arguments)["diverged"] == "step 1"
         else:

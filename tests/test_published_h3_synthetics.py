@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statewise.reproduce.h3_synthetics.settings import TASKS, H3SyntheticsSettings, run_config
+from statewise.reproduce.h3_synthetics import TASKS, H3SyntheticsSettings, run_config
 from statewise.train.schedule import learning_rate_factor
 
 FILE = Path(__file__).resolve().parents[1] / "experiments" / "published_h3_synthetics.py"

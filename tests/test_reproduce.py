@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -15,13 +17,11 @@ import torch
 
 from statewise.cli import run as command_line
 from statewise.errors import CheckpointError, ConfigError, DataError, InputError
-from statewise.reproduce import PLACES, Bar, find, listed, print_report, reproduce, settings
-from statewise.reproduce.hardware import cpu_model, environment, require_memory
-from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_side
-from statewise.reproduce.progress import JsonWatcher, TerminalWatcher, Watcher, make_watcher
-from statewise.reproduce.report import Report, drawn, markdown
-from statewise.reproduce.work import Stopped, finite, open_work
-from statewise.train.tasks import Table
+from statewise.reproduce import PLACES, find, listed, print_report, reproduce, settings
+from statewise.reproduce.hardware import cpu_model, environment
+from statewise.reproduce.progress import Watcher
+from statewise.reproduce.settings import CHECK, Settings, even, least, once, rates, share
+from statewise.reproduce.work import Stopped, open_work
 
 needs_plot = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs the extra plot")
 SMALL = ["orders=[4,8]", "measures=['legs','legt']", "window=64", "cycles=2", "n_signals=2"]
@@ -167,8 +167,41 @@ class TestWork:
     def test_a_quick_look_is_in_one_process(self, name: str) -> None:
         assert getattr(settings(name, quick=True), "workers", 1) == 1
 
-    def test_finite(self) -> None:
-        assert finite({1: [float("-inf"), "nan", True, None]}) == {"1": [None, "nan", True, None]}
+
+class TestSettings:
+    @pytest.mark.parametrize("name", PLACES)
+    def test_every_field_refuses_what_it_does_not_take(self, name: str) -> None:
+        """Of each claim, by what its fields say where they are declared."""
+        full = find(name).full()
+        wrong: dict[type, Any] = {tuple: (), int: -1, float: -1.0, str: "nope", type(None): -1}
+        for one in fields(full):
+            value = getattr(full, one.name)
+            if CHECK not in one.metadata or isinstance(value, bool):
+                continue
+            expected = rf"^{type(full).__name__}\.{one.name}={re.escape(repr(wrong[type(value)]))}"
+            with pytest.raises(ConfigError, match=expected):
+                replace(full, **{one.name: wrong[type(value)]})
+
+    def test_what_the_declarations_take(self) -> None:
+        @dataclass(frozen=True, kw_only=True)
+        class Some(Settings):
+            names: tuple[str, ...] = once(("a",), ("a", "b"))
+            n: int | None = least(None, 2)
+            orders: tuple[int, ...] = even((2, 4))
+            part: float = share(0.5)
+            lr: tuple[float, ...] = rates((1e-3,))
+
+        Some(names=("b", "a"), n=2, orders=(6,), part=1.0, lr=(1e-3, 2e-3))
+        for given, message in (
+            ({"names": ("a", "c")}, r"names=\('a', 'c'\): 'c' is unknown; use some of a, b, each once"),
+            ({"names": ("a", "a")}, "names=.*each once"),
+            ({"n": 1}, "n=1 is too small; use at least 2"),
+            ({"orders": (2, 3)}, r"orders=\(2, 3\); use even numbers of at least 2"),
+            ({"part": 1.5}, r"part=1\.5; use a share above 0, at most 1"),
+            ({"lr": (2e-3, 2.0000001e-3)}, "lr=.* apart in its first six digits"),
+        ):
+            with pytest.raises(ConfigError, match=rf"^Some\.{message}"):
+                Some(**given)  # type: ignore[arg-type]
 
 
 class TestReproduce:
@@ -199,7 +232,15 @@ class TestReproduce:
         assert record["environments"][0]["threads"] == torch.get_num_threads()
         assert record["date"].endswith("UTC")
         page = (tmp_path / "run" / "report.md").read_text()
-        for expected in ("| LegS |", "N = 8", "differs from the published", torch.__version__, '"window": 64'):
+        assert find("hippo").source == record["source"]
+        for expected in (
+            record["source"],
+            "| LegS |",
+            "N = 8",
+            "differs from the published",
+            torch.__version__,
+            '"window": 64',
+        ):
             assert expected in page
         stream = StringIO()
         assert outcome.report is not None
@@ -210,6 +251,7 @@ class TestReproduce:
         print_report(outcome.report, record, outcome.folder, as_json=False, stream=stream)
         assert "LegS" in stream.getvalue()
         assert "result.json" in stream.getvalue()
+        assert record["source"] in stream.getvalue().replace("\n", " ")
 
     @needs_plot
     def test_plots(self, tmp_path: Path) -> None:
@@ -221,7 +263,7 @@ class TestReproduce:
         assert "![" in (tmp_path / "run" / "report.md").read_text()
 
     def test_without_matplotlib(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("statewise.reproduce.registry.find_spec", lambda name: None)
+        monkeypatch.setattr("statewise.reproduce.claim.find_spec", lambda name: None)
         with pytest.raises(DataError, match=r'pip install "statewise\[plot\]", or use --no-plots'):
             reproduce("hippo", tmp_path / "run", small_hippo())
         assert not (tmp_path / "run").exists()
@@ -239,8 +281,8 @@ class TestReproduce:
         assert [name for name, _, _ in listed()] == list(PLACES)
         for name in PLACES:
             found = find(name)
-            assert type(found.quick()) is type(found.full())
-            assert found.quick() != found.full()
+            assert type(found.small()) is type(found.full())
+            assert found.small() != found.full()
             assert settings(name) == found.full()
 
     def test_command_line(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -271,100 +313,3 @@ class TestReproduce:
         assert asked == [2, (0, 1)]
         assert command_line(["reproduce", "hippo", "--seeds", "2"]) == 2
         assert len(asked) == 2
-
-
-class TestMeasure:
-    def test_peak_of_known_allocations(self) -> None:
-        before = torch.ones(1000)
-
-        def action() -> None:
-            a = torch.empty(1000)  # 4,000 bytes
-            b = torch.empty(500)  # 2,000
-            del a
-            c = torch.empty(750)  # 3,000
-            del b, c
-
-        assert peak_bytes(action) == 6000
-        assert peak_bytes(lambda: before.sigmoid_()) == 0
-
-    def test_freeing_what_was_there_is_no_gain(self) -> None:
-        kept = [torch.ones(10_000)]
-
-        def action() -> None:
-            kept.clear()
-            kept.append(torch.empty(500))
-
-        assert peak_bytes(action) == 2000
-
-    def test_temporaries_inside_operators_and_of_the_backward_pass(self) -> None:
-        x = torch.randn(64, 64, requires_grad=True)
-        assert peak_bytes(lambda: torch.linalg.solve(torch.eye(64), x.detach())) >= 3 * 4 * 64 * 64
-        y = (x.exp() * 2).sum()
-        assert peak_bytes(y.backward) >= 2 * 4 * 64 * 64
-
-    @pytest.mark.cuda
-    def test_peak_on_cuda(self) -> None:
-        device = torch.device("cuda")
-        assert peak_bytes(lambda: torch.empty(1 << 20, device=device), device) == 4 << 20
-
-    def test_side_by_side(self) -> None:
-        order: list[str] = []
-        actions = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
-        told: list[tuple[int, int]] = []
-        seconds = time_side_by_side(
-            actions, 2, repeats={"b": 2}, progress=lambda done, total: told.append((done, total))
-        )
-        assert order == ["a", "b", "b", "b", "b", "a"]
-        assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 4}
-        assert told == [(1, 2), (2, 2)]
-        assert milliseconds([0.003, 0.001, 0.002]) == pytest.approx(2.0)
-        with pytest.raises(InputError, match="nothing to measure"):
-            time_side_by_side(actions, 0)
-
-    def test_memory_is_told_before(self) -> None:
-        require_memory(1, "this", "do that")
-        if os.path.exists("/proc/meminfo"):
-            with pytest.raises(DataError, match=r"this needs about 1,?000,?000\.0 GB .* do that"):
-                require_memory(10**15, "this", "do that")
-
-
-class TestReport:
-    def test_bars(self) -> None:
-        assert Bar(what="x", ours=2.0, bar=2.0).holds
-        assert not Bar(what="x", ours=2.0, bar=2.0, beyond=True).holds
-        assert str(Bar(what="x", ours=1.0, bar=30.0, unit="x")) == "MISSED: x: 1x, at least 30x was asked"
-        lost = Bar(what="x", ours=None, bar=0.0)
-        assert not lost.holds
-        assert str(lost) == "MISSED: x: diverged, at least 0 was asked"
-
-    def test_markdown(self) -> None:
-        table = Table("t", ("", "ours"), [("a|b", "1")], ("a note",))
-        report = Report(title="T", setting="s", tables=[table], bars=[Bar(what="x", ours=2, bar=1)])
-        record = {"date": "today", "seconds": 1.0, "environments": [environment()], "settings": {}}
-        page = markdown(report, record, [drawn("p", "a plot", lambda figure: None)])
-        for line in ("|   | ours |", "| --- | ---: |", "| a/b | 1 |", "a note", "- reached: x", "![a plot](p.png)"):
-            assert line in page
-
-
-class TestWatchers:
-    def test_json(self) -> None:
-        stream = StringIO()
-        watcher = make_watcher(stream)
-        assert isinstance(watcher, JsonWatcher)
-        watcher.event({"kind": "part", "part": "a"})
-        watcher.progress("a", 0.5)
-        watcher.close()
-        assert json.loads(stream.getvalue()) == {"kind": "part", "part": "a"}
-
-    def test_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        stream = StringIO()
-        monkeypatch.setattr(stream, "isatty", lambda: True)
-        watcher = make_watcher(stream)
-        assert isinstance(watcher, TerminalWatcher)
-        watcher.event({"kind": "start", "message": "begins"})
-        watcher.progress("a part", 0.5)
-        watcher.event({"kind": "part", "part": "a part", "found": False, "seconds": 1.0, "done": 1, "of": 2})
-        watcher.event({"kind": "part", "part": "b", "found": True, "seconds": 1.0, "done": 2, "of": 2})
-        assert watcher.bar is None
-        for expected in ("begins", "1 of 2  a part: 1.0 s", "2 of 2  b: found done"):
-            assert expected in stream.getvalue()

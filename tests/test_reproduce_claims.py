@@ -19,17 +19,17 @@ from statewise.operators.dense import DenseLTI
 from statewise.reproduce import Outcome, reproduce, settings
 from statewise.reproduce import lssl_vs_s4 as lssl
 from statewise.reproduce import s4_vs_transformer as transformer
-from statewise.reproduce.delay_model import (
+from statewise.reproduce.hippo_reconstruction import HippoSettings, reconstruction_error
+from statewise.reproduce.hippo_reconstruction import noise as hippo_noise
+from statewise.reproduce.long_delay import (
     DelayModel,
     DelaySettings,
     delay_error,
+    gradient_norms,
     initial_system,
     noise,
     train_model,
 )
-from statewise.reproduce.hippo_reconstruction import HippoSettings, reconstruction_error
-from statewise.reproduce.hippo_reconstruction import noise as hippo_noise
-from statewise.reproduce.long_delay import gradient_norms
 from statewise.reproduce.nearest_neighbour import distances, nearest_neighbour
 from statewise.reproduce.trained_task import TrainedTaskSettings, run_config
 from statewise.systems import discretize_dense
@@ -181,7 +181,7 @@ class TestLsslVsS4:
 
     def test_bars_and_published_figures(self) -> None:
         part = {"seconds": {"LSSL": [3.1], "S4": [0.1]}, "peak_bytes": {"LSSL": 800, "S4": 2}, "parameter_bytes": {}}
-        report = lssl._report(lssl.LsslVsS4Settings(widths=(512,)), {512: part})
+        report = lssl.report(lssl.LsslVsS4Settings(widths=(512,)), {"width-512": part})
         assert [(bar.bar, bar.holds) for bar in report.bars] == [(30.0, True), (400.0, True)]
         assert report.tables[0].rows[0][1:4] == ("140.7", "4.75", "29.6x")
         assert report.tables[1].rows[0][3] == "392.2x"
@@ -231,7 +231,7 @@ class TestS4VsTransformer:
             "peak_bytes": {"Transformer": 10, "S4": 5},
             "parameters": {"Transformer": 2, "S4": 1},
         }
-        report = transformer._report(transformer.S4VsTransformerSettings(), {1024: part, 4096: part, 16384: part})
+        report = transformer.report(transformer.S4VsTransformerSettings(), {f"length-{4**i}": part for i in (5, 6, 7)})
         assert [(bar.bar, bar.holds) for bar in report.bars] == [(1.6, True), (5.2, False)]
         assert [row[2] for row in report.tables[0].rows] == ["1.58x", "5.19x", "-"]
         assert [row[2] for row in report.tables[1].rows] == ["0.43", "0.091", "-"]
@@ -317,7 +317,7 @@ class TestTrainedTasks:
 
     def test_settings(self, tmp_path: Path) -> None:
         for fields, message in (
-            ({"preset": "digitz"}, "preset='digitz'"),
+            ({"preset": "digitz"}, "preset='digitz' is unknown"),
             ({"preset": "digits", "seeds": ()}, "seeds"),
             ({"preset": "digits", "seeds": (1, 1)}, "seeds"),
             ({"preset": "acsf1", "dtw_windows": (2.0,)}, "dtw_windows"),

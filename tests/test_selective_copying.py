@@ -12,14 +12,8 @@ import pytest
 from statewise.errors import ConfigError
 from statewise.reproduce import reproduce, settings
 from statewise.reproduce.report import Report, markdown
-from statewise.reproduce.selective_copying.report import make_report
-from statewise.reproduce.selective_copying.settings import (
-    MIXERS,
-    NAMES,
-    SELECTIVE,
-    SelectiveCopyingSettings,
-    run_config,
-)
+from statewise.reproduce.selective_copying import MIXERS, NAMES, SELECTIVE, SelectiveCopyingSettings, run_config
+from statewise.reproduce.selective_copying import report as make_report
 
 PLOTS = find_spec("matplotlib") is not None
 
@@ -37,10 +31,7 @@ def test_the_runs() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"models": ("hyena",)}, "use one of: s4, gss, h3, mamba, mamba2"),
-        ({"models": ("h3", "h3")}, "each once"),
-        ({"seeds": ()}, "seeds"),
-        ({"steps": 0}, "steps=0"),
+        ({"models": ("hyena",)}, "use some of s4, gss, h3, mamba, mamba2"),
         ({"n_copied": 100}, "n_copied"),
         ({"lr": -1.0}, "lr"),
     ],

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from statewise.errors import ConfigError, DataError
 from statewise.reproduce import reproduce, settings
-from statewise.reproduce.typeseg import experiment
-from statewise.reproduce.typeseg.model import N_LAYERS, TrainedMamba, folder, labels
+from statewise.reproduce import typeseg as claim
+from statewise.reproduce.typeseg import N_LAYERS, TrainedMamba, folder, labels
 
 needs_weights = pytest.mark.skipif(
     importlib.util.find_spec("typeseg") is None,
@@ -72,32 +72,31 @@ def test_reproduce(tmp_path: Path) -> None:
 @needs_weights
 def test_bars() -> None:
     text = {
+        "name": "a",
         "n_bytes": 100_000,
         "largest_difference": 2e-4,
         "largest_logit": 9.0,
         "n_other_labels": 1,
         "label": "python",
     }
-    report = experiment._report(experiment.TypesegSettings(), {"a": text})
+    report = claim.report(claim.TypesegSettings(), {"a": text})
     assert [bar.holds for bar in report.bars] == [False, False]
-    report = experiment._report(
-        experiment.TypesegSettings(), {"a": {**text, "largest_difference": 1e-5, "n_other_labels": 0}}
-    )
+    report = claim.report(claim.TypesegSettings(), {"a": {**text, "largest_difference": 1e-5, "n_other_labels": 0}})
     assert [bar.holds for bar in report.bars] == [True, True]
 
 
 def test_files() -> None:
     """As many bytes as asked for, half of them of the package itself, the same each time."""
-    config = experiment.TypesegSettings(n_bytes=30_001, longest=5_000)
-    texts = experiment.choose(config)
-    assert texts == experiment.choose(config)
+    config = claim.TypesegSettings(n_bytes=30_001, longest=5_000)
+    texts = claim.choose(config)
+    assert texts == claim.choose(config)
     assert sum(map(len, texts.values())) == 30_001
     assert sum(len(text) for name, text in texts.items() if name.startswith("statewise/")) == 15_000
     assert max(map(len, texts.values())) <= 5_000
     with pytest.raises(DataError, match="bytes too few; use fewer n_bytes"):
-        experiment.choose(experiment.TypesegSettings(longest=1))
-    with pytest.raises(ConfigError, match="use at least 2 bytes"):
-        experiment.TypesegSettings(n_bytes=1)
+        claim.choose(claim.TypesegSettings(longest=1))
+    with pytest.raises(ConfigError, match="n_bytes=1 is too small; use at least 2"):
+        claim.TypesegSettings(n_bytes=1)
 
 
 def test_without_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

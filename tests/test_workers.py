@@ -19,7 +19,7 @@ import worker_jobs
 
 from statewise.errors import ConfigError, DataError
 from statewise.reproduce import workers
-from statewise.reproduce.progress import JsonWatcher, TerminalWatcher, Watcher
+from statewise.reproduce.progress import JsonWatcher, TerminalWatcher, Watcher, make_watcher
 from statewise.reproduce.work import Job, Stopped, Work, open_work
 from statewise.reproduce.workers import WorkerError, threads_each
 
@@ -81,6 +81,15 @@ def test_one_worker_is_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     results = opened(tmp_path / "run").parts({"a": Job(worker_jobs.where, (1,))})
     assert results["a"]["pid"] == os.getpid()
+
+
+def test_its_progress_is_told_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a part that trains nothing, as the questions of ``induction-heads``: training's bar needs a step's record."""
+    stream = StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    opened(tmp_path / "run", make_watcher(stream)).parts({"a": Job(worker_jobs.where, (1,))})
+    assert "a:" in stream.getvalue()
 
 
 def test_refusals(tmp_path: Path) -> None:

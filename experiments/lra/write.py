@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from statewise.configuration import to_dict
-from statewise.reproduce.lra.published import SETTINGS, TASKS
-from statewise.reproduce.lra.runs import published_run
+from statewise.reproduce.lra.published import SETTINGS, TASKS, published_run
 from statewise.train.config import RunConfig
 
 

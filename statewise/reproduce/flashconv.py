@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statewise.configuration import Config
-from statewise.configuration.types import Count, Distinct, EvenCount, NonEmpty
-from statewise.errors import ConfigError
 from statewise.operators import DiagonalLTI
 from statewise.operators.time_invariant import CHUNK
-from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_side
-from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Report, doubling_axis, drawn
-from statewise.reproduce.work import Work
-from statewise.train.config import Device
+from statewise.reproduce.claim import Claim, Found
+from statewise.reproduce.measure import compare, milliseconds
+from statewise.reproduce.report import Curve, Panel, Report, Table, curves, table
+from statewise.reproduce.settings import Settings, even, least, once
+from statewise.reproduce.work import Job, Work
 from statewise.train.environment import choose_device
-from statewise.train.tasks.base import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from statewise.train.report import Reporter
 
 ATTENTION, PLAIN, OURS, BLOCK, PASSING = "attention", "plain FFT", "convolve", "block FFT", "state passing"
 NAMES = (ATTENTION, PLAIN, OURS, BLOCK, PASSING)
@@ -50,7 +44,7 @@ PUBLISHED_LRA = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlashConvSettings(Config):
+class FlashConvSettings(Settings):
     """lengths, batches: of the sequences, each length once, and how many of them at each length
     d_model: channels, and n_heads that attention divides them into
     d_state: order of the diagonal system of each channel, d_state // 2 conjugate pairs
@@ -58,28 +52,21 @@ class FlashConvSettings(Config):
     device:  "cpu", "cuda", or "auto"
     """
 
-    lengths: Distinct[Count] = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
-    batches: NonEmpty[Count] = (8, 8, 8, 4, 2, 2, 1, 1)
-    d_model: Count = 256
-    n_heads: Count = 4
-    d_state: EvenCount = 64
-    rounds: Count = 7
-    device: Device = "cpu"
+    lengths: tuple[int, ...] = once((256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768))
+    batches: tuple[int, ...] = least((8, 8, 8, 4, 2, 2, 1, 1))
+    d_model: int = least(256)
+    n_heads: int = least(4)
+    d_state: int = even(64)
+    rounds: int = least(7)
+    device: str = "cpu"
 
-    def __post_init__(self) -> None:
-        if len(self.lengths) != len(self.batches):
-            raise ConfigError(
-                f"FlashConvSettings: lengths={self.lengths}, batches={self.batches}; give a batch for each length"
-            )
-        if self.d_model % self.n_heads:
-            raise ConfigError(
-                f"FlashConvSettings: d_model={self.d_model} is not a multiple of n_heads={self.n_heads}; change either"
-            )
-        choose_device(self.device)  # refuses what is not there before the folder is made
-
-
-def quick() -> FlashConvSettings:
-    return FlashConvSettings(lengths=(256, 8192), batches=(1, 1), d_model=64, d_state=16, rounds=2)
+    def check(self) -> None:
+        text = f"lengths={self.lengths}, batches={self.batches}; give a batch for each length"
+        self.require(len(self.lengths) == len(self.batches), text)
+        self.require(
+            self.d_model % self.n_heads == 0,
+            f"d_model={self.d_model} is not a multiple of n_heads={self.n_heads}; change either",
+        )
 
 
 def system(config: FlashConvSettings, device: torch.device) -> DiagonalLTI:
@@ -100,35 +87,27 @@ def plain_fft(op: DiagonalLTI, u: Tensor) -> Tensor:
     return torch.fft.irfft(spectrum, n=2 * length)[..., :length].mT
 
 
-def _in_form(op: DiagonalLTI, u: Tensor, form: str) -> Tensor:
-    return op(u, form=form)[0]
-
-
 def attend(u: Tensor, n_heads: int) -> Tensor:
     """Causal attention of u with itself, without projections, as the convolutions have none."""
     heads = u.unflatten(2, (n_heads, -1)).transpose(1, 2)
     return F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).flatten(2)
 
 
-def run(config: FlashConvSettings, work: Work) -> Report:
+def trials(config: FlashConvSettings, work: Work) -> dict[str, Job]:
+    sizes = zip(config.lengths, config.batches)
+    return {f"length-{length}": Job(measure_length, (config, length, batch)) for length, batch in sizes}
+
+
+def measure_length(config: FlashConvSettings, length: int, batch: int, reporter: Reporter) -> dict[str, Any]:
     device = choose_device(config.device)
-    work.begin(len(config.lengths))
-    found: dict[int, dict[str, Any]] = {}
-    for length, batch in zip(config.lengths, config.batches):
-        found[length] = work.part(
-            f"length-{length}", partial(_measure, config, work, length, batch, device), device=device
-        )
-    return _report(config, found, device)
-
-
-def _measure(config: FlashConvSettings, work: Work, length: int, batch: int, device: torch.device) -> dict[str, Any]:
     op, generator = system(config, device), torch.Generator().manual_seed(1)
     u, grad = (torch.randn(batch, length, config.d_model, generator=generator).to(device) for _ in range(2))
     u.requires_grad_()
+    forms = forms_at(length)
     outputs: dict[str, Callable[[], Tensor]] = {
         ATTENTION: lambda: attend(u, config.n_heads),
         PLAIN: lambda: plain_fft(op, u),
-        **{name: partial(_in_form, op, u, form) for name, form in forms_at(length).items()},
+        **{name: lambda form=form: op(u, form=form)[0] for name, form in forms.items()},  # type: ignore[misc]
     }
     parameters = (op.A, op.B, op.C)
     state = op.initial_state(batch, device=device)
@@ -141,32 +120,16 @@ def _measure(config: FlashConvSettings, work: Work, length: int, batch: int, dev
         y, final = op(u, state, form=form)
         torch.autograd.grad((y, final.h), (u, *parameters), (grad, torch.ones_like(final.h)))
 
-    total = config.rounds + 1
     with torch.no_grad():
         want = outputs[PLAIN]()
-        apart = {name: float((outputs[name]() - want).abs().max() / want.abs().max()) for name in forms_at(length)}
+        apart = {name: float((outputs[name]() - want).abs().max() / want.abs().max()) for name in forms}
     actions = {name: partial(both, name) for name in outputs}
-    for action in actions.values():
+    carried = {f"{name}, from a state": partial(both_from_a_state, FORMS[name]) for name in FROM_A_STATE}
+    for action in (*actions.values(), *carried.values()):
         action()
-    memory = {name: peak_bytes(action, device) for name, action in actions.items()}
-    carried = {name: partial(both_from_a_state, FORMS[name]) for name in FROM_A_STATE}
-    for action in carried.values():
-        action()
-    work.progress(1, total)
-    seconds = time_side_by_side(
-        {**actions, **{f"{name}, from a state": action for name, action in carried.items()}},
-        config.rounds,
-        device=device,
-        progress=lambda done, _: work.progress(done + 1, total),
-    )
-    from_a_state = {name: seconds.pop(f"{name}, from a state") for name in FROM_A_STATE}
-    return {
-        "batch": batch,
-        "seconds": seconds,
-        "seconds_from_a_state": from_a_state,
-        "peak_bytes": memory,
-        "apart": apart,
-    }
+    found = compare({**actions, **carried}, config.rounds, device, reporter, memory_of=actions)
+    from_a_state = {name: found["seconds"].pop(f"{name}, from a state") for name in FROM_A_STATE}
+    return {"batch": batch, **found, "seconds_from_a_state": from_a_state, "apart": apart}
 
 
 def published(length: int) -> str:
@@ -178,30 +141,51 @@ def published(length: int) -> str:
     return "state passing 2.3x"
 
 
-def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]], device: torch.device) -> Report:
-    times, ratios, carried, memories, figures = [], [], [], [], {}
-    spread = max(
-        _spread(seconds)
-        for part in found.values()
-        for seconds in (*part["seconds"].values(), *part["seconds_from_a_state"].values())
-    )
-    for length, part in found.items():
+def report(config: FlashConvSettings, found: Found) -> Report:
+    device, figures = choose_device(config.device), {}
+    for length in config.lengths:
+        part = found[f"length-{length}"]
         ms = {name: milliseconds(seconds) for name, seconds in part["seconds"].items()}
         mb = {name: n_bytes / 1e6 for name, n_bytes in part["peak_bytes"].items()}
-        label = (f"{length:,}", str(part["batch"]))
-        times.append((*label, *(f"{ms[name]:,.1f}" if name in ms else "-" for name in NAMES)))
         speed = {name: ms[PLAIN] / ms[name] for name in forms_at(length)}
-        best = ms[ATTENTION] / min(ms[name] for name in speed)
-        cells = (f"{speed[name]:.2f}x" if name in speed else "-" for name in FORMS)
-        ratios.append((*label, published(length), *cells, f"{best:.2f}x"))
-        passed = {name: milliseconds(seconds) for name, seconds in part["seconds_from_a_state"].items()}
-        carried.append(
-            (*label, *(f"{passed[name]:,.1f}" for name in FROM_A_STATE), f"{passed[OURS] / passed[PASSING]:.2f}x")
-        )
-        memories.append((*label, *(f"{mb[name]:,.1f}" if name in mb else "-" for name in NAMES)))
-        figures[str(length)] = {"ms": ms, "mb": mb, "over_plain_fft": speed, "over_attention": best, **part}
-        figures[str(length)]["ms_from_a_state"] = passed
-    apart = max(value for part in found.values() for value in part["apart"].values())
+        figures[length] = {"ms": ms, "mb": mb, "over_plain_fft": speed, **part}
+        figures[length]["over_attention"] = ms[ATTENTION] / min(ms[name] for name in speed)
+        carried = part["seconds_from_a_state"].items()
+        figures[length]["ms_from_a_state"] = {name: milliseconds(seconds) for name, seconds in carried}
+    spread = max(
+        _spread(seconds)
+        for part in figures.values()
+        for seconds in (*part["seconds"].values(), *part["seconds_from_a_state"].values())
+    )
+
+    def each(what: str, names: Iterable[str], form: str = ",.1f", suffix: str = "") -> Any:
+        def text(name: str) -> Callable[[int], str]:
+            return lambda n: f"{figures[n][what][name]:{form}}{suffix}" if name in figures[n][what] else "-"
+
+        return [(name, text(name)) for name in names]
+
+    def ratio(n: int) -> str:
+        ms = figures[n]["ms_from_a_state"]
+        return f"{ms[OURS] / ms[PASSING]:.2f}x"
+
+    size: Any = [("length", lambda n: f"{n:,}"), ("batch", lambda n: str(figures[n]["batch"]))]
+    over = ("fastest over attention", lambda n: f"{figures[n]['over_attention']:.2f}x")
+    ratios = [*size, ("published", published), *each("over_plain_fft", FORMS, ".2f", "x"), over]
+    carried_columns = [*size, *each("ms_from_a_state", FROM_A_STATE), ("ratio", ratio)]
+    carried_columns[2] = ("convolve (chunks of 64)", carried_columns[2][1])
+    notes = ["Published over attention: up to 35 times. `convolve` is what runs by default from rest."]
+    if min(config.lengths) <= CHUNK:
+        notes.append(f"-: in a chunk of {CHUNK:,} steps state passing is `convolve`.")
+    by_default = "The first runs by default: on some machines the second is slower at every length."
+    least_batch, most = min(config.batches), max(config.batches)
+    batches = f"batch {most}" if least_batch == most else f"batches of {least_batch} to {most}"
+    lines = []
+    for name in NAMES:
+        there = [n for n in config.lengths if name in figures[n]["ms"]]
+        rows = [figures[n]["ms"][name] / figures[n]["batch"] for n in there]
+        lines += [Curve(there, rows, name, {"marker": "o"})] if there else []
+    panel = Panel(curves=lines, log="y", ticks=config.lengths, x="length", y="milliseconds a row of the batch")
+    apart = max(value for part in figures.values() for value in part["apart"].values())
     return Report(
         title="FlashConv: a long convolution, forward and backward",
         setting=(
@@ -214,32 +198,17 @@ def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]], d
             f"The forms are at most {apart:.1e} of the largest output apart."
         ),
         tables=[
-            Table("Milliseconds, forward and backward", ("length", "batch", *NAMES), times),
-            Table(
-                "Times as fast as the plain FFT",
-                ("length", "batch", "published", *FORMS, "fastest over attention"),
-                ratios,
-                (
-                    "Published over attention: up to 35 times. `convolve` is what runs by default from rest.",
-                    *(
-                        [f"-: in a chunk of {CHUNK:,} steps state passing is `convolve`."]
-                        if min(found) <= CHUNK
-                        else ()
-                    ),
-                ),
+            table("Milliseconds, forward and backward", [*size, *each("ms", NAMES)], figures),
+            table("Times as fast as the plain FFT", ratios, figures, notes),
+            table(
+                "From a state to a state, milliseconds, forward and backward", carried_columns, figures, [by_default]
             ),
-            Table(
-                "From a state to a state, milliseconds, forward and backward",
-                ("length", "batch", "convolve (chunks of 64)", PASSING, "ratio"),
-                carried,
-                ("The first runs by default: on some machines the second is slower at every length.",),
-            ),
-            Table("Megabytes at the peak", ("length", "batch", *NAMES), memories),
+            table("Megabytes at the peak", [*size, *each("mb", NAMES)], figures),
             Table("Published: times as fast on the Long Range Arena", ("model", "speed"), PUBLISHED_LRA),
         ],
         differences=(
             "Published (arXiv:2212.14052) on an A100 at batch 8 and width 1,024; here on "
-            f"{device.type} at {_batches(config)} and width {config.d_model:,}.",
+            f"{device.type} at {batches} and width {config.d_model:,}.",
             "Of the published micro-benchmark only what the text says of ranges of length is known, no cells.",
             "The block FFT is made for tensor cores: it has several times the operations of an FFT, in matrix "
             f"products.{' A CPU has none for float32.' if device.type == 'cpu' else ''}",
@@ -247,8 +216,8 @@ def _report(config: FlashConvSettings, found: Mapping[int, Mapping[str, Any]], d
             "The published attention is the standard one; PyTorch's is fused, and so faster and smaller.",
             "The published speeds on the Long Range Arena are of whole models that train; no model is trained here.",
         ),
-        figures=figures,
-        plots=[drawn("flashconv", "Forward and backward against length", partial(_draw, figures=figures))],
+        figures={str(length): part for length, part in figures.items()},
+        plots=[curves("flashconv", "Forward and backward against length", panel)],
     )
 
 
@@ -258,28 +227,12 @@ def _spread(seconds: list[float]) -> float:
     return statistics.median(abs(one - middle) for one in seconds) / middle
 
 
-def _batches(config: FlashConvSettings) -> str:
-    least, most = min(config.batches), max(config.batches)
-    return f"batch {least}" if least == most else f"batches of {least} to {most}"
-
-
-def _draw(drawing: Figure, figures: Mapping[str, Any]) -> None:
-    axes = drawing.subplots()
-    lengths = [int(length) for length in figures]
-    for name in NAMES:
-        there = [n for n in lengths if name in figures[str(n)]["ms"]]
-        rows = [figures[str(n)]["ms"][name] / figures[str(n)]["batch"] for n in there]
-        if there:
-            axes.loglog(there, rows, marker="o", label=name)
-    doubling_axis(axes, lengths, "length")
-    axes.set_ylabel("milliseconds a row of the batch")
-    axes.legend()
-
-
-REPRODUCTION = Reproduction(
+CLAIM = Claim(
     summary="forward and backward of a long convolution at lengths 256 to 32,768, five ways",
     duration="7 minutes",
-    full=FlashConvSettings,
-    quick=quick,
-    run=run,
+    source="Fu et al. 2023 (H3), arXiv:2212.14052",
+    settings=FlashConvSettings,
+    quick="lengths=[256,8192] batches=[1,1] d_model=64 d_state=16 rounds=2",
+    trials=trials,
+    report=report,
 )

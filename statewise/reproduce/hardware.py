@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,8 @@ from statewise.errors import DataError
 from statewise.memory import available_memory
 
 
-def environment(device: torch.device | None = None) -> dict[str, Any]:
-    """The machine and the versions, as JSON data: what every part of a reproduction keeps with its result.
-
-    device: what was computed on; None: what this process has used
-    """
-    if device is None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        device = torch.device("cuda")
+def environment() -> dict[str, Any]:
+    """The machine and the versions, as JSON data: what every part of a claim keeps with its result."""
     record: dict[str, Any] = {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
@@ -32,9 +29,17 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "torch": torch.__version__,
         "statewise": __version__,
     }
-    if device is not None and device.type == "cuda":
-        record["gpu"] = torch.cuda.get_device_name(device)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # it was used
+        record["gpu"] = torch.cuda.get_device_name()
     return record
+
+
+def measured(compute: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """What ``compute()`` gives, with the machine, the seconds and the seconds of all cores."""
+    begun, cpu = time.monotonic(), time.process_time()
+    result = dict(compute())
+    spent = {"seconds": time.monotonic() - begun, "cpu_seconds": time.process_time() - cpu}
+    return {"environment": environment(), **spent, "result": result}
 
 
 def today() -> str:

@@ -5,46 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from statewise import hippo
-from statewise.configuration import Config
-from statewise.configuration.types import (
-    Count,
-    EvenCount,
-    Natural,
-    NonEmpty,
-    OneOf,
-    Positive,
-    at_least,
-)
-from statewise.errors import ConfigError
-from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Report, doubling_axis, drawn
-from statewise.reproduce.work import Work
-from statewise.train.tasks.base import Table
+from statewise.reproduce.claim import Claim, Found
+from statewise.reproduce.report import Curve, Panel, Report, curves, table
+from statewise.reproduce.settings import Settings, even, once, positive
+from statewise.reproduce.work import Job, Work
+from statewise.train.report import Reporter
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-NAMES = {
-    "legs": "LegS",
-    "legt": "LegT",
-    "lmu": "LMU",
-    "lagt": "LagT",
-    "fourier": "FouT",
-    "fourier_diag": "FouD",
-}
+NAMES = {"legs": "LegS", "legt": "LegT", "lmu": "LMU", "lagt": "LagT", "fourier": "FouT", "fourier_diag": "FouD"}
 REAL = ("sunspots", "co2")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HippoSettings(Config):
+class HippoSettings(Settings):
     """orders:   N, the numbers that a state holds of the past
     measures: of :func:`statewise.hippo.transition`
     window:   steps of the past that are reconstructed; the signal is so long, and then as long again before it for the
@@ -53,49 +32,36 @@ class HippoSettings(Config):
     time_units: how many units of time the window is for LagT, whose memory fades as e^(-s/2) from now, s in units
     """
 
-    orders: NonEmpty[EvenCount] = (4, 8, 16, 32, 64, 128, 256)
-    measures: NonEmpty[Annotated[str, OneOf(NAMES)]] = (
-        "legs",
-        "legt",
-        "lmu",
-        "lagt",
-        "fourier",
-        "fourier_diag",
-    )
-    window: Annotated[int, at_least(16)] = 4096
-    cycles: Positive = 24.0
-    n_signals: Count = 16
-    time_units: Positive = 128.0
-    seed: Natural = 0
+    orders: tuple[int, ...] = even((4, 8, 16, 32, 64, 128, 256))
+    measures: tuple[str, ...] = once(tuple(NAMES), NAMES)
+    window: int = 4096
+    cycles: float = 24.0
+    n_signals: int = 16
+    time_units: float = positive(128.0)
+    seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.cycles >= self.window / 4:
-            raise ConfigError(
-                f"HippoSettings: window={self.window}, cycles={self.cycles}; use at least 4 steps to a cycle"
-            )
+    def check(self) -> None:
+        self.require(
+            self.window >= 16 and self.n_signals >= 1 and 0 < self.cycles < self.window / 4,
+            f"window={self.window}, n_signals={self.n_signals}, cycles={self.cycles}; use a window of at least 16 "
+            "steps, at least one signal, and at least 4 steps to a cycle",
+        )
 
 
-def quick() -> HippoSettings:
-    return HippoSettings(orders=(4, 16, 64), window=512, cycles=8.0, n_signals=4)
+def trials(config: HippoSettings, work: Work) -> dict[str, Job]:
+    return {
+        f"{measure}-{n}": Job(measure_errors, (config, measure, n))
+        for measure in config.measures
+        for n in config.orders
+    }
 
 
-def run(config: HippoSettings, work: Work) -> Report:
+def measure_errors(config: HippoSettings, measure: str, n: int, reporter: Reporter) -> dict[str, Any]:
+    """Of each signal that there is here."""
     signals = {"noise": noise(config)}
-    for name in REAL:
-        if find_spec("statsmodels") is not None:
-            signals[name] = real_series(name, config.window)
-    work.begin(len(config.orders) * len(config.measures))
-    errors: dict[str, dict[str, dict[str, float]]] = {name: {} for name in signals}
-    for measure in config.measures:
-        for n in config.orders:
-            found = work.part(f"{measure}-{n}", partial(_measure, config, measure, n, signals))
-            for name in signals:
-                if name in found["error"]:
-                    errors[name].setdefault(measure, {})[str(n)] = found["error"][name]
-    for name in REAL:
-        if not errors.get(name):
-            errors.pop(name, None)
-    return _report(config, errors)
+    if find_spec("statsmodels") is not None:
+        signals |= {name: real_series(name, config.window) for name in REAL}
+    return {"error": {name: reconstruction_error(config, measure, n, u)[0] for name, u in signals.items()}}
 
 
 def noise(config: HippoSettings) -> Tensor:
@@ -118,8 +84,7 @@ def real_series(name: str, window: int) -> Tensor:
     """
     from statewise.data.series_files import find_series, read_series
 
-    path = find_series(name)
-    file = read_series(path, time=None, series=None, targets=(), covariates=(), frequency=None)
+    file = read_series(find_series(name), time=None, series=None, targets=(), covariates=(), frequency=None)
     values = torch.as_tensor(file.series[0].values, dtype=torch.float64)[:, 0]
     values = values[values.isfinite()]
     place = (torch.arange(2 * window, dtype=torch.float64) + 0.5) / (2 * window) * (len(values) - 1)
@@ -148,22 +113,27 @@ def reconstruction_error(config: HippoSettings, measure: str, n: int, signals: T
     return float(error), values
 
 
-def _measure(config: HippoSettings, measure: str, n: int, signals: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {"error": {name: reconstruction_error(config, measure, n, u)[0] for name, u in signals.items()}}
-
-
-def _report(config: HippoSettings, errors: dict[str, dict[str, dict[str, float]]]) -> Report:
+def report(config: HippoSettings, found: Found) -> Report:
     titles = {
         "noise": f"white noise up to {config.cycles:g} cycles in the window",
         "sunspots": "yearly sunspots, 1700 to 2008",
         "co2": "weekly CO2 at Mauna Loa, 1958 to 2001",
     }
-    tables = []
-    for name, found in errors.items():
-        rows = [(NAMES[measure], *(_percent(found[measure].get(str(n))) for n in config.orders)) for measure in found]
-        notes = (_rate(config, found["legs"]),) if name == "noise" and "legs" in found else ()
-        columns = ("measure", *(f"N = {n}" for n in config.orders))
-        tables.append(Table(f"Reconstruction error, {titles[name]}", columns, rows, notes))
+    errors: dict[str, dict[str, dict[str, float]]] = {name: {} for name in titles}
+    for measure in config.measures:
+        for n in config.orders:
+            for name, error in found[f"{measure}-{n}"]["error"].items():
+                errors[name].setdefault(measure, {})[str(n)] = error
+    errors = {name: by_measure for name, by_measure in errors.items() if by_measure}
+
+    def shown(name: str) -> Any:
+        by_measure = errors[name]
+        columns = [(f"N = {n}", lambda m, n=n: _percent(by_measure[m].get(str(n)))) for n in config.orders]
+        notes = [_rate(config, by_measure["legs"])] if name == "noise" and "legs" in by_measure else []
+        return table(
+            f"Reconstruction error, {titles[name]}", [("measure", NAMES.__getitem__), *columns], by_measure, notes
+        )
+
     missing = "" if set(REAL) <= errors.keys() else " (sunspots and CO2 need the extra tasks)"
     return Report(
         title="HiPPO: what a state of N numbers remembers",
@@ -171,11 +141,11 @@ def _report(config: HippoSettings, errors: dict[str, dict[str, dict[str, float]]
             f"A signal is read step by step; then its last {config.window:,} steps are reconstructed from the state "
             f"alone. The error's root mean square, relative to the signal's, in percent{missing}."
         ),
-        tables=tables,
+        tables=[shown(name) for name in errors],
         differences=(
-            "HiPPO's theorem for LegS (arXiv:2008.07669, proposition 6) is a bound, not a table: the error falls at "
-            "least as N^(-1/2) for a signal with bounded slope, faster for smoother ones. No published table has this "
-            "setting; the published permuted MNIST (98.3 % with LegS, N = 512) is a trained network.",
+            "HiPPO's theorem for LegS is a bound, not a table: the error falls at least as N^(-1/2) for a signal with "
+            "bounded slope, faster for smoother ones. No published table has this setting; the published permuted "
+            "MNIST (98.3 % with LegS, N = 512) is a trained network.",
             "Legendre measures begin to converge at about pi states a cycle, Fourier ones at 2; FouT and FouD treat "
             "the window as one period, and pay for the jump between its ends.",
             f"LagT and FouD fade: what they reconstruct badly is mostly the far end. LagT has {config.time_units:g} "
@@ -184,8 +154,21 @@ def _report(config: HippoSettings, errors: dict[str, dict[str, dict[str, float]]
         ),
         figures={"relative_error": errors},
         plots=[
-            drawn(f"hippo-{name}", titles[name], partial(_draw, config=config, found=found))
-            for name, found in errors.items()
+            curves(
+                f"hippo-{name}",
+                titles[name],
+                Panel(
+                    curves=[
+                        Curve(config.orders, [error[str(n)] for n in config.orders], NAMES[measure], {"marker": "o"})
+                        for measure, error in by_measure.items()
+                    ],
+                    ticks=config.orders,
+                    log="y",
+                    x="N, states",
+                    y="relative error of the reconstruction",
+                ),
+            )
+            for name, by_measure in errors.items()
         ],
     )
 
@@ -204,19 +187,12 @@ def _percent(error: float | None) -> str:
     return f"{100 * error:.1f}" if error >= 0.01 else f"{100 * error:.2g}"
 
 
-def _draw(drawing: Figure, config: HippoSettings, found: Mapping[str, Mapping[str, float]]) -> None:
-    axes = drawing.subplots()
-    for measure, by_order in found.items():
-        axes.loglog(list(config.orders), [by_order[str(n)] for n in config.orders], marker="o", label=NAMES[measure])
-    doubling_axis(axes, config.orders, "N, states")
-    axes.set_ylabel("relative error of the reconstruction")
-    axes.legend()
-
-
-REPRODUCTION = Reproduction(
+CLAIM = Claim(
     summary="reconstruction error against N for each HiPPO measure and the LMU",
     duration="2 minutes",
-    full=HippoSettings,
-    quick=quick,
-    run=run,
+    source="Gu et al. 2020 (HiPPO), arXiv:2008.07669, proposition 6",
+    settings=HippoSettings,
+    quick="orders=[4,16,64] window=512 cycles=8 n_signals=4",
+    trials=trials,
+    report=report,
 )

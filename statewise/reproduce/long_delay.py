@@ -6,32 +6,23 @@ begins with differs.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from statewise import hippo
 from statewise.operators.dense import DenseLTI
-from statewise.reproduce.delay_model import (
-    SPEEDS,
-    DelayModel,
-    DelaySettings,
-    delay_error,
-    initial_system,
-    train_model,
-)
-from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Report, doubling_axis, drawn
-from statewise.reproduce.work import Work
+from statewise.reproduce.claim import Claim, Found
+from statewise.reproduce.report import Curve, Panel, Report, curves, table
+from statewise.reproduce.settings import Settings, even, least, once, positive
+from statewise.reproduce.work import Job, Work
 from statewise.systems import discretize_dense
-from statewise.train.tasks.base import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from statewise.train.report import Reporter
 
 NAMES = {
     "legs": "HiPPO-LegS",
@@ -41,12 +32,134 @@ NAMES = {
     "random-as-drawn": "random, as drawn",
     "legs-scaled": "HiPPO-LegS with 1/t",
 }
-MODES = ("frozen", "learned", "best")
+TRAINED = ("legs", "legt", "lin", "random")
+MODES = {
+    "frozen": "A frozen, the readout trained",
+    "learned": "A, B, dt and the readout trained",
+    "best": "A frozen, the best readout there is (least squares)",
+}
 LAGS = (0.5, 1, 2, 4, 8)  # in windows, where the gradient is read off
+SPEEDS = (0.5, 1.0, 2.0, 4.0)  # dt of the channels, in units of 1 / delay
+BATCH = 8
 
 
-def quick() -> DelaySettings:
-    return DelaySettings(delays=(16, 64), d_state=16, period=16, seeds=1, steps=20, window=64)
+@dataclass(frozen=True, kw_only=True)
+class DelaySettings(Settings):
+    """delays:  steps that the model has to remember; period: of the fastest part of its input, in steps
+    initial: matrices to begin with, of "legs", "legt", "lin", "random"; d_state: their order N
+    radius:  of the disc that the eigenvalues of a random A fill, before it is shifted to LegS's spectral abscissa, -1
+    seeds:   how many runs of each; steps: of training, each on 8 fresh sequences of three delays; lr: Adam's
+    window:  steps in a unit of time where gradients are measured, over 8 units
+    """
+
+    delays: tuple[int, ...] = least((64, 128, 256, 512, 1024), 2)
+    initial: tuple[str, ...] = once(TRAINED, TRAINED)
+    d_state: int = even(64)
+    radius: float = positive(64.0)
+    period: int = least(32, 2)
+    seeds: int = least(3)
+    steps: int = least(200)
+    lr: float = positive(1e-2)
+    window: int = least(512, 8)
+
+
+def initial_system(name: str, config: DelaySettings, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A (n, n) and B (n,), float64, real: S4D-Lin's as blocks of 2 x 2."""
+    n = config.d_state
+    if name == "random":
+        return hippo.random_transition(n, generator, abscissa=-1.0, radius=config.radius)
+    if name == "random-as-drawn":
+        A = torch.randn(n, n, dtype=torch.float64, generator=generator) / math.sqrt(n)
+        return A, torch.randn(n, dtype=torch.float64, generator=generator)
+    if name != "lin":
+        return hippo.transition(name, n)
+    Lambda, _ = hippo.diagonal("lin", n)
+    A, B = torch.zeros(n, n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    A[0::2, 0::2] = A[1::2, 1::2] = torch.diag(Lambda.real)
+    A[1::2, 0::2], A[0::2, 1::2] = torch.diag(Lambda.imag), torch.diag(-Lambda.imag)
+    B[0::2] = 1
+    return A, B
+
+
+class DelayModel(nn.Module):
+    """y = sum_h C_h x_h + D u with x_h' = A_h x_h + B_h u for each channel h; ``learned``: A, B and dt too."""
+
+    def __init__(self, name: str, config: DelaySettings, delay: int, *, learned: bool, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        systems = [initial_system(name, config, generator) for _ in SPEEDS]
+        self.A = nn.Parameter(torch.stack([A for A, _ in systems]).float(), requires_grad=learned)
+        self.B = nn.Parameter(torch.stack([B for _, B in systems]).float(), requires_grad=learned)
+        self.log_dt = nn.Parameter((torch.tensor(SPEEDS) / delay).log(), requires_grad=learned)
+        n = config.d_state
+        self.C = nn.Parameter(torch.randn(len(SPEEDS), n, generator=generator) / n)
+        self.D = nn.Parameter(torch.zeros(1))
+
+    def forward(self, u: Tensor) -> Tensor:
+        """(batch, length) -> the same"""
+        A, B = discretize_dense(self.A, self.B, self.log_dt.exp(), "bilinear")
+        y, _ = DenseLTI(A, B, self.C)(u.unsqueeze(-1).expand(-1, -1, len(SPEEDS)))
+        return y.sum(-1) + self.D * u
+
+    def states(self, u: Tensor) -> Tensor:
+        """(batch, length) -> (batch, length, channels n), float64"""
+        A, B = discretize_dense(self.A.double(), self.B.double(), self.log_dt.double().exp(), "bilinear")
+        identity = torch.eye(A.shape[-1], dtype=torch.float64).expand(len(SPEEDS), -1, -1)
+        y, _ = DenseLTI(A, B, identity)(u.double().unsqueeze(-1).expand(-1, -1, len(SPEEDS)))
+        return y.flatten(2)
+
+
+def noise(rows: int, length: int, period: int, generator: torch.Generator) -> Tensor:
+    """White noise up to one cycle in ``period`` steps, of variance 1: (rows, length)."""
+    n = length // 2 + 1
+    spectrum = torch.randn(rows, n, dtype=torch.complex128, generator=generator)
+    passed = torch.arange(n) * period <= length
+    passed[0] = False
+    u = torch.fft.irfft(spectrum * passed, n=length)
+    return (u / u.square().mean(1, keepdim=True).sqrt()).float()
+
+
+def train_model(
+    model: DelayModel, config: DelaySettings, delay: int, seed: int, progress: Callable[[int], object] | None = None
+) -> None:
+    """Adam with a cosine to zero on the mean squared error of the steps that have something to remember."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=config.lr, betas=(0.9, 0.95))
+    generator = torch.Generator().manual_seed(1000 + seed)
+    for step in range(config.steps):
+        optimizer.param_groups[0]["lr"] = config.lr * 0.5 * (1 + math.cos(math.pi * step / config.steps))
+        u = noise(BATCH, 3 * delay, config.period, generator)
+        loss = (model(u)[:, delay:] - u[:, :-delay]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        if progress is not None:
+            progress(step + 1)
+
+
+@torch.no_grad()
+def delay_error(model: DelayModel, config: DelaySettings, delay: int, *, best_readout: bool) -> float:
+    """The root mean square of y_t - u_{t-delay} on 64 fresh sequences; their variance is 1, so 1 is to know nothing.
+
+    best_readout: with the C and D of least squares on 16 other sequences instead of the model's own, in float64.
+    """
+    u = noise(64, 3 * delay, config.period, torch.Generator().manual_seed(99))
+    if not best_readout:
+        return float((model(u)[:, delay:] - u[:, :-delay]).square().mean().sqrt())
+    seen = noise(16, 3 * delay, config.period, torch.Generator().manual_seed(98))
+
+    def features(signal: Tensor) -> Tensor:
+        return torch.cat([model.states(signal), signal.double().unsqueeze(-1)], -1)[:, delay:].flatten(0, 1)
+
+    X = features(seen)
+    scale = X.square().mean(0).sqrt().clamp(min=1e-300)
+    X = X / scale
+    products = X.mT @ X / len(X)
+    ridge = 1e-9 * torch.eye(len(products), dtype=torch.float64)  # float32's rounding of the states, about
+    readout = torch.linalg.solve(products + ridge, X.mT @ seen[:, :-delay].double().flatten() / len(X))
+    y = torch.cat([(features(part) / scale) @ readout for part in u.split(8)])
+    return float((y - u[:, :-delay].double().flatten()).square().mean().sqrt())
 
 
 def gradient_norms(name: str, config: DelaySettings, seed: int = 0) -> Tensor:
@@ -66,22 +179,21 @@ def gradient_norms(name: str, config: DelaySettings, seed: int = 0) -> Tensor:
     return found / found.max() if name != "random-as-drawn" else found / found[0]
 
 
-def run(config: DelaySettings, work: Work) -> Report:
-    measured = [*config.initial, *(["random-as-drawn"] if "random" in config.initial else [])]
-    measured += ["legs-scaled"] if "legs" in config.initial else []
-    work.begin(len(measured) + len(config.initial) * len(config.delays) * len(MODES))
-    gradients = {name: work.part(f"gradient-{name}", partial(_gradients, name, config)) for name in measured}
-    errors: dict[str, dict[str, dict[str, list[Any]]]] = {mode: {} for mode in MODES}
+def trials(config: DelaySettings, work: Work) -> dict[str, Job]:
+    jobs = {f"gradient-{name}": Job(measure_gradients, (name, config)) for name in _measured(config)}
     for delay in config.delays:
         for name in config.initial:
-            for mode in MODES:
-                part = f"delay-{delay}-{name}-{mode}"
-                found = work.part(part, partial(_errors, name, mode, config, delay, work))
-                errors[mode].setdefault(name, {})[str(delay)] = found["error"]
-    return _report(config, gradients, errors)
+            jobs |= {f"delay-{delay}-{name}-{mode}": Job(measure_errors, (name, mode, config, delay)) for mode in MODES}
+    return jobs
 
 
-def _gradients(name: str, config: DelaySettings) -> dict[str, Any]:
+def _measured(config: DelaySettings) -> list[str]:
+    """Whose gradients are."""
+    measured = [*config.initial, *(["random-as-drawn"] if "random" in config.initial else [])]
+    return [*measured, *(["legs-scaled"] if "legs" in config.initial else [])]
+
+
+def measure_gradients(name: str, config: DelaySettings, reporter: Reporter) -> dict[str, Any]:
     norms = torch.stack([gradient_norms(name, config, seed) for seed in range(config.seeds)]).median(0).values
     lags = torch.linspace(0, 8 * config.window, 8 * 32 + 1).round().long().unique()
     above = (norms >= 0.01 * norms.max()).nonzero()[-1] / config.window
@@ -89,42 +201,66 @@ def _gradients(name: str, config: DelaySettings) -> dict[str, Any]:
     return {"lag": (lags / config.window).tolist(), "norm": norms[lags].tolist(), "at": at, "reach": float(above)}
 
 
-def _errors(name: str, mode: str, config: DelaySettings, delay: int, work: Work) -> dict[str, Any]:
+def measure_errors(name: str, mode: str, config: DelaySettings, delay: int, reporter: Reporter) -> dict[str, Any]:
     found: list[float] = []
     for seed in range(config.seeds):
         model = DelayModel(name, config, delay, learned=mode == "learned", seed=seed)
+
+        def told(step: int, before: int = seed * config.steps) -> None:
+            reporter.progress((before + step) / (config.seeds * config.steps), {})
+
         if mode != "best":
-            total, before = config.seeds * config.steps, seed * config.steps
-            train_model(model, config, delay, seed, partial(_told, work, before, total))
+            train_model(model, config, delay, seed, told)
         found.append(delay_error(model, config, delay, best_readout=mode == "best"))
     return {"error": found}
 
 
-def _told(work: Work, before: int, total: int, step: int) -> None:
-    work.progress(before + step, total)
-
-
-def _report(
-    config: DelaySettings, gradients: Mapping[str, Any], errors: Mapping[str, Mapping[str, Mapping[str, list[Any]]]]
-) -> Report:
-    titles = {
-        "frozen": "A frozen, the readout trained",
-        "learned": "A, B, dt and the readout trained",
-        "best": "A frozen, the best readout there is (least squares)",
+def report(config: DelaySettings, found: Found) -> Report:
+    gradients = {name: found[f"gradient-{name}"] for name in _measured(config)}
+    errors = {
+        mode: {
+            name: {str(delay): found[f"delay-{delay}-{name}-{mode}"]["error"] for delay in config.delays}
+            for name in config.initial
+        }
+        for mode in MODES
     }
-    columns = ("A begins as", *(f"{lag:g} windows" if lag != 1 else "1 window" for lag in LAGS), "1 % reaches")
-    rows = [
-        (NAMES[name], *(f"{found['at'][str(lag)]:.2g}" for lag in LAGS), _reach(found["reach"]))
-        for name, found in gradients.items()
+
+    def at(lag: float) -> Callable[[str], str]:
+        return lambda name: f"{gradients[name]['at'][str(lag)]:.2g}"
+
+    def reach(name: str) -> str:
+        windows = gradients[name]["reach"]
+        return "8 or more" if windows >= 7.99 else f"{windows:.2f}"
+
+    def error(mode: str, delay: int) -> Callable[[str], str]:
+        return lambda name: _cell(errors[mode][name][str(delay)])
+
+    first = ("A begins as", NAMES.__getitem__)
+    columns = [first, *((f"{lag:g} window{'' if lag == 1 else 's'}", at(lag)) for lag in LAGS), ("1 % reaches", reach)]
+    tables = [table("Gradient of the state by an input so long ago, relative to the largest", columns, gradients)]
+    panels: list[Panel] = []
+    for mode, title in MODES.items():
+        columns = [first, *((f"{delay:,}", error(mode, delay)) for delay in config.delays)]
+        tables.append(table(f"Error, {title}", columns, config.initial))
+        middle = {name: [_middle(values) for values in errors[mode][name].values()] for name in config.initial}
+        lines = [Curve(config.delays, values, NAMES[name], {"marker": "o"}) for name, values in middle.items()]
+        know_nothing = (1.0, {"color": "gray"})
+        y, is_first = ("error over the signal", True) if not panels else ("", False)
+        panel = Panel(
+            curves=lines,
+            title=title,
+            log="y",
+            ticks=config.delays,
+            x="delay, steps",
+            y=y,
+            legend=is_first,
+            levels=[know_nothing],
+        )
+        panels.append(panel)
+    reaches = [
+        Curve(part["lag"], [max(x or 0, 1e-12) for x in part["norm"]], NAMES[name]) for name, part in gradients.items()
     ]
-    tables = [Table("Gradient of the state by an input so long ago, relative to the largest", columns, rows)]
-    for mode in MODES:
-        rows = [
-            (NAMES[name], *(_cell(found[str(delay)]) for delay in config.delays))
-            for name, found in errors[mode].items()
-        ]
-        tables.append(Table(f"Error, {titles[mode]}", ("A begins as", *(f"{d:,}" for d in config.delays)), rows))
-    draw_delay = partial(_draw_errors, config=config, errors=errors, titles=titles)
+    axes: dict[str, Any] = {"x": "lag, in windows", "y": "norm of d state(t) / d input(t - lag)"}
     return Report(
         title="Random A beside HiPPO A: a long delay",
         setting=(
@@ -136,8 +272,8 @@ def _report(
         ),
         tables=tables,
         differences=(
-            "Published is the effect on another task: the S4 paper (arXiv:2111.00396, sec. 2.2) says of LSSL that "
-            "changing a random A to HiPPO's took sequential MNIST from 60 % to 98 %.",
+            "Published is the effect on another task: the S4 paper says of LSSL that changing a random A to HiPPO's "
+            "took sequential MNIST from 60 % to 98 %.",
             "The random A has LegS's spectral abscissa, so its slowest mode fades as slowly; as drawn, with "
             "eigenvalues in the unit disc and none of that, gradients grow without bound.",
             "The slowest decay sets how far a gradient reaches, so the random A's reaches about as far as LegS's. What "
@@ -145,16 +281,21 @@ def _report(
             f"The radius of its eigenvalues is {config.radius:g}; of 1, 8, 64 and 512 in units of time^-1, 64 did best "
             "at N = 64.",
         ),
-        figures={"gradients": dict(gradients), "error": dict(errors)},
+        figures={"gradients": gradients, "error": errors},
         plots=[
-            drawn("gradients", "How far a gradient reaches", partial(_draw_gradients, gradients=gradients)),
-            drawn("delay", "What it costs on a delay", draw_delay, width=11.0, height=4.2),
+            curves(
+                "gradients",
+                "How far a gradient reaches",
+                Panel(curves=reaches, log="y", set={"ylim": (1e-5, 1e4)}, **axes),
+            ),
+            curves("delay", "What it costs on a delay", *panels, width=11.0, height=4.2, sharey=True),
         ],
     )
 
 
-def _reach(windows: float) -> str:
-    return "8 or more" if windows >= 7.99 else f"{windows:.2f}"
+def _middle(errors: Sequence[float | None]) -> float:
+    known = [error for error in errors if error is not None]
+    return statistics.median(known) if known else math.nan
 
 
 def _cell(errors: Sequence[float | None]) -> str:
@@ -165,35 +306,12 @@ def _cell(errors: Sequence[float | None]) -> str:
     return f"{statistics.median(known):.2g}{spread}"
 
 
-def _draw_gradients(drawing: Figure, gradients: Mapping[str, Any]) -> None:
-    axes = drawing.subplots()
-    for name, found in gradients.items():
-        axes.semilogy(found["lag"], [max(x or 0, 1e-12) for x in found["norm"]], label=NAMES[name])
-    axes.set_ylim(1e-5, 1e4)
-    axes.set_xlabel("lag, in windows")
-    axes.set_ylabel("norm of d state(t) / d input(t - lag)")
-    axes.grid(alpha=0.3)
-    axes.legend()
-
-
-def _draw_errors(drawing: Figure, config: DelaySettings, errors: Any, titles: Mapping[str, str]) -> None:
-    panels = drawing.subplots(1, len(MODES), sharey=True)
-    for axes, mode in zip(panels, MODES):
-        for name, found in errors[mode].items():
-            points = [[x for x in found[str(delay)] if x is not None] for delay in config.delays]
-            middle = [statistics.median(p) if p else float("nan") for p in points]
-            axes.loglog(config.delays, middle, marker="o", label=NAMES[name])
-        axes.axhline(1.0, color="gray", linewidth=0.8)
-        axes.set_title(titles[mode], fontsize=9)
-        doubling_axis(axes, config.delays, "delay, steps")
-    panels[0].set_ylabel("error over the signal")
-    panels[0].legend(fontsize=7)
-
-
-REPRODUCTION = Reproduction(
+CLAIM = Claim(
     summary="random A beside HiPPO A: how far a gradient reaches, and what it costs on a long delay",
     duration="15 minutes",
-    full=DelaySettings,
-    quick=quick,
-    run=run,
+    source="Gu et al. 2022 (S4), arXiv:2111.00396, sec. 2.2",
+    settings=DelaySettings,
+    quick="delays=[16,64] d_state=16 period=16 seeds=1 steps=20 window=64",
+    trials=trials,
+    report=report,
 )

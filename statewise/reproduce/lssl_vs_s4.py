@@ -2,57 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from statewise.configuration import Config
-from statewise.configuration.types import Count, EvenCount, NonEmpty
 from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.time_invariant import TimeInvariantMixer
+from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
-from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_side
-from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Bar, Report, doubling_axis, drawn
-from statewise.reproduce.work import Work
-from statewise.train.config import Device
+from statewise.reproduce.measure import compare, milliseconds
+from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
+from statewise.reproduce.settings import Settings, even, least
+from statewise.reproduce.work import Job, Work
 from statewise.train.environment import choose_device
-from statewise.train.tasks.base import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from statewise.train.report import Reporter
 
 # Gu et al. 2022 (S4), arXiv:2111.00396, table 2: milliseconds and megabytes, LSSL and S4, by width.
-PUBLISHED_MS = {128: (9.32, 4.77), 256: (20.6, 3.07), 512: (140.7, 4.75)}
-PUBLISHED_MB = {128: (222.0, 5.3), 256: (1685.0, 12.6), 512: (13140.0, 33.5)}
-LEAST_SPEED, LEAST_MEMORY, AT_WIDTH = 30.0, 400.0, 512
+PUBLISHED = {
+    "ms": {128: (9.32, 4.77), 256: (20.6, 3.07), 512: (140.7, 4.75)},
+    "mb": {128: (222.0, 5.3), 256: (1685.0, 12.6), 512: (13140.0, 33.5)},
+}
+LEAST_SPEED, LEAST_MEMORY, AT_WIDTH, AT_LENGTH = 30.0, 400.0, 512, 1024
 DENSE_COPIES = 24  # of A that the step holds at a time, about, to refuse a machine that is too small
 
 
 @dataclass(frozen=True, kw_only=True)
-class LsslVsS4Settings(Config):
+class LsslVsS4Settings(Settings):
     """widths: channels, with as many states each; length: of the one sequence
     rounds: how often both are measured in turn, for each width; s4_repeats: steps of S4 in a round, for one of LSSL
     device: "cpu", "cuda", or "auto"
     """
 
-    widths: NonEmpty[EvenCount] = (128, 256, 512)
-    length: Count = 1024
-    rounds: Count = 3
-    s4_repeats: Count = 5
-    device: Device = "cpu"
-
-    def __post_init__(self) -> None:
-        choose_device(self.device)  # refuses what is not there before the folder is made
-
-
-def quick() -> LsslVsS4Settings:
-    return LsslVsS4Settings(widths=(16, 32), length=256, rounds=2, s4_repeats=2)
+    widths: tuple[int, ...] = even((128, 256, 512))
+    length: int = least(AT_LENGTH)
+    rounds: int = least(3)
+    s4_repeats: int = least(5)
+    device: str = "cpu"
 
 
 def layers(width: int, device: torch.device) -> dict[str, TimeInvariantMixer]:
@@ -75,80 +65,72 @@ def training_step(mixer: TimeInvariantMixer, u: Tensor, upstream: Tensor) -> Non
     y[..., 0].backward(upstream)
 
 
-def run(config: LsslVsS4Settings, work: Work) -> Report:
+def trials(config: LsslVsS4Settings, work: Work) -> dict[str, Job]:
+    return {f"width-{width}": Job(measure_width, (config, width)) for width in config.widths}
+
+
+def measure_width(config: LsslVsS4Settings, width: int, reporter: Reporter) -> dict[str, Any]:
     device = choose_device(config.device)
-    work.begin(len(config.widths))
-    found: dict[int, dict[str, Any]] = {}
-    for width in config.widths:
-        found[width] = work.part(f"width-{width}", partial(_measure, config, work, width, device), device=device)
-    return _report(config, found)
-
-
-def _measure(config: LsslVsS4Settings, work: Work, width: int, device: torch.device) -> dict[str, Any]:
     if device.type == "cpu":
-        require_memory(
-            DENSE_COPIES * 4 * width**3,
-            f"the dense LSSL of width {width}",
-            "leave that width out (--set widths=[128])",
-        )
+        what, remedy = f"the dense LSSL of width {width}", "leave that width out (--set widths=[128])"
+        require_memory(DENSE_COPIES * 4 * width**3, what, remedy)
     mixers = layers(width, device)
     generator = torch.Generator().manual_seed(1)
     u, upstream = (torch.randn(1, config.length, width, generator=generator).to(device) for _ in range(2))
-    actions: dict[str, Callable[[], object]] = {
-        name: partial(training_step, mixer, u, upstream) for name, mixer in mixers.items()
-    }
-    total, memory = config.rounds + 2, {}
+    actions = {name: partial(training_step, mixer, u, upstream) for name, mixer in mixers.items()}
     actions["S4"]()  # the first call of a kernel may prepare what later calls find
-    for i, name in enumerate(("S4", "LSSL")):
-        for parameter in mixers[name].parameters():
-            parameter.grad = None
-        memory[name] = peak_bytes(actions[name], device)  # LSSL's only warm-up: at width 512 a step takes long
-        work.progress(i + 1, total)
-    seconds = time_side_by_side(
+    for parameter in mixers["S4"].parameters():
+        parameter.grad = None
+    # LSSL's memory is its only warm-up: at width 512 a step takes long
+    found = compare(
         actions,
         config.rounds,
+        device,
+        reporter,
         repeats={"S4": config.s4_repeats},
-        device=device,
-        progress=lambda done, _: work.progress(done + 2, total),
+        memory_of={name: actions[name] for name in ("S4", "LSSL")},
     )
-    trained = {name: _trained_bytes(mixer) for name, mixer in mixers.items()}
-    return {"seconds": seconds, "peak_bytes": memory, "parameter_bytes": trained}
+    trained = {name: [*mixer.dynamics.parameters(), mixer.readout.C] for name, mixer in mixers.items()}
+    n_bytes = {name: sum(p.numel() * p.element_size() for p in parameters) for name, parameters in trained.items()}
+    return {**found, "parameter_bytes": n_bytes}
 
 
-def _trained_bytes(mixer: TimeInvariantMixer) -> int:
-    """Of A, B, C and dt."""
-    parameters = [*mixer.dynamics.parameters(), mixer.readout.C]
-    return sum(p.numel() * p.element_size() for p in parameters)
-
-
-def _report(config: LsslVsS4Settings, found: Mapping[int, Mapping[str, Any]]) -> Report:
-    time_rows, memory_rows, figures = [], [], {}
-    for width, part in found.items():
+def report(config: LsslVsS4Settings, found: Found) -> Report:
+    figures: dict[int, dict[str, Any]] = {}
+    for width in config.widths:
+        part = found[f"width-{width}"]
         ms = {name: milliseconds(part["seconds"][name]) for name in ("LSSL", "S4")}
         mb = {name: part["peak_bytes"][name] / 1e6 for name in ("LSSL", "S4")}
-        speed, memory = ms["LSSL"] / ms["S4"], mb["LSSL"] / mb["S4"]
-        ours = (f"{ms['LSSL']:,.1f}", f"{ms['S4']:,.2f}", f"{speed:,.1f}x")
-        time_rows.append((str(width), *_pair(PUBLISHED_MS.get(width)), *ours))
-        ours = (f"{mb['LSSL']:,.1f}", f"{mb['S4']:,.1f}", f"{memory:,.3g}x")
-        memory_rows.append((str(width), *_pair(PUBLISHED_MB.get(width)), *ours))
-        figures[str(width)] = {"ms": ms, "mb": mb, "speed_ratio": speed, "memory_ratio": memory, **part}
-    columns = ("width = N", "LSSL, published", "S4", "ratio", "LSSL, ours", "S4", "ratio")
-    tables = [
-        Table("Milliseconds a training step", columns, time_rows),
-        Table(
-            "Megabytes at the peak",
-            columns,
-            memory_rows,
-            ("Peak of what the step allocates, gradients among it, above inputs and parameters.",),
-        ),
-    ]
-    bars = []
-    if str(AT_WIDTH) in figures and config.length == 1024:
-        at = figures[str(AT_WIDTH)]
-        bars = [
-            Bar(what=f"S4 faster at width {AT_WIDTH}", ours=at["speed_ratio"], bar=LEAST_SPEED, unit="x"),
-            Bar(what=f"S4 smaller at width {AT_WIDTH}", ours=at["memory_ratio"], bar=LEAST_MEMORY, unit="x"),
+        ratios = {"speed_ratio": ms["LSSL"] / ms["S4"], "memory_ratio": mb["LSSL"] / mb["S4"]}
+        figures[width] = {"ms": ms, "mb": mb, **ratios, **part}
+
+    def columns(unit: str, ratio: str, forms: tuple[str, str, str]) -> list[tuple[str, Callable[[int], str]]]:
+        def theirs(text: Callable[[float, float], str]) -> Callable[[int], str]:
+            return lambda width: text(*PUBLISHED[unit][width]) if width in PUBLISHED[unit] else "-"
+
+        return [
+            ("width = N", str),
+            ("LSSL, published", theirs(lambda lssl, _: f"{lssl:,g}")),
+            ("S4", theirs(lambda _, s4: f"{s4:g}")),
+            ("ratio", theirs(lambda lssl, s4: f"{lssl / s4:,.1f}x")),
+            ("LSSL, ours", lambda width: format(figures[width][unit]["LSSL"], forms[0])),
+            ("S4", lambda width: format(figures[width][unit]["S4"], forms[1])),
+            ("ratio", lambda width: f"{format(figures[width][ratio], forms[2])}x"),
         ]
+
+    memory = columns("mb", "memory_ratio", (",.1f", ",.1f", ",.3g"))
+    above = "Peak of what the step allocates, gradients among it, above inputs and parameters."
+    bars = []
+    if AT_WIDTH in figures and config.length == AT_LENGTH:
+        for what, ratio, bar in (("faster", "speed_ratio", LEAST_SPEED), ("smaller", "memory_ratio", LEAST_MEMORY)):
+            bars.append(Bar(what=f"S4 {what} at width {AT_WIDTH}", ours=figures[AT_WIDTH][ratio], bar=bar, unit="x"))
+    panels = []
+    for unit, ratio, what in (("ms", "speed_ratio", "times faster"), ("mb", "memory_ratio", "times smaller")):
+        known = {width: lssl / s4 for width, (lssl, s4) in PUBLISHED[unit].items() if width in figures}
+        here = Curve(config.widths, [f[ratio] for f in figures.values()], "here", {"marker": "o"})
+        theirs = Curve([*known], [*known.values()], "published", {"marker": "s", "ls": "--"})
+        title = f"S4 is so many {what} than LSSL"
+        panels.append(Panel(curves=[here, theirs], title=title, ticks=config.widths, log="y", x="width = N"))
     return Report(
         title="LSSL beside S4: one layer, one training step",
         setting=(
@@ -157,47 +139,30 @@ def _report(config: LsslVsS4Settings, found: Mapping[int, Mapping[str, Any]]) ->
             f"in one process, in turns: {config.rounds} steps of LSSL, {config.rounds * config.s4_repeats} of S4, "
             "medians."
         ),
-        tables=tables,
+        tables=[
+            table("Milliseconds a training step", columns("ms", "speed_ratio", (",.1f", ",.2f", ",.1f")), figures),
+            table("Megabytes at the peak", memory, figures, [above]),
+        ],
         bars=bars,
         differences=(
-            "The published table (arXiv:2111.00396, table 2) was measured on a GPU and names neither batch nor length "
-            "nor what is learned; the ratios are to be compared, not the milliseconds.",
+            "The published table was measured on a GPU and names neither batch nor length nor what is learned; the "
+            "ratios are to be compared, not the milliseconds.",
             "The LSSL here is no straw man: it gets its impulse response by squaring A some log2(length) times, not by "
             "one product for each step; the table does not say how the published one got its.",
             "Only the systems are measured: the skip D, the activation and the linear output, alike in both, would "
             "make the ratios smaller.",
         ),
-        figures=figures,
-        plots=[drawn("lssl-vs-s4", "LSSL over S4", partial(_draw, figures=figures), width=8.5, height=4.0)],
+        figures={str(width): part for width, part in figures.items()},
+        plots=[curves("lssl-vs-s4", "LSSL over S4", *panels, width=8.5, height=4.0)],
     )
 
 
-def _pair(published: tuple[float, float] | None) -> tuple[str, str, str]:
-    if published is None:
-        return "-", "-", "-"
-    lssl, s4 = published
-    return f"{lssl:,g}", f"{s4:g}", f"{lssl / s4:,.1f}x"
-
-
-def _draw(drawing: Figure, figures: Mapping[str, Any]) -> None:
-    panels = drawing.subplots(1, 2)
-    widths = [int(width) for width in figures]
-    for axes, key, published, title in (
-        (panels[0], "speed_ratio", PUBLISHED_MS, "times faster"),
-        (panels[1], "memory_ratio", PUBLISHED_MB, "times smaller"),
-    ):
-        axes.loglog(widths, [figures[str(width)][key] for width in widths], marker="o", label="here")
-        known = [width for width in widths if width in published]
-        axes.loglog(known, [published[w][0] / published[w][1] for w in known], marker="s", ls="--", label="published")
-        doubling_axis(axes, widths, "width = N")
-        axes.set_title(f"S4 is so many {title} than LSSL", fontsize=10)
-        axes.legend()
-
-
-REPRODUCTION = Reproduction(
+CLAIM = Claim(
     summary="a training step of the dense LSSL beside S4, time and memory at widths 128, 256, 512",
     duration="5 minutes, and 12 GB of memory",
-    full=LsslVsS4Settings,
-    quick=quick,
-    run=run,
+    source="Gu et al. 2022 (S4), arXiv:2111.00396, table 2",
+    settings=LsslVsS4Settings,
+    quick="widths=[16,32] length=256 rounds=2 s4_repeats=2",
+    trials=trials,
+    report=report,
 )

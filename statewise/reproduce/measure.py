@@ -10,11 +10,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from statewise.errors import InputError
 from statewise.models.base import ModelConfig
+from statewise.train.report import Reporter
 
 Action = Callable[[], object]
 
@@ -62,6 +64,32 @@ def _seconds(action: Action, device: torch.device | None) -> float:
 def milliseconds(seconds: list[float]) -> float:
     """Their median, in milliseconds."""
     return 1e3 * statistics.median(seconds)
+
+
+def compare(
+    actions: Mapping[str, Action],
+    rounds: int,
+    device: torch.device,
+    reporter: Reporter,
+    *,
+    repeats: Mapping[str, int] | None = None,
+    memory_of: Mapping[str, Action] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Seconds of each call in so many rounds, as :func:`time_side_by_side`, and the bytes at the peak of one call.
+
+    memory_of: of which the bytes are measured; None: of all
+    """
+    measured = actions if memory_of is None else memory_of
+    total, memory = rounds + len(measured), {}
+    for i, (name, action) in enumerate(measured.items()):
+        memory[name] = peak_bytes(action, device)
+        reporter.progress((i + 1) / total, {})
+
+    def told(done: int, _: int) -> None:
+        reporter.progress((done + len(measured)) / total, {})
+
+    seconds = time_side_by_side(actions, rounds, repeats=repeats, device=device, progress=told)
+    return {"seconds": seconds, "peak_bytes": memory}
 
 
 def peak_bytes(action: Action, device: torch.device | None = None) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
 from statewise.train.report import Reporter, make_reporter
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from statewise.train.tasks.base import Task
 
 
 class Watcher:
@@ -36,6 +39,35 @@ class Watcher:
     def training(self) -> Reporter:
         """What a training run within a part tells its progress to."""
         return Reporter()
+
+
+class PartReporter(Reporter):
+    """What a part in this process tells its progress to: a training run within it as training does, the rest as that
+    of the part."""
+
+    def __init__(self, watcher: Watcher, part: str) -> None:
+        self.watcher, self.part = watcher, part
+
+    @cached_property
+    def run(self) -> Reporter:
+        return self.watcher.training()
+
+    def begin(self, task: Task[Any, Any]) -> None:
+        self.run.begin(task)
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        self.run.event(record)
+
+    def progress(self, fraction: float, record: Mapping[str, Any]) -> None:
+        """record: of a training step; empty of anything else"""
+        if record:
+            self.run.progress(fraction, record)
+        else:
+            self.watcher.progress(self.part, fraction)
+
+    def close(self) -> None:
+        if "run" in self.__dict__:
+            self.run.close()
 
 
 class JsonWatcher(Watcher):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from statewise import __version__
 from statewise.configuration import to_dict
+from statewise.reproduce.files import finite, write_json, write_text
 from statewise.reproduce.hardware import today
-from statewise.reproduce.work import Work, finite, write_json, write_text
+from statewise.reproduce.work import Work
 from statewise.train.tables import print_result
 from statewise.train.tasks.base import Table
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 RESULT_FILE = "result.json"
 REPORT_FILE = "report.md"
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +53,96 @@ class Bar:
         return f"{verdict}: {self.what}: {ours}, {words} {self.bar:,.4g}{self.unit} was asked"
 
 
+def table(
+    title: str, columns: Sequence[tuple[str, Callable[[Item], str]]], items: Iterable[Item], notes: Sequence[str] = ()
+) -> Table:
+    """A row for each item, a cell of it for each column: its heading, and what it says of an item."""
+    rows = [tuple(text(item) for _, text in columns) for item in items]
+    return Table(title, tuple(heading for heading, _ in columns), rows, tuple(notes))
+
+
+def findings(text: str, **values: Any) -> list[str]:
+    """The sentences of ``text``, each behind a dash, with the values filled in; one that begins with the name of a
+    value in brackets only where that is true.
+
+    >>> findings("- One of {n}.\\n- [two] Two.\\n- [three]\\n  Three.", three=True, n=4)
+    ['One of 4.', 'Three.']
+    """
+    told = []
+    for sentence in text.strip().removeprefix("- ").split("\n- "):
+        name, _, words = re.fullmatch(r"(\[(\w|-)+\] )?(.*)", " ".join(sentence.split())).groups()  # type: ignore[union-attr]
+        if name is None or values.get(name[1:-2]):
+            told.append(words.format(**values))
+    return told
+
+
 class Plot(NamedTuple):
-    """A figure for the file ``<name>.png``: ``write`` makes it. :func:`drawn` is one from an empty figure."""
+    """A figure for the file ``<name>.png``: ``write`` makes it."""
 
     name: str
     title: str
     write: Callable[[Path], None]
+
+
+class Curve(NamedTuple):
+    """Of matplotlib's ``plot``; with "yerr" in the style of ``errorbar``."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    label: str | None = None
+    style: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """Curves on one pair of axes.
+
+    log:    the logarithmic axes, of "", "x", "y" and "xy"
+    ticks:  a logarithmic axis of x with a tick at each of these and nowhere else
+    levels: horizontal lines, each (y, style)        set: further properties of the axes, as "ylim"
+    """
+
+    curves: Sequence[Curve]
+    title: str = ""
+    x: str = ""
+    y: str = ""
+    log: str = ""
+    ticks: Sequence[int] = ()
+    levels: Sequence[tuple[float, dict[str, Any]]] = ()
+    legend: bool = True
+    set: dict[str, Any] = field(default_factory=dict)
+
+    def draw(self, axes: Axes) -> None:
+        for x, y, label, style in self.curves:
+            axes.errorbar(x, y, label=label, **style) if "yerr" in style else axes.plot(x, y, label=label, **style)
+        for level, style in self.levels:
+            axes.axhline(level, linewidth=0.8, **style)
+        for axis in self.log:
+            axes.set(**{f"{axis}scale": "log"})
+        axes.set_title(self.title, fontsize=9)
+        axes.set(xlabel=self.x, ylabel=self.y, **self.set)
+        if self.ticks:
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(list(self.ticks), [f"{value:,}" for value in self.ticks])
+            axes.set_xticks([], minor=True)
+            if len(self.ticks) > 9:
+                axes.tick_params(axis="x", labelrotation=60, labelsize=7)
+        axes.grid(alpha=0.3)
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels())))  # a label that comes twice is there once
+        if self.legend and handles:
+            axes.legend(handles.values(), handles.keys(), fontsize=8)
+
+
+def curves(
+    name: str, title: str, *panels: Panel, width: float = 7.5, height: float = 4.8, sharey: bool = False
+) -> Plot:
+    """The plot of some panels side by side."""
+
+    def draw(drawing: Figure) -> None:
+        for panel, axes in zip(panels, drawing.subplots(1, len(panels), sharey=sharey, squeeze=False)[0]):
+            panel.draw(axes)
+
+    return drawn(name, title, draw, width=width, height=height)
 
 
 def drawn(name: str, title: str, draw: Callable[[Figure], None], *, width: float = 7.5, height: float = 4.8) -> Plot:
@@ -72,7 +159,7 @@ def drawn(name: str, title: str, draw: Callable[[Figure], None], *, width: float
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a reproduction found.
+    """What was found of a claim.
 
     setting:     what was done, in a sentence or two
     tables:      the published figures beside ours
@@ -90,16 +177,7 @@ class Report:
     plots: Sequence[Plot] = ()
 
 
-def doubling_axis(axes: Axes, values: Sequence[int], label: str) -> None:
-    """A logarithmic axis of x with a tick at each value and nowhere else."""
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(values), [f"{value:,}" for value in values])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel(label)
-    axes.grid(alpha=0.3)
-
-
-def write_report(report: Report, work: Work, *, plots: bool) -> dict[str, Any]:
+def write_report(report: Report, work: Work, *, source: str = "", plots: bool) -> dict[str, Any]:
     """result.json, report.md and the plots, into the folder of the work; gives what result.json holds.
 
     Errors: CheckpointError where they cannot be written.
@@ -107,23 +185,25 @@ def write_report(report: Report, work: Work, *, plots: bool) -> dict[str, Any]:
     written = list(report.plots) if plots else []
     for plot in written:
         plot.write(work.folder / f"{plot.name}.png")
-    record = {
-        "reproduction": work.name,
-        "title": report.title,
-        "setting": report.setting,
-        "settings": to_dict(work.config),
-        "date": today(),
-        "statewise_version": __version__,
-        "environments": work.environments,
-        "seconds": work.seconds,
-        "cpu_seconds": work.cpu_seconds,
-        "figures": report.figures,
-        "tables": [table._asdict() for table in report.tables],
-        "bars": [{**asdict(bar), "holds": bar.holds} for bar in report.bars],
-        "differences": list(report.differences),
-        "plots": [f"{plot.name}.png" for plot in written],
-    }
-    record = finite(record)
+    record: dict[str, Any] = finite(
+        {
+            "reproduction": work.name,
+            "title": report.title,
+            "source": source,
+            "setting": report.setting,
+            "settings": to_dict(work.config),
+            "date": today(),
+            "statewise_version": __version__,
+            "environments": work.environments,
+            "seconds": work.seconds,
+            "cpu_seconds": work.cpu_seconds,
+            "figures": report.figures,
+            "tables": [table._asdict() for table in report.tables],
+            "bars": [{**asdict(bar), "holds": bar.holds} for bar in report.bars],
+            "differences": list(report.differences),
+            "plots": [f"{plot.name}.png" for plot in written],
+        }
+    )
     write_json(work.folder / RESULT_FILE, record)
     write_text(work.folder / REPORT_FILE, markdown(report, record, written))
     return record
@@ -141,9 +221,9 @@ def markdown(report: Report, record: dict[str, Any], plots: Sequence[Plot]) -> s
         lines += ["## What differs from the published setting", "", *(f"- {text}" for text in report.differences), ""]
     for plot in plots:
         lines += [f"## {plot.title}", "", f"![{plot.title}]({plot.name}.png)", ""]
-    lines += ["## Where and how", "", f"{record['date']}, {record['seconds']:,.0f} s, {machines(record)}", ""]
-    lines += ["```json", json.dumps(record["settings"], indent=2), "```", ""]
-    return "\n".join(lines)
+    source = f"Published: {record['source']}. " if record.get("source") else ""
+    lines += ["## Where and how", "", f"{source}{record['date']}, {record['seconds']:,.0f} s, {machines(record)}", ""]
+    return "\n".join([*lines, "```json", json.dumps(record["settings"], indent=2), "```", ""])
 
 
 def _markdown_table(table: Table) -> list[str]:
@@ -173,20 +253,18 @@ def print_report(
 
     console = Console(file=stream)
 
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False)
+    def say(*lines: str) -> None:
+        for line in lines:
+            console.print(line, highlight=False, markup=False)
 
     say(f"\n{report.title}\n{report.setting}")
     for table in report.tables:
         print_result(table, stream)
-        for note in table.notes:
-            say(note)
-    for bar in report.bars:
-        say(str(bar))
+        say(*table.notes)
+    say(*map(str, report.bars))
     if report.differences:
-        say("What differs from the published setting:")
-    for text in report.differences:
-        say(f"- {text}")
+        say("What differs from the published setting:", *(f"- {text}" for text in report.differences))
+    if record["source"]:
+        say(f"Published: {record['source']}")
     say(f"{record['seconds']:,.0f} s on {machines(record)}")
-    written = [REPORT_FILE, RESULT_FILE, *record["plots"]]
-    say(f"written to {folder}: {', '.join(written)}")
+    say(f"written to {folder}: {', '.join([REPORT_FILE, RESULT_FILE, *record['plots']])}")

@@ -2,63 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
-from statewise.checkpoints import load, resolve
-from statewise.configuration import Config, assign
-from statewise.configuration.types import (
-    AtLeastTwo,
-    Distinct,
-    Finite,
-    OneOf,
-    Ratio,
-    Seed,
-)
-from statewise.data.base import absolute
+from statewise.checkpoints import resolve
+from statewise.configuration import assign
 from statewise.data.labelled import LabelledDataConfig, open_labelled
 from statewise.errors import ConfigError
 from statewise.models.evaluation_mode import evaluation_mode
+from statewise.reproduce.claim import Claim
 from statewise.reproduce.nearest_neighbour import nearest_neighbour, require_aeon
-from statewise.reproduce.registry import Reproduction
-from statewise.reproduce.report import Bar, Plot, Report
-from statewise.reproduce.seeds_of_a_run import is_diverged, told, train_runs
-from statewise.reproduce.work import Stopped, Work
+from statewise.reproduce.progress import PartReporter
+from statewise.reproduce.report import Bar, Plot, Report, table
+from statewise.reproduce.settings import Settings, checked, least, once
+from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, told, train_runs
+from statewise.reproduce.work import Job, Work
 from statewise.train.config import RunConfig
-from statewise.train.environment import choose_device
 from statewise.train.presets import PRESETS, fit_model
+from statewise.train.report import Reporter
 from statewise.train.run_folder import RUN_FILE
-from statewise.train.tasks import Table, open_task, run_types
+from statewise.train.tasks import open_task, run_types
 
+UNKNOWN = f" is unknown; use one of {', '.join(PRESETS)}"
 # Published figures that a reader may look for, and why they are not beside ours.
 NOTES = {
-    "digits": (
-        "There is no published figure for these 8 x 8 digits as sequences. S4's 99.63 % (arXiv:2111.00396) is of "
-        "sequential MNIST, 28 x 28 and 60,000 images for training.",
-    ),
-    "acsf1": ("DTW is measured here, on the rows that the model has for training and validation together.",),
-    "spoken-digits": (
-        "There is no published figure for these recordings and this split. S4's 98.32 % (arXiv:2111.00396) is of SC10, "
-        "ten of Google's speech commands at 16 kHz.",
-    ),
-    "fashion-mnist": (
-        "There is no published figure of S4 for it. S4's 99.63 % (arXiv:2111.00396) is of sequential MNIST, which is "
-        "easier.",
-    ),
-    "co2": ("There is no published figure for this series; the forecasts beside it are made here, without a model.",),
+    "digits": "There is no published figure for these 8 x 8 digits as sequences. S4's 99.63 % (arXiv:2111.00396) is of "
+    "sequential MNIST, 28 x 28 and 60,000 images for training.",
+    "acsf1": "DTW is measured here, on the rows that the model has for training and validation together.",
+    "spoken-digits": "There is no published figure for these recordings and this split. S4's 98.32 % "
+    "(arXiv:2111.00396) is of SC10, ten of Google's speech commands at 16 kHz.",
+    "fashion-mnist": "There is no published figure of S4 for it. S4's 99.63 % (arXiv:2111.00396) is of sequential "
+    "MNIST, which is easier.",
+    "co2": "There is no published figure for this series; the forecasts beside it are made here, without a model.",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedTaskSettings(Config):
+class TrainedTaskSettings(Settings):
     """preset:  of ``statewise train``; settings: fields of that run to set, as "train.steps=100"
     folder:  where the data lie, for data that have a folder
     seeds:   one run each; the split of the data is the same for all
@@ -68,21 +57,21 @@ class TrainedTaskSettings(Config):
     max_rows: of the test split, and for DTW of every split, are read; None: all
     """
 
-    preset: Annotated[str, OneOf(PRESETS)]
+    preset: str = checked(MISSING, lambda given: None if given in PRESETS else UNKNOWN)
     settings: tuple[str, ...] = ()
     folder: str | None = None
-    seeds: Distinct[Seed] = (0,)
+    seeds: tuple[int, ...] = once((0,))
     measured: str = "accuracy"
-    bar: Finite | None = None
+    bar: float | None = None
     dtw: bool = False
-    dtw_windows: tuple[Ratio, ...] = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
-    max_rows: AtLeastTwo | None = None
+    dtw_windows: tuple[float, ...] = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
+    max_rows: int | None = least(None, 2)
 
-    def __post_init__(self) -> None:
-        if self.folder is not None:
-            object.__setattr__(self, "folder", absolute(self.folder))
-        if self.dtw and not isinstance(PRESETS[self.preset]().data, LabelledDataConfig):
-            raise ConfigError(f"TrainedTaskSettings.dtw is for labelled sequences; {self.preset} has none")
+    def check(self) -> None:
+        shares = all(0 <= window <= 1 for window in self.dtw_windows)
+        self.require(shares, f"dtw_windows={self.dtw_windows}; each is from 0 to 1")
+        labelled = isinstance(PRESETS[self.preset]().data, LabelledDataConfig)
+        self.require(labelled or not self.dtw, f"dtw is for labelled sequences; {self.preset} has none")
 
 
 def run_config(config: TrainedTaskSettings, seed: int) -> RunConfig:
@@ -100,22 +89,28 @@ def run_config(config: TrainedTaskSettings, seed: int) -> RunConfig:
     return fit_model(changed, {text.split("=")[0].strip() for text in given}) if config.settings else changed
 
 
-def run(config: TrainedTaskSettings, work: Work) -> Report:
+class Found(NamedTuple):
+    """records: of each seed; neighbour: of DTW, if it was asked for; folder: of the runs"""
+
+    records: Mapping[int, Trial]
+    neighbour: Mapping[str, Any] | None
+    folder: Path
+
+
+def measure(config: TrainedTaskSettings, work: Work) -> Found:
     if config.dtw:
         require_aeon()
     open_task(run_config(config, config.seeds[0]))  # what is missing is told before anything is trained
     work.begin(len(config.seeds) + config.dtw)
-    neighbour = work.part("dtw", partial(_dtw, config, work)) if config.dtw else None
+    neighbour = work.parts({"dtw": Job(measure_dtw, (config,))})["dtw"] if config.dtw else None
     missing = [seed for seed in config.seeds if not work.is_done(f"seed-{seed}")]
 
     @cache
     def trained() -> dict[int, dict[str, Any]]:
         return _train_all(config, work, missing)
 
-    records = {}
-    for seed in config.seeds:
-        records[seed] = work.part(f"seed-{seed}", partial(_part, config, work, seed, trained))
-    return _report(config, work, records, neighbour)
+    records = {seed: work.part(f"seed-{seed}", partial(_part, config, work, seed, trained)) for seed in config.seeds}
+    return Found(records, neighbour, work.folder)
 
 
 def _train_all(config: TrainedTaskSettings, work: Work, seeds: Sequence[int]) -> dict[int, dict[str, Any]]:
@@ -126,60 +121,44 @@ def _train_all(config: TrainedTaskSettings, work: Work, seeds: Sequence[int]) ->
     runs = {f"run-{seed}": run_config(config, seed) for seed in seeds}
     started = any((work.folder / name / RUN_FILE).exists() for name in runs)
     begun = time.process_time()
-    results, diverged, side_by_side = train_runs(runs, work.folder, work.training())
-    cpu_seconds = time.process_time() - begun
-    stopped = [result.signal for result in results.values() if result.signal is not None]
-    if stopped:
-        raise Stopped(stopped[0])
+    results, diverged, side_by_side = train_runs(runs, work.folder, PartReporter(work.watcher, "training"))
+    shared = {
+        "cpu_seconds": time.process_time() - begun,  # of all threads; if resumed, of the last session
+        "resumed": started,
+        "side_by_side": len(seeds) if side_by_side else 1,
+    }
     took: dict[int, dict[str, Any]] = {}
     for seed, name in zip(seeds, runs):
-        took[seed] = {
-            "diverged": diverged.get(name),
-            "cpu_seconds": cpu_seconds,  # of all threads; if resumed, of the last session
-            "resumed": started,
-            "side_by_side": len(seeds) if side_by_side else 1,
-        }
+        took[seed] = {"diverged": diverged.get(name), **shared}
         if name in results:
             took[seed] |= {"step": results[name].step, "training_seconds": results[name].seconds}
     return took
 
 
-def _part(
-    config: TrainedTaskSettings, work: Work, seed: int, trained: Callable[[], dict[int, dict[str, Any]]]
-) -> dict[str, Any]:
+def _part(config: TrainedTaskSettings, work: Work, seed: int, trained: Callable[[], dict[int, Any]]) -> dict[str, Any]:
     """A seed: trained, with all others when the first of them is asked for, and evaluated where validation was best.
 
     One that diverged is a result: "diverged" says where, and there is no evaluation.
     """
-    took = trained()[seed]
+    took: dict[str, Any] = trained()[seed]
     if is_diverged(took):
         return took
-    record, checkpoint = _evaluate(config, work.folder / f"run-{seed}", seed)
-    return {"evaluation": record, "checkpoint": checkpoint.name, **took}
-
-
-@torch.no_grad()
-def _evaluate(config: TrainedTaskSettings, folder: Path, seed: int) -> tuple[dict[str, Any], Path]:
-    run = run_config(config, seed)
-    checkpoint = resolve(folder, "best")
-    model = load(checkpoint, device=choose_device(run.train.device))
-    with evaluation_mode(model):
+    run, folder = run_config(config, seed), work.folder / f"run-{seed}"
+    model = load_checkpoint(run, folder)
+    with evaluation_mode(model), torch.no_grad():
         record = open_task(run).evaluate(model, "test", max_items=config.max_rows)
-    if not isinstance(record.get(config.measured), (int, float)):
-        known = ", ".join(name for name, value in record.items() if isinstance(value, (int, float)))
-        raise ConfigError(
-            f"TrainedTaskSettings.measured={config.measured!r} is not in the evaluation; use one of {known}"
-        )
-    return record, checkpoint
+    known = ", ".join(name for name, value in record.items() if isinstance(value, (int, float)))
+    config.require(
+        config.measured in known.split(", "),
+        f"measured={config.measured!r} is no number of the evaluation; use one of {known}",
+    )
+    return {"evaluation": record, "checkpoint": resolve(folder, "best").name, **took}
 
 
-def _dtw(config: TrainedTaskSettings, work: Work) -> dict[str, Any]:
+def measure_dtw(config: TrainedTaskSettings, reporter: Reporter) -> dict[str, Any]:
     """All rows that the model is trained and validated on are neighbours."""
-    data = run_config(config, config.seeds[0]).data
-    assert isinstance(data, LabelledDataConfig)
-    opened = open_labelled(data)
-    if not opened.classes:
-        raise ConfigError("TrainedTaskSettings.dtw: the targets of these data are numbers, not classes; leave it out")
+    opened = open_labelled(cast(LabelledDataConfig, run_config(config, config.seeds[0]).data))
+    config.require(bool(opened.classes), "dtw: the targets of these data are numbers, not classes; leave it out")
     rows: dict[str, list[np.ndarray]] = {"train": [], "test": []}
     classes: dict[str, list[int]] = {"train": [], "test": []}
     for name, split in opened.splits.items():
@@ -194,71 +173,71 @@ def _dtw(config: TrainedTaskSettings, work: Work) -> dict[str, Any]:
         rows["test"],
         np.array(classes["test"]),
         windows=config.dtw_windows,
-        progress=work.progress,
+        progress=lambda done, total: reporter.progress(done / max(total, 1), {}),
     )
     return {**found, "train_rows": len(rows["train"]), "test_rows": len(rows["test"])}
 
 
-def _report(
-    config: TrainedTaskSettings, work: Work, records: Mapping[int, Any], neighbour: Mapping[str, Any] | None
-) -> Report:
-    evaluations = {
-        seed: {**record["evaluation"], "split": "test"} for seed, record in records.items() if not is_diverged(record)
-    }
-    first = next(iter(evaluations), None)
-    task = open_task(run_config(config, config.seeds[0]))
+def report(config: TrainedTaskSettings, found: Found) -> Report:
+    records, neighbour, _ = found
+    whole = {seed: record for seed, record in records.items() if not is_diverged(record)}
+    evaluations = {seed: {**record["evaluation"], "split": "test"} for seed, record in whole.items()}
     ours = {seed: float(record[config.measured]) for seed, record in evaluations.items()}
     mean = statistics.mean(ours.values()) if len(ours) == len(records) else None
-    rows = [
-        (
-            f"seed {seed}",
-            f"{ours[seed]:.4f}" if seed in ours else "diverged",
-            told(record, lambda r: f"{r['training_seconds']:,.0f}"),
-            _cpu_seconds(record),
-            told(record, lambda r: f"{r['step']:,}"),
-        )
-        for seed, record in records.items()
+
+    def cpu_seconds(record: Trial) -> str:  # a part from before this was measured has none
+        last = " (last session)" if record.get("resumed") else ""
+        return f"{record['cpu_seconds']:,.0f}{last}" if "cpu_seconds" in record else "-"
+
+    columns = [
+        ("", lambda seed: f"seed {seed}"),
+        (config.measured, lambda seed: f"{ours[seed]:.4f}" if seed in ours else "diverged"),
+        ("training, s", lambda seed: told(records[seed], lambda r: f"{r['training_seconds']:,.0f}")),
+        ("of CPU, s", lambda seed: cpu_seconds(records[seed])),
+        ("steps", lambda seed: told(records[seed], lambda r: f"{r['step']:,}")),
     ]
+    others: dict[str, str] = {}
     if mean is not None and len(ours) > 1:
-        rows.append(("mean (standard deviation)", f"{mean:.4f} ({statistics.stdev(ours.values()):.4f})", "", "", ""))
+        others["mean (standard deviation)"] = f"{mean:.4f} ({statistics.stdev(ours.values()):.4f})"
     bars = []
     if config.bar is not None:
-        beyond = config.bar == 0
-        bars.append(Bar(what=f"{config.measured} on the test split", ours=mean, bar=config.bar, beyond=beyond))
+        what = f"{config.measured} on the test split"
+        bars.append(Bar(what=what, ours=mean, bar=config.bar, beyond=config.bar == 0))
     if neighbour is not None:
-        rows.append(("nearest neighbour, DTW", f"{neighbour['full']['accuracy']:.4f}", "", "", ""))
+        others["nearest neighbour, DTW"] = f"{neighbour['full']['accuracy']:.4f}"
         if "windowed" in neighbour:
-            windowed = neighbour["windowed"]
-            within = f"DTW within {windowed['window']:.0%}" if windowed["window"] else "Euclidean"
-            label = f"nearest neighbour, {within} (chosen)"
-            rows.append((label, f"{windowed['accuracy']:.4f}", "", "", ""))
+            window = neighbour["windowed"]["window"]
+            within = f"DTW within {window:.0%}" if window else "Euclidean"
+            others[f"nearest neighbour, {within} (chosen)"] = f"{neighbour['windowed']['accuracy']:.4f}"
         if config.max_rows is None:
-            best = max(found["accuracy"] for name, found in neighbour.items() if isinstance(found, dict))
+            best = max(part["accuracy"] for part in neighbour.values() if isinstance(part, dict))
             bars.append(Bar(what="mean accuracy beyond DTW's", ours=mean, bar=best, beyond=True))
-    summary = Table(f"{config.preset}, test split", ("", config.measured, "training, s", "of CPU, s", "steps"), rows)
-    tables, plots = [], []
+    summary = table(f"{config.preset}, test split", columns, records)
+    summary = summary._replace(rows=[*summary.rows, *((name, text, "", "", "") for name, text in others.items())])
+    tables, plots, first = [], [], next(iter(evaluations), None)
     if first is not None:
+        task = open_task(run_config(config, first))
         shown = {**evaluations[first], "checkpoint": f"run-{first}, {records[first]['checkpoint']}"}
         tables = [table._replace(title=f"seed {first}: {table.title}") for table in task.tables(shown)]
         if task.plot_of is not None:
-            plots.append(Plot(config.preset, task.plot_of, partial(_plot, config, work, first, shown)))
+            plots.append(Plot(config.preset, task.plot_of, partial(_plot, config, found.folder, first, shown)))
     n_together = max(record.get("side_by_side", 1) for record in records.values())
     together = f" {n_together} of them were trained side by side: times are of all together." if n_together > 1 else ""
+    changed = f" with {', '.join(config.settings)}" if config.settings else ""
     return Report(
         title=f"{config.preset}: a model trained and tested",
         setting=(
-            f"The preset {config.preset!r} of statewise train"
-            f"{' with ' + ', '.join(config.settings) if config.settings else ''}; of each run the checkpoint that is "
+            f"The preset {config.preset!r} of statewise train{changed}; of each run the checkpoint that is "
             f"best on the validation split, tested once. All seeds have the same splits.{together}"
         ),
         tables=[summary, *tables],
         bars=bars,
-        differences=NOTES.get(config.preset, ()),
+        differences=[NOTES[config.preset]] if config.preset in NOTES else [],
         figures={
-            "measured": {str(seed): ours.get(seed) for seed in config.seeds},
-            "diverged": {str(seed): record["diverged"] for seed, record in records.items() if is_diverged(record)},
+            "measured": {seed: ours.get(seed) for seed in config.seeds},
+            "diverged": {seed: record["diverged"] for seed, record in records.items() if is_diverged(record)},
             "mean": mean,
-            "cpu_seconds": {str(seed): record.get("cpu_seconds") for seed, record in records.items()},
+            "cpu_seconds": {seed: record.get("cpu_seconds") for seed, record in records.items()},
             "evaluations": evaluations,
             "nearest_neighbour": neighbour,
         },
@@ -266,46 +245,32 @@ def _report(
     )
 
 
-def _cpu_seconds(record: Mapping[str, Any]) -> str:
-    """Of the process and all its threads while it trained; "-" for a part that was measured before this was."""
-    if "cpu_seconds" not in record:
-        return "-"
-    return f"{record['cpu_seconds']:,.0f}{' (last session)' if record['resumed'] else ''}"
-
-
-def _plot(config: TrainedTaskSettings, work: Work, seed: int, record: dict[str, Any], path: Path) -> None:
+def _plot(config: TrainedTaskSettings, folder: Path, seed: int, record: dict[str, Any], path: Path) -> None:
     run = run_config(config, seed)
-    model = load(resolve(work.folder / f"run-{seed}", "best"), device=choose_device(run.train.device))
+    model = load_checkpoint(run, folder / f"run-{seed}")
     with evaluation_mode(model), torch.no_grad():
         open_task(run).plot(path, model=model, split="test", record=record)
 
 
-def _reproduction(summary: str, duration: str, full: TrainedTaskSettings) -> Reproduction:
+def _claim(preset: str, summary: str, duration: str, **fields: Any) -> Claim:
     few = ["train.steps=4", "train.epochs=null", "train.minutes=null", "train.evaluate_items=16"]
-    if isinstance(PRESETS[full.preset]().data, LabelledDataConfig):
-        few.append("data.max_length=128")
-    quick = replace(full, settings=tuple(few), seeds=full.seeds[:1], bar=None, max_rows=16)
-    return Reproduction(summary=summary, duration=duration, full=lambda: full, quick=lambda: quick, run=run)
+    few += ["data.max_length=128"] if isinstance(PRESETS[preset]().data, LabelledDataConfig) else []
+    return Claim(
+        summary=summary,
+        duration=duration,
+        settings=partial(TrainedTaskSettings, preset=preset, **fields),
+        quick=f"settings={json.dumps(few, separators=(',', ':'))} seeds=[0] bar=null max_rows=16",
+        measure=measure,
+        report=report,
+    )
 
 
-REPRODUCTIONS = {
-    "digits": _reproduction(
-        "scikit-learn's digits, pixel by pixel", "a minute", TrainedTaskSettings(preset="digits", bar=0.97)
+CLAIMS = {
+    "digits": _claim("digits", "scikit-learn's digits, pixel by pixel", "a minute", bar=0.97),
+    "acsf1": _claim(
+        "acsf1", "the power use of appliances (ACSF1), three seeds, beside DTW", "15 minutes", seeds=(0, 1, 2), dtw=True
     ),
-    "acsf1": _reproduction(
-        "the power use of appliances (ACSF1), three seeds, beside DTW",
-        "15 minutes",
-        TrainedTaskSettings(preset="acsf1", seeds=(0, 1, 2), dtw=True),
-    ),
-    "spoken-digits": _reproduction(
-        "spoken digits from raw waveforms", "20 minutes", TrainedTaskSettings(preset="spoken-digits", bar=0.95)
-    ),
-    "fashion-mnist": _reproduction(
-        "Fashion-MNIST, pixel by pixel", "30 minutes", TrainedTaskSettings(preset="fashion-mnist", bar=0.85)
-    ),
-    "co2": _reproduction(
-        "a year of CO2 at Mauna Loa, beside seasonal-naive",
-        "a minute",
-        TrainedTaskSettings(preset="co2", measured="skill", bar=0.0),
-    ),
+    "spoken-digits": _claim("spoken-digits", "spoken digits from raw waveforms", "20 minutes", bar=0.95),
+    "fashion-mnist": _claim("fashion-mnist", "Fashion-MNIST, pixel by pixel", "30 minutes", bar=0.85),
+    "co2": _claim("co2", "a year of CO2 at Mauna Loa, beside seasonal-naive", "a minute", measured="skill", bar=0.0),
 }

@@ -1,8 +1,8 @@
-"""The folder of a reproduction: what is done is kept part by part, so that it can be stopped and gone on with.
+"""The folder of a claim: what is done is kept part by part, so that it can be stopped and gone on with.
 
-reproduction.json    which reproduction this is, with all of its settings
-parts/*.json         what has been measured, each with its machine, its seconds and its CPU seconds; complete as soon as
-                     it is there
+reproduction.json    which claim this is, with all of its settings
+parts/*.json         what each trial gave, with its machine, its seconds and its CPU seconds; complete as soon as it is
+                     there
 result.json          everything, at the end      report.md, *.png    the same to read
 """
 
@@ -10,38 +10,33 @@ from __future__ import annotations
 
 import copy
 import json
-import math
-import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from statewise import __version__
-from statewise.checkpoints.atomic import HIDDEN_NAME, remove_hidden, write_file
+from statewise.checkpoints.atomic import HIDDEN_NAME, remove_hidden
 from statewise.configuration import to_dict
 from statewise.errors import CheckpointError, ConfigError
-from statewise.reproduce.hardware import environment
-from statewise.reproduce.progress import Watcher
+from statewise.reproduce.files import finite, write_json
+from statewise.reproduce.hardware import environment, measured
+from statewise.reproduce.progress import PartReporter, Watcher
+from statewise.reproduce.settings import BEFORE
 from statewise.reproduce.stopping import Stopped
 from statewise.reproduce.workers import Job, run_jobs
-from statewise.train.report import Reporter
 
-__all__ = ["Job", "Stopped", "Work", "file_name", "finite", "open_work", "write_json", "write_text"]
+__all__ = ["Job", "Stopped", "Work", "open_work"]
 
 SETTINGS_FILE = "reproduction.json"
 PARTS = "parts"
 # Settings that say how the work is done or shown: a folder may be gone on with with others. The times of parts, and
 # the last digits of what several threads add up, are those of the session that did them
 HOW = frozenset({"workers", "bars"})
-BEFORE = "before"  # in a field's metadata: what held before there was the field, where that is not its default
 
 
 class Work:
-    """An open folder. ``begin`` says how many parts there will be; ``part`` does one, or finds it done."""
+    """An open folder. ``begin`` says how many parts there will be; ``parts`` does them, or finds them done."""
 
     def __init__(self, folder: Path, name: str, config: Any, watcher: Watcher) -> None:
         self.folder = folder
@@ -51,9 +46,7 @@ class Work:
         self.environments: list[dict[str, Any]] = []  # of the parts, each once
         self.seconds = 0.0  # of the parts, whenever they were measured
         self.cpu_seconds: float | None = 0.0  # of all cores; of an interrupted part its last session's; None: not known
-        self._n_parts = 0
-        self._n_done = 0
-        self._part = ""
+        self._n_parts = self._n_done = 0
 
     def begin(self, n_parts: int, *, at_most: bool = False) -> None:
         """at_most: what comes out decides whether there are so many; see ``leave_out``"""
@@ -74,35 +67,28 @@ class Work:
         """So many parts fewer will come than were begun with."""
         self._n_parts -= n_parts
 
-    def part(
-        self, name: str, compute: Callable[[], Mapping[str, Any]], *, device: torch.device | None = None
-    ) -> dict[str, Any]:
+    def part(self, name: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """What ``compute()`` gives, JSON data; if an earlier run has it, from its file.
 
         Errors: CheckpointError for a file that is damaged or cannot be written.
         """
         path = self.folder / PARTS / f"{name}.json"
-        found = path.exists()
-        if found:
-            record = _read_part(path)
-        else:
-            self._part = name
-            begun, cpu = time.monotonic(), time.process_time()
-            try:
-                result = dict(compute())
-            finally:
-                self.watcher.close()
-            spent = {"seconds": time.monotonic() - begun, "cpu_seconds": time.process_time() - cpu}
-            record = {"environment": environment(device), **spent, "result": result}
-        return self._done(name, record, found)
+        if path.exists():
+            return self._done(name, _read_part(path), found=True)
+        try:
+            record = measured(compute)
+        finally:
+            self.watcher.close()
+        return self._done(name, record, found=False)
 
-    def parts(self, jobs: Mapping[str, Job], n_workers: int = 1) -> dict[str, dict[str, Any]]:
+    def parts(self, jobs: Mapping[str, Job], n_workers: int | None = None) -> dict[str, dict[str, Any]]:
         """The results of several parts by name; those that no earlier run has are done by up to so many processes,
         each with its share of the cores, or with ``n_workers=1`` here, one after the other. Each is kept when it is
-        done.
+        done. None: as the settings say, 1 where they say nothing.
 
         Errors: as :func:`run_jobs`; ConfigError for fewer than one process.
         """
+        n_workers = getattr(self.config, "workers", 1) if n_workers is None else n_workers
         if n_workers < 1:
             raise ConfigError(f"n_workers={n_workers} is too few; use at least 1")
         missing = {name: job for name, job in jobs.items() if n_workers > 1 and not self.is_done(name)}
@@ -116,7 +102,7 @@ class Work:
         return {name: results[name] for name in jobs}
 
     def _here(self, name: str, job: Job) -> dict[str, Any]:
-        return self.part(name, lambda: job.function(*job.arguments, self.training()))
+        return self.part(name, lambda: job.function(*job.arguments, PartReporter(self.watcher, name)))
 
     def _done(self, name: str, record: dict[str, Any], found: bool) -> dict[str, Any]:
         """Keeps a part that was not found done, counts it, and gives its result."""
@@ -138,16 +124,9 @@ class Work:
         """Whether an earlier run has done this part."""
         return (self.folder / PARTS / f"{name}.json").exists()
 
-    def progress(self, done: int, total: int) -> None:
-        """Of the part that is being computed."""
-        self.watcher.progress(self._part, done / max(total, 1))
-
-    def training(self) -> Reporter:
-        return self.watcher.training()
-
 
 def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | None = None) -> Work:
-    """A new folder, or one that holds the same reproduction with the same settings, which is gone on with.
+    """A new folder, or one that holds the same claim with the same settings, which is gone on with.
 
     Those in ``HOW`` may be others; one that the folder does not know, since it is older, had what the field's metadata
     say under ``BEFORE``, or its default.
@@ -163,7 +142,7 @@ def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | Non
         before = _read_json(file)
         try:
             _require_same(before, name, config, path)
-        except ConfigError:  # other settings, or another reproduction
+        except ConfigError:  # other settings, or another claim
             if before.get("reproduction") != name or not _is_unused(path):
                 raise
             file.unlink()
@@ -220,19 +199,6 @@ def _require_same(before: Any, name: str, config: Any, path: Path) -> None:
         )
 
 
-def write_json(path: Path, data: Any) -> None:
-    write_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    content = text.encode()
-    write_file(path, len(content), lambda target: _write(target, content))
-
-
-def _write(target: Path, content: bytes) -> None:
-    target.write_bytes(content)
-
-
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
@@ -245,21 +211,3 @@ def _read_part(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or not {"environment", "seconds", "result"} <= record.keys():
         raise CheckpointError(f"{path} is damaged; delete it to measure this part again")
     return record
-
-
-def finite(data: Any) -> Any:
-    """JSON data in which a number that is not finite is null, and every key a string."""
-    if isinstance(data, Mapping):
-        return {str(key): finite(value) for key, value in data.items()}
-    if isinstance(data, Sequence) and not isinstance(data, str):
-        return [finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
-def file_name(text: str) -> str:
-    """The text as a part's name: letters, digits, dots and dashes.
-
-    >>> file_name("S4D (lin), 0.5")
-    'S4D-lin-0.5'
-    """
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")

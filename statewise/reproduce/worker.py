@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TextIO
 import torch
 
 from statewise.errors import StatewiseError
-from statewise.reproduce.hardware import environment
+from statewise.reproduce.hardware import measured
 from statewise.reproduce.stopping import Stopped, stopping_at_signals
 from statewise.train.report import Reporter, event_line, progress_line
 from statewise.train.tasks.base import Task
@@ -112,10 +112,7 @@ def _run(job: tuple[Any, ...], messages: Messages) -> None:
         if job[0] is None:
             raise job[1]
         _, function, arguments = job
-        begun, cpu = time.monotonic(), time.process_time()
-        result = dict(function(*arguments, messages))
-        spent = {"seconds": time.monotonic() - begun, "cpu_seconds": time.process_time() - cpu}
-        messages.say("done", record={"environment": environment(), **spent, "result": result})
+        messages.say("done", record=measured(lambda: function(*arguments, messages)))
     except Stopped as stopped:
         messages.say("stopped", signal=int(stopped.signal))
         raise

@@ -25,14 +25,13 @@ OTHERS = ".?"  # tokens that are neither
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
-    """What goes through the layer, step by step; times are those of ``text``.
+class Signals:
+    """What goes through an H3 layer.
 
-    Shapes:  Q, K, shifted: (length, n_keys)   V, output: (length, n_values)
-             entering, state: (length, n_keys, n_values)
+    Shapes:  Q, K, shifted, V, output: (rows, length, d_model), output being what W_O reads
+             entering, state: (rows, length, n_heads, d_head, d_head): K'V^T, and what the diagonal SSM makes of it
     """
 
-    text: str
     Q: Tensor
     K: Tensor
     shifted: Tensor
@@ -40,6 +39,17 @@ class Trace:
     entering: Tensor
     state: Tensor
     output: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace(Signals):
+    """Of the layer that is set by hand, step by step; times are those of ``text``.
+
+    Shapes:  Q, K, shifted: (length, n_keys)   V, output: (length, n_values)
+             entering, state: (length, n_keys, n_values)
+    """
+
+    text: str
 
     @property
     def answer(self) -> str:

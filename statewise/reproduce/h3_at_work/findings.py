@@ -15,8 +15,8 @@ from statewise.data.synthetic_languages import LanguageSplit
 from statewise.mixers.h3 import H3
 from statewise.mixers.prepared import wide
 from statewise.models.language_model import LanguageModel
+from statewise.reproduce.h3_at_work.by_hand import Signals
 from statewise.reproduce.h3_at_work.inside import (
-    Signals,
     h3_layers,
     half_reach,
     score,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,23 +18,7 @@ from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
 from statewise.operators.causal_convolution import CausalConvolution
 from statewise.operators.diagonal import DiagonalLTI
-
-
-@dataclass(frozen=True, kw_only=True)
-class Signals:
-    """Of one H3 layer on some rows of text.
-
-    Shapes:  Q, K, shifted, V, output: (rows, length, d_model), output being what W_O reads
-             entering, state: (rows, length, n_heads, d_head, d_head): K'V^T, and what the diagonal SSM makes of it
-    """
-
-    Q: Tensor
-    K: Tensor
-    shifted: Tensor
-    V: Tensor
-    entering: Tensor
-    state: Tensor
-    output: Tensor
+from statewise.reproduce.h3_at_work.by_hand import Signals
 
 
 def h3_layers(model: LanguageModel) -> dict[int, H3]:

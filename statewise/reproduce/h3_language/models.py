@@ -23,14 +23,7 @@ from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
 
 # Fu et al. 2023 (H3), arXiv:2212.14052, the table on OpenWebText: perplexity of models of about 125M parameters.
-PUBLISHED = {
-    "h3-hybrid": 19.6,
-    "gss-hybrid": 19.8,
-    "transformer": 20.6,
-    "h3": 21.0,
-    "gss": 24.0,
-    "s4d": 24.9,
-}
+PUBLISHED = {"h3-hybrid": 19.6, "gss-hybrid": 19.8, "transformer": 20.6, "h3": 21.0, "gss": 24.0, "s4d": 24.9}
 LABELS = {
     "h3-hybrid": "hybrid H3 (2 attention)",
     "gss-hybrid": "hybrid GSS (2 attention)",
@@ -93,9 +86,7 @@ def build_config(name: str, sizes: Sizes) -> LanguageModelConfig:
 def n_parameters(config: LanguageModelConfig) -> int:
     """Of the model, of which only a block of each kind is built, without memory. A tied head counts once."""
     rows = config.vocab_size * (1 if config.tie_embeddings else 2) + (config.max_positions or 0)
-    with torch.device("meta"):
-        norm = _count(build_norm(config.norm, config.d_model, config.norm_eps))
-    outside = config.d_model * rows + norm
+    outside = config.d_model * rows + _count(build_norm(config.norm, config.d_model, config.norm_eps))
     return outside + sum(_block_parameters(block, config.d_model) for block in config.blocks)
 
 

@@ -1,4 +1,4 @@
-"""One training run with several seeds: trained side by side, and each tested once at its end."""
+"""Training runs as trials: gone on with where they were stopped, tested at their end; divergence is a result."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 from statewise.checkpoints import load, resolve
 from statewise.errors import DivergedError
+from statewise.models.base import Model
+from statewise.reproduce.files import write_json
 from statewise.reproduce.measure import n_parameters
-from statewise.reproduce.work import Stopped, write_json
+from statewise.reproduce.work import Job, Stopped, Work
 from statewise.train.config import RunConfig
 from statewise.train.course import DIVERGED, TrainResult
 from statewise.train.environment import choose_device
@@ -25,10 +27,31 @@ from statewise.train.tasks import Task, open_task
 
 CPU_FILE = "cpu-seconds.json"  # of all sessions so far
 SECONDS_BETWEEN_COUNTS = 2.0
+Trial = Mapping[str, Any]  # what one gave
+
+
+def train_one(run: RunConfig, folder: Path, reporter: Reporter) -> TrainResult:
+    """Trains the run in its folder, or goes on with it.
+
+    Errors: as ``train``; Stopped, with everything saved.
+    """
+    result = train(run, folder, resume=(folder / RUN_FILE).exists(), reporter=reporter)
+    if result.signal is not None:
+        raise Stopped(result.signal)
+    return result
+
+
+def load_checkpoint(run: RunConfig, folder: Path, which: str = "best") -> Model:
+    return load(resolve(folder, which), device=choose_device(run.train.device))
+
+
+def read_looks(folder: Path) -> list[dict[str, Any]]:
+    """At the validation split."""
+    return [line for line in read_metrics(folder / METRICS_FILE) if line["kind"] == "evaluation"]
 
 
 def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporter) -> dict[str, Any]:
-    """A part: trains the runs, which differ in their seeds, or goes on with them; then tests each of them.
+    """A trial: trains the runs, which differ in their seeds, or goes on with them; then tests each of them.
 
     A seed that diverged is a result: "diverged" says where, and nothing was tested. Where all did, there are no
     milliseconds of a step.
@@ -41,9 +64,6 @@ def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporte
         results, diverged, _ = train_runs(runs, path, counting)
     finally:
         counting.write()
-    stopped = [result.signal for result in results.values() if result.signal is not None]
-    if stopped:
-        raise Stopped(stopped[0])
     cpu_seconds = json.loads((path / CPU_FILE).read_text())
     seeds = {
         name: _tested(run, path / name, results[name]) if name in results else {"diverged": diverged[name]}
@@ -58,17 +78,22 @@ def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporte
     }
 
 
-def is_diverged(seed: Mapping[str, Any]) -> bool:
+def trained(work: Work, part: str, runs: Mapping[str, RunConfig]) -> Job:
+    """The trial of these runs, whose folder is named after the part."""
+    return Job(train_and_test, (runs, str(work.folder / f"run-{part}")))
+
+
+def is_diverged(seed: Trial) -> bool:
     """Of what a part says of a seed. Folders of older versions hold none that diverged."""
     return seed.get("diverged") is not None
 
 
-def whole(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def whole(part: Trial) -> list[Trial]:
     """What a part says of the seeds that did not diverge."""
     return [seed for seed in part["seeds"].values() if not is_diverged(seed)]
 
 
-def mean_text(parts: Sequence[Mapping[str, Any]], digits: int) -> str:
+def mean_text(parts: Sequence[Trial], digits: int) -> str:
     """The mean accuracy of all seeds, in %; "diverged" if one of them did."""
     seeds = [seed for part in parts for seed in part["seeds"].values()]
     if any(map(is_diverged, seeds)):
@@ -76,14 +101,35 @@ def mean_text(parts: Sequence[Mapping[str, Any]], digits: int) -> str:
     return f"{100 * statistics.fmean(seed['accuracy'] for seed in seeds):.{digits}f}"
 
 
-def told(seed: Mapping[str, Any], text: Callable[[Mapping[str, Any]], str], otherwise: str = "-") -> str:
+def told(seed: Trial, text: Callable[[Trial], str], otherwise: str = "-") -> str:
     """What ``text`` says of a seed, and of one that diverged the other."""
     return otherwise if is_diverged(seed) else text(seed)
 
 
-def ms_text(part: Mapping[str, Any], digits: int = 1) -> str:
+def each_told(seeds: Sequence[Trial], text: Callable[[Trial], str], otherwise: str = "-") -> str:
+    return " ".join(told(seed, text, otherwise) for seed in seeds)
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def ms_text(part: Trial, digits: int = 1) -> str:
     ms = part["ms_per_step"]
     return "-" if ms is None else f"{ms:,.{digits}f}"
+
+
+def lost_text(n_lost: object) -> str:
+    """Behind a name in a plot."""
+    return " (a seed diverged)" if n_lost else ""
+
+
+def choose_rate(tuned: Mapping[float, Trial]) -> float | None:
+    """The learning rate with the least loss on the validation split, of those at which the run did not diverge; None if
+    it diverged at every one.
+    """
+    losses = {rate: found["validation_loss"] for rate, found in tuned.items() if not is_diverged(found)}
+    return min(losses, key=losses.__getitem__, default=None)
 
 
 class TrainedRuns(NamedTuple):
@@ -97,16 +143,19 @@ class TrainedRuns(NamedTuple):
 def train_runs(runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter) -> TrainedRuns:
     """Trains runs that differ in their seeds side by side, each in ``folder / name``, or goes on with them.
 
-    Errors: as ``train_stack``, but for a DivergedError: that is a result.
+    Errors: as ``train_stack``, but for a DivergedError: that is a result; Stopped, with everything saved.
     """
-    begun = any((folder / name / RUN_FILE).exists() for name in runs)
     try:
         if len(runs) == 1:
             ((name, run),) = runs.items()
-            return TrainedRuns({name: train(run, folder / name, resume=begun, reporter=reporter)}, {}, False)
+            return TrainedRuns({name: train_one(run, folder / name, reporter)}, {}, False)
+        begun = any((folder / name / RUN_FILE).exists() for name in runs)
         result = train_stack(runs, folder, resume=begun, reporter=reporter)
     except DivergedError as error:
         return TrainedRuns({}, {name: _where(folder / name / METRICS_FILE, error.what) for name in runs}, len(runs) > 1)
+    stopped = [one.signal for one in result.runs.values() if one.signal is not None]
+    if stopped:
+        raise Stopped(stopped[0])
     diverged = {name: _where(folder / name / METRICS_FILE, message) for name, message in result.diverged.items()}
     return TrainedRuns(result.runs, diverged, result.stacked)
 
@@ -155,9 +204,8 @@ class Counting(Reporter):
 
 
 def _tested(run: RunConfig, folder: Path, result: TrainResult) -> dict[str, Any]:
-    model, task = load(resolve(folder, "best"), device=choose_device(run.train.device)), open_task(run)
-    record = task.evaluate(model, "test")
-    looks = [line for line in read_metrics(folder / METRICS_FILE) if line["kind"] == "evaluation"]
+    task, looks = open_task(run), read_looks(folder)
+    record = task.evaluate(load_checkpoint(run, folder), "test")
     return {
         "diverged": None,
         "accuracy": record["accuracy"],

@@ -1,9 +1,9 @@
-"""Which reproductions there are, and how one is run."""
+"""What a claim is, which ones there are, and the one way in which each is measured."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,46 +15,66 @@ from statewise.errors import ConfigError, DataError
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import Report, write_report
 from statewise.reproduce.stopping import Stopped, stopping_at_signals
-from statewise.reproduce.work import Work, open_work
+from statewise.reproduce.work import Job, Work, open_work
+
+Found = dict[str, dict[str, Any]]  # what each trial gave, by its name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproduction:
+class Claim:
     """A published claim, measured here.
 
-    summary: one line           duration: of the full setting, about
-    full:    its settings, a frozen dataclass      quick: the same made small, a look of under a minute, without bars
-    run:     measures part by part, as ``Work`` keeps them, and gives the report
+    summary:  one line          duration: of the full setting, about
+    source:   where what it is held against was published; "" where nothing was
+    settings: the full ones, a frozen dataclass      quick: what is set for a look of under a minute, as by ``--set``
+    trials:   by name, each what another process can do by itself; they go on where they were stopped
+    measure:  in the place of ``trials`` where what some trials give decides which others there are
+    report:   what the trials gave, as tables, bars, plots and figures
     """
 
     summary: str
     duration: str
-    full: Callable[[], Any]
-    quick: Callable[[], Any]
-    run: Callable[[Any, Work], Report]
+    settings: Callable[[], Any]
+    quick: str
+    report: Callable[[Any, Any], Report]
+    source: str = ""
+    trials: Callable[[Any, Work], Mapping[str, Job]] | None = None
+    measure: Callable[[Any, Work], Any] | None = None
+
+    def full(self) -> Any:
+        return self.settings()
+
+    def small(self) -> Any:
+        """What a quick look measures: small sizes, no bars."""
+        return assign(self.settings(), self.quick.split())
+
+    def run(self, config: Any, work: Work) -> Report:
+        """The trials that the folder does not hold yet, and the report of all."""
+        if self.measure is not None:
+            return self.report(config, self.measure(config, work))
+        assert self.trials is not None  # one of the two is there
+        jobs = self.trials(config, work)
+        work.begin(len(jobs))
+        return self.report(config, work.parts(jobs))
 
 
-# The module that holds each, as REPRODUCTION or in a dictionary REPRODUCTIONS.
+# The module that holds each, as CLAIM or in a dictionary CLAIMS.
 PLACES = {
     "hippo": "hippo_reconstruction",
     "delay": "long_delay",
     "lssl-vs-s4": "lssl_vs_s4",
     "s4-vs-transformer": "s4_vs_transformer",
     "flashconv": "flashconv",
-    "digits": "trained_task",
-    "acsf1": "trained_task",
-    "spoken-digits": "trained_task",
-    "fashion-mnist": "trained_task",
-    "co2": "trained_task",
-    "h3-synthetics": "h3_synthetics.experiment",
-    "mqar": "mqar.experiment",
-    "lra": "lra.experiment",
-    "h3-at-work": "h3_at_work.experiment",
-    "h3-language": "h3_language.experiment",
-    "h3-throughput": "h3_throughput.experiment",
-    "induction-heads": "induction_heads.experiment",
-    "selective-copying": "selective_copying.experiment",
-    "typeseg": "typeseg.experiment",
+    **dict.fromkeys(("digits", "acsf1", "spoken-digits", "fashion-mnist", "co2"), "trained_task"),
+    "h3-synthetics": "h3_synthetics",
+    "mqar": "mqar",
+    "lra": "lra.claim",
+    "h3-at-work": "h3_at_work.claim",
+    "h3-language": "h3_language.claim",
+    "h3-throughput": "h3_throughput",
+    "induction-heads": "induction_heads",
+    "selective-copying": "selective_copying",
+    "typeseg": "typeseg",
 }
 
 
@@ -78,34 +98,29 @@ def listed() -> list[tuple[str, str, str]]:
     return [(name, find(name).summary, find(name).duration) for name in PLACES]
 
 
-def find(name: str) -> Reproduction:
+def find(name: str) -> Claim:
     """Errors: ConfigError for an unknown name."""
     if name not in PLACES:
         raise ConfigError(f"there is no reproduction {name!r}; there are {', '.join(PLACES)}")
     module = import_module(f"statewise.reproduce.{PLACES[name]}")
-    found = getattr(module, "REPRODUCTION", None) or module.REPRODUCTIONS[name]
-    assert isinstance(found, Reproduction)
+    found = getattr(module, "CLAIM", None) or module.CLAIMS[name]
+    assert isinstance(found, Claim)
     return found
 
 
 def settings(name: str, *, quick: bool = False, assignments: Sequence[str] = ()) -> Any:
-    """The settings of a reproduction, some of them set as in ``rounds=3``.
+    """The settings of a claim, some of them set as in ``rounds=3``.
 
     Errors: ConfigError for an unknown name or field.
     """
     found = find(name)
-    return assign(found.quick() if quick else found.full(), assignments)
+    return assign(found.small() if quick else found.full(), assignments)
 
 
 def reproduce(
-    name: str,
-    folder: Path | str,
-    config: Any = None,
-    *,
-    plots: bool = True,
-    watcher: Watcher | None = None,
+    name: str, folder: Path | str, config: Any = None, *, plots: bool = True, watcher: Watcher | None = None
 ) -> Outcome:
-    """Measures what the reproduction ``name`` is about, and leaves result.json, report.md and plots in ``folder``.
+    """Measures what the claim ``name`` is about, and leaves result.json, report.md and plots in ``folder``.
 
     config: its settings, from :func:`settings`; None: the full ones. A folder that holds a part of the same work is
     gone on with: what is done is not done again. Ctrl-C and SIGTERM end it, and keep what is done.
@@ -113,10 +128,10 @@ def reproduce(
     Errors: ConfigError, CheckpointError for a folder with something else in it, DataError for what is not installed:
             all before anything is measured. Of a training run within it, TrainingError.
     """
-    found = find(name)
-    config = found.full() if config is None else config
-    if not isinstance(config, type(found.full())):
-        raise ConfigError(f"{name} needs a {type(found.full()).__name__}, got a {type(config).__name__}")
+    claim = find(name)
+    config = claim.full() if config is None else config
+    if not isinstance(config, type(claim.full())):
+        raise ConfigError(f"{name} needs a {type(claim.full()).__name__}, got a {type(config).__name__}")
     if plots and find_spec("matplotlib") is None:
         raise DataError(
             'the plots need matplotlib, which is not installed; run: pip install "statewise[plot]", or use --no-plots'
@@ -125,12 +140,12 @@ def reproduce(
     work = open_work(folder, name, config, watcher)
     try:
         with stopping_at_signals():
-            report = found.run(config, work)
+            report = claim.run(config, work)
     except Stopped as stopped:
         message = f"stopped by {signal.Signals(stopped.signal).name}; the same command goes on from here"
         watcher.event({"kind": "stop", "folder": str(work.folder), "message": message})
         return Outcome(folder=work.folder, report=None, record=None, signal=stopped.signal)
     finally:
         watcher.close()
-    record = write_report(report, work, plots=plots)
+    record = write_report(report, work, source=claim.source, plots=plots)
     return Outcome(folder=work.folder, report=report, record=record)

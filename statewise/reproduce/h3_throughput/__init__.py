@@ -1,1 +1,0 @@
-"""Tokens a second of hybrid H3 and of a Transformer, prompt and new tokens together."""

@@ -1,0 +1,350 @@
+"""Induction heads: trained at 256 tokens, asked at up to a million, the state carried through them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from statewise.data.synthetic_languages import LongInductionHeadConfig, SyntheticLanguageConfig, open_synthetic_language
+from statewise.errors import InputError
+from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.base import MixerConfig
+from statewise.mixers.h3 import H3Config
+from statewise.mixers.mamba import MambaConfig
+from statewise.models.block import BlockConfig
+from statewise.models.evaluation_mode import evaluation_mode
+from statewise.models.language_model import LanguageModel, LanguageModelConfig
+from statewise.reproduce.claim import Claim
+from statewise.reproduce.report import Bar, Curve, Panel, Report, Table, curves, findings, table
+from statewise.reproduce.settings import least, once
+from statewise.reproduce.synthetic import SyntheticSettings
+from statewise.reproduce.training import (
+    Trial,
+    load_checkpoint,
+    lost_text,
+    ms_text,
+    percent,
+    told,
+    trained,
+    whole,
+)
+from statewise.reproduce.work import Job, Work
+from statewise.train import read_run
+from statewise.train.config import RunConfig
+from statewise.train.report import Reporter
+
+# Gu and Dao 2023 (Mamba), arXiv:2312.00752, table 11: accuracy in % at 2^6, 2^7, ... tokens, trained at 2^8
+PUBLISHED_LENGTH = 256
+PUBLISHED = {
+    "mamba": (100.0,) * 15,
+    "h3": (100.0, 100.0, 100.0, 80.9, 39.5, 23.8, 14.8, 8.2, 5.9, 6.6, 8.2, 4.7, 8.2, 6.3, 7.4),
+    "attention": (100.0, 99.6, 100.0, 58.6, 26.6, 18.8, 9.8, 10.9, 7.8),
+    "rotary": (100.0, 100.0, 100.0, 83.6, 31.3, 18.4, 8.6, 9.0, 5.5),
+}
+NAMES = {"mamba": "Mamba", "h3": "H3", "attention": "attention, learned positions", "rotary": "attention, rotary"}
+HISTORY = ("attention", "rotary")  # what they hold of the past grows with it
+# Width, mixer and learning rate of each: the published widths, and rates from short trials for Mamba and H3
+MODELS: dict[str, tuple[int, MixerConfig, float]] = {
+    "mamba": (64, MambaConfig(), 2e-3),
+    "h3": (128, H3Config(), 1e-3),
+    "attention": (128, AttentionConfig(n_heads=8, positions=None), 2e-4),
+    "rotary": (128, AttentionConfig(n_heads=8), 2e-4),
+}
+GOES_ON = "mamba"  # what it names beyond the length of its rows still gets better when all answers at that are right
+LENGTHS = tuple(2**i for i in range(6, 21))
+TOKENS_AT_ONCE = 2**14
+Parts = Mapping[str, Trial]
+DIFFERENCES = f"""
+- Published (appendix E.1): 8 rows in a step at a constant rate, the better of 2e-4 and 1e-3, 1e-3 for Mamba alone,
+  without weight decay; 204,800 steps for Mamba and attention with learned positions, 409,600 for rotary ones, 81,920
+  for H3. Here {{batch_size}} rows in a step and at most {{at_most}}; rates of {{rates}}, the gradient clipped to a norm
+  of 1.
+- The rate rises over the first {{rises:g}}% of the steps and falls to 0 over the last {{falls:g}}%.
+- How many rows the published tests had is not said.
+- [history] Attention is asked at lengths up to {{attention_to:,}}, by {{attention_rows}} rows at most: its time is
+  quadratic in the length.
+- [learned] The vectors of the learned positions beyond {{length}} stay what they were drawn as, since no row for
+  training reaches them.
+- [stopping] A run of {{stopping}} ends early once it named at least {{stop_at:.1%}} of its {{n_validation}} validation
+  answers in {{stop_after}} looks running, {{look_every:,}} steps apart; its rate has then not fallen.
+- [another] Published models are trained at {PUBLISHED_LENGTH} tokens, these at {{length}}.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InductionHeadsSettings(SyntheticSettings):
+    """models:  of "mamba", "h3", "attention" (a learned vector for each position) and "rotary"
+    steps:    at most, one number for each model
+    length:   of the rows for training, in tokens with the answer
+    lengths:  of the rows for the tests
+    attention_to, attention_rows: attention is asked at lengths up to this, by no more rows than that: the time that it
+              takes is quadratic in the length
+    warmup, decay: fractions of the steps in which the learning rate rises and falls; between them it is constant
+    stop_at:  of any model but Mamba
+    n_test, test_tokens: each length has ``n_test`` rows, or so many that they hold ``test_tokens`` tokens if those are
+              fewer, and one at least
+    """
+
+    models: tuple[str, ...] = once(tuple(MODELS), MODELS)
+    steps: tuple[int, ...] = least((32_768, 16_384, 16_384, 16_384))
+    length: int = 256
+    lengths: tuple[int, ...] = once(LENGTHS)
+    attention_to: int = 2**14
+    attention_rows: int = least(64)
+    batch_size: int = least(8)
+    warmup: float = 0.01
+    decay: float = 0.1
+    stop_at: float | None = 1.0
+    stop_after: int = 4
+    look_every: int = least(512)
+    test_tokens: int = least(2**24)
+
+    def check(self) -> None:
+        self.require(len(self.steps) == len(self.models), f"steps={self.steps}; give a number for each model")
+        for model in self.models:
+            self.require(
+                bool(self.lengths_of(model)),
+                f"lengths={self.lengths} has none up to attention_to={self.attention_to} for {model!r}; give shorter "
+                "ones, or leave it out of models",
+            )
+            run_config(self, model, self.seeds[0])  # refuses what no run could have
+            for length in self.lengths_of(model):
+                asked_config(self, model, length)
+
+    def lengths_of(self, model: str) -> tuple[int, ...]:
+        """Where this model is asked, from the shortest."""
+        return tuple(sorted(n for n in self.lengths if model not in HISTORY or n <= self.attention_to))
+
+    def n_rows(self, model: str, length: int) -> int:
+        """For the test at this length."""
+        at_most = min(self.n_test, self.attention_rows) if model in HISTORY else self.n_test
+        return max(1, min(at_most, self.test_tokens // length))
+
+
+def published(config: InductionHeadsSettings, model: str, length: int) -> float | None:
+    """The figure for this model and length, where there is one.
+
+    >>> published(InductionHeadsSettings(), "h3", 512)
+    80.9
+    """
+    row = PUBLISHED[model] if config.length == PUBLISHED_LENGTH else ()
+    return {2 ** (6 + i): value for i, value in enumerate(row)}.get(length)
+
+
+def asked_config(config: InductionHeadsSettings, model: str, length: int) -> SyntheticLanguageConfig:
+    """The language whose test split the model is asked at this length."""
+    n_rows = config.n_rows(model, length)
+    return LongInductionHeadConfig(test_length=length, n_test=n_rows)
+
+
+def run_config(config: InductionHeadsSettings, model: str, seed: int) -> RunConfig:
+    """The training run of a model."""
+    d_model, mixer, lr = MODELS[model]
+    steps = config.steps[config.models.index(model)]
+    data = config.language("long-induction-head", steps, length=config.length)
+    positions = max(config.length, *config.lengths_of(model)) if model == "attention" else None
+    stop_at = None if model == GOES_ON else config.stop_at
+    rises = {"lr": lr, "lr_min_ratio": 0.0, "warmup": config.warmup, "decay": config.decay}
+    return RunConfig(
+        model=LanguageModelConfig(
+            vocab_size=data.vocab_size,
+            d_model=d_model,
+            layers=(BlockConfig(mixer=mixer),) * 2,
+            max_positions=positions,
+        ),
+        data=data,
+        train=config.schedule(seed, steps, schedule="wsd", stop_at=stop_at, **rises),
+    )
+
+
+def ask(
+    model: LanguageModel,
+    data: SyntheticLanguageConfig,
+    *,
+    tokens_at_once: int = TOKENS_AT_ONCE,
+    progress: Callable[[float], None] | None = None,
+) -> dict[str, Any]:
+    """How many of the answers of the test split the model names, each the one that follows its row's last token.
+
+    progress: is told the fraction that has been read, after each chunk
+
+    Cost:    O(length) time. Memory for ``tokens_at_once`` tokens: several short rows together, or a part of a long one,
+             the state being carried from part to part. (Attention's holds all of the row so far.)
+    Errors:  InputError for less than one token at once.
+    """
+    if tokens_at_once < 1:
+        raise InputError(f"tokens_at_once={tokens_at_once} is too few; use at least 1")
+    split = open_synthetic_language(data).split("test")
+    length, device, right, done = split.shape[0], model.embedding.weight.device, 0, 0
+    with evaluation_mode(model), torch.no_grad():
+        for drawn in split.in_parts(rows_at_once=max(1, tokens_at_once // length)):
+            inputs = torch.from_numpy(drawn.inputs).to(device)
+            chunks = inputs.split(max(1, tokens_at_once // len(inputs)), 1)
+            state = model.initial_state(len(inputs)) if len(chunks) > 1 else None
+            for chunk in chunks:
+                features, state = model.features(chunk, state)
+                done += chunk.numel()
+                if progress is not None:
+                    progress(done / (len(split) * length))
+            named = model.head(features[:, -1]).argmax(-1).cpu()
+            right += int((named == torch.from_numpy(drawn.answers[:, 0])).sum())
+    return {"accuracy": right / len(split), "right": right, "rows": len(split)}
+
+
+def ask_checkpoint(folder: str, data: SyntheticLanguageConfig, reporter: Reporter) -> dict[str, Any]:
+    """A trial: the last checkpoint of a run, asked at one length."""
+    model = cast(LanguageModel, load_checkpoint(read_run(Path(folder)), Path(folder), "latest"))
+    begun = time.monotonic()
+    found = ask(model, data, progress=lambda fraction: reporter.progress(fraction, {}))
+    return {**found, "seconds": time.monotonic() - begun}
+
+
+def measure(config: InductionHeadsSettings, work: Work) -> tuple[Parts, Parts]:
+    """The runs, by model and seed, and the tests of those that did not diverge, by model, seed and length."""
+    training: dict[str, Job] = {}
+    asking: dict[str, dict[str, Job]] = {}  # of each run
+    for name, model, seed in ((f"{model}-{seed}", model, seed) for model in config.models for seed in config.seeds):
+        training[name] = trained(work, name, {"seed": run_config(config, model, seed)})
+        folder = str(work.folder / f"run-{name}" / "seed")
+        asking[name] = {
+            f"{name}-{n}": Job(ask_checkpoint, (folder, asked_config(config, model, n)))
+            for n in config.lengths_of(model)
+        }
+    n_asked = sum(map(len, asking.values()))
+    work.begin(len(training) + n_asked, at_most=True)
+    found = work.parts(training)
+    asked = {part: job for name, jobs in asking.items() if whole(found[name]) for part, job in jobs.items()}
+    work.leave_out(n_asked - len(asked))
+    return found, work.parts(asked)
+
+
+def report(config: InductionHeadsSettings, found: tuple[Parts, Parts]) -> Report:
+    runs, asked = found
+    right = {
+        model: {
+            seed: [100 * asked[f"{model}-{seed}-{n}"]["accuracy"] for n in config.lengths_of(model)]
+            for seed in config.seeds
+            if whole(runs[f"{model}-{seed}"])
+        }
+        for model in config.models
+    }
+    best = {model: max(r, key=lambda seed: statistics.fmean(r[seed]), default=None) for model, r in right.items()}
+    bars = []
+    if config.bars and "mamba" in config.models:
+        seed = best["mamba"]
+        what = f"Mamba, the best of {len(config.seeds)} seeds, at each of {len(config.lengths_of('mamba'))} lengths"
+        bars.append(Bar(what=what, ours=None if seed is None else min(right["mamba"][seed]), bar=100.0, unit=" %"))
+    seconds = sum(part["cpu_seconds"] for part in runs.values())
+    tables = [_accuracies(config, model, right[model], best[model], asked) for model in config.models]
+    return Report(
+        title="Induction heads: what followed the special token, up to a million tokens before",
+        setting=(
+            f"Two layers, pre-norm, no MLP; rows of {config.length} tokens, {config.batch_size} in a step, each read "
+            "once, and the loss on the answer alone. The token to be named is the one that followed '=>', which stands "
+            "at one random place of the row and again at its end. The last checkpoint of each run is asked at all "
+            f"lengths, by {config.n_test} rows, or by so many that they hold {config.test_tokens:,} tokens; what is "
+            "longer than is read at once is read in parts, the state carried from one to the next. Chance is 1 in 15, "
+            f"6.7 %. Training took {seconds / 60:,.1f} minutes of processor time."
+        ),
+        tables=[*tables, _training(config, runs)],
+        bars=bars,
+        differences=_differences(config),
+        figures={"best_seed": best, "trained": runs, "asked": asked},
+        plots=[curves("induction-heads", "Accuracy against length", _panel(config, right, best))],
+    )
+
+
+def _accuracies(
+    config: InductionHeadsSettings, model: str, right: Mapping[int, list[float]], best: int | None, asked: Parts
+) -> Table:
+    lengths, several = config.lengths_of(model), len(config.seeds) > 1
+
+    def cell(seed: int) -> Callable[[int], str]:
+        return lambda n: f"{right[seed][lengths.index(n)]:.1f}" if seed in right else "diverged"
+
+    def theirs(n: int) -> str:
+        value = published(config, model, n)
+        return "-" if value is None else f"{value:.1f}"
+
+    columns = [
+        ("tokens", lambda n: f"{n:,}"),
+        ("publ.", theirs),
+        *((f"seed {seed}{' *' if several and seed == best else ''}", cell(seed)) for seed in config.seeds),
+        ("rows", lambda n: "-" if best is None else f"{asked[f'{model}-{best}-{n}']['rows']:,}"),
+    ]
+    notes = ["*: the seed with the highest mean over these lengths."] if several and best is not None else []
+    return table(f"{NAMES[model]}: accuracy by length, %", columns, lengths, notes)
+
+
+def _training(config: InductionHeadsSettings, runs: Parts) -> Table:
+    def first(run: Trial) -> str:
+        looks = [i for i, accuracy in enumerate(run["course"], 1) if accuracy == 1.0]
+        return f"{looks[0] * config.look_every:,}" if looks else "-"
+
+    columns = [
+        ("", lambda t: t[0]),
+        ("weights", lambda t: f"{t[1]['parameters']:,}"),
+        ("steps", lambda t: told(t[2], lambda r: f"{r['steps']:,}")),
+        ("first 100 %", lambda t: told(t[2], first)),
+        ("validation, %", lambda t: told(t[2], lambda r: percent(r["validation"]), "diverged")),
+        ("CPU s", lambda t: f"{t[1]['cpu_seconds']:,.0f}"),
+        ("ms", lambda t: ms_text(t[1])),
+    ]
+    parts = {(m, seed): runs[f"{m}-{seed}"] for m in config.models for seed in config.seeds}
+    items = [(f"{NAMES[m]}, seed {seed}", part, part["seeds"]["seed"]) for (m, seed), part in parts.items()]
+    note = f"first 100 %: the first look, every {config.look_every:,} steps, at which every answer was right."
+    return table(f"Training at {config.length} tokens", columns, items, [note])
+
+
+def _differences(config: InductionHeadsSettings) -> list[str]:
+    stopping = [NAMES[model] for model in config.models if model != GOES_ON and config.stop_at is not None]
+    return findings(
+        DIFFERENCES,
+        at_most=", ".join(f"{n:,} ({NAMES[model]})" for model, n in zip(config.models, config.steps)),
+        rates=", ".join(f"{MODELS[model][2]:g} ({NAMES[model]})" for model in config.models),
+        rises=100 * config.warmup,
+        falls=100 * config.decay,
+        history=set(HISTORY) & set(config.models),
+        learned="attention" in config.models,
+        stopping=", ".join(stopping),
+        another=config.length != PUBLISHED_LENGTH,
+        **vars(config),
+    )
+
+
+def _panel(
+    config: InductionHeadsSettings, right: Mapping[str, Mapping[int, Sequence[float]]], best: Mapping[str, int | None]
+) -> Panel:
+    lines = []
+    for i, (model, by_seed) in enumerate(right.items()):
+        lengths, label = config.lengths_of(model), NAMES[model] + lost_text(len(by_seed) < len(config.seeds))
+        if not by_seed:
+            lines.append(Curve((), (), label, {"color": f"C{i}"}))
+        for seed, values in by_seed.items():
+            style: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.6}
+            style = style if seed == best[model] else {"linewidth": 0.6}
+            lines.append(Curve(lengths, values, label if seed == best[model] else None, {"color": f"C{i}", **style}))
+        known = [n for n in lengths if published(config, model, n) is not None]
+        theirs = [published(config, model, n) or 0.0 for n in known]
+        lines.append(Curve(known, theirs, None, {"color": f"C{i}", "linewidth": 0.8, "linestyle": ":"}))
+    lines.append(Curve([config.length] * 2, (0, 100), None, {"color": "grey", "linewidth": 0.8, "linestyle": "--"}))
+    x = "tokens (dashed: of training; dotted: published)"
+    return Panel(curves=lines, ticks=sorted(config.lengths), x=x, y="accuracy, %", set={"ylim": (0, 103)})
+
+
+CLAIM = Claim(
+    summary="induction heads: Mamba, H3 and attention, trained at 256 tokens and asked at up to a million",
+    duration="two and a half hours on 2 cores",
+    source="Gu and Dao 2023 (Mamba), arXiv:2312.00752, table 11",
+    settings=InductionHeadsSettings,
+    quick='models=["mamba","h3"] steps=[1500,500] seeds=[0] length=32 lengths=[32,64,128,256,1024,4096] batch_size=16 '
+    "look_every=100 n_validation=64 n_test=64 test_tokens=65536 workers=1 bars=false",
+    measure=measure,
+    report=report,
+)

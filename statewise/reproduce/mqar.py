@@ -1,0 +1,350 @@
+"""Multi-query associative recall: accuracy against the size of the state, for four mixers at two lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from torch.utils import _pytree as pytree
+
+from statewise.data.synthetic_languages import MultiQueryRecallConfig, SyntheticLanguageConfig
+from statewise.errors import DivergedError
+from statewise.mixers.attention import Attention, AttentionConfig
+from statewise.mixers.base import MixerConfig
+from statewise.mixers.h3 import H3Config
+from statewise.mixers.linear_attention import LinearAttentionConfig
+from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.projection import PUBLISHED_WIDTH, WEIGHT_STD, weight_std_at
+from statewise.models.block import BlockConfig
+from statewise.models.language_model import LanguageModel, LanguageModelConfig
+from statewise.reproduce.claim import Claim
+from statewise.reproduce.measure import n_parameters
+from statewise.reproduce.report import Curve, Panel, Report, curves, findings, table
+from statewise.reproduce.settings import BEFORE, Settings, least, once, positive, rate_name, rates, share
+from statewise.reproduce.synthetic import look_every
+from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, read_looks, told, train_one
+from statewise.reproduce.work import Job, Work
+from statewise.train.config import RunConfig
+from statewise.train.report import Reporter
+from statewise.train.tasks import open_task
+
+NAMES = {"h3": "H3", "linear": "linear attention", "mamba2": "Mamba-2", "attention": "attention"}
+# Width and mixer, from the smallest state to the largest. Attention and linear attention get learned positions
+SIZES: dict[str, tuple[tuple[int, MixerConfig], ...]] = {
+    "h3": tuple((d_model, H3Config(d_state=16, d_shift=8)) for d_model in (32, 64, 128)),
+    "linear": tuple((d_model, LinearAttentionConfig(n_heads=1)) for d_model in (32, 64, 128)),
+    "mamba2": tuple((d, Mamba2Config(d_state=n, d_head=32)) for d, n in ((32, 16), (64, 16), (64, 64))),
+    "attention": tuple((d_model, AttentionConfig(n_heads=1, positions=None)) for d_model in (16, 32, 64)),
+}
+POSITIONED = ("linear", "attention")
+DIFFERENCES = f"""
+- Published: vocabulary 8,192, 100,000 rows, 64 epochs, batches of 512, widths of 64 to 512, lengths of 64 to 512, the
+  best of four rates from 1e-4 to 1e-2.
+- [one_rate] One rate for all models, {{first}}, not chosen by any run.
+- [others] Each row was trained at {{first}} and, until a run had {{goal:g}}% on rows of its own, at {{others}}; it is
+  the best of its runs on these.
+- [given] The projections of {{whose}} begin with a standard deviation of {{weight_std:g}}.
+- [scaled] The projections of {{whose}} begin with outputs that vary as much as with the published standard deviation,
+  {WEIGHT_STD}, at a width of {PUBLISHED_WIDTH}, and not with {WEIGHT_STD} at every width.
+- [random] The steps between pairs and queries hold random tokens of the vocabulary, keys of the row among them.
+- [zeros] The steps between pairs and queries hold the token 0. (random_non_queries=true draws them: with a small
+  vocabulary they then repeat keys of the row.)
+- [at_an_end] Best at an end of the list of rates, so that a better one may lie beyond: {{at_an_end}}.
+- [h3] H3 has a register of 8 keys and N = 16 here (64 and 64 in its paper), so that its state is the smaller.
+- [positioned] Learned positions: {{positioned}}.
+- [short] An accuracy short of the end may be one that more training would raise: a run that was not ended early says
+  what this budget gives, not what the state can hold.
+- [diverged] Diverged, and not tested: {{diverged}}; result.json says where.
+"""
+Tried = Mapping["Cell", Mapping[float, Trial]]  # the runs of each cell by their rate
+
+
+class Cell(NamedTuple):
+    """A model in one of its sizes on the i-th rows."""
+
+    model: str
+    size: int
+    i: int
+
+    def name(self, config: MqarSettings) -> str:
+        return f"{self.model}-{config.lengths[self.i]}-{config.pairs[self.i]}-{self.size}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MqarSettings(Settings):
+    """models:   of "h3", "linear", "mamba2", "attention"; n_sizes: how many states of each, from the smallest
+    lengths, pairs, epochs:   of the rows; how many keys and values are in one; how long is trained at most. A length
+               may come again with other pairs
+    vocab_size, n_train, n_test, random_non_queries:   of the language, see ``MultiQueryRecall``
+    rates:     learning rates, tried one after the other by each model in each of its sizes at each length until a run
+               has ``stop_at``; where none has, the run that was best on rows of its own counts
+    weight_std: of the projections of H3 and of both attentions at the start; None: the published 0.02 at a width of
+               768, and at another width so much that their outputs vary as much
+    batch_size: rows in a step
+    stop_at:   a run ends when its accuracy on 500 rows of their own is this at least
+    workers:   processes that train side by side
+    seed:      of every run
+    """
+
+    models: tuple[str, ...] = once(tuple(SIZES), SIZES)
+    n_sizes: int = least(3)
+    lengths: tuple[int, ...] = (64, 128)
+    pairs: tuple[int, ...] = (4, 8)
+    epochs: tuple[float, ...] = (24, 12)
+    vocab_size: int = 256
+    n_train: int = 20_000
+    n_test: int = least(3_000)
+    random_non_queries: bool = False
+    rates: tuple[float, ...] = rates((3e-3, 1e-2, 1e-3))
+    weight_std: float | None = positive(None, **{BEFORE: WEIGHT_STD})
+    batch_size: int = least(64)
+    stop_at: float = share(0.99)
+    workers: int = least(2)
+    seed: int = 0
+
+    def check(self) -> None:
+        self.require(self.n_sizes <= 3, f"n_sizes={self.n_sizes}; use 1 to 3")
+        rows = f"lengths={self.lengths}, pairs={self.pairs}, epochs={self.epochs}"
+        alike = 0 < len(self.lengths) == len(self.pairs) == len(self.epochs)
+        self.require(alike, f"{rows}; give one of each for every length")
+        twice = len(set(zip(self.lengths, self.pairs))) < len(self.lengths)
+        self.require(not twice, f"{rows} has the same rows twice; give each length with each number of pairs once")
+        whole = self.batch_size <= self.n_train
+        self.require(whole, f"n_train={self.n_train}, batch_size={self.batch_size}; use at least a batch of rows")
+        for i in range(len(self.lengths)):
+            for rate in self.rates:
+                run_config(self, Cell(self.models[0], 0, i), rate)  # refuses what no run could have
+
+    def cells(self) -> Iterator[Cell]:
+        for i in range(len(self.lengths)):
+            yield from (Cell(model, size, i) for model in self.models for size in range(self.n_sizes))
+
+
+def run_config(config: MqarSettings, cell: Cell, rate: float) -> RunConfig:
+    """The training run of a cell at this rate."""
+    d_model, mixer = SIZES[cell.model][cell.size]
+    if isinstance(mixer, (H3Config, LinearAttentionConfig, AttentionConfig)):
+        mixer = replace(mixer, weight_std=config.weight_std or weight_std_at(d_model))
+    length = config.lengths[cell.i]
+    return RunConfig(
+        model=LanguageModelConfig(
+            vocab_size=config.vocab_size,
+            d_model=d_model,
+            layers=(BlockConfig(mixer=mixer, norm="layer"),) * 2,
+            norm="layer",
+            max_positions=length if cell.model in POSITIONED else None,
+        ),
+        data=MultiQueryRecallConfig(
+            length=length,
+            n_pairs=config.pairs[cell.i],
+            n_validation=min(500, config.n_test),
+            **{name: getattr(config, name) for name in ("vocab_size", "random_non_queries", "n_train", "n_test")},
+        ),
+        train=look_every(
+            config.n_train // config.batch_size,
+            epochs=config.epochs[cell.i],
+            lr=rate,
+            warmup=0.1,
+            log_every=100,
+            **{name: getattr(config, name) for name in ("batch_size", "stop_at", "seed")},
+        ),
+    )
+
+
+def state_size(config: RunConfig) -> int:
+    """Numbers of the state of all layers: what ``initial_state`` holds, and of attention its keys and values for a row
+    of the full length."""
+    length = cast(SyntheticLanguageConfig, config.data).length
+    model = cast(LanguageModel, config.model.build())
+    total = 0
+    for block, state in zip(model.blocks, model.initial_state(batch=1).layers):
+        if isinstance(block.mixer, Attention):
+            total += 2 * length * block.mixer.n_kv_heads * block.mixer.d_head
+        else:
+            total += sum(leaf.numel() for leaf in pytree.tree_leaves(state))
+    return total
+
+
+def train_and_test(run: RunConfig, folder: str, reporter: Reporter) -> dict[str, Any]:
+    """A trial: trains the run, or goes on with it, and tests its best checkpoint.
+
+    A run that diverged is a result: "diverged" says where, and nothing was tested.
+
+    Errors: TrainingError if an evaluation failed for another reason; Stopped, with everything saved.
+    """
+    d_model = cast(LanguageModelConfig, run.model).d_model
+    shared = {"state": state_size(run), "parameters": n_parameters(run.model), "d_model": d_model, "lr": run.train.lr}
+    try:
+        result = train_one(run, Path(folder), reporter)
+    except DivergedError as error:
+        return {**shared, "diverged": error.what}
+    goal, course = run.train.stop_at, read_looks(Path(folder))
+    record = open_task(run).evaluate(load_checkpoint(run, Path(folder)), "test")
+    return {
+        **shared,
+        "diverged": None,
+        "steps": result.step,
+        "stopped_early": goal is not None and result.validation is not None and result.validation >= goal,
+        "training_seconds": course[-1]["seconds"],
+        "course": [(line["step"], line["accuracy"]) for line in course],
+        "validation_loss": course[-1]["loss"],
+        **{name: record[name] for name in ("accuracy", "accuracy_of_examples", "loss", "chance")},
+    }
+
+
+def measure(config: MqarSettings, work: Work) -> Tried:
+    """One rate after the other: for each of them those are trained that have not yet what they are asked for."""
+    tried: dict[Cell, dict[float, Trial]] = {cell: {} for cell in config.cells()}
+    work.begin(len(tried) * len(config.rates), at_most=True)
+    for rate in config.rates:
+        left = [cell for cell, runs in tried.items() if not any(run.get("stopped_early") for run in runs.values())]
+        work.leave_out(len(tried) - len(left))
+        parts = {f"{cell.name(config)}-rate-{rate_name(rate)}": cell for cell in left}
+        jobs = {
+            part: Job(train_and_test, (run_config(config, cell, rate), str(work.folder / f"run-{part}")))
+            for part, cell in parts.items()
+        }
+        for part, found in work.parts(jobs).items():
+            tried[parts[part]][rate] = found
+    return tried
+
+
+def report(config: MqarSettings, tried: Tried) -> Report:
+    found = {cell: _best(runs) for cell, runs in tried.items()}
+    by_rate = {c: {rate_name(r): run.get("accuracy") for r, run in runs.items()} for c, runs in tried.items()}
+    lost = {
+        c: {rate_name(r): run["diverged"] for r, run in runs.items() if is_diverged(run)} for c, runs in tried.items()
+    }
+    chances = sorted({run["chance"] for run in found.values() if not is_diverged(run)})
+    of_all = "".join(f"{chance:.2%} of all values and " for chance in chances)
+    of_attention = "; of attention its keys and values at the full length" if "attention" in config.models else ""
+
+    def others(cell: Cell) -> str:
+        rest = {rate: accuracy for rate, accuracy in by_rate[cell].items() if rate != rate_name(found[cell]["lr"])}
+        return ", ".join(f"{r} {'diverged' if a is None else f'{a:.1%}'}" for r, a in rest.items()) or "-"
+
+    def steps(run: Trial) -> str:
+        return f"{run['steps']:,}{'' if run['stopped_early'] else ' (all)'}"
+
+    columns = [
+        ("", lambda c: f"{NAMES[c.model]}, width {found[c]['d_model']}"),
+        ("state", lambda c: f"{found[c]['state']:,}"),
+        ("accuracy", lambda c: told(found[c], lambda r: f"{r['accuracy']:.1%}", "diverged")),
+        ("whole rows", lambda c: told(found[c], lambda r: f"{r['accuracy_of_examples']:.1%}")),
+        ("parameters", lambda c: f"{found[c]['parameters']:,}"),
+        ("rate", lambda c: rate_name(found[c]["lr"])),
+        ("others tried", others),
+        ("steps", lambda c: told(found[c], steps)),
+        ("s", lambda c: told(found[c], lambda r: f"{r['training_seconds']:,.0f}")),
+    ]
+    tables = [
+        table(
+            f"Length {length}, {pairs} pairs: test accuracy by state",
+            columns,
+            [cell for cell in tried if cell.i == i],
+            [
+                f"Chance is {of_all}{1 / pairs:.1%} among those of the row. State: numbers of all layers"
+                f"{of_attention}. Published as a plot, without figures."
+            ],
+        )
+        for i, (length, pairs) in enumerate(zip(config.lengths, config.pairs))
+    ]
+    epochs = f"{', '.join(f'{e:g}' for e in config.epochs)} epoch{'' if config.epochs == (1,) else 's'}"
+    return Report(
+        title="MQAR: what a state of so many numbers recalls",
+        setting=(
+            f"Two layers without MLP, pre-norm; vocabulary {config.vocab_size}, {config.n_train:,} rows for training, "
+            f"{config.n_test:,} for the test, the loss at the queries. Lengths "
+            f"{', '.join(f'{n} with {p} pairs' for n, p in zip(config.lengths, config.pairs))}; at most "
+            f"{epochs} of batches of {config.batch_size}, ended at "
+            f"{100 * config.stop_at:g}% on rows of their own; one seed."
+        ),
+        tables=tables,
+        differences=_differences(config, found, lost),
+        figures={
+            cell.name(config): {
+                "model": cell.model,
+                "length": config.lengths[cell.i],
+                "pairs": config.pairs[cell.i],
+                **run,
+                "by_rate": by_rate[cell],
+                "diverged_at": lost[cell],
+            }
+            for cell, run in found.items()
+        },
+        plots=[curves("mqar", "Accuracy against the size of the state", _panel(config, found))],
+    )
+
+
+def _best(runs: Mapping[float, Trial]) -> Trial:
+    """The run that was best on rows of its own; of those that diverged only if all did."""
+    whole = [run for run in runs.values() if not is_diverged(run)]
+    if not whole:
+        return next(iter(runs.values()))
+    return max(whole, key=lambda run: max(accuracy for _, accuracy in run["course"]))
+
+
+def _differences(
+    config: MqarSettings, found: Mapping[Cell, Trial], lost: Mapping[Cell, Mapping[str, str]]
+) -> list[str]:
+    first, *others = map(rate_name, config.rates)
+    begin = [NAMES[model] for model in config.models if model != "mamba2"]
+    whose = f"{', '.join(begin[:-1])} and {begin[-1]}" if len(begin) > 1 else "".join(begin)
+    at_an_end = []  # the models whose best rate is the lowest or the highest of all, and in how many rows of the tables
+    for model in config.models:
+        best = [run["lr"] for cell, run in found.items() if cell.model == model and not is_diverged(run)]
+        if n := sum(rate in (min(config.rates), max(config.rates)) for rate in best):
+            at_an_end.append(f"{NAMES[model]} in {n} of {len(best)} rows")
+    positioned = " and ".join(NAMES[model] for model in config.models if model in POSITIONED)
+    rest = " and ".join(NAMES[model] for model in config.models if model not in POSITIONED)
+    diverged = ", ".join(f"{cell.name(config)} at {rate}" for cell, where in lost.items() for rate in where)
+    return findings(
+        DIFFERENCES,
+        first=first,
+        one_rate=not others,
+        others=" and then ".join(others),
+        goal=100 * config.stop_at,
+        whose=whose,
+        weight_std=config.weight_std,
+        given=begin and config.weight_std is not None,
+        scaled=begin and config.weight_std is None,
+        random=config.random_non_queries,
+        zeros=not config.random_non_queries,
+        at_an_end=", ".join(at_an_end if others else ()),
+        h3="h3" in config.models,
+        positioned=f"{positioned}{f'; {rest}: none' if rest else ''}" if positioned else "",
+        short=not all(run["stopped_early"] for run in found.values() if not is_diverged(run)),
+        diverged=diverged,
+    )
+
+
+def _panel(config: MqarSettings, found: Mapping[Cell, Trial]) -> Panel:
+    lines = []
+    for i, model in enumerate(config.models):
+        for j, (length, pairs) in enumerate(zip(config.lengths, config.pairs)):
+            runs = [run for cell, run in found.items() if cell[::2] == (model, j) and not is_diverged(run)]
+            runs.sort(key=lambda run: run["state"])
+            history = {"marker": "*", "markersize": 11, "linestyle": "none"}
+            state = {"marker": "o", "markersize": 6, "linestyle": ("-", "--", ":", "-.")[j % 4]}
+            is_history = model == "attention"
+            style = {**(history if is_history else state), "fillstyle": "none" if j else "full", "color": f"C{i}"}
+            label = f"{NAMES[model]}, length {length}, {pairs} pairs{' (history)' if is_history else ''}"
+            lines.append(Curve([run["state"] for run in runs], [run["accuracy"] for run in runs], label, style))
+    lost = [run["state"] for run in found.values() if is_diverged(run)]
+    if lost:
+        cross = {"marker": "x", "linestyle": "none", "color": "black"}
+        lines.append(Curve(lost, [0.0] * len(lost), "diverged", cross))
+    return Panel(curves=lines, log="x", x="numbers in the state", y="test accuracy", set={"ylim": (0, 1.03)})
+
+
+CLAIM = Claim(
+    summary="MQAR: accuracy against state size for H3, linear attention, Mamba-2 and attention",
+    duration="an hour and a half on 2 cores",
+    source="Arora et al. 2023 (Zoology), arXiv:2312.04927, figure 2",
+    settings=MqarSettings,
+    quick="n_sizes=1 lengths=[32] pairs=[2] epochs=[1] rates=[1e-2] vocab_size=16 n_train=1280 n_test=128 workers=1",
+    measure=measure,
+    report=report,
+)

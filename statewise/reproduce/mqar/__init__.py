@@ -1,1 +1,0 @@
-"""Multi-query associative recall: what a state of so many numbers recalls."""

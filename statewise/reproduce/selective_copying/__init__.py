@@ -1,1 +1,0 @@
-"""Selective copying: who remembers what matters and forgets what does not."""

@@ -1,0 +1,54 @@
+"""What the claims on synthetic languages have in common: settings of their runs, and how these are trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from statewise.data.synthetic_languages import LANGUAGES, SyntheticLanguageConfig
+from statewise.reproduce.settings import Settings, least, once
+from statewise.train.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticSettings(Settings):
+    """seeds:   of the parameters, the dropout and the order of the rows; all read the same rows
+    batch_size: rows in a step, each read once
+    stop_at, stop_after: a run ends once it named at least this fraction of its validation answers in so many looks
+             running, one every ``look_every`` steps; stop_at=null: never before its last step
+    n_validation, n_test: rows of these splits
+    workers: processes that train side by side
+    bars:    whether what the project asks of itself is in the report
+    """
+
+    seeds: tuple[int, ...] = once((0, 1, 2))
+    batch_size: int = least(32)
+    stop_at: float | None = 0.999
+    stop_after: int = 2
+    look_every: int = least(256)
+    n_validation: int = least(256)
+    n_test: int = least(512)
+    workers: int = least(2)
+    bars: bool = True
+
+    def language(self, task: str, steps: int, **sizes: Any) -> SyntheticLanguageConfig:
+        """One with rows for so many steps."""
+        rows: dict[str, Any] = {
+            "n_train": steps * self.batch_size,
+            "n_validation": self.n_validation,
+            "n_test": self.n_test,
+        }
+        language: SyntheticLanguageConfig = LANGUAGES[task](**rows, **sizes)
+        return language
+
+    def schedule(self, seed: int, steps: int, **fields: Any) -> TrainConfig:
+        """Without weight decay; the last checkpoint is the one that is tested."""
+        ends: dict[str, Any] = {"stop_at": self.stop_at, "stop_after": self.stop_after, "keep_best": False}
+        optimizer: dict[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.0, "batch_size": self.batch_size}
+        return look_every(self.look_every, seed=seed, steps=steps, **{**ends, **optimizer, **fields})
+
+
+def look_every(every: int, **fields: Any) -> TrainConfig:
+    """A schedule with a look at the validation rows every so many steps, which keeps its last checkpoint."""
+    looks: dict[str, Any] = {"evaluate_every": every, "evaluate_minutes": None, "log_every": every}
+    return TrainConfig(**{**looks, "save_minutes": 2.0, "keep_last": 1, **fields})
