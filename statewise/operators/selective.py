@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.kernels.selective_scan import METHODS, selective_scan
+from statewise.kernels.selective_scan import METHODS, selective_scan_unchecked
 from statewise.operators.base import Operator, wide
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.state_shape import leaf
@@ -113,7 +113,7 @@ class SelectiveDiagonal(Operator):
         def repeated(m: Tensor, axis: int) -> Tensor:
             return m.repeat_interleave(copies, axis) if trailing else m
 
-        y, h = selective_scan(
+        y, h = selective_scan_unchecked(
             u.flatten(2),
             repeated(self.dt, 2),
             repeated(self.A, 0),
