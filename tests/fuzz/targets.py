@@ -35,4 +35,5 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "time-varying": Target("time_varying", share=2.0),
+    "states": Target("states"),
 }
