@@ -208,3 +208,15 @@ def test_stacked_models(packed: bool) -> None:
     if starts is not None:
         with pytest.raises(InputError, match="position 19"):
             vmap(run)(stacked, x, torch.zeros_like(starts))
+
+
+def test_a_position_below_0_is_refused() -> None:
+    """Of a state that was tampered with: PyTorch's own IndexError before."""
+    model = build()
+    state = model.initial_state(2)
+    with pytest.raises(InputError, match="damaged: a row is at position -3"):
+        model(tokens(2, 3), state._replace(position=state.position - 3))
+    mixer = sw.AttentionConfig(n_heads=2, positions="learned", max_positions=8).build(8)
+    history = mixer.initial_state(2)
+    with pytest.raises(InputError, match="damaged: a row is at position -1"):
+        mixer(torch.randn(2, 1, 8), history._replace(position=history.position - 1))

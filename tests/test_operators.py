@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from torch.utils import _pytree as pytree
 import statewise as sw
 from statewise import kernels, native
 from statewise.errors import InputError
+from statewise.kernels.short_convolution import short_convolution
 from statewise.operators import FAMILIES as families
 from statewise.operators import Operator, table
 from statewise.operators.diagonal import DiagonalState
@@ -385,3 +387,19 @@ def test_bad_input_is_refused_in_one_line(call: object, words: list[str]) -> Non
         call(op, u)  # type: ignore[operator]
     assert "\n" not in str(error.value)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_what_an_operator_has_checked_its_kernel_does_not_check_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One full check, where the call begins, and the registered operator's of the sizes that C reads by."""
+
+    def refuse(*_: object, **tensors: object) -> None:
+        raise AssertionError("checked again")
+
+    for kernel in ("ssd", "selective_scan", "short_convolution"):
+        module = importlib.import_module(f"statewise.kernels.{kernel}")
+        monkeypatch.setattr(module, "refuse_unreal", refuse)  # a part of the kernel function's own check
+    for family, form in (("SSD", "chunked"), ("SelectiveDiagonal", "scan"), ("CausalConvolution", "direct")):
+        op, u = FAMILIES[family](2, 9, D, 0)
+        op(u, form=form)
+    with pytest.raises(AssertionError, match="checked again"):
+        short_convolution(torch.ones(1, 3, 1), torch.ones(1, 2), torch.zeros(1, 1, 1))

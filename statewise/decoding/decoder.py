@@ -55,6 +55,7 @@ class Decoder:
             self._program.weights.packed.clear()  # its keys say which tensor only while the model lives
             self._instructions, self._buffers = self._program.tables()
             self._rest = model.initial_state(1, device="cpu", dtype=torch.float32)
+            self._shapes = tuple(block.mixer.state_shape() for block in model.blocks)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_instructions", "_buffers")}
@@ -248,17 +249,17 @@ class Running:
                 f"state must be a LanguageModelState or None, got {type(state).__name__}; "
                 "begin with decoder.initial_state(batch)"
             )
-        rest = self._decoder._rest
+        shapes = self._decoder._shapes
         if not isinstance(state.position, Tensor):
             raise InputError(f"state.position must be a tensor, got {type(state.position).__name__}")
-        if len(state.layers) != len(rest.layers) or state.position.shape != (batch,):
+        if len(state.layers) != len(shapes) or state.position.shape != (batch,):
             raise InputError(
                 f"state is for {len(state.layers)} layers and batch {tuple(state.position.shape)}; "
-                f"this decoder has {len(rest.layers)} layers and the tokens have batch {batch}"
+                f"this decoder has {len(shapes)} layers and the tokens have batch {batch}"
             )
         check_plain(state.position, torch.int64)
-        for layer, expected in zip(state.layers, rest.layers):
-            check_state(layer, expected, batch)
+        for layer, shape in zip(state.layers, shapes):
+            check_state(layer, shape, batch)
 
     def _read(
         self, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None, batch: int

@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from statewise.errors import InputError
-from statewise.mixers.attention import Attention
+from statewise.mixers.attention import Attention, check_history
 from statewise.mixers.attention_state import AttentionState, claim, copy_with_room, release
+from statewise.operators.state_shape import check_state as fits
 
 
 class StateTable(Protocol):
@@ -112,31 +113,17 @@ class AttentionHistory:
         check_positions(state.position, rows, restarts, self.n_positions)
 
 
-def check_state(state: Any, expected: Any, batch: int) -> None:
-    """Whether a layer's state is of the model: ``expected`` is that of a batch of 1, as ``initial_state`` gives it.
+def check_state(state: Any, shape: Any, batch: int) -> None:
+    """Whether a layer's state is of the model, whose mixer declares ``shape``, and C can read it.
 
     Errors:  InputError naming what differs.
     """
-    if type(state) is not type(expected):
-        raise InputError(f"state must be a {type(expected).__name__}, got {type(state).__name__}")
-    leaves, structure = tree_flatten(state)
-    wanted, right = tree_flatten(expected)
-    if structure != right:
-        raise InputError(f"the state is {structure}; this model's is {right}")
-    attention = isinstance(expected, AttentionState)
-    for leaf, other in zip(leaves, wanted):
-        if not isinstance(leaf, Tensor):
-            raise InputError(f"the state holds a {type(leaf).__name__} where this model's has a tensor")
-        given = tuple(leaf.shape)
-        free = 2 if attention and other.ndim == 4 else 1  # the capacity of a buffer is its own
-        shape = (batch, *other.shape[1:])
-        if given[:1] + given[free:] != shape[:1] + shape[free:] or leaf.ndim != other.ndim:
-            raise InputError(f"a tensor of the state has shape {given}; this model's has {shape}, batch {batch}")
-        check_plain(leaf, other.dtype)
-    if attention and state.keys.shape != state.values.shape:
-        raise InputError(
-            f"the state's keys {tuple(state.keys.shape)} and values {tuple(state.values.shape)} differ in shape"
-        )
+    fits("decoding", state, shape, batch, torch.device("cpu"))
+    if isinstance(state, AttentionState):
+        check_history("decoding", state)
+    for leaf in tree_leaves(state):
+        if leaf.is_floating_point():
+            check_plain(leaf, torch.float32)
 
 
 def check_plain(leaf: Tensor, dtype: torch.dtype) -> None:

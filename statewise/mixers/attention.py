@@ -170,17 +170,12 @@ class Attention(Mixer):
         return ConvolvedAttentionState(self.convolution.operator.state_shape(), history)
 
     def check_state(self, state: Any, x: Tensor) -> None:
-        given = state.history if isinstance(state, ConvolvedAttentionState) else state
-        if isinstance(given, SpreadHistory):  # other processes hold it, and have checked it
+        history = state.history if isinstance(state, ConvolvedAttentionState) else state
+        if isinstance(history, SpreadHistory):  # other processes hold it, and have checked it
             self._split(state)
             return
         super().check_state(state, x)
-        keys, values = given.keys, given.values
-        if keys.shape != values.shape or keys.dtype != values.dtype:
-            raise InputError(
-                f"Attention needs keys and values of one shape and dtype in its state, got {tuple(keys.shape)} in "
-                f"{keys.dtype} and {tuple(values.shape)} in {values.dtype}"
-            )
+        check_history("Attention", history)
 
     def with_room(
         self, state: AttentionState | ConvolvedAttentionState, length: int
@@ -196,7 +191,7 @@ class Attention(Mixer):
     def mix(
         self, x: Tensor, state: AttentionState | SpreadHistory | ConvolvedAttentionState | None, masks: Masks
     ) -> tuple[Tensor, AttentionState | SpreadHistory | ConvolvedAttentionState | None]:
-        before, history = (None, None) if state is None else self._split(state)
+        before, history = state if isinstance(state, ConvolvedAttentionState) else (None, state)
         length = x.shape[1]
         if x.shape[0] == 0 or length == 0:
             return self._nothing(x), state
@@ -288,6 +283,16 @@ class Attention(Mixer):
         if not isinstance(history, (AttentionState, SpreadHistory)):
             raise InputError(f"state must be an AttentionState or None, got {type(history).__name__}")
         return before, history
+
+
+def check_history(reader: str, history: AttentionState) -> None:
+    """Errors:  InputError unless keys and values go together; their shapes alone are as declared."""
+    keys, values = history.keys, history.values
+    if keys.shape != values.shape or keys.dtype != values.dtype:
+        raise InputError(
+            f"{reader} needs keys and values of one shape and dtype in its state, got {tuple(keys.shape)} in "
+            f"{keys.dtype} and {tuple(values.shape)} in {values.dtype}"
+        )
 
 
 def _first_seen(first: Tensor | None, n_history: int | Tensor, began: Tensor | None, length: int) -> Tensor | None:

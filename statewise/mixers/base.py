@@ -270,10 +270,10 @@ def check_input(x: Any, d_model: int, reader: str) -> None:
     """
     if not isinstance(x, Tensor):
         raise InputError(f"{reader} needs x as a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
-    if x.ndim != 3 or x.shape[-1] != d_model or x.layout != torch.strided:
-        raise InputError(
-            f"{reader} needs x of shape (batch, length, {d_model}), {torch.strided}; got {tuple(x.shape)}, {x.layout}"
-        )
+    if x.ndim != 3 or x.shape[-1] != d_model:
+        raise InputError(f"{reader} needs x of shape (batch, length, {d_model}), got {tuple(x.shape)}")
+    if x.layout != torch.strided:
+        raise InputError(f"{reader} needs x as {torch.strided}, got {x.layout}; use x.to_dense()")
 
 
 def check_width(d_model: int, config: MixerConfig) -> None:

@@ -35,7 +35,8 @@ class LearnedPositions(nn.Embedding):
 
         at_most: how long a document can be at most, if that is known without looking: it saves a wait for the device.
                  While compiling nothing is looked at, and a position that is not there fails in the lookup.
-        Errors:  InputError that names the first row that goes furthest, if that is beyond the table.
+        Errors:  InputError that names the first row that goes furthest, if that is beyond the table, and for positions
+                 below 0.
         """
         limit = self.num_embeddings
         if at_most is not None and at_most <= limit:
@@ -44,10 +45,15 @@ class LearnedPositions(nn.Embedding):
             real = torch.arange(position.shape[1], device=position.device) < lengths[:, None]
             position = torch.where(real, position, 0)
         if not torch.compiler.is_compiling() and not position.is_meta:
-            highest, row = whole(position).amax(-1).flatten().max(0)
+            lowest, highest = torch.stack(whole(position).aminmax()).tolist() if position.numel() else (0, 0)
             if highest >= limit:
+                row = int(whole(position).amax(-1).flatten().argmax())
                 raise InputError(
-                    f"row {int(row)} reaches position {int(highest)}, but max_positions={limit} "
+                    f"row {row} reaches position {highest}, but max_positions={limit} "
                     f"gives positions 0 to {limit - 1}; use shorter documents or a larger max_positions"
+                )
+            if lowest < 0:
+                raise InputError(
+                    f"the state is damaged: a row is at position {lowest}; begin with initial_state(batch)"
                 )
         return super().forward(position)

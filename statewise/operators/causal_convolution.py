@@ -12,7 +12,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.fft_convolution import block_fft_convolution, fft_convolution
-from statewise.kernels.short_convolution import short_convolution
+from statewise.kernels.short_convolution import short_convolution_unchecked
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
@@ -132,7 +132,9 @@ class CausalConvolution(Operator):
             if state is None
             else state
         ).inputs.to(dtype)
-        y = short_convolution(u, self.taps.to(dtype), history, masks.segments, bias=bias, activation=activation)
+        y = short_convolution_unchecked(
+            u, self.taps.to(dtype), history, masks.segments, bias=bias, activation=activation
+        )
         if state is None:
             return y.to(u.dtype), None
         final = self._final(u.to(dtype), history, masks)

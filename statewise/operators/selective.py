@@ -12,7 +12,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.pairs import as_complex
-from statewise.kernels.selective_scan import METHODS, selective_scan
+from statewise.kernels.selective_scan import METHODS, selective_scan_unchecked
 from statewise.kernels.selective_scan.reference import hold
 from statewise.operators.base import Operator, wide
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
@@ -122,7 +122,7 @@ class SelectiveDiagonal(Operator):
             m = m if m.is_complex() else m.to(wide(m.dtype))  # the gradients of the copies are added in this dtype
             return m.repeat_interleave(copies, axis)
 
-        y, h = selective_scan(
+        y, h = selective_scan_unchecked(
             u.flatten(2),
             repeated(self.dt, 2),
             repeated(self.A, 0),

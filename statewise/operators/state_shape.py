@@ -7,7 +7,7 @@ A declaration is the state itself with a :class:`Leaf` in the place of each tens
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -51,8 +51,9 @@ def check_state(reader: str, state: Any, shape: Any, batch: int, device: torch.d
     place:   what the state, or the part of one, is called in a message
     Errors:  InputError that names ``reader``, and the part of the state that does not fit.
     """
-    if isinstance(shape, Leaf):
-        _check_leaf(reader, state, shape, batch, device, place)
+    if type(shape) is Leaf:
+        if not _fits(state, shape, batch, device):
+            _refuse(reader, state, shape, batch, device, place)
         return
     if type(state) is not type(shape):
         raise InputError(
@@ -60,27 +61,34 @@ def check_state(reader: str, state: Any, shape: Any, batch: int, device: torch.d
             "begin with initial_state(batch)"
         )
     for name, have, want in zip(shape._fields, state, shape):
-        check_state(reader, have, want, batch, device, f"{place}.{name}")
+        if type(want) is not Leaf or not _fits(have, want, batch, device):
+            check_state(reader, have, want, batch, device, f"{place}.{name}")
 
 
-def _check_leaf(reader: str, have: Any, want: Leaf, batch: int, device: torch.device, place: str) -> None:
+def _fits(have: Any, want: Leaf, batch: int, device: torch.device) -> bool:
+    """Few calls: a step of one token asks it for every tensor of the state."""
+    if not isinstance(have, Tensor) or have.device != device or have.layout is not torch.strided:
+        return False
+    if have.dtype not in NUMBERS if want.dtype is None else have.dtype is not want.dtype:
+        return False
+    given: tuple[int | None, ...] = have.shape
+    if None in want.shape and have.ndim == 1 + len(want.shape):
+        given = (given[0], *[None if n is None else m for n, m in zip(want.shape, given[1:])])
+    return given == (batch, *want.shape)
+
+
+def _refuse(reader: str, have: Any, want: Leaf, batch: int, device: torch.device, place: str) -> NoReturn:
     if not isinstance(have, Tensor):
         raise InputError(f"{reader} needs {place} as a tensor, got {type(have).__name__}")
-    if not _fits(have.shape, batch, want.shape):
+    free = [i for i, n in enumerate(want.shape, 1) if n is None]
+    if [n for i, n in enumerate(have.shape) if i not in free] != [n for n in (batch, *want.shape) if n is not None]:
         sizes = ", ".join("any" if n is None else str(n) for n in (batch, *want.shape))
         sizes += "," * (not want.shape)
         raise InputError(f"{reader} needs {place} of shape ({sizes}), got {tuple(have.shape)}")
     if have.dtype not in NUMBERS if want.dtype is None else have.dtype != want.dtype:
         kind = " or ".join(map(str, NUMBERS)) if want.dtype is None else str(want.dtype)
         raise InputError(f"{reader} needs {place} in {kind}, got {have.dtype}")
-    if have.device != device or have.layout != torch.strided:
-        raise InputError(
-            f"{reader} needs {place} on {device}, where its input is, and {torch.strided}; "
-            f"got it on {have.device}, {have.layout}"
-        )
-
-
-def _fits(have: torch.Size, batch: int, want: tuple[int | None, ...]) -> bool:
-    if None not in want:
-        return have == (batch, *want)
-    return len(have) == 1 + len(want) and have[0] == batch and all(n in (None, m) for n, m in zip(want, have[1:]))
+    raise InputError(
+        f"{reader} needs {place} on {device}, where its input is, and {torch.strided}; "
+        f"got it on {have.device}, {have.layout}"
+    )

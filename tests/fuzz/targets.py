@@ -44,4 +44,5 @@ TARGETS: dict[str, Target] = {
     "time-varying": Target("time_varying", share=2.0, runs_c=True),
     "time-invariant": Target("time_invariant", share=2.0, runs_c=True),
     "registered": Target("registered", runs_c=True, sanitize=True),
+    "states": Target("states"),
 }

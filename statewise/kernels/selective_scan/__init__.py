@@ -226,8 +226,30 @@ def selective_scan(
     _check_shapes(u, dt, A, B, C, h0, D, gate, dt_bias, segments)
     if method not in METHODS:
         raise InputError(f"selective_scan: method {method!r} is unknown; use one of {', '.join(METHODS)}")
-    tensors = (u, dt, A, B, C, h0, D, gate, dt_bias)
     refuse_unreal("selective_scan", u=u, dt=dt, h0=h0, D=D, gate=gate, dt_bias=dt_bias)
+    return selective_scan_unchecked(
+        u, dt, A, B, C, h0, D=D, gate=gate, dt_bias=dt_bias, softplus=softplus, method=method, segments=segments
+    )
+
+
+def selective_scan_unchecked(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    *,
+    D: Tensor | None,
+    gate: Tensor | None,
+    dt_bias: Tensor | None,
+    softplus: bool,
+    method: str,
+    segments: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`selective_scan` of what its caller has checked; the registered operator holds it against the sizes that it
+    reads."""
+    tensors = (u, dt, A, B, C, h0, D, gate, dt_bias)
     double = any(m is not None and m.dtype in (torch.float64, torch.complex128) for m in tensors)
     real, complex_ = (torch.float64, torch.complex128) if double else (torch.float32, torch.complex64)
     if any(m.is_complex() for m in (A, B, C)):

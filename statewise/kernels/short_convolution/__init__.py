@@ -152,6 +152,20 @@ def short_convolution(
     refuse_unreal("short_convolution", x=x, taps=taps, history=history, bias=bias)
     if activation not in (None, "silu"):
         raise InputError(f'short_convolution has the activations "silu" and None; got {activation!r}')
+    return short_convolution_unchecked(x, taps, history, segments, bias=bias, activation=activation)
+
+
+def short_convolution_unchecked(
+    x: Tensor,
+    taps: Tensor,
+    history: Tensor,
+    segments: Tensor | None,
+    *,
+    bias: Tensor | None,
+    activation: str | None,
+) -> Tensor:
+    """:func:`short_convolution` of what its caller has checked; the registered operator holds it against the sizes that
+    it reads."""
     dtype = torch.promote_types(full_precision(x.dtype), torch.promote_types(taps.dtype, history.dtype))
     x = x if full_precision(x.dtype) == dtype else x.to(dtype)
     bias = None if bias is None else bias.to(dtype)

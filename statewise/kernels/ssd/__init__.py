@@ -177,6 +177,23 @@ def ssd(
     refuse_unreal("ssd", x=x, log_a=log_a, B=B, C=C, h0=h0, dt=dt, D=D)
     if chunk_length < 1:
         raise InputError(f"ssd needs chunk_length >= 1; got {chunk_length}")
+    return ssd_unchecked(x, log_a, B, C, h0, segments, dt=dt, D=D, chunk_length=chunk_length)
+
+
+def ssd_unchecked(
+    x: Tensor,
+    log_a: Tensor,
+    B: Tensor,
+    C: Tensor,
+    h0: Tensor,
+    segments: Tensor | None,
+    *,
+    dt: Tensor | None,
+    D: Tensor | None,
+    chunk_length: int,
+) -> tuple[Tensor, Tensor]:
+    """:func:`ssd` of what its caller has checked; the registered operator holds it against the sizes that it reads."""
+    b, h = x.shape[0], x.shape[2]
     dtypes = {m.dtype for m in (x, log_a, B, C, h0, dt, D) if m is not None}
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     wide = (None if m is None else m.to(dtype) for m in (x, log_a, B, C, h0, dt, None if D is None else D.expand(b, h)))
