@@ -24,7 +24,7 @@ def test_the_runs() -> None:
         run: Any = run_config(config, model, 2)
         assert (run.model.d_model, len(run.model.layers), run.data.n_copied, run.train.seed) == (64, 2, 8, 2)
         assert run.data.n_train == config.steps * config.batch_size  # no row is read twice
-        assert run.data.resolved("answer_only")
+        assert run.data.answer_only
     assert set(NAMES) == set(MIXERS) >= set(SELECTIVE)
 
 
