@@ -4,7 +4,7 @@ The names below are imported when they are first used, so that ``import statewis
 
 >>> import statewise as sw
 >>> sw.MLPConfig(expand=2).expand
-2
+2.0
 """
 
 from __future__ import annotations

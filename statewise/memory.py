@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from statewise.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 SMALL = 1 << 26
 
 
-def available_memory(device: torch.device, *, proc: Path = PROC, groups: Path = GROUPS) -> int | None:
-    """Bytes that a new run may take on the device; None where the system does not say.
+def available_memory(device: torch.device | None = None, *, proc: Path = PROC, groups: Path = GROUPS) -> int | None:
+    """Bytes that a new run may take on the device (None: the CPU); None where the system does not say.
 
     On CUDA what the driver has left, and what PyTorch holds of it without use. On Linux MemAvailable of /proc/meminfo,
     which counts caches that can be given up, and what is left to the control group of this process and to each above
@@ -24,7 +26,9 @@ def available_memory(device: torch.device, *, proc: Path = PROC, groups: Path = 
 
     proc, groups: where the system's files are
     """
-    if device.type == "cuda":
+    if device is not None and device.type == "cuda":
+        import torch
+
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     known = [free for free in (_of_machine(proc), _of_process(proc), *_of_groups(proc, groups)) if free is not None]
@@ -89,6 +93,6 @@ def require_free(n_bytes: int, what: str) -> None:
     """Errors: ConfigError, before anything is allocated, if ``what`` needs more bytes than are free here."""
     if n_bytes < SMALL:  # without asking the system, which takes time
         return
-    free = available_memory(torch.device("cpu"))
+    free = available_memory()
     if free is not None and n_bytes > free:
         raise ConfigError(f"{what} needs {size(n_bytes)} of memory, and {size(free)} are free; use a smaller number")

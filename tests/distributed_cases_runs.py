@@ -326,7 +326,7 @@ def the_command_line_speaks_once(place: Place) -> None:
     environment = {"RANK": str(place.rank), "WORLD_SIZE": str(place.size)}
     for words, code, message in (
         (["--set", "train.parallel.tensor=3"], 2, "does not divide the 2 processes"),
-        (["--set", "train.parallel.data=dp"], 2, "ParallelConfig.data='dp' is unknown"),
+        (["--set", "train.parallel.data=dp"], 2, "train.parallel.data='dp' is unknown"),
         (["--set", "model.vocab_size=3"], 2, "set model.vocab_size=257"),
         (["--seeds", "2"], 2, "several runs are trained side by side in one process"),
         (["--lr", "1e-3", "--lrs", "1e-3"], 2, "give the learning rates by --lrs"),

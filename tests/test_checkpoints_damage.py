@@ -206,10 +206,10 @@ def test_a_config_of_somebody_else(folder: Path) -> None:
         (lambda model: model.update(type="Transformer"), "model.type='Transformer' is unknown here"),
         (lambda model: model["layers"][0].update(type="Mamba9Config"), "layers.0.type='Mamba9Config' is unknown"),
         (lambda model: model.update(embedding_dropout=-0.5), "embedding_dropout=-0.5 is out of range"),
-        (lambda model: model["layers"][1].update(norm="group"), "model.layers.1: BlockConfig.norm='group' is unknown"),
+        (lambda model: model["layers"][1].update(norm="group"), "model.layers.1.norm='group' is unknown"),
         (lambda model: model.update(d_model=7), "d_model"),
-        (lambda model: model.update(vocab_size="257"), "model.vocab_size='257' is a string, expected an integer"),
-        (lambda model: model.update(layers=[]), "at least one layer"),
+        (lambda model: model.update(vocab_size="257"), "model.vocab_size='257' has the wrong type (string)"),
+        (lambda model: model.update(layers=[]), "model.layers=[] is empty"),
         (lambda model: model.clear(), "model: LanguageModelConfig needs the field 'vocab_size'"),
     ],
 )  # fmt: skip

@@ -83,7 +83,10 @@ def test_the_commands_take_a_published_model(folder: Path, tmp_path: Path, capsy
     assert run(["generate", str(folder), "--prompt", "w1", "--max-new-tokens", "3"]) == 2
     # 16 ids are too few for bytes
     assert "comes without its tokenizer; say which it is: --tokenizer PATH of" in capsys.readouterr().err
-    for text, reason in (("", "is not a tokenizer.json: it is empty"), ('{"a"', "is not a tokenizer.json (Expecting")):
+    for text, reason in (
+        ("", "is not a tokenizer.json: it is empty"),
+        ('{"a"', "is not a tokenizer.json (the file is not JSON: Expecting"),
+    ):
         (folder / "tokenizer.json").write_text(text)
         for source in (folder, folder / "model.safetensors"):
             assert run(["generate", str(source), "--prompt", "w1", "--max-new-tokens", "3"]) == 2

@@ -277,9 +277,9 @@ def test_states_and_options_of_convolved_attention_are_checked() -> None:
     mixer = sw.AttentionConfig(n_heads=2, n_taps=2).build(8)
     plain = sw.AttentionConfig(n_heads=2).build(8)
     x = torch.randn(1, 3, 8)
-    with pytest.raises(StatewiseError, match="state must be a ConvolvedAttentionState or None, got AttentionState"):
+    with pytest.raises(StatewiseError, match="needs state of type ConvolvedAttentionState, got AttentionState"):
         mixer(x, plain.initial_state(1))
-    with pytest.raises(StatewiseError, match="state must be an AttentionState or None, got ConvolvedAttentionState"):
+    with pytest.raises(StatewiseError, match="needs state of type AttentionState, got ConvolvedAttentionState"):
         plain(x, mixer.initial_state(1))
     for options in ({"n_taps": 0}, {"output_bias": "no"}):
         with pytest.raises(StatewiseError, match=rf"AttentionConfig\.{next(iter(options))}"):

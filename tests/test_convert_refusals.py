@@ -193,7 +193,7 @@ def test_tensors_that_are_no_weights(folder: Path, name: str, tensor: torch.Tens
         ({"model_type": {"a": 1}}, "its config says {'a': 1}"),
         ({"hidden_size": 10**9, "intermediate_size": 2 * 10**9}, "has shape (16, 16), expected (16, 1000000000)"),
         ({"state_size": 10**30}, "state_size has 31 digits; expected at most"),
-        ({"state_size": 10**9, "expand": 10**9, "intermediate_size": None}, "its sizes make no model"),
+        ({"state_size": 10**9, "expand": 10**9, "intermediate_size": None}, "its sizes make a model of"),
         ({"intermediate_size": 16 * 10**9}, "intermediate_size has 11 digits"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000, but the tensors are of 2 layers"),
     ],

@@ -115,8 +115,8 @@ def test_the_state_of_another_frame_length_is_refused() -> None:
 def test_frames_are_checked() -> None:
     layers = classifier().config.layers
     for change, message in (
-        ({"d_input": 1, "frame_length": 0}, "too small"),
-        ({"d_input": 1, "frame_length": 2.5}, "frame_length=2.5 is no integer"),
+        ({"d_input": 1, "frame_length": 0}, "frame_length=0 is out of range"),
+        ({"d_input": 1, "frame_length": 2.5}, "frame_length=2.5 has the wrong type"),
         ({"d_input": 1, "frame_length": 2, "pooling": None}, "frame_length=1"),
         ({"vocab_size": 5, "frame_length": 2}, "d_input"),
     ):

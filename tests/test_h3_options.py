@@ -103,7 +103,7 @@ def test_wrong_inputs_and_states_are_refused() -> None:
     with pytest.raises(InputError, match="H3State"):
         mixer(torch.randn(2, 5, 8), mixer.initial_state(2).ssm)  # type: ignore[arg-type]
     for halves in ((mixer.initial_state(2).shift, None), (None, None)):
-        with pytest.raises(InputError, match=rf"{type(halves[0]).__name__} and NoneType; begin with initial_state"):
+        with pytest.raises(InputError, match="got NoneType; begin with initial_state"):
             mixer(torch.randn(2, 5, 8), H3State(*halves))  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"\(2, 3, 8\)"):
         mixer(torch.randn(2, 5, 8), mixer.initial_state(3))

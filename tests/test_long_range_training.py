@@ -107,7 +107,7 @@ def test_the_command_line(tmp_path: Path, folder: Path, capsys: pytest.CaptureFi
     assert cli.run([*common, "--data-dir", str(tmp_path / "nowhere")]) == 2
     assert "no text-folder in" in capsys.readouterr().err
     assert cli.run([*common, "--set", "data.task=path-finder"]) == 2
-    assert "task='path-finder' is unknown; use one of listops, text, " in capsys.readouterr().err
+    assert "task='path-finder' is unknown; did you mean 'pathfinder'? Use one of: " in capsys.readouterr().err
     assert cli.run([*common, "--data-dir", str(folder)]) == 0
     assert read_run(tmp_path / "run").data == LongRangeDataConfig(task="text-folder", folder=str(folder))
 

@@ -247,5 +247,5 @@ def test_bad_inputs_are_refused() -> None:
         op(u.to(torch.complex128))
     with pytest.raises(InputError, match="SelectiveState"):
         op(u, (1,))
-    with pytest.raises(InputError, match=r"\(1, 4, 3\) .* got \(2, 4, 3\)"):
+    with pytest.raises(InputError, match=r"\(1, 4, 3\), got \(2, 4, 3\)"):
         op(u, op.initial_state(2))

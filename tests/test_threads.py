@@ -165,7 +165,7 @@ def test_evaluation_mode_lasts_until_the_last_thread_leaves() -> None:
 
 
 def history(batch: int, length: int) -> AttentionState:
-    state = attention_state.empty_state(batch, 1, 2, device="cpu", dtype=torch.float64)
+    state = sw.AttentionConfig(n_heads=1, n_kv_heads=1).build(2).double().initial_state(batch)
     keys, values = torch.randn(2, batch, length, 1, 2, dtype=torch.float64)
     return append(state, keys, values)[1]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
 from statewise.errors import InputError
 from statewise.kernels.arguments import Needs, checker
@@ -67,7 +68,8 @@ def _unrounded(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Any) -> Any:
-        with without_autocast(next(m.device for m in ctx.saved_tensors if m is not None)):
+        # not of what is saved: gradient checkpointing lets that be looked at only once
+        with without_autocast(next(m.device for m in tree_leaves(grads) if isinstance(m, torch.Tensor))):
             return backward(ctx, *grads)
 
     return run
