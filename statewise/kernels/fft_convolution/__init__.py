@@ -11,8 +11,8 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs
+from statewise.kernels.batching import merged
 from statewise.kernels.fft_convolution import block_convolution, native, pytorch
-from statewise.kernels.fft_convolution.batching import vmap_rule
 from statewise.kernels.fft_convolution.reference import fft_convolution_differentiable, fft_convolution_reference
 from statewise.kernels.registration import register
 
@@ -99,7 +99,7 @@ def _register(
         fake=_fake_forward,
         setup_context=_setup_context,
         backward=differentiate,
-        vmap=vmap_rule(name),
+        vmap=merged(name, {"u": 2, "impulse_response": 0, "history": 2}, 2),
     )
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
+from statewise.kernels.batching import merged
 from statewise.kernels.linear_scan import native, pytorch
-from statewise.kernels.linear_scan.batching import vmap_rule
 from statewise.kernels.linear_scan.reference import linear_scan_reference
 from statewise.kernels.registration import register
 
@@ -83,7 +83,7 @@ _linear_scan = register(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=vmap_rule,
+    vmap=merged("linear_scan", {"a": 0, "b": 0, "h0": 0}, 0),
 )
 _linear_scan_backward = register(
     "linear_scan_backward",

@@ -11,9 +11,9 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs
+from statewise.kernels.batching import merged
 from statewise.kernels.registration import register
 from statewise.kernels.short_convolution import native, pytorch
-from statewise.kernels.short_convolution.batching import vmap_rule
 from statewise.kernels.short_convolution.reference import short_convolution_adjoint, short_convolution_reference
 from statewise.kernels.stored import full_precision, refuse_unreal, stored_refusal
 
@@ -99,7 +99,7 @@ _short_convolution = register(
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=vmap_rule,
+    vmap=merged("short_convolution", {"x": 2, "taps": 0, "history": 2, "bias": 0}, 2),
 )
 _short_convolution_backward = register(
     "short_convolution_backward",
