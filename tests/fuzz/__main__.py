@@ -6,14 +6,14 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 from fuzz.draw import Draw
 from fuzz.run import run_target, shares
 from fuzz.sanitized import NoSanitizer, environment
 from fuzz.targets import TARGETS
+from statewise.data.made_once import cache_folder
+from statewise.native.build import sources_digest
 
 
 def main() -> int:
@@ -41,12 +41,11 @@ def main() -> int:
             parser.error("--case needs the name of one target")
         if given.sanitize == "none":
             return _again(names[0], given.case)
-    with tempfile.TemporaryDirectory(prefix="statewise-fuzz-") as folder:
-        environments = _sanitized(names, given.sanitize, Path(folder) / "kernels.so")
-        if given.case is not None:
-            command = [sys.executable, "-m", "fuzz", names[0], "--case", str(given.case)]
-            return subprocess.run(command, env={**os.environ, **environments.get(names[0], {})}).returncode
-        return _all(names, given.seed, given.minutes, environments)
+    environments = _sanitized(names, given.sanitize)
+    if given.case is not None:
+        command = [sys.executable, "-m", "fuzz", names[0], "--case", str(given.case)]
+        return subprocess.run(command, env={**os.environ, **environments.get(names[0], {})}).returncode
+    return _all(names, given.seed, given.minutes, environments)
 
 
 def _tell(text: str) -> None:
@@ -64,11 +63,14 @@ def _again(name: str, case: int) -> int:
     return 0
 
 
-def _sanitized(names: list[str], which: str, library: Path) -> dict[str, dict[str, str]]:
+def _sanitized(names: list[str], which: str) -> dict[str, dict[str, str]]:
     """What each target's workers have in their environment."""
     chosen = {name for name in names if TARGETS[name].sanitize or (which == "all" and TARGETS[name].runs_c)}
     if which == "none" or not chosen:
         return {}
+    library = cache_folder() / "sanitized" / f"{sources_digest()}.so"
+    if not library.exists():
+        print("building the C kernels with sanitizers: minutes, once for these sources", flush=True)
     try:
         return dict.fromkeys(chosen, environment(library))
     except NoSanitizer as why:

@@ -25,7 +25,7 @@ def runtime_of(sanitizer: str) -> str | None:
 
 
 def environment(library: Path, *, only: tuple[str, ...] = ()) -> dict[str, str]:
-    """What to add to the environment of a process that loads a checked library, which is built here.
+    """What to add to the environment of a process that loads a checked library, which is built here unless it is there.
 
     Errors: NoSanitizer.
     """
@@ -33,7 +33,8 @@ def environment(library: Path, *, only: tuple[str, ...] = ()) -> dict[str, str]:
     if preload is None or not sys.platform.startswith("linux"):
         raise NoSanitizer("there is no compiler with an address sanitizer here")
     try:
-        build.build(library, only=only, sanitize=True)
+        if not library.exists():
+            build.build(library, only=only, sanitize=True)
     except build.BuildError as error:
         raise NoSanitizer(str(error)) from None
     return {
