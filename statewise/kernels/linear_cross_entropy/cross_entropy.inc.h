@@ -71,7 +71,7 @@ static void LOCAL(cross_entropy_row)(void *context, int64_t row, int64_t thread)
     int64_t target = c->targets[row];
     if (target < 0) {
         c->losses[row] = 0;
-        if (c->coefficients) memset(logits, 0, sizeof(stored) * (size_t)c->width);
+        if (c->coefficients && c->width > 0) memset(logits, 0, sizeof(stored) * (size_t)c->width);
         return;
     }
     real largest = LOCAL(largest)(logits, c->width);

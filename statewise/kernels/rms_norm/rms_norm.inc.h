@@ -130,7 +130,7 @@ static void LOCAL(adjoint_rows)(void *context, int64_t item, int64_t thread) {
     int64_t begin, end, set;
     LOCAL(range)(n, item, &begin, &end, &set);
     real *scratch = n->scratch + thread * 4 * n->width, *partial = n->partial + item * n->width;
-    memset(partial, 0, sizeof(real) * (size_t)n->width);
+    if (n->width > 0) memset(partial, 0, sizeof(real) * (size_t)n->width);  /* of no width there is no memory */
 #define CALL(gate) LOCAL(backward_group)(n, row, group, gate, n->weight + set * n->width, partial, scratch)
     for (int64_t row = begin; row < end; row++)
         for (int64_t group = 0; group < n->n_groups; group++) EACH_GATE(CALL)

@@ -15,7 +15,7 @@ static void LOCAL(vandermonde_slopes)(const LOCAL(vandermonde_call) *call, const
         for (int64_t part = 0; part < parts; part++) {
             for (int64_t k = 0; k < n; k++) to[part * n + k] = (real)value[part * stride + k];
             real *slope = to + (parts + part) * n;
-            if (j == 0) memset(slope, 0, sizeof(real) * (size_t)n);
+            if (j == 0 && n > 0) memset(slope, 0, sizeof(real) * (size_t)n);
             else
                 for (int64_t k = 0; k < n; k++) slope[k] = (real)((double)j * before[part * stride + k]);
         }
