@@ -12,13 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise.configuration.types import Count, Distinct, EvenCount, NonEmpty
 from statewise.operators import DiagonalLTI
 from statewise.operators.time_invariant import CHUNK
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.measure import compare, milliseconds
 from statewise.reproduce.report import Curve, Panel, Report, Table, curves, table
-from statewise.reproduce.settings import Settings, even, least, once
+from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
+from statewise.train.config import Device
 from statewise.train.environment import choose_device
 from statewise.train.report import Reporter
 
@@ -52,17 +54,16 @@ class FlashConvSettings(Settings):
     device:  "cpu", "cuda", or "auto"
     """
 
-    lengths: tuple[int, ...] = once((256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768))
-    batches: tuple[int, ...] = least((8, 8, 8, 4, 2, 2, 1, 1))
-    d_model: int = least(256)
-    n_heads: int = least(4)
-    d_state: int = even(64)
-    rounds: int = least(7)
-    device: str = "cpu"
+    lengths: Distinct[Count] = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
+    batches: NonEmpty[Count] = (8, 8, 8, 4, 2, 2, 1, 1)
+    d_model: Count = 256
+    n_heads: Count = 4
+    d_state: EvenCount = 64
+    rounds: Count = 7
+    device: Device = "cpu"
 
     def check(self) -> None:
-        text = f"lengths={self.lengths}, batches={self.batches}; give a batch for each length"
-        self.require(len(self.lengths) == len(self.batches), text)
+        self.require_as_many("lengths", "batches")
         self.require(
             self.d_model % self.n_heads == 0,
             f"d_model={self.d_model} is not a multiple of n_heads={self.n_heads}; change either",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from statewise.configuration.types import Count, Distinct, EvenCount
 from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.time_invariant import TimeInvariantMixer
@@ -17,8 +18,9 @@ from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
 from statewise.reproduce.measure import compare, milliseconds
 from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
-from statewise.reproduce.settings import Settings, even, least
+from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
+from statewise.train.config import Device
 from statewise.train.environment import choose_device
 from statewise.train.report import Reporter
 
@@ -38,11 +40,11 @@ class LsslVsS4Settings(Settings):
     device: "cpu", "cuda", or "auto"
     """
 
-    widths: tuple[int, ...] = even((128, 256, 512))
-    length: int = least(AT_LENGTH)
-    rounds: int = least(3)
-    s4_repeats: int = least(5)
-    device: str = "cpu"
+    widths: Distinct[EvenCount] = (128, 256, 512)
+    length: Count = AT_LENGTH
+    rounds: Count = 3
+    s4_repeats: Count = 5
+    device: Device = "cpu"
 
 
 def layers(width: int, device: torch.device) -> dict[str, TimeInvariantMixer]:
