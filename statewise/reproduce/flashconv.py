@@ -16,7 +16,7 @@ from statewise.configuration.types import Count, Distinct, EvenCount, NonEmpty
 from statewise.operators import DiagonalLTI
 from statewise.operators.time_invariant import CHUNK
 from statewise.reproduce.claim import Claim, Found
-from statewise.reproduce.measure import compare, milliseconds
+from statewise.reproduce.measure import compare, in_units, milliseconds
 from statewise.reproduce.report import Curve, Panel, Report, Table, curves, table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
@@ -146,10 +146,9 @@ def report(config: FlashConvSettings, found: Found) -> Report:
     device, figures = choose_device(config.device), {}
     for length in config.lengths:
         part = found[f"length-{length}"]
-        ms = {name: milliseconds(seconds) for name, seconds in part["seconds"].items()}
-        mb = {name: n_bytes / 1e6 for name, n_bytes in part["peak_bytes"].items()}
+        ms = (units := in_units(part))["ms"]
         speed = {name: ms[PLAIN] / ms[name] for name in forms_at(length)}
-        figures[length] = {"ms": ms, "mb": mb, "over_plain_fft": speed, **part}
+        figures[length] = {**units, "over_plain_fft": speed, **part}
         figures[length]["over_attention"] = ms[ATTENTION] / min(ms[name] for name in speed)
         carried = part["seconds_from_a_state"].items()
         figures[length]["ms_from_a_state"] = {name: milliseconds(seconds) for name, seconds in carried}

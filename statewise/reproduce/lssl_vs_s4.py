@@ -16,7 +16,7 @@ from statewise.mixers.s4 import S4Config
 from statewise.mixers.time_invariant import TimeInvariantMixer
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
-from statewise.reproduce.measure import compare, milliseconds
+from statewise.reproduce.measure import compare, in_units
 from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
@@ -101,10 +101,9 @@ def report(config: LsslVsS4Settings, found: Found) -> Report:
     figures: dict[int, dict[str, Any]] = {}
     for width in config.widths:
         part = found[f"width-{width}"]
-        ms = {name: milliseconds(part["seconds"][name]) for name in ("LSSL", "S4")}
-        mb = {name: part["peak_bytes"][name] / 1e6 for name in ("LSSL", "S4")}
+        ms, mb = (units := in_units(part)).values()
         ratios = {"speed_ratio": ms["LSSL"] / ms["S4"], "memory_ratio": mb["LSSL"] / mb["S4"]}
-        figures[width] = {"ms": ms, "mb": mb, **ratios, **part}
+        figures[width] = {**units, **ratios, **part}
 
     def columns(unit: str, ratio: str, forms: tuple[str, str, str]) -> list[tuple[str, Callable[[int], str]]]:
         def theirs(text: Callable[[float, float], str]) -> Callable[[int], str]:

@@ -15,7 +15,7 @@ from statewise.mixers.s4 import S4Config
 from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
-from statewise.reproduce.measure import compare, milliseconds
+from statewise.reproduce.measure import compare, in_units
 from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
@@ -106,10 +106,9 @@ def report(config: S4VsTransformerSettings, found: Found) -> Report:
     figures: dict[int, dict[str, Any]] = {}
     for length in config.lengths:
         part = found[f"length-{length}"]
-        ms = {name: milliseconds(seconds) for name, seconds in part["seconds"].items()}
-        mb = {name: n_bytes / 1e6 for name, n_bytes in part["peak_bytes"].items()}
+        ms, mb = (units := in_units(part)).values()
         ratios = {"speed_ratio": ms["Transformer"] / ms["S4"], "memory_share": mb["S4"] / mb["Transformer"]}
-        figures[length] = {"ms": ms, "mb": mb, **ratios, **part}
+        figures[length] = {**units, **ratios, **part}
 
     def columns(unit: str, ratio: str, published: dict[int, float], form: str, suffix: str) -> Any:
         return [

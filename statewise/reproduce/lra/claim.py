@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -98,8 +99,8 @@ class LraSettings(Settings):
         for setting in self.settings:
             task, known = _task_of(setting), f"which is no task; use one of {', '.join(DATA)}"
             self.require(not task or task in DATA, f"settings: {setting!r} is for {task!r}, {known}")
-        for cell in self.cells():  # refuses what no run could have
-            run = run_config(self, cell.model, cell.task, self.seeds[0])
+        for model, task in product(self.models, self.tasks):  # refuses what no run could have
+            run = run_config(self, model, task, self.seeds[0])
             if isinstance(run.model, SequenceModelConfig):
                 _require_buildable(run.model)
 
