@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statewise.configuration.types import Count, Distinct, EvenCount, NonEmpty
+from statewise.configuration.types import Count, Distinct, EvenWidth, NonEmpty, Width
 from statewise.operators import DiagonalLTI
 from statewise.operators.time_invariant import CHUNK
 from statewise.reproduce.claim import Claim, Found
@@ -56,9 +56,9 @@ class FlashConvSettings(Settings):
 
     lengths: Distinct[Count] = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
     batches: NonEmpty[Count] = (8, 8, 8, 4, 2, 2, 1, 1)
-    d_model: Count = 256
+    d_model: Width = 256
     n_heads: Count = 4
-    d_state: EvenCount = 64
+    d_state: EvenWidth = 64
     rounds: Count = 7
     device: Device = "cpu"
 

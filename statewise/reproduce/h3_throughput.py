@@ -28,6 +28,7 @@ from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
+from statewise.reproduce.measure import n_parameters
 from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
@@ -201,7 +202,7 @@ def speeds(config: H3ThroughputSettings, part: Mapping[str, Any]) -> dict[str, d
 
 def report(config: H3ThroughputSettings, found: Found) -> Report:
     rounds, sizes = [*found.values()], _sizes(config)
-    parameters = {name: sum(p.numel() for p in model.parameters()) for name, model in sizes.items()}
+    parameters = {name: n_parameters(model) for name, model in configs(config).items()}
     paths, parts, figures, ratios = rounds[-1]["paths"], {}, {}, {}
     for n in config.prompts:
         part = {m: {"seconds": [one["seconds"][str(n)][m] for one in rounds], "path": paths[m]} for m in BOTH}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise import hippo
-from statewise.configuration.types import AtLeastTwo, Count, Distinct, EvenCount, OneOf, Positive, at_least
+from statewise.configuration.types import AtLeastTwo, Count, Distinct, EvenWidth, OneOf, Positive, at_least
 from statewise.operators.dense import DenseLTI
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.report import Curve, Panel, Report, curves, table
@@ -55,7 +55,7 @@ class DelaySettings(Settings):
 
     delays: Distinct[AtLeastTwo] = (64, 128, 256, 512, 1024)
     initial: Distinct[Annotated[str, OneOf(TRAINED)]] = TRAINED
-    d_state: EvenCount = 64
+    d_state: EvenWidth = 64
     radius: Positive = 64.0
     period: AtLeastTwo = 32
     seeds: Count = 3

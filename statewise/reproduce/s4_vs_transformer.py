@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from statewise.configuration.types import Count, Depth, Distinct, EvenCount, NonEmpty, Positive
+from statewise.configuration.types import Count, Depth, Distinct, EvenWidth, NonEmpty, Positive, Width
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.s4 import S4Config
 from statewise.models.block import BlockConfig
@@ -40,10 +40,10 @@ class S4VsTransformerSettings(Settings):
 
     lengths: Distinct[Count] = (1024, 4096, 16384)
     batches: NonEmpty[Count] = (8, 8, 2)
-    d_model: Count = 256
+    d_model: Width = 256
     n_layers: Depth = 4
     n_heads: Count = 4
-    d_state: EvenCount = 64
+    d_state: EvenWidth = 64
     expand: Positive = 4.0
     rounds: Count = 3
     device: Device = "cpu"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from statewise.checkpoints import load, resolve
-from statewise.configuration.types import Count, Depth, EvenCount, Natural, Positive, Seed, at_least
+from statewise.configuration.types import Count, Depth, EvenWidth, Natural, Positive, Seed, Width, at_least
 from statewise.data.base import absolute
 from statewise.data.synthetic_languages import AssociativeRecallConfig, SyntheticLanguageConfig, open_synthetic_language
 from statewise.errors import ConfigError
@@ -51,9 +51,9 @@ class H3AtWorkSettings(Settings):
 
     text: str = "a3b5.c1.a?"
     model: str | None = None
-    d_model: Count = 32
+    d_model: Width = 32
     n_layers: Depth = 1
-    d_state: EvenCount = 16
+    d_state: EvenWidth = 16
     d_shift: Count | None = 4
     d_head: Count = 1
     epochs: Count = 24
@@ -114,7 +114,7 @@ def _given(folder: Path) -> RunConfig:
     """Errors: CheckpointError where there is no run, or no checkpoint in it; ConfigError for another task, or a model
     without H3."""
     run = read_run(folder)
-    if not isinstance(run.data, SyntheticLanguageConfig) or run.data.task != "associative-recall":
+    if not isinstance(run.data, AssociativeRecallConfig):
         raise ConfigError(
             f"{folder} was not trained on associative recall; give a run of the preset associative-recall"
         )
