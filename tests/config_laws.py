@@ -26,7 +26,7 @@ import statewise
 from statewise.configuration import Config, from_dict, to_dict
 from statewise.errors import ConfigError, StatewiseError
 
-HOLDS_CONFIGS = re.compile(r"^class \w+\((\w*Config|.*, \w*Config)\):", re.MULTILINE)
+HOLDS_CONFIGS = re.compile(r"^class \w+\((.*, )?\w*(Config|Settings)\):", re.MULTILINE)
 # Of no field's type, whatever it is declared as
 NOTHING = (
     object(), b"8", 1j, {1, 2}, {"a": 1}, lambda: 8, math.nan, torch.tensor(8), torch.zeros(3, 3), np.zeros(3), Config,

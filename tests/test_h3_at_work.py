@@ -226,8 +226,8 @@ class TestReproduction:
             ({"text": "a3b5"}, ConfigError, "end it with a key, one of a, b, c, d"),
             ({"epochs": 0}, ConfigError, "epochs=0"),
             ({"lr": 0.0}, ConfigError, "lr=0"),
-            ({"n_train": 10}, ConfigError, "n_train is at least 32"),
-            ({"d_head": 3}, ConfigError, "d_model a multiple of d_head"),
+            ({"n_train": 10}, ConfigError, "n_train=10 is out of range"),
+            ({"d_head": 3}, ConfigError, "is not a multiple of d_head"),
             ({"model": "missing"}, CheckpointError, "holds no run"),
         ],
     )

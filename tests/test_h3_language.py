@@ -156,9 +156,9 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"models": ("h3", "h4")}, "'h4' is unknown; use some of h3-hybrid"),
-            ({"learning_rates": (0.0,)}, r"lr=0\.0"),
-            ({"test_tokens": 1}, "test_tokens=1 is too small; use at least 2"),
+            ({"models": ("h3", "h4")}, "models.1='h4' is unknown; did you mean 'h3'"),
+            ({"learning_rates": (0.0,)}, r"learning_rates\.0=0\.0"),
+            ({"test_tokens": 1}, "test_tokens=1 is out of range; expected an integer of at least 2"),
             ({"warmup": -1.0}, r"warmup=-1\.0"),
             ({"weight_decay": -1.0}, "weight_decay"),
             ({"n_layers": 2}, "n_layers"),

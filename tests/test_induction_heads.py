@@ -54,7 +54,7 @@ class TestSettings:
         assert config.lengths == LENGTHS == tuple(2**i for i in range(6, 21))
         for model in MODELS:
             run: Any = run_config(config, model, 1)
-            assert (run.data.length, run.data.resolved("vocab_size"), len(run.model.layers)) == (256, 16, 2)
+            assert (run.data.length, run.data.vocab_size, len(run.model.layers)) == (256, 16, 2)
             assert run.model.d_model == (64 if model == "mamba" else 128)
             assert (run.train.weight_decay, run.train.batch_size) == (0, 8)
             assert run.train.stop_at == (None if model == "mamba" else 1.0)
@@ -67,13 +67,13 @@ class TestSettings:
         assert [config.n_rows("h3", n) for n in (64, 2048, 4096, 2**20, 2**21)] == [512, 512, 256, 1, 1]
         assert [config.n_rows("rotary", n) for n in (64, 4096, 2**14)] == [100, 100, 64]
         asked = asked_config(config, "mamba", 4096)
-        assert (asked.n_test, asked.test_length, asked.resolved("vocab_size")) == (256, 4096, 16)
+        assert (asked.n_test, asked.test_length, asked.vocab_size) == (256, 4096, 16)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"models": ("hyena",), "steps": (1,)}, "use some of mamba, h3, attention, rotary"),
-            ({"steps": (1,)}, "steps=.*for each model"),
+            ({"models": ("hyena",), "steps": (1,)}, "use one of: mamba, h3, attention, rotary"),
+            ({"steps": (1,)}, "steps=.* differ in length"),
             ({"lengths": (4,)}, "test_length=4"),
             ({"lengths": (2**15,)}, "has none up to attention_to=16384 for 'attention'"),
             ({"warmup": 0.95}, "warmup=0.95"),

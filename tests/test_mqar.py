@@ -67,15 +67,15 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"models": ("h4",)}, "use some of h3, linear, mamba2, attention"),
-            ({"lengths": (64,)}, "give one of each for every length"),
-            ({"weight_std": 0.0}, r"MqarSettings\.weight_std=0\.0; expected a number above 0"),
-            ({"weight_std": -1, "models": ("mamba2",)}, r"MqarSettings\.weight_std=-1; expected a number above 0"),
-            ({"n_sizes": 4}, "use 1 to 3"),
+            ({"models": ("h4",)}, "models.0='h4' is unknown; did you mean 'h3'"),
+            ({"lengths": (64,)}, "differ in length; give as many of each"),
+            ({"weight_std": 0.0}, r"MqarSettings\.weight_std=0\.0 is out of range; expected a number above 0"),
+            ({"weight_std": -1, "models": ("mamba2",)}, r"MqarSettings\.weight_std=-1 is out of range"),
+            ({"n_sizes": 4}, "n_sizes=4 is out of range; expected an integer from 1 to 3"),
             ({"pairs": (4, 80)}, "n_pairs"),
             ({"lengths": (64, 64), "pairs": (4, 4)}, "the same rows twice"),
-            ({"epochs": (24, 0)}, "epochs=0"),
-            ({"rates": (1e-3, -1.0)}, r"lr=-1\.0"),
+            ({"epochs": (24, 0)}, "epochs.1=0"),
+            ({"rates": (1e-3, -1.0)}, r"rates\.1=-1\.0"),
             ({"n_train": 10}, "n_train=10, batch_size=64"),
         ],
     )

@@ -31,7 +31,7 @@ def test_the_runs() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"models": ("hyena",)}, "use some of s4, gss, h3, mamba, mamba2"),
+        ({"models": ("hyena",)}, "use one of: s4, gss, h3, mamba, mamba2"),
         ({"n_copied": 100}, "n_copied"),
         ({"lr": -1.0}, "lr"),
     ],

@@ -95,7 +95,7 @@ def test_files() -> None:
     assert max(map(len, texts.values())) <= 5_000
     with pytest.raises(DataError, match="bytes too few; use fewer n_bytes"):
         claim.choose(claim.TypesegSettings(longest=1))
-    with pytest.raises(ConfigError, match="n_bytes=1 is too small; use at least 2"):
+    with pytest.raises(ConfigError, match="n_bytes=1 is out of range; expected an integer of at least 2"):
         claim.TypesegSettings(n_bytes=1)
 
 

@@ -77,6 +77,7 @@ Width = Annotated[int, from_to(1, 2**20)]  # of a layer that is built, without m
 Depth = Annotated[int, from_to(1, 10_000)]  # how many layers are made of a number: each is there in memory
 Natural = Annotated[int, at_least(0)]
 EvenCount = Annotated[int, at_least(2), EVEN]
+EvenWidth = Annotated[Width, EVEN]
 Seed = Annotated[int, from_to(0, 2**32 - 1, "2**32 - 1")]
 LongSeed = Annotated[int, from_to(0, 2**63 - 1, "2**63 - 1")]
 

@@ -12,13 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise.configuration.types import Count, Distinct, EvenWidth, NonEmpty, Width
 from statewise.operators import DiagonalLTI
 from statewise.operators.time_invariant import CHUNK
 from statewise.reproduce.claim import Claim, Found
-from statewise.reproduce.measure import compare, milliseconds
+from statewise.reproduce.measure import compare, in_units, milliseconds
 from statewise.reproduce.report import Curve, Panel, Report, Table, curves, table
-from statewise.reproduce.settings import Settings, even, least, once
+from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
+from statewise.train.config import Device
 from statewise.train.environment import choose_device
 from statewise.train.report import Reporter
 
@@ -52,17 +54,16 @@ class FlashConvSettings(Settings):
     device:  "cpu", "cuda", or "auto"
     """
 
-    lengths: tuple[int, ...] = once((256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768))
-    batches: tuple[int, ...] = least((8, 8, 8, 4, 2, 2, 1, 1))
-    d_model: int = least(256)
-    n_heads: int = least(4)
-    d_state: int = even(64)
-    rounds: int = least(7)
-    device: str = "cpu"
+    lengths: Distinct[Count] = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
+    batches: NonEmpty[Count] = (8, 8, 8, 4, 2, 2, 1, 1)
+    d_model: Width = 256
+    n_heads: Count = 4
+    d_state: EvenWidth = 64
+    rounds: Count = 7
+    device: Device = "cpu"
 
     def check(self) -> None:
-        text = f"lengths={self.lengths}, batches={self.batches}; give a batch for each length"
-        self.require(len(self.lengths) == len(self.batches), text)
+        self.require_as_many("lengths", "batches")
         self.require(
             self.d_model % self.n_heads == 0,
             f"d_model={self.d_model} is not a multiple of n_heads={self.n_heads}; change either",
@@ -145,10 +146,9 @@ def report(config: FlashConvSettings, found: Found) -> Report:
     device, figures = choose_device(config.device), {}
     for length in config.lengths:
         part = found[f"length-{length}"]
-        ms = {name: milliseconds(seconds) for name, seconds in part["seconds"].items()}
-        mb = {name: n_bytes / 1e6 for name, n_bytes in part["peak_bytes"].items()}
+        ms = (units := in_units(part))["ms"]
         speed = {name: ms[PLAIN] / ms[name] for name in forms_at(length)}
-        figures[length] = {"ms": ms, "mb": mb, "over_plain_fft": speed, **part}
+        figures[length] = {**units, "over_plain_fft": speed, **part}
         figures[length]["over_attention"] = ms[ATTENTION] / min(ms[name] for name in speed)
         carried = part["seconds_from_a_state"].items()
         figures[length]["ms_from_a_state"] = {name: milliseconds(seconds) for name, seconds in carried}

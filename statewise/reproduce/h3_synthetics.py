@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
+from statewise.configuration.types import Count, Distinct, Limit, NonEmpty, OneOf, Seed, Share
 from statewise.data.synthetic_languages import LANGUAGES
 from statewise.data.whole_batches import count_batches
 from statewise.mixers.attention import AttentionConfig
@@ -21,7 +22,7 @@ from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.report import Bar, Curve, Panel, Report, Table, curves, findings, table
-from statewise.reproduce.settings import BEFORE, Settings, checked, least, once, one_of, share
+from statewise.reproduce.settings import BEFORE, Settings
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import (
     Trial,
@@ -104,25 +105,25 @@ class H3SyntheticsSettings(Settings):
     bars:     whether what the project asks of itself is in the report
     """
 
-    models: tuple[str, ...] = once(tuple(MIXERS), MIXERS)
-    tasks: tuple[str, ...] = once(TASKS, TASKS)
-    epochs: tuple[int, ...] = least((400, 200))
-    seeds: tuple[int, ...] = once((0, 1, 2))
-    n_train: int = least(5000)
-    n_validation: int = least(500)
-    n_test: int = least(500)
-    stop_at: float | None = share(0.999)
-    stop_after: int = 10
-    clip_norm: float | None = None
-    weight_decay_of: str = "all"
-    dropout_of: str = one_of("weights", ("weights", "branches"), **{BEFORE: "branches"})
-    drop_last: bool = checked(False, lambda _: None, **{BEFORE: True})
-    warmup_prefix: bool = checked(False, lambda _: None, **{BEFORE: True})
-    workers: int = least(2)
+    models: Distinct[Annotated[str, OneOf(MIXERS)]] = tuple(MIXERS)
+    tasks: Distinct[Annotated[str, OneOf(TASKS)]] = TASKS
+    epochs: NonEmpty[Count] = (400, 200)
+    seeds: Distinct[Seed] = (0, 1, 2)
+    n_train: Count = 5000
+    n_validation: Count = 500
+    n_test: Count = 500
+    stop_at: Share | None = 0.999
+    stop_after: Count = 10
+    clip_norm: Limit | None = None
+    weight_decay_of: Literal["maps", "all"] = "all"
+    dropout_of: Literal["weights", "branches"] = field(default="weights", metadata={BEFORE: "branches"})
+    drop_last: bool = field(default=False, metadata={BEFORE: True})
+    warmup_prefix: bool = field(default=False, metadata={BEFORE: True})
+    workers: Count = 2
     bars: bool = True
 
     def check(self) -> None:
-        self.require(len(self.epochs) == len(self.tasks), f"epochs={self.epochs}; give a number for each task")
+        self.require_as_many("tasks", "epochs")
         few = f"n_train={self.n_train} without the last rows is no batch; use at least {BATCH_SIZE}"
         self.require(self.n_train >= BATCH_SIZE or not self.drop_last, few)
         for seed in self.seeds:

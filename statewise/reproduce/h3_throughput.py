@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from statewise.configuration.types import AtLeastTwo, Count, Depth, Distinct, EvenWidth, Natural, OneOf, Width
 from statewise.decoding import PRECISIONS, Decoder, why_not
 from statewise.generation import generate
 from statewise.mixers.attention import AttentionConfig
@@ -27,8 +28,9 @@ from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
+from statewise.reproduce.measure import n_parameters
 from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
-from statewise.reproduce.settings import Settings, least, once, one_of
+from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.report import Reporter
 
@@ -52,21 +54,20 @@ class H3ThroughputSettings(Settings):
     d_model, n_layers, n_heads, vocab_size: of both; d_state: of H3's systems
     """
 
-    prompts: tuple[int, ...] = once((512, 1024, 1536))
-    n_new: int = least(128, 2)
-    batch: int = least(8)
-    rounds: int = least(9)
-    attention_at: tuple[int, ...] = (1, 7)
-    weights: str = one_of("float32", PRECISIONS)
-    d_model: int = least(768)
-    n_layers: int = least(12)
-    n_heads: int = least(12)
-    d_state: int = 64
-    vocab_size: int = least(50_264)
-    max_positions: int = least(2048)
+    prompts: Distinct[Count] = (512, 1024, 1536)
+    n_new: AtLeastTwo = 128
+    batch: Count = 8
+    rounds: Count = 9
+    attention_at: tuple[Natural, ...] = (1, 7)
+    weights: Annotated[str, OneOf(PRECISIONS)] = "float32"
+    d_model: Width = 768
+    n_layers: Depth = 12
+    n_heads: Width = 12
+    d_state: EvenWidth = 64
+    vocab_size: Width = 50_264
+    max_positions: Width = 2048
 
     def check(self) -> None:
-        self.require(min(self.prompts) >= 1, f"prompts={self.prompts}; use lengths of at least 1")
         longest = max(self.prompts) + self.n_new
         self.require(
             longest <= self.max_positions,
@@ -201,7 +202,7 @@ def speeds(config: H3ThroughputSettings, part: Mapping[str, Any]) -> dict[str, d
 
 def report(config: H3ThroughputSettings, found: Found) -> Report:
     rounds, sizes = [*found.values()], _sizes(config)
-    parameters = {name: sum(p.numel() for p in model.parameters()) for name, model in sizes.items()}
+    parameters = {name: n_parameters(model) for name, model in configs(config).items()}
     paths, parts, figures, ratios = rounds[-1]["paths"], {}, {}, {}
     for n in config.prompts:
         part = {m: {"seconds": [one["seconds"][str(n)][m] for one in rounds], "path": paths[m]} for m in BOTH}

@@ -6,15 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from statewise import hippo
+from statewise.configuration.types import Count, Distinct, EvenCount, LongSeed, OneOf, Positive, at_least
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.report import Curve, Panel, Report, curves, table
-from statewise.reproduce.settings import Settings, even, once, positive
+from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.report import Reporter
 
@@ -32,19 +33,18 @@ class HippoSettings(Settings):
     time_units: how many units of time the window is for LagT, whose memory fades as e^(-s/2) from now, s in units
     """
 
-    orders: tuple[int, ...] = even((4, 8, 16, 32, 64, 128, 256))
-    measures: tuple[str, ...] = once(tuple(NAMES), NAMES)
-    window: int = 4096
-    cycles: float = 24.0
-    n_signals: int = 16
-    time_units: float = positive(128.0)
-    seed: int = 0
+    orders: Distinct[EvenCount] = (4, 8, 16, 32, 64, 128, 256)
+    measures: Distinct[Annotated[str, OneOf(NAMES)]] = tuple(NAMES)
+    window: Annotated[int, at_least(16)] = 4096
+    cycles: Positive = 24.0
+    n_signals: Count = 16
+    time_units: Positive = 128.0
+    seed: LongSeed = 0
 
     def check(self) -> None:
         self.require(
-            self.window >= 16 and self.n_signals >= 1 and 0 < self.cycles < self.window / 4,
-            f"window={self.window}, n_signals={self.n_signals}, cycles={self.cycles}; use a window of at least 16 "
-            "steps, at least one signal, and at least 4 steps to a cycle",
+            4 * self.cycles < self.window,
+            f"window={self.window}, cycles={self.cycles}; use more than 4 steps to a cycle",
         )
 
 

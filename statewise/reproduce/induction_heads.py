@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 
+from statewise.configuration.types import Count, Distinct, NonEmpty, OneOf, Ratio
 from statewise.data.synthetic_languages import LongInductionHeadConfig, SyntheticLanguageConfig, open_synthetic_language
 from statewise.errors import InputError
 from statewise.mixers.attention import AttentionConfig
@@ -22,7 +23,6 @@ from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce.claim import Claim
 from statewise.reproduce.report import Bar, Curve, Panel, Report, Table, curves, findings, table
-from statewise.reproduce.settings import least, once
 from statewise.reproduce.synthetic import SyntheticSettings
 from statewise.reproduce.training import (
     Trial,
@@ -91,22 +91,22 @@ class InductionHeadsSettings(SyntheticSettings):
               fewer, and one at least
     """
 
-    models: tuple[str, ...] = once(tuple(MODELS), MODELS)
-    steps: tuple[int, ...] = least((32_768, 16_384, 16_384, 16_384))
-    length: int = 256
-    lengths: tuple[int, ...] = once(LENGTHS)
-    attention_to: int = 2**14
-    attention_rows: int = least(64)
-    batch_size: int = least(8)
-    warmup: float = 0.01
-    decay: float = 0.1
-    stop_at: float | None = 1.0
-    stop_after: int = 4
-    look_every: int = least(512)
-    test_tokens: int = least(2**24)
+    models: Distinct[Annotated[str, OneOf(MODELS)]] = tuple(MODELS)
+    steps: NonEmpty[Count] = (32_768, 16_384, 16_384, 16_384)
+    length: Count = 256
+    lengths: Distinct[Count] = LENGTHS
+    attention_to: Count = 2**14
+    attention_rows: Count = 64
+    batch_size: Count = 8
+    warmup: Ratio = 0.01
+    decay: Ratio = 0.1
+    stop_at: Ratio | None = 1.0
+    stop_after: Count = 4
+    look_every: Count = 512
+    test_tokens: Count = 2**24
 
     def check(self) -> None:
-        self.require(len(self.steps) == len(self.models), f"steps={self.steps}; give a number for each model")
+        self.require_as_many("models", "steps")
         for model in self.models:
             self.require(
                 bool(self.lengths_of(model)),

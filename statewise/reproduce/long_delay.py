@@ -10,16 +10,17 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from statewise import hippo
+from statewise.configuration.types import AtLeastTwo, Count, Distinct, EvenWidth, OneOf, Positive, at_least
 from statewise.operators.dense import DenseLTI
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.report import Curve, Panel, Report, curves, table
-from statewise.reproduce.settings import Settings, even, least, once, positive
+from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.systems import discretize_dense
 from statewise.train.report import Reporter
@@ -52,15 +53,15 @@ class DelaySettings(Settings):
     window:  steps in a unit of time where gradients are measured, over 8 units
     """
 
-    delays: tuple[int, ...] = least((64, 128, 256, 512, 1024), 2)
-    initial: tuple[str, ...] = once(TRAINED, TRAINED)
-    d_state: int = even(64)
-    radius: float = positive(64.0)
-    period: int = least(32, 2)
-    seeds: int = least(3)
-    steps: int = least(200)
-    lr: float = positive(1e-2)
-    window: int = least(512, 8)
+    delays: Distinct[AtLeastTwo] = (64, 128, 256, 512, 1024)
+    initial: Distinct[Annotated[str, OneOf(TRAINED)]] = TRAINED
+    d_state: EvenWidth = 64
+    radius: Positive = 64.0
+    period: AtLeastTwo = 32
+    seeds: Count = 3
+    steps: Count = 200
+    lr: Positive = 1e-2
+    window: Annotated[int, at_least(8)] = 512
 
 
 def initial_system(name: str, config: DelaySettings, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from statewise.configuration.types import Count, Distinct, EvenCount
 from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.time_invariant import TimeInvariantMixer
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
-from statewise.reproduce.measure import compare, milliseconds
+from statewise.reproduce.measure import compare, in_units
 from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
-from statewise.reproduce.settings import Settings, even, least
+from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
+from statewise.train.config import Device
 from statewise.train.environment import choose_device
 from statewise.train.report import Reporter
 
@@ -38,11 +40,11 @@ class LsslVsS4Settings(Settings):
     device: "cpu", "cuda", or "auto"
     """
 
-    widths: tuple[int, ...] = even((128, 256, 512))
-    length: int = least(AT_LENGTH)
-    rounds: int = least(3)
-    s4_repeats: int = least(5)
-    device: str = "cpu"
+    widths: Distinct[EvenCount] = (128, 256, 512)
+    length: Count = AT_LENGTH
+    rounds: Count = 3
+    s4_repeats: Count = 5
+    device: Device = "cpu"
 
 
 def layers(width: int, device: torch.device) -> dict[str, TimeInvariantMixer]:
@@ -99,10 +101,9 @@ def report(config: LsslVsS4Settings, found: Found) -> Report:
     figures: dict[int, dict[str, Any]] = {}
     for width in config.widths:
         part = found[f"width-{width}"]
-        ms = {name: milliseconds(part["seconds"][name]) for name in ("LSSL", "S4")}
-        mb = {name: part["peak_bytes"][name] / 1e6 for name in ("LSSL", "S4")}
+        ms, mb = (units := in_units(part)).values()
         ratios = {"speed_ratio": ms["LSSL"] / ms["S4"], "memory_ratio": mb["LSSL"] / mb["S4"]}
-        figures[width] = {"ms": ms, "mb": mb, **ratios, **part}
+        figures[width] = {**units, **ratios, **part}
 
     def columns(unit: str, ratio: str, forms: tuple[str, str, str]) -> list[tuple[str, Callable[[int], str]]]:
         def theirs(text: Callable[[float, float], str]) -> Callable[[int], str]:

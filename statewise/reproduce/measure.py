@@ -61,6 +61,14 @@ def _seconds(action: Action, device: torch.device | None) -> float:
     return time.perf_counter() - begun
 
 
+def in_units(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Of what :func:`compare` gave: the median milliseconds of a call, and its megabytes at the peak."""
+    return {
+        "ms": {name: milliseconds(seconds) for name, seconds in found["seconds"].items()},
+        "mb": {name: n_bytes / 1e6 for name, n_bytes in found["peak_bytes"].items()},
+    }
+
+
 def milliseconds(seconds: list[float]) -> float:
     """Their median, in milliseconds."""
     return 1e3 * statistics.median(seconds)

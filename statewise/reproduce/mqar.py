@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 from torch.utils import _pytree as pytree
 
+from statewise.configuration.types import Count, Distinct, NonEmpty, OneOf, Positive, Seed, Share, Width, from_to
 from statewise.data.synthetic_languages import MultiQueryRecallConfig, SyntheticLanguageConfig
 from statewise.errors import DivergedError
 from statewise.mixers.attention import Attention, AttentionConfig
@@ -22,7 +23,7 @@ from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce.claim import Claim
 from statewise.reproduce.measure import n_parameters
 from statewise.reproduce.report import Curve, Panel, Report, curves, findings, table
-from statewise.reproduce.settings import BEFORE, Settings, least, once, positive, rate_name, rates, share
+from statewise.reproduce.settings import BEFORE, Rates, Settings, rate_name
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, read_looks, told, train_one
 from statewise.reproduce.work import Job, Work
@@ -88,27 +89,25 @@ class MqarSettings(Settings):
     seed:      of every run
     """
 
-    models: tuple[str, ...] = once(tuple(SIZES), SIZES)
-    n_sizes: int = least(3)
-    lengths: tuple[int, ...] = (64, 128)
-    pairs: tuple[int, ...] = (4, 8)
-    epochs: tuple[float, ...] = (24, 12)
-    vocab_size: int = 256
-    n_train: int = 20_000
-    n_test: int = least(3_000)
+    models: Distinct[Annotated[str, OneOf(SIZES)]] = tuple(SIZES)
+    n_sizes: Annotated[int, from_to(1, 3)] = 3
+    lengths: NonEmpty[Count] = (64, 128)
+    pairs: NonEmpty[Count] = (4, 8)
+    epochs: NonEmpty[Positive] = (24.0, 12.0)
+    vocab_size: Width = 256
+    n_train: Count = 20_000
+    n_test: Count = 3_000
     random_non_queries: bool = False
-    rates: tuple[float, ...] = rates((3e-3, 1e-2, 1e-3))
-    weight_std: float | None = positive(None, **{BEFORE: WEIGHT_STD})
-    batch_size: int = least(64)
-    stop_at: float = share(0.99)
-    workers: int = least(2)
-    seed: int = 0
+    rates: Rates = (3e-3, 1e-2, 1e-3)
+    weight_std: Positive | None = field(default=None, metadata={BEFORE: WEIGHT_STD})
+    batch_size: Count = 64
+    stop_at: Share = 0.99
+    workers: Count = 2
+    seed: Seed = 0
 
     def check(self) -> None:
-        self.require(self.n_sizes <= 3, f"n_sizes={self.n_sizes}; use 1 to 3")
-        rows = f"lengths={self.lengths}, pairs={self.pairs}, epochs={self.epochs}"
-        alike = 0 < len(self.lengths) == len(self.pairs) == len(self.epochs)
-        self.require(alike, f"{rows}; give one of each for every length")
+        self.require_as_many("lengths", "pairs", "epochs")
+        rows = f"lengths={self.lengths}, pairs={self.pairs}"
         twice = len(set(zip(self.lengths, self.pairs))) < len(self.lengths)
         self.require(not twice, f"{rows} has the same rows twice; give each length with each number of pairs once")
         whole = self.batch_size <= self.n_train

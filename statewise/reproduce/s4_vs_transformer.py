@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from statewise.configuration.types import Count, Depth, Distinct, EvenWidth, NonEmpty, Positive, Width
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.s4 import S4Config
 from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
-from statewise.reproduce.measure import compare, milliseconds
+from statewise.reproduce.measure import compare, in_units
 from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
-from statewise.reproduce.settings import Settings, least
+from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
+from statewise.train.config import Device
 from statewise.train.environment import choose_device
 from statewise.train.report import Reporter
 
@@ -36,19 +38,18 @@ class S4VsTransformerSettings(Settings):
     device:  "cpu", "cuda", or "auto"
     """
 
-    lengths: tuple[int, ...] = least((1024, 4096, 16384))
-    batches: tuple[int, ...] = least((8, 8, 2))
-    d_model: int = 256
-    n_layers: int = least(4)
-    n_heads: int = 4
-    d_state: int = 64
-    expand: float = 4.0
-    rounds: int = least(3)
-    device: str = "cpu"
+    lengths: Distinct[Count] = (1024, 4096, 16384)
+    batches: NonEmpty[Count] = (8, 8, 2)
+    d_model: Width = 256
+    n_layers: Depth = 4
+    n_heads: Count = 4
+    d_state: EvenWidth = 64
+    expand: Positive = 4.0
+    rounds: Count = 3
+    device: Device = "cpu"
 
     def check(self) -> None:
-        text = f"lengths={self.lengths}, batches={self.batches}; give a batch for each length"
-        self.require(len(self.lengths) == len(self.batches), text)
+        self.require_as_many("lengths", "batches")
 
 
 class Stack(nn.Module):
@@ -105,10 +106,9 @@ def report(config: S4VsTransformerSettings, found: Found) -> Report:
     figures: dict[int, dict[str, Any]] = {}
     for length in config.lengths:
         part = found[f"length-{length}"]
-        ms = {name: milliseconds(seconds) for name, seconds in part["seconds"].items()}
-        mb = {name: n_bytes / 1e6 for name, n_bytes in part["peak_bytes"].items()}
+        ms, mb = (units := in_units(part)).values()
         ratios = {"speed_ratio": ms["Transformer"] / ms["S4"], "memory_share": mb["S4"] / mb["Transformer"]}
-        figures[length] = {"ms": ms, "mb": mb, **ratios, **part}
+        figures[length] = {**units, **ratios, **part}
 
     def columns(unit: str, ratio: str, published: dict[int, float], form: str, suffix: str) -> Any:
         return [

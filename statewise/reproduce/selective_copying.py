@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import Annotated
 
+from statewise.configuration.types import Count, Distinct, OneOf, Positive, Width
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.gss import GSSConfig
 from statewise.mixers.h3 import H3Config
@@ -15,7 +17,6 @@ from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, findings, table
-from statewise.reproduce.settings import least, once
 from statewise.reproduce.synthetic import SyntheticSettings
 from statewise.reproduce.training import Trial, each_told, lost_text, mean_text, percent, trained, whole
 from statewise.reproduce.work import Job, Work
@@ -51,12 +52,12 @@ class SelectiveCopyingSettings(SyntheticSettings):
     length, n_copied, vocab_size: of the language, see ``SelectiveCopying``        lr: the highest learning rate
     """
 
-    models: tuple[str, ...] = once(tuple(MIXERS), MIXERS)
-    steps: int = least(6144)
-    length: int = 128
-    n_copied: int = 8
-    vocab_size: int = 16
-    lr: float = 1e-3
+    models: Distinct[Annotated[str, OneOf(MIXERS)]] = tuple(MIXERS)
+    steps: Count = 6144
+    length: Count = 128
+    n_copied: Count = 8
+    vocab_size: Width = 16
+    lr: Positive = 1e-3
 
     def check(self) -> None:
         run_config(self, self.models[0], self.seeds[0])  # refuses what no run could have

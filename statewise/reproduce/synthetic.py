@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from statewise.configuration.types import Count, Distinct, Ratio, Seed
 from statewise.data.synthetic_languages import LANGUAGES, SyntheticLanguageConfig
-from statewise.reproduce.settings import Settings, least, once
+from statewise.reproduce.settings import Settings
 from statewise.train.config import TrainConfig
 
 
@@ -21,14 +22,14 @@ class SyntheticSettings(Settings):
     bars:    whether what the project asks of itself is in the report
     """
 
-    seeds: tuple[int, ...] = once((0, 1, 2))
-    batch_size: int = least(32)
-    stop_at: float | None = 0.999
-    stop_after: int = 2
-    look_every: int = least(256)
-    n_validation: int = least(256)
-    n_test: int = least(512)
-    workers: int = least(2)
+    seeds: Distinct[Seed] = (0, 1, 2)
+    batch_size: Count = 32
+    stop_at: Ratio | None = 0.999
+    stop_after: Count = 2
+    look_every: Count = 256
+    n_validation: Count = 256
+    n_test: Count = 512
+    workers: Count = 2
     bars: bool = True
 
     def language(self, task: str, steps: int, **sizes: Any) -> SyntheticLanguageConfig:

@@ -6,16 +6,17 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from statewise.checkpoints import resolve
 from statewise.configuration import assign
+from statewise.configuration.types import AtLeastTwo, Distinct, Finite, NonEmpty, OneOf, Ratio, Seed
 from statewise.data.labelled import LabelledDataConfig, open_labelled
 from statewise.errors import ConfigError
 from statewise.models.evaluation_mode import evaluation_mode
@@ -23,7 +24,7 @@ from statewise.reproduce.claim import Claim
 from statewise.reproduce.nearest_neighbour import nearest_neighbour, require_aeon
 from statewise.reproduce.progress import PartReporter
 from statewise.reproduce.report import Bar, Plot, Report, table
-from statewise.reproduce.settings import Settings, checked, least, once
+from statewise.reproduce.settings import Settings
 from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, told, train_runs
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import RunConfig
@@ -32,7 +33,6 @@ from statewise.train.report import Reporter
 from statewise.train.run_folder import RUN_FILE
 from statewise.train.tasks import open_task, run_types
 
-UNKNOWN = f" is unknown; use one of {', '.join(PRESETS)}"
 # Published figures that a reader may look for, and why they are not beside ours.
 NOTES = {
     "digits": "There is no published figure for these 8 x 8 digits as sequences. S4's 99.63 % (arXiv:2111.00396) is of "
@@ -57,19 +57,17 @@ class TrainedTaskSettings(Settings):
     max_rows: of the test split, and for DTW of every split, are read; None: all
     """
 
-    preset: str = checked(MISSING, lambda given: None if given in PRESETS else UNKNOWN)
+    preset: Annotated[str, OneOf(PRESETS)]
     settings: tuple[str, ...] = ()
     folder: str | None = None
-    seeds: tuple[int, ...] = once((0,))
+    seeds: Distinct[Seed] = (0,)
     measured: str = "accuracy"
-    bar: float | None = None
+    bar: Finite | None = None
     dtw: bool = False
-    dtw_windows: tuple[float, ...] = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
-    max_rows: int | None = least(None, 2)
+    dtw_windows: NonEmpty[Ratio] = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
+    max_rows: AtLeastTwo | None = None
 
     def check(self) -> None:
-        shares = all(0 <= window <= 1 for window in self.dtw_windows)
-        self.require(shares, f"dtw_windows={self.dtw_windows}; each is from 0 to 1")
         labelled = isinstance(PRESETS[self.preset]().data, LabelledDataConfig)
         self.require(labelled or not self.dtw, f"dtw is for labelled sequences; {self.preset} has none")
 

@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from statewise import native
+from statewise.configuration.types import AtLeastTwo, Count, Natural
 from statewise.data.sources import find_documents
 from statewise.errors import DataError
+from statewise.files.arrays import read_npz
 from statewise.operators import CausalConvolution, SelectiveDiagonal, bidirectional
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.report import Bar, Report, table
-from statewise.reproduce.settings import Settings, least
+from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.report import Reporter
 
@@ -41,9 +42,9 @@ class TypesegSettings(Settings):
     longest: of a file, so many bytes from its beginning are read at most, at once
     """
 
-    n_bytes: int = least(100_000, 2)
-    longest: int = least(10_000)
-    seed: int = 0
+    n_bytes: AtLeastTwo = 100_000
+    longest: Count = 10_000
+    seed: Natural = 0
 
 
 def folder() -> Path:
@@ -77,8 +78,8 @@ class TrainedMamba:
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        with np.load(folder() / "mamba_al.npz") as file:
-            self.weights = {name.replace("__", "/"): torch.tensor(file[name]).to(dtype) for name in file.files}
+        arrays = read_npz(folder() / "mamba_al.npz")
+        self.weights = {name.replace("__", "/"): torch.tensor(m).to(dtype) for name, m in arrays.items()}
 
     def __call__(self, tokens: Tensor, lengths: Tensor | None = None, form: str = "scan") -> Tensor:
         h = self.weights["Embed_0/embedding"][tokens.clamp(max=N_BYTES)]

@@ -8,7 +8,6 @@ result.json          everything, at the end      report.md, *.png    the same to
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
@@ -17,7 +16,8 @@ from typing import Any
 
 from statewise import __version__
 from statewise.checkpoints.atomic import HIDDEN_NAME, remove_hidden
-from statewise.configuration import to_dict
+from statewise.configuration import Config, to_dict
+from statewise.configuration.base import schema
 from statewise.errors import CheckpointError, ConfigError
 from statewise.reproduce.files import finite, write_json
 from statewise.reproduce.hardware import environment, measured
@@ -156,7 +156,7 @@ def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | Non
     for place in (path, path / PARTS):
         remove_hidden(place)
     if not file.exists():
-        write_json(file, {"reproduction": name, "statewise_version": __version__, "settings": _plain(config)})
+        write_json(file, {"reproduction": name, "statewise_version": __version__, "settings": to_dict(config)})
     return Work(path, name, config, Watcher() if watcher is None else watcher)
 
 
@@ -166,22 +166,11 @@ def _is_unused(path: Path) -> bool:
     return all(name in (SETTINGS_FILE, PARTS) or HIDDEN_NAME.fullmatch(name) for name in entries)
 
 
-def _plain(config: Any) -> dict[str, Any]:
-    """The settings as they are read from a file again."""
-    settings: dict[str, Any] = json.loads(json.dumps(to_dict(config)))
-    return settings
-
-
-def _defaults(config: Any) -> dict[str, Any]:
+def _defaults(config: Config) -> dict[str, Any]:
     """Of those fields of the settings that have one: what a folder was begun with that does not know them."""
-    bare, names = copy.copy(config), set()
-    for field in fields(config):
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        default = field.metadata.get(BEFORE, default)
-        if default is not MISSING:
-            object.__setattr__(bare, field.name, default)
-            names.add(field.name)
-    return {name: value for name, value in _plain(bare).items() if name in names}
+    before = {field.name: field.metadata.get(BEFORE, field.default) for field in fields(config)}
+    kinds = schema(type(config))
+    return {name: kinds[name].write(value, name) for name, value in before.items() if value is not MISSING}
 
 
 def _require_same(before: Any, name: str, config: Any, path: Path) -> None:
@@ -189,7 +178,7 @@ def _require_same(before: Any, name: str, config: Any, path: Path) -> None:
         raise CheckpointError(f"{path / SETTINGS_FILE} is not what a reproduction writes; give another folder")
     if before.get("reproduction") != name:
         raise ConfigError(f"{path} holds the reproduction {before.get('reproduction')!r}, not {name!r}; give another")
-    old, settings = _defaults(config) | before["settings"], _plain(config)
+    old, settings = _defaults(config) | before["settings"], to_dict(config)
     differing = [key for key in sorted((old.keys() | settings.keys()) - HOW) if old.get(key) != settings.get(key)]
     if differing:
         first = differing[0]

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from statewise.checkpoints import load, resolve
+from statewise.configuration.types import Count, Depth, EvenWidth, Natural, Positive, Seed, Width, at_least
 from statewise.data.base import absolute
 from statewise.data.synthetic_languages import AssociativeRecallConfig, SyntheticLanguageConfig, open_synthetic_language
 from statewise.errors import ConfigError
@@ -25,7 +26,7 @@ from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, lookup, trace
 from statewise.reproduce.h3_at_work.findings import findings
 from statewise.reproduce.h3_at_work.pictures import draw_by_hand, draw_filters, draw_lookup, draw_reads, draw_trained
 from statewise.reproduce.report import Report, Table, drawn, table
-from statewise.reproduce.settings import Settings, least
+from statewise.reproduce.settings import Settings
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import train_one
 from statewise.reproduce.work import Job, Work
@@ -50,17 +51,17 @@ class H3AtWorkSettings(Settings):
 
     text: str = "a3b5.c1.a?"
     model: str | None = None
-    d_model: int = 32
-    n_layers: int = least(1)
-    d_state: int = 16
-    d_shift: int | None = 4
-    d_head: int = 1
-    epochs: int = least(24)
-    lr: float = 1e-2
-    n_train: int = 5000
-    max_rows: int = least(500)
-    example: int = 0
-    seed: int = 0
+    d_model: Width = 32
+    n_layers: Depth = 1
+    d_state: EvenWidth = 16
+    d_shift: Count | None = 4
+    d_head: Count = 1
+    epochs: Count = 24
+    lr: Positive = 1e-2
+    n_train: Annotated[int, at_least(BATCH_SIZE)] = 5000
+    max_rows: Count = 500
+    example: Natural = 0
+    seed: Seed = 0
 
     def check(self) -> None:
         asks = trace(self.text).text[-1] in KEYS
@@ -69,7 +70,7 @@ class H3AtWorkSettings(Settings):
             object.__setattr__(self, "model", absolute(self.model))
         n_test = cast(SyntheticLanguageConfig, self.run().data).n_test
         self.require(
-            0 <= self.example < min(self.max_rows, n_test),
+            self.example < min(self.max_rows, n_test),
             f"example={self.example} is none of the rows that are read: max_rows={self.max_rows}, and the test split "
             f"has {n_test}; use a number from 0 and below both",
         )
@@ -86,9 +87,8 @@ class H3AtWorkSettings(Settings):
 def run_config(config: H3AtWorkSettings) -> RunConfig:
     """The published width 32 and MLP for the task; one layer and short systems, which learn it much sooner."""
     config.require(
-        config.n_train >= BATCH_SIZE and config.d_model % max(config.d_head, 1) == 0,
-        f"n_train={config.n_train}, d_model={config.d_model}, d_head={config.d_head}; n_train is at least {BATCH_SIZE}"
-        ", a batch, and d_model a multiple of d_head",
+        config.d_model % config.d_head == 0,
+        f"d_model={config.d_model} is not a multiple of d_head={config.d_head}; change either",
     )
     data = AssociativeRecallConfig(n_train=config.n_train)
     mixer = H3Config(d_state=config.d_state, d_shift=config.d_shift, d_head=config.d_head)
@@ -114,7 +114,7 @@ def _given(folder: Path) -> RunConfig:
     """Errors: CheckpointError where there is no run, or no checkpoint in it; ConfigError for another task, or a model
     without H3."""
     run = read_run(folder)
-    if not isinstance(run.data, SyntheticLanguageConfig) or run.data.task != "associative-recall":
+    if not isinstance(run.data, AssociativeRecallConfig):
         raise ConfigError(
             f"{folder} was not trained on associative recall; give a run of the preset associative-recall"
         )

@@ -5,13 +5,32 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from statewise.checkpoints import load
+from statewise.configuration.types import (
+    AtLeastTwo,
+    Count,
+    Distinct,
+    EvenWidth,
+    Fraction,
+    Limit,
+    Name,
+    NonNegative,
+    OneOf,
+    Positive,
+    Ratio,
+    Seed,
+    Share,
+    Width,
+    above,
+    at_most,
+    from_to,
+)
 from statewise.data.sources import CORPORA
 from statewise.data.text import Corpus, TextDataConfig, TokenSplit, open_corpus
 from statewise.errors import ConfigError, DivergedError
@@ -31,7 +50,7 @@ from statewise.reproduce.h3_language.models import (
     n_parameters,
 )
 from statewise.reproduce.h3_language.report import Found, report
-from statewise.reproduce.settings import BEFORE, Settings, least, once, positive, rate_name, rates, share
+from statewise.reproduce.settings import BEFORE, Rates, Settings, rate_name
 from statewise.reproduce.training import choose_rate, read_looks, train_one
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import RunConfig, TrainConfig
@@ -64,32 +83,31 @@ class H3LanguageSettings(Settings):
     workers:     processes that train, each with its share of the cores
     """
 
-    source: str = "shakespeare"
-    vocab_size: int = least(2048)
-    models: tuple[str, ...] = once(USUAL, LABELS)
-    d_model: int = least(96)
-    n_layers: int = least(8, 3)  # of a hybrid
-    n_heads: int = least(3)
-    d_state: int = 64
-    expand: float = positive(4.0)
-    tolerance: float = 0.03
-    weight_std: float | None = positive(None, **{BEFORE: WEIGHT_STD})
-    tokens: int = least(2_000_000)
-    length: int = least(256, 2)  # of two tokens one is predicted
-    batch_size: int = least(4)  # small, for more steps with the same tokens
-    learning_rates: tuple[float, ...] = rates((2e-3, 4e-3, 8e-3, 1.6e-2))
-    tuning_share: float = share(0.25)
-    seeds: tuple[int, ...] = once((0, 1, 2))
-    warmup: float = 0.05
-    weight_decay: float = 0.1
-    dynamics_lr_max: float | None = None
-    evaluations: int = least(8)
-    evaluate_tokens: int = least(16_384, 2)
-    test_tokens: int | None = least(None, 2)
-    workers: int = least(2)
+    source: Name = "shakespeare"
+    vocab_size: Width = 2048
+    models: Distinct[Annotated[str, OneOf(LABELS)]] = USUAL
+    d_model: Width = 96
+    n_layers: Annotated[int, from_to(3, 10_000)] = 8  # of a hybrid at least
+    n_heads: Count = 3
+    d_state: EvenWidth = 64
+    expand: Annotated[float, above(0), at_most(1000)] = 4.0
+    tolerance: Fraction = 0.03
+    weight_std: Positive | None = field(default=None, metadata={BEFORE: WEIGHT_STD})
+    tokens: Count = 2_000_000
+    length: Annotated[int, from_to(2, 2**20)] = 256  # of two tokens one is predicted
+    batch_size: Count = 4  # small, for more steps with the same tokens
+    learning_rates: Rates = (2e-3, 4e-3, 8e-3, 1.6e-2)
+    tuning_share: Share = 0.25
+    seeds: Distinct[Seed] = (0, 1, 2)
+    warmup: Ratio = 0.05
+    weight_decay: NonNegative = 0.1
+    dynamics_lr_max: Limit | None = None
+    evaluations: Count = 8
+    evaluate_tokens: AtLeastTwo = 16_384
+    test_tokens: AtLeastTwo | None = None
+    workers: Count = 2
 
     def check(self) -> None:
-        self.require(0 <= self.tolerance < 1, f"tolerance={self.tolerance}; use a share from 0 and below 1")
         for name in self.models:
             if name not in WITHOUT_MLP:  # whose widths and depths take seconds to find
                 build_config(name, self.sizes)

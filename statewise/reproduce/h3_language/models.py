@@ -86,8 +86,9 @@ def build_config(name: str, sizes: Sizes) -> LanguageModelConfig:
 def n_parameters(config: LanguageModelConfig) -> int:
     """Of the model, of which only a block of each kind is built, without memory. A tied head counts once."""
     rows = config.vocab_size * (1 if config.tie_embeddings else 2) + (config.max_positions or 0)
-    outside = config.d_model * rows + _count(build_norm(config.norm, config.d_model, config.norm_eps))
-    return outside + sum(_block_parameters(block, config.d_model) for block in config.blocks)
+    with torch.device("meta"):
+        norm = _count(build_norm(config.norm, config.d_model, config.norm_eps))
+    return config.d_model * rows + norm + sum(_block_parameters(block, config.d_model) for block in config.blocks)
 
 
 @cache

@@ -6,11 +6,13 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Annotated, Any, NamedTuple
 
 import torch
 
 from statewise.configuration import assign
+from statewise.configuration.types import AtLeastTwo, Count, Depth, Distinct, Limit, OneOf, Positive, Seed, Width
 from statewise.data.long_range import LongRangeData
 from statewise.data.long_range.config import TASKS as DATA
 from statewise.errors import ConfigError
@@ -34,10 +36,10 @@ from statewise.reproduce.lra.published import (
     setting_of,
 )
 from statewise.reproduce.report import Curve, Panel, Report, Table, curves, findings, table
-from statewise.reproduce.settings import Settings, least, once
+from statewise.reproduce.settings import Settings
 from statewise.reproduce.training import Trial, mean_text, ms_text, told, trained, whole
 from statewise.reproduce.work import Work
-from statewise.train.config import RunConfig
+from statewise.train.config import Device, RunConfig
 from statewise.train.presets import fit_model
 from statewise.train.tasks import open_task, run_types
 
@@ -74,31 +76,31 @@ class LraSettings(Settings):
     device:  "auto", "cpu" or "cuda"
     """
 
-    models: tuple[str, ...] = once(("s4d", "transformer"), MODELS)
-    tasks: tuple[str, ...] = once(("listops-gen", "image"), DATA)
+    models: Distinct[Annotated[str, OneOf(MODELS)]] = ("s4d", "transformer")
+    tasks: Distinct[Annotated[str, OneOf(DATA)]] = ("listops-gen", "image")
     folder: str | None = None
-    minutes: float | None = 25.0
-    steps: int | None = None
-    d_model: int | None = 64
-    n_layers: int | None = 4
-    d_state: int | None = None
-    batch_size: int | None = 16
-    lr: float | None = None
-    n_heads: int = 4
-    transformer_lr: float = 1e-3
-    evaluations: int = least(6)
-    evaluate_items: int | None = 500
-    seeds: tuple[int, ...] = once((0,))
+    minutes: Limit | None = 25.0
+    steps: Count | None = None
+    d_model: Width | None = 64
+    n_layers: Depth | None = 4
+    d_state: Width | None = None
+    batch_size: Count | None = 16
+    lr: Positive | None = None
+    n_heads: Count = 4
+    transformer_lr: Positive = 1e-3
+    evaluations: Count = 6
+    evaluate_items: AtLeastTwo | None = 500
+    seeds: Distinct[Seed] = (0,)
     settings: tuple[str, ...] = ()
-    workers: int = least(2)
-    device: str = "auto"
+    workers: Count = 2
+    device: Device = "auto"
 
     def check(self) -> None:
         for setting in self.settings:
             task, known = _task_of(setting), f"which is no task; use one of {', '.join(DATA)}"
             self.require(not task or task in DATA, f"settings: {setting!r} is for {task!r}, {known}")
-        for cell in self.cells():  # refuses what no run could have
-            run = run_config(self, cell.model, cell.task, self.seeds[0])
+        for model, task in product(self.models, self.tasks):  # refuses what no run could have
+            run = run_config(self, model, task, self.seeds[0])
             if isinstance(run.model, SequenceModelConfig):
                 _require_buildable(run.model)
 
