@@ -29,6 +29,7 @@ _EXPORTS = {
     "DenseLTI": "statewise.operators.dense",
     "DenseLTV": "statewise.operators.dense",
     "DiagonalLTI": "statewise.operators.diagonal",
+    "DiagonalMIMO": "statewise.operators.diagonal_mimo",
     "DiagonalPlusLowRank": "statewise.operators.diagonal_low_rank",
     "DiscreteSystem": "statewise.systems",
     "FileTokenizer": "statewise.data.tokenizers",
@@ -191,6 +192,7 @@ if TYPE_CHECKING:
     from statewise.operators.dense import DenseLTV as DenseLTV
     from statewise.operators.diagonal import DiagonalLTI as DiagonalLTI
     from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank as DiagonalPlusLowRank
+    from statewise.operators.diagonal_mimo import DiagonalMIMO as DiagonalMIMO
     from statewise.operators.plan import explain as explain
     from statewise.operators.selective import SelectiveDiagonal as SelectiveDiagonal
     from statewise.operators.ssd import SSD as SSD

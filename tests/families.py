@@ -14,6 +14,7 @@ from statewise.operators import (
     DenseLTI,
     DenseLTV,
     DiagonalLTI,
+    DiagonalMIMO,
     DiagonalPlusLowRank,
     Operator,
     SelectiveDiagonal,
@@ -44,6 +45,22 @@ def diagonal_with_skip(batch: int, length: int, dtype: torch.dtype, seed: int) -
     op, u = diagonal_two_outputs(batch, length, dtype, seed)
     D = torch.linspace(-1, 2, 6, dtype=dtype).reshape(3, 2)
     return replace(op, D=D), u.unsqueeze(-1) * torch.tensor([1.0, -0.5], dtype=dtype)  # type: ignore[type-var]
+
+
+def diagonal_mimo(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    """Four states, three inputs, two outputs, a trailing axis."""
+    op, _ = diagonal_complex(batch, length, dtype, seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    D = torch.randn(2, 3, generator=g, dtype=dtype)
+    u = torch.randn(batch, length, 3, 2, generator=g, dtype=dtype)
+    return DiagonalMIMO(op.A[0], op.B.mT, op.C[:2], D), u  # type: ignore[attr-defined]
+
+
+def diagonal_mimo_real(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    op, _ = diagonal_real_trailing(batch, length, dtype, seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    u, D = torch.randn(batch, length, 2, generator=g, dtype=dtype), torch.randn(2, generator=g, dtype=dtype)
+    return DiagonalMIMO(op.A[0], op.B.mT, op.C, D), u  # type: ignore[attr-defined]
 
 
 def dense(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
@@ -207,6 +224,8 @@ FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tenso
     "DiagonalLTI real, trailing axes": diagonal_real_trailing,
     "DiagonalLTI two outputs": diagonal_two_outputs,
     "DiagonalLTI with a skip, two outputs, trailing axis": diagonal_with_skip,
+    "DiagonalMIMO complex, skip, trailing axis": diagonal_mimo,
+    "DiagonalMIMO real": diagonal_mimo_real,
     "DenseLTI": dense,
     "DenseLTI two outputs, trailing axis": dense_outputs_trailing,
     "DenseLTV": dense_time_varying,
