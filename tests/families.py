@@ -1,4 +1,4 @@
-"""Random members of each operator family, for the laws."""
+"""Random members of each operator family, and a config of each mixer: what the laws, the fuzzing and the ranks read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+import statewise as sw
 from statewise.operators import (
     SSD,
     CausalConvolution,
@@ -243,4 +244,29 @@ FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tenso
     "SSD one group": ssd_one_group,
     "SSD with any decay": ssd_any_decay,
     "SSD with dt and D": ssd_with_skip,
+}
+
+# Each builds at width 8.
+MIXERS: dict[str, sw.MixerConfig] = {
+    "Mamba": sw.MambaConfig(d_state=4),
+    "Mamba complex": sw.MambaConfig(d_state=4, initialization="lin"),
+    "Mamba-2": sw.Mamba2Config(d_state=4, d_head=4, chunk_length=4),
+    "Mamba-3": sw.Mamba3Config(d_state=4, d_head=4),
+    "S4": sw.S4Config(d_state=4),
+    "S4D": sw.S4DConfig(d_state=4),
+    "LSSL": sw.LSSLConfig(d_state=4),
+    "GSS": sw.GSSConfig(d_state=4),
+    "H3": sw.H3Config(d_state=4),
+    "H3 with heads": sw.H3Config(d_state=4, d_head=2, d_shift=3),
+    "LMU": sw.LMUConfig(d_state=4, theta=8.0),
+    "LMU with all paths": sw.LMUConfig(theta=7, d_state=3, hidden_to_memory=True),
+    "LMU in parallel": sw.LMUConfig(d_state=4, theta=8.0, parallel=True),
+    "linear attention": sw.LinearAttentionConfig(n_heads=2),
+    "attention": sw.AttentionConfig(n_heads=4),
+    "attention, grouped": sw.AttentionConfig(n_heads=4, n_kv_heads=2, positions=None),
+    "attention, window": sw.AttentionConfig(n_heads=2, window=7),
+    "attention, window of one": sw.AttentionConfig(n_heads=2, window=1),
+    "attention, short window": sw.AttentionConfig(n_heads=2, window=4),
+    "attention, learned positions": sw.AttentionConfig(n_heads=2, positions="learned", max_positions=64),
+    "attention, convolution": sw.AttentionConfig(n_heads=2, n_taps=3, window=11),
 }
