@@ -61,6 +61,7 @@ _EXPORTS = {
     "RunConfig": "statewise.train.config",
     "S4Config": "statewise.mixers.s4",
     "S4DConfig": "statewise.mixers.s4d",
+    "S5Config": "statewise.mixers.s5",
     "SSD": "statewise.operators.ssd",
     "SelectiveCopyingConfig": "statewise.data.synthetic_languages.config",
     "SelectiveDiagonal": "statewise.operators.selective",
@@ -175,6 +176,7 @@ if TYPE_CHECKING:
     from statewise.mixers.mamba3 import Mamba3Config as Mamba3Config
     from statewise.mixers.s4 import S4Config as S4Config
     from statewise.mixers.s4d import S4DConfig as S4DConfig
+    from statewise.mixers.s5 import S5Config as S5Config
     from statewise.models.block import BlockConfig as BlockConfig
     from statewise.models.classifier import SequenceClassifierConfig as SequenceClassifierConfig
     from statewise.models.forecaster import ForecasterConfig as ForecasterConfig

@@ -254,6 +254,7 @@ MIXERS: dict[str, sw.MixerConfig] = {
     "Mamba-3": sw.Mamba3Config(d_state=4, d_head=4),
     "S4": sw.S4Config(d_state=4),
     "S4D": sw.S4DConfig(d_state=4),
+    "S5": sw.S5Config(d_state=8, n_blocks=2),
     "LSSL": sw.LSSLConfig(d_state=4),
     "GSS": sw.GSSConfig(d_state=4),
     "H3": sw.H3Config(d_state=4),
