@@ -29,6 +29,7 @@ _EXPORTS = {
     "DenseLTI": "statewise.operators.dense",
     "DenseLTV": "statewise.operators.dense",
     "DiagonalLTI": "statewise.operators.diagonal",
+    "DiagonalMIMO": "statewise.operators.diagonal_mimo",
     "DiagonalPlusLowRank": "statewise.operators.diagonal_low_rank",
     "DiscreteSystem": "statewise.systems",
     "FileTokenizer": "statewise.data.tokenizers",
@@ -60,6 +61,7 @@ _EXPORTS = {
     "RunConfig": "statewise.train.config",
     "S4Config": "statewise.mixers.s4",
     "S4DConfig": "statewise.mixers.s4d",
+    "S5Config": "statewise.mixers.s5",
     "SSD": "statewise.operators.ssd",
     "SelectiveCopyingConfig": "statewise.data.synthetic_languages.config",
     "SelectiveDiagonal": "statewise.operators.selective",
@@ -174,6 +176,7 @@ if TYPE_CHECKING:
     from statewise.mixers.mamba3 import Mamba3Config as Mamba3Config
     from statewise.mixers.s4 import S4Config as S4Config
     from statewise.mixers.s4d import S4DConfig as S4DConfig
+    from statewise.mixers.s5 import S5Config as S5Config
     from statewise.models.block import BlockConfig as BlockConfig
     from statewise.models.classifier import SequenceClassifierConfig as SequenceClassifierConfig
     from statewise.models.forecaster import ForecasterConfig as ForecasterConfig
@@ -191,6 +194,7 @@ if TYPE_CHECKING:
     from statewise.operators.dense import DenseLTV as DenseLTV
     from statewise.operators.diagonal import DiagonalLTI as DiagonalLTI
     from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank as DiagonalPlusLowRank
+    from statewise.operators.diagonal_mimo import DiagonalMIMO as DiagonalMIMO
     from statewise.operators.plan import explain as explain
     from statewise.operators.selective import SelectiveDiagonal as SelectiveDiagonal
     from statewise.operators.ssd import SSD as SSD

@@ -9,46 +9,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from distributed_harness import Place, case
-from families import FAMILIES
+from families import FAMILIES, MIXERS
 from laws import prepared
 from torch import Tensor
 
 import statewise as sw
-from statewise.mixers.base import MixerConfig
-from statewise.mixers.gss import GSSConfig
-from statewise.mixers.linear_attention import LinearAttentionConfig
-from statewise.mixers.lmu import LMUConfig
-from statewise.mixers.lssl import LSSLConfig
-from statewise.mixers.mamba3 import Mamba3Config
-from statewise.mixers.s4 import S4Config
-from statewise.mixers.s4d import S4DConfig
 from statewise.operators.base import Operator
 from statewise.train.distributed.sequence import sequence_parallel
 
 CUTS = {2: [0, 9, 23], 4: [0, 5, 6, 15, 23]}  # pieces of different lengths
-
-MIXERS: dict[str, MixerConfig] = {
-    "Mamba": sw.MambaConfig(d_state=4),
-    "Mamba complex": sw.MambaConfig(d_state=4, initialization="lin"),
-    "Mamba-2": sw.Mamba2Config(d_state=4, d_head=4, chunk_length=4),
-    "Mamba-3": Mamba3Config(d_state=4, d_head=4),
-    "S4": S4Config(d_state=4),
-    "S4D": S4DConfig(d_state=4),
-    "LSSL": LSSLConfig(d_state=4),
-    "GSS": GSSConfig(d_state=4),
-    "H3": sw.H3Config(d_state=4),
-    "H3 with heads": sw.H3Config(d_state=4, d_head=2),
-    "LMU": LMUConfig(d_state=4, theta=8.0),
-    "LMU in parallel": LMUConfig(d_state=4, theta=8.0, parallel=True),
-    "linear attention": LinearAttentionConfig(n_heads=2),
-    "attention": sw.AttentionConfig(n_heads=4),
-    "attention, grouped": sw.AttentionConfig(n_heads=4, n_kv_heads=2, positions=None),
-    "attention, window": sw.AttentionConfig(n_heads=2, window=7),
-    "attention, window of one": sw.AttentionConfig(n_heads=2, window=1),
-    "attention, short window": sw.AttentionConfig(n_heads=2, window=4),
-    "attention, learned positions": sw.AttentionConfig(n_heads=2, positions="learned", max_positions=23),
-    "attention, convolution": sw.AttentionConfig(n_heads=2, n_taps=3, window=11),
-}
+# A table of positions with as many as there are steps
+EXACT = {"attention, learned positions": sw.AttentionConfig(n_heads=2, positions="learned", max_positions=23)}
 
 
 def own(length: int = 23) -> slice:
@@ -115,7 +86,7 @@ def cut(masks: dict[str, Tensor], here: slice) -> dict[str, Tensor]:
 def mixer_case(name: str) -> None:
     """As for operators, with documents that begin and rows that end within pieces; padding gives no outputs."""
     torch.manual_seed(0)
-    mixer = prepared(MIXERS[name].build(8))
+    mixer = prepared({**MIXERS, **EXACT}[name].build(8))
     x, weight = torch.randn(3, 23, 8, dtype=torch.float64), torch.randn(3, 23, 8, dtype=torch.float64)
     starts = torch.zeros(3, 23, dtype=torch.bool)
     starts[0, 3] = starts[0, 11] = starts[1, 0] = starts[2, 5] = starts[2, 6] = True

@@ -1,4 +1,4 @@
-"""Random members of each operator family, for the laws."""
+"""Random members of each operator family, and a config of each mixer: what the laws, the fuzzing and the ranks read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+import statewise as sw
 from statewise.operators import (
     SSD,
     CausalConvolution,
     DenseLTI,
     DenseLTV,
     DiagonalLTI,
+    DiagonalMIMO,
     DiagonalPlusLowRank,
     Operator,
     SelectiveDiagonal,
@@ -44,6 +46,22 @@ def diagonal_with_skip(batch: int, length: int, dtype: torch.dtype, seed: int) -
     op, u = diagonal_two_outputs(batch, length, dtype, seed)
     D = torch.linspace(-1, 2, 6, dtype=dtype).reshape(3, 2)
     return replace(op, D=D), u.unsqueeze(-1) * torch.tensor([1.0, -0.5], dtype=dtype)  # type: ignore[type-var]
+
+
+def diagonal_mimo(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    """Four states, three inputs, two outputs, a trailing axis."""
+    op, _ = diagonal_complex(batch, length, dtype, seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    D = torch.randn(2, 3, generator=g, dtype=dtype)
+    u = torch.randn(batch, length, 3, 2, generator=g, dtype=dtype)
+    return DiagonalMIMO(op.A[0], op.B.mT, op.C[:2], D), u  # type: ignore[attr-defined]
+
+
+def diagonal_mimo_real(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    op, _ = diagonal_real_trailing(batch, length, dtype, seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    u, D = torch.randn(batch, length, 2, generator=g, dtype=dtype), torch.randn(2, generator=g, dtype=dtype)
+    return DiagonalMIMO(op.A[0], op.B.mT, op.C, D), u  # type: ignore[attr-defined]
 
 
 def dense(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
@@ -207,6 +225,8 @@ FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tenso
     "DiagonalLTI real, trailing axes": diagonal_real_trailing,
     "DiagonalLTI two outputs": diagonal_two_outputs,
     "DiagonalLTI with a skip, two outputs, trailing axis": diagonal_with_skip,
+    "DiagonalMIMO complex, skip, trailing axis": diagonal_mimo,
+    "DiagonalMIMO real": diagonal_mimo_real,
     "DenseLTI": dense,
     "DenseLTI two outputs, trailing axis": dense_outputs_trailing,
     "DenseLTV": dense_time_varying,
@@ -224,4 +244,30 @@ FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tenso
     "SSD one group": ssd_one_group,
     "SSD with any decay": ssd_any_decay,
     "SSD with dt and D": ssd_with_skip,
+}
+
+# Each builds at width 8.
+MIXERS: dict[str, sw.MixerConfig] = {
+    "Mamba": sw.MambaConfig(d_state=4),
+    "Mamba complex": sw.MambaConfig(d_state=4, initialization="lin"),
+    "Mamba-2": sw.Mamba2Config(d_state=4, d_head=4, chunk_length=4),
+    "Mamba-3": sw.Mamba3Config(d_state=4, d_head=4),
+    "S4": sw.S4Config(d_state=4),
+    "S4D": sw.S4DConfig(d_state=4),
+    "S5": sw.S5Config(d_state=8, n_blocks=2),
+    "LSSL": sw.LSSLConfig(d_state=4),
+    "GSS": sw.GSSConfig(d_state=4),
+    "H3": sw.H3Config(d_state=4),
+    "H3 with heads": sw.H3Config(d_state=4, d_head=2, d_shift=3),
+    "LMU": sw.LMUConfig(d_state=4, theta=8.0),
+    "LMU with all paths": sw.LMUConfig(theta=7, d_state=3, hidden_to_memory=True),
+    "LMU in parallel": sw.LMUConfig(d_state=4, theta=8.0, parallel=True),
+    "linear attention": sw.LinearAttentionConfig(n_heads=2),
+    "attention": sw.AttentionConfig(n_heads=4),
+    "attention, grouped": sw.AttentionConfig(n_heads=4, n_kv_heads=2, positions=None),
+    "attention, window": sw.AttentionConfig(n_heads=2, window=7),
+    "attention, window of one": sw.AttentionConfig(n_heads=2, window=1),
+    "attention, short window": sw.AttentionConfig(n_heads=2, window=4),
+    "attention, learned positions": sw.AttentionConfig(n_heads=2, positions="learned", max_positions=64),
+    "attention, convolution": sw.AttentionConfig(n_heads=2, n_taps=3, window=11),
 }

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 from config_laws import all_configs, check_config_laws
+from families import MIXERS
 
 import statewise as sw
 from statewise.configuration import Config
 from statewise.data.text import TextDataConfig
+from statewise.mixers.base import MixerConfig
 from statewise.models.forecaster import ForecasterConfig
 from statewise.models.pair_classifier import PairClassifierConfig
+from statewise.models.registry import CONFIG_TYPES
 from statewise.train.config import RunConfig, TrainConfig
 from statewise.train.tasks import run_types
 
@@ -59,3 +62,9 @@ def test_every_example_is_of_a_config_of_the_package() -> None:
         "Sampling",
     }
     assert set(run_types().values()) <= set(found)
+
+
+def test_every_mixer_of_the_package_has_a_name_and_is_in_the_list_that_the_tests_share() -> None:
+    ours = {cls for cls in all_configs() if issubclass(cls, MixerConfig)}
+    assert ours <= set(CONFIG_TYPES.values())
+    assert ours == {type(config) for config in MIXERS.values()}

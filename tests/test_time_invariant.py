@@ -25,9 +25,10 @@ from statewise.operators import (
     Operator,
     bidirectional,
 )
+from statewise.operators.time_invariant import TimeInvariant
 
 D = torch.float64
-LTI = [name for name in FAMILIES if name.startswith(("Dense", "Diagonal")) and name != "DenseLTV"]
+LTI = [name for name, member in FAMILIES.items() if isinstance(member(1, 1, D, 0)[0], TimeInvariant)]
 S4_DT = (1e-3, 1e-2, 1e-1)
 
 

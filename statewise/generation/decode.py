@@ -122,8 +122,8 @@ def generate(
     The rows of a ragged batch say what they would say alone. Rows that have finished read nothing more, and the
     iteration ends when all have.
 
-    Time-invariant mixers (S4, S4D, LSSL, LMU, H3, GSS) discretise once, before the first token, as ``model.freeze()``
-    does: leave the parameters as they are until the last one.
+    Time-invariant mixers (S4, S4D, S5, LSSL, LMU, H3, GSS) discretise once, before the first token, as a model's
+    ``freeze()`` does: leave the parameters as they are until the last one.
 
     Cost:    one ``model`` call for every chunk of the prompt and every token but the last; constant memory and time
              per token, however many, if every mixer's state is bounded; to keep the tokens keeps no state but

@@ -17,6 +17,7 @@ from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.mamba3 import Mamba3Config
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
+from statewise.mixers.s5 import S5Config
 from statewise.models.base import ModelConfig
 from statewise.models.block import BlockConfig
 from statewise.models.classifier import SequenceClassifierConfig
@@ -45,6 +46,7 @@ CONFIG_TYPES: dict[str, type] = {
     "PairClassifierConfig": PairClassifierConfig,
     "S4Config": S4Config,
     "S4DConfig": S4DConfig,
+    "S5Config": S5Config,
     "SequenceClassifierConfig": SequenceClassifierConfig,
     "SequenceRegressorConfig": SequenceRegressorConfig,
 }

@@ -6,13 +6,14 @@ from statewise.operators.causal_convolution import CausalConvolution, Convolutio
 from statewise.operators.dense import DenseLTI, DenseLTV, DenseLTVState, DenseState
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank, LowRankState
+from statewise.operators.diagonal_mimo import DiagonalMIMO
 from statewise.operators.plan import explain, plan
 from statewise.operators.plan import table as _table
 from statewise.operators.selective import SelectiveDiagonal, SelectiveState
 from statewise.operators.ssd import SSD, SSDState
 
 FAMILIES: tuple[type[Operator], ...] = (
-    *(DenseLTI, DenseLTV, DiagonalPlusLowRank, DiagonalLTI),  # time-invariant, and HiPPO-LegS
+    *(DenseLTI, DenseLTV, DiagonalPlusLowRank, DiagonalLTI, DiagonalMIMO),  # time-invariant, and HiPPO-LegS
     *(CausalConvolution, SelectiveDiagonal, SSD),
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "DenseLTVState",
     "DenseState",
     "DiagonalLTI",
+    "DiagonalMIMO",
     "DiagonalPlusLowRank",
     "DiagonalState",
     "LowRankState",

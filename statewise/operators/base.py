@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from statewise.errors import InputError
+from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, build_masks, mask_time
 from statewise.operators.plan import Plan, Rule, plan
 from statewise.operators.state_shape import at_rest, check_state
@@ -32,13 +33,15 @@ class Operator(abc.ABC):
     (``tests/laws.py`` checks each). A form is a method ``form(u, state, masks) -> (y, final state)``.
 
     Shapes:  u: (batch, length, *channels, *trailing)  ->  y of the same shape (time-invariant families may have
-             several outputs for a channel, in an axis behind it). The coefficients act on ``channels``; each index of
-             the trailing axes is an independent copy of the system.
+             several outputs for a channel, in an axis behind it; one that ``mixes_channels`` has an axis of outputs
+             in the place of its inputs). The coefficients act on ``channels``; each index of the trailing axes is an
+             independent copy of the system.
     """
 
     forms: ClassVar[tuple[str, ...]] = ("recurrent",)
     rules: ClassVar[tuple[Rule, ...]] = ()  # which form runs when; without them ``recurrent``
     time_varying: ClassVar[tuple[str, ...]] = ()
+    mixes_channels: ClassVar[bool] = False  # an output depends on the inputs of all channels
 
     @property
     @abc.abstractmethod
@@ -161,6 +164,29 @@ class Operator(abc.ABC):
             outputs.append(y)
         return (torch.stack(outputs, 1) if outputs else u.new_zeros(self._output_shape(u))), state
 
+    def _each_document(self, form: str, u: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
+        """Each document as a row of its own, from rest, or from the state if it goes on with one."""
+        batch, length = u.shape[:2]
+        steps = u.reshape(batch * length, *u.shape[2:])
+        y = u.new_zeros(batch * length, *self._output_shape(u)[2:])
+        final = state
+        for rows in document_rows(masks, batch, length):
+            longest = rows.places.shape[1]
+            x = steps[rows.places] if longest else u.new_zeros(len(rows.row), *u.shape[1:])[:, :0]
+            x = x.masked_fill(~_spread(rows.valid, x.ndim), 0)
+            before = None
+            if state is not None:
+                before = pytree.tree_map(
+                    lambda leaf, rows=rows: torch.where(_spread(rows.continues, leaf.ndim), leaf[rows.row], 0), state
+                )
+            some, after = getattr(self, form)(x, before, Masks(valid=rows.valid, lengths=rows.lengths))
+            y = y.index_put((rows.places[rows.valid],), some[rows.valid])
+            if state is not None:
+                final = pytree.tree_map(
+                    lambda leaf, new, rows=rows: leaf.index_put((rows.row[rows.last],), new[rows.last]), final, after
+                )
+        return y.reshape(batch, length, *y.shape[1:]), final
+
     def _at(self, coefficients: dict[str, Tensor]) -> Any:
         """The operator of one step."""
         return replace(self, **coefficients) if coefficients else self  # type: ignore[type-var]
@@ -176,7 +202,8 @@ class Operator(abc.ABC):
         """The lower-triangular map of the whole sequence, y = M u: (batch, *channels, length, length).
 
         Column s is the response to a unit impulse at time s. Time-invariant operators need ``length`` and give
-        (*channels, length, length). Costs a run over ``length`` copies of the system: to read, test and plot.
+        (*channels, length, length). One that ``mixes_channels`` has (outputs, inputs) for ``channels``. Costs a run
+        over ``length`` copies of the system, of the latter for each input: to read, test and plot.
         """
         like = self._like()
         if self.time_varying:
@@ -191,7 +218,11 @@ class Operator(abc.ABC):
         real = like.real if like.is_complex() else like
         impulses = torch.eye(length, dtype=real.dtype, device=real.device)
         impulses = impulses.reshape(1, length, *[1] * len(self.channels), length)
-        y, _ = self(impulses.expand(batch, length, *self.channels, length))
+        impulses = impulses.expand(batch, length, *self.channels, length)
+        if self.mixes_channels:  # one input at a time
+            each = torch.eye(self.channels[0], dtype=real.dtype, device=real.device)
+            impulses = impulses.unsqueeze(3) * each.unsqueeze(-1)
+        y, _ = self(impulses)
         matrix = y.movedim(1, -2).tril()  # an FFT leaves its rounding above the diagonal
         return matrix if self.time_varying else matrix.squeeze(0)
 
@@ -225,3 +256,7 @@ def check_dtypes(name: str, u: Tensor, **coefficients: Tensor) -> None:
 def _choose(condition: Tensor, yes: Any, no: Any) -> Any:
     """yes where the row's condition holds, else no, leaf by leaf."""
     return pytree.tree_map(lambda a, b: torch.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b), yes, no)
+
+
+def _spread(mask: Tensor, ndim: int) -> Tensor:
+    return mask.reshape(*mask.shape, *[1] * (ndim - mask.ndim))

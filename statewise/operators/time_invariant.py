@@ -14,7 +14,6 @@ from statewise.errors import InputError
 from statewise.kernels.batching import whole
 from statewise.kernels.fft_convolution import block_fft_convolution, fft_convolution
 from statewise.operators.base import Operator, check_dtypes, wide
-from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.plan import Plan, otherwise
 from statewise.operators.state_passing import Block, Convolution, StatePassing
@@ -194,29 +193,6 @@ class TimeInvariant(Operator):
         first, last = size[..., :quarter].amax(-1), size[..., -quarter:].amax(-1)
         return not bool(whole(last.isfinite() & (last <= GROWTH * first)).all())
 
-    def _each_document(self, form: str, u: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
-        """Each document as a row of its own, from rest, or from the state if it goes on with one."""
-        batch, length = u.shape[:2]
-        steps = u.reshape(batch * length, *u.shape[2:])
-        y = u.new_zeros(batch * length, *self._output_shape(u)[2:])
-        final = state
-        for rows in document_rows(masks, batch, length):
-            longest = rows.places.shape[1]
-            x = steps[rows.places] if longest else u.new_zeros(len(rows.row), *u.shape[1:])[:, :0]
-            x = x.masked_fill(~_spread(rows.valid, x.ndim), 0)
-            before = None
-            if state is not None:
-                before = pytree.tree_map(
-                    lambda leaf, rows=rows: torch.where(_spread(rows.continues, leaf.ndim), leaf[rows.row], 0), state
-                )
-            some, after = getattr(self, form)(x, before, Masks(valid=rows.valid, lengths=rows.lengths))
-            y = y.index_put((rows.places[rows.valid],), some[rows.valid])
-            if state is not None:
-                final = pytree.tree_map(
-                    lambda leaf, new, rows=rows: leaf.index_put((rows.row[rows.last],), new[rows.last]), final, after
-                )
-        return y.reshape(batch, length, *y.shape[1:]), final
-
     def _no_taps(self, length: int) -> Tensor:
         """The impulse response of a length of 0."""
         if length < 0:
@@ -274,7 +250,3 @@ def toeplitz(response: Tensor) -> Tensor:
     lag = time[None, :] - time[:, None]  # (input, output)
     matrix = response[..., lag.clamp(min=0)].masked_fill(lag < 0, 0)
     return matrix.transpose(1, 2).reshape(w, T, p * T)
-
-
-def _spread(mask: Tensor, ndim: int) -> Tensor:
-    return mask.reshape(*mask.shape, *[1] * (ndim - mask.ndim))

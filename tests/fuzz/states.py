@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from families import FAMILIES
+from families import FAMILIES, MIXERS
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -20,27 +20,6 @@ import statewise as sw
 from fuzz.draw import Draw, Finding, expect_close
 
 WIDTH = 8
-ATTENTION = {
-    "attention": sw.AttentionConfig(n_heads=2),
-    "attention-window": sw.AttentionConfig(n_heads=2, window=3),
-    "attention-taps": sw.AttentionConfig(n_heads=2, n_taps=3),
-    "attention-learned": sw.AttentionConfig(n_heads=2, positions="learned", max_positions=64),
-}
-MIXERS: dict[str, sw.MixerConfig] = {
-    **ATTENTION,
-    "linear-attention": sw.LinearAttentionConfig(n_heads=2),
-    "mamba": sw.MambaConfig(d_state=4),
-    "mamba-complex": sw.MambaConfig(d_state=4, initialization="lin"),
-    "mamba2": sw.Mamba2Config(d_state=4, d_head=4),
-    "mamba3": sw.Mamba3Config(d_state=4, d_head=4),
-    "s4": sw.S4Config(d_state=4),
-    "s4d": sw.S4DConfig(d_state=4),
-    "lssl": sw.LSSLConfig(d_state=3),
-    "gss": sw.GSSConfig(d_state=4),
-    "h3": sw.H3Config(d_state=4, d_head=2, d_shift=3),
-    "lmu": sw.LMUConfig(theta=7, d_state=3, hidden_to_memory=True),
-    "lmu-parallel": sw.LMUConfig(theta=7, d_state=3, parallel=True),
-}
 
 
 def check(draw: Draw) -> None:
