@@ -51,7 +51,7 @@ static void diagonal_scan_item(void *context, int64_t item, int64_t thread) {
     int64_t stride = even(n) * LANES;
     float *plane = a->scratch + thread * PLANES * stride;
     float skip[LANES] = {0}, u[STEPS * LANES], y[STEPS * LANES];
-    memset(plane, 0, sizeof(float) * (size_t)(PLANES * stride));
+    if (n > 0) memset(plane, 0, sizeof(float) * (size_t)(PLANES * stride)); /* no states, no scratch memory */
     for (int64_t c = 0; c < width; c++) {
         int64_t system = (first + c) / a->each;
         const float *state = a->before + (row * a->channels + first + c) * n * 2;
