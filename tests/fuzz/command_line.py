@@ -39,7 +39,8 @@ LAYERS = (
 NEEDED = {"AttentionConfig": {"n_heads": 1}, "LinearAttentionConfig": {"n_heads": 1}, "LMUConfig": {"theta": 1.0}}
 # The last word: a step, on little data, looked at for a moment
 BUDGET = (
-    "train.minutes=null", "train.epochs=null", "train.steps=1", "train.evaluate_items=40", "train.compile=false",
+    "train.minutes=null", "train.epochs=null", "train.steps=1", "train.accumulation=1", "train.evaluate_items=40",
+    "train.compile=false",
 )  # fmt: skip
 SMALL = {
     "tiny": ("model.d_model=16", "train.length=16", "train.batch_size=2", 'data.source="text"'),
