@@ -21,6 +21,7 @@ import torch
 from labelled import opened
 
 import statewise as sw
+from statewise.checkpoints.convert.pickles import load_pickle
 from statewise.checkpoints.convert.source import find_source
 from statewise.checkpoints.convert.weights import read_weights
 from statewise.checkpoints.tensor_files import read_tensors, shown
@@ -507,3 +508,66 @@ def test_a_name_that_is_escaped_stays_short() -> None:
         assert shown(name).isascii()
         assert shown(name).isprintable()
     assert shown("a" * 200) == "a" * 200
+
+
+# ---- what unfolds
+
+
+def torch_file(path: Path, pickled: bytes) -> Path:
+    """A file of torch.save with this pickle in the place of its own."""
+    good = io.BytesIO()
+    torch.save({"a": torch.zeros(3)}, good)
+    with zipfile.ZipFile(good) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member in source.infolist():
+            archive.writestr(member.filename, pickled if member.filename.endswith("data.pkl") else source.read(member))
+    return path
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+LONG = text("a" * (1 << 20))
+ENCODED_OFTEN = b"c_codecs\nencode\nq\x00" + LONG + text("latin1") + b"\x86q\x01R" + b"h\x00h\x01R" * 3000
+
+
+@pytest.mark.parametrize(
+    ("pickled", "said"),
+    [
+        (b"\x80\x02}" + text("a") + b"cbuiltins\nbytearray\n\x8a\x05\x00\xf9\x02\x95\x00\x85Rs.", "builtins.bytearray"),
+        (b"\x80\x02}" + text("a") + b"](" + ENCODED_OFTEN + b"es.", "attack on the memory"),
+    ],
+)
+def test_calls_that_pytorch_lets_pass_take_no_memory(pickled: bytes, said: str, tmp_path: Path) -> None:
+    path = torch_file(tmp_path / "model.pt", pickled)
+    assert said in refused(lambda: load_pickle(path), CheckpointError)
+
+
+def test_a_batch_of_cifar_that_names_one_text_often() -> None:
+    data = b"\x80\x02}(" + text("data") + b"](" + ENCODED_OFTEN + b"eu."
+    assert "unfolds to many times its size" in refused(lambda: read_batch(data, "data_batch_1", 4))
+
+
+def test_a_member_of_a_zip_that_says_less_than_it_is(tmp_path: Path) -> None:
+    """A deflated stream of an array and then of zeros, under a header of the array's size and checksum."""
+    array = io.BytesIO()
+    np.save(array, np.zeros(3))
+    honest, path = array.getvalue(), tmp_path / "data.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", honest + bytes(1 << 22))
+    data = bytearray(path.read_bytes())
+    claims = struct.pack("<I", zlib.crc32(honest)), struct.pack("<I", len(honest))
+    central = data.rfind(b"PK\x01\x02")
+    for crc, size in ((14, 22), (central + 16, central + 24)):
+        data[crc : crc + 4], data[size : size + 4] = claims
+    path.write_bytes(data)
+    assert f"other bytes than the {len(honest)} that it claims" in refused(lambda: read_npz(path))
+
+
+def test_the_two_files_of_a_tokenizer_with_an_id_in_the_billions(tmp_path: Path) -> None:
+    """The library would write a line for every gap below it."""
+    torch_file(tmp_path / "model.pt", b"")
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 3000000000}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    source = find_source(tmp_path / "model.pt")
+    assert "has the id 3,000,000,000 for 2 tokens" in refused(lambda: source.tokenizer, CheckpointError)

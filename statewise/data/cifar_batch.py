@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from statewise.errors import DataError, excerpt, reason
+from statewise.files.limits import most
 
 N_CLASSES = 10
 # Those of plain values, lists, tuples, dicts, and calls of what find_class gives; no sets, no classes, no extensions
@@ -34,7 +35,9 @@ def read_batch(data: bytes, name: str, width: int) -> tuple[np.ndarray, list[int
     Errors:  DataError for a pickle that is damaged, asks for anything else than an array, or holds something else.
     """
     try:
-        batch = _Reader(io.BytesIO(data), encoding="bytes").load()
+        reader = _Reader(io.BytesIO(data), encoding="bytes")
+        reader.left = most(len(data))
+        batch = reader.load()
         pixels, labels = batch[b"data"], batch[b"labels"]
         if type(pixels) is not _Array or type(labels) is not list:
             raise pickle.UnpicklingError("its data are no array, or its labels no list")
@@ -109,6 +112,7 @@ class _Reader(pickle._Unpickler):
 
     stack: list[Any]
     pop_mark: Callable[[], list[Any]]
+    left: int  # bytes that calls may still make: a pickle can name one long text any number of times
 
     def find_class(self, module: str, name: str) -> type:
         if (module, name) not in KNOWN:
@@ -136,6 +140,10 @@ class _Reader(pickle._Unpickler):
         given, made = self.stack.pop(), self.stack[-1]
         if made not in KNOWN.values() or type(given) is not tuple:
             raise pickle.UnpicklingError("it calls what is no class of numpy's")
+        if made is _Bytes:
+            self.left -= len(given[0]) if given and type(given[0]) is str else 0
+            if self.left < 0:
+                raise pickle.UnpicklingError("it unfolds to many times its size")
         self.stack[-1] = made(*given)
 
     def _build(self) -> None:

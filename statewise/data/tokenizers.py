@@ -17,6 +17,7 @@ import numpy as np
 
 from statewise.configuration import parse_json
 from statewise.errors import DataError, excerpt, reason
+from statewise.files.limits import check_ids
 
 DOCUMENT_TOKEN_NAMES = (
     "<|endoftext|>",
@@ -31,7 +32,6 @@ DOCUMENT_TOKEN_NAMES = (
     "[SEP]",
     "[CLS]",
 )
-MOST_TOKENS = 1 << 20  # that a vocabulary may have, however short its file; of a longer one as many as it has bytes
 LONGEST_PREFIX = 1000
 REPLACEMENT = "\ufffd"
 # Ill-formed UTF-8 is held back this many tokens before it is shown as replacement characters: without
@@ -178,12 +178,8 @@ class FileTokenizer:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise DataError(f"{name} has an empty vocabulary; expected a trained tokenizer")
+        check_ids(name, vocabulary, len(self.json))
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps, so not the number of entries
-        if self.vocab_size > max(MOST_TOKENS, len(self.json)):
-            raise DataError(
-                f"{name} has the id {self.vocab_size - 1:,} for {len(vocabulary):,} tokens; expected ids without large "
-                "gaps: each is a row of the model's embedding"
-            )
         is_token = np.zeros(self.vocab_size, bool)
         is_token[list(vocabulary.values())] = True
         self.gaps: Sequence[int] = np.flatnonzero(~is_token).tolist()

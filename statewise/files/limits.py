@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 
 from statewise.errors import ConfigError, DataError, excerpt
 
 VARIABLE = "STATEWISE_MAX_EXPANSION"
 EXPANSION = 100.0
 LEAST = 64 << 20  # bytes that any file may unfold to, however small
+MOST_TOKENS = 1 << 20  # that a vocabulary may have, however short its file; of a longer one as many as it has bytes
 
 
 def most(n_bytes: int, least: int = LEAST) -> int:
@@ -46,3 +48,13 @@ def too_much(what: str, how_much: str, n_bytes: int) -> str:
         f"{what} unfolds to {how_much} from {n_bytes:,} bytes, which looks like an attack on the memory; "
         f"if you trust it, set {VARIABLE} to more than {most(100, 0) / 100:g}"
     )
+
+
+def check_ids(name: object, vocabulary: Mapping[str, int], size: int) -> None:
+    """Errors:  DataError if the largest id is beyond all proportion to a file of ``size`` characters."""
+    largest = max(vocabulary.values(), default=0)
+    if largest >= max(MOST_TOKENS, size):
+        raise DataError(
+            f"{name} has the id {largest:,} for {len(vocabulary):,} tokens; expected ids without large gaps: each is a "
+            "row of the model's embedding"
+        )

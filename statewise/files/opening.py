@@ -110,7 +110,24 @@ def zip_members(path: Path) -> Iterator[dict[str, Callable[[], bytes]]]:
             if member.filename in members:
                 raise DataError(f"cannot read {path}: it has the member {excerpt(member.filename)} twice")
             members[member.filename] = member
-        yield {name: lambda member=member: archive.read(member) for name, member in members.items()}  # type: ignore[misc]
+        yield {name: lambda member=member: read_member(archive, member, path) for name, member in members.items()}  # type: ignore[misc]
+
+
+def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> bytes:
+    """The bytes of a member of a zip, never more than its header says: reading "all" unfolds whatever there is.
+
+    Errors:  DataError for one that unfolds to more or less than its header says.
+    """
+    with refusing(f"cannot read {path}"), archive.open(member) as file:
+        data = file.read(member.file_size)
+        more = getattr(file, "_decompressor", None)
+        goes_on = more is not None and (more.unconsumed_tail and more.decompress(more.unconsumed_tail, 1))
+        if len(data) != member.file_size or goes_on or getattr(file, "_compress_left", 0) > 0:
+            raise DataError(
+                f"cannot read {path}: its member {excerpt(member.filename)} has other bytes than the "
+                f"{member.file_size:,} that it claims"
+            )
+        return data
 
 
 def check_zip(archive: zipfile.ZipFile, path: Path, n_bytes: int) -> list[zipfile.ZipInfo]:

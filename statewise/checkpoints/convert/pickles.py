@@ -7,13 +7,15 @@ own, so that nothing of those libraries runs, nor has to be there.
 
 from __future__ import annotations
 
+import io
 import pickle
 import pickletools
 import re
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ import torch
 
 from statewise.checkpoints.tensor_files import shown
 from statewise.errors import CheckpointError, DataError
-from statewise.files.opening import check_zip
+from statewise.files.limits import VARIABLE, most
+from statewise.files.opening import check_zip, read_member
 
 # Whose classes get a stand-in, and the names that such a file gives as the types of its values
 LIBRARIES = ("omegaconf.", "pytorch_lightning.", "lightning.", "lightning_fabric.")
@@ -29,6 +32,7 @@ TYPES = ("typing.Any", "collections.defaultdict") + tuple(
     f"builtins.{name}" for name in ("bool", "dict", "float", "int", "list", "object", "str", "tuple", "type")
 )
 ZIP = b"PK\x03\x04"  # what the file of a zip begins with
+N_PICKLES = 5  # one after the other in a file from before torch.save wrote zips
 MOST_VALUES = 1_000_000  # of plain data in a file of weights
 SCALARS = (str, int, float, bool, type(None))
 
@@ -55,6 +59,7 @@ def load_pickle(path: Path) -> Any:
              is damaged or no file of torch.save.
     """
     is_zip = _is_whole_zip(path)
+    _check_calls(path, is_zip)
     stand_ins: list[Any] = []
     if is_zip:
         try:
@@ -81,6 +86,58 @@ def load_pickle(path: Path) -> Any:
         raise _unreadable(path, error) from error
     except Exception as error:  # a damaged pickle may raise anything
         raise _unreadable(path, error) from error
+
+
+def _check_calls(path: Path, is_zip: bool) -> None:
+    """Refuses calls that PyTorch lets pass and that make as many bytes as a file of any size likes to ask for.
+
+    Errors:  CheckpointError for a bytearray, and where ``_codecs.encode``, by which old protocols write bytes, could
+             make more of the longest text than the file's size allows.
+    """
+    n_calls, longest, encodes = 0, 0, False
+    for operation, value, names in _operations(path, is_zip):
+        if operation == "REDUCE":
+            n_calls += 1
+        elif isinstance(value, str):
+            longest = max(longest, len(value))
+        if names in ("builtins.bytearray", "__builtin__.bytearray"):
+            raise CheckpointError(f"{path} asks for memory by builtins.bytearray, as no weights do; it was not read")
+        encodes |= names == "_codecs.encode"
+    if encodes and n_calls * longest > most(path.stat().st_size):
+        raise CheckpointError(
+            f"{path} may unfold {longest:,} characters {n_calls:,} times, which looks like an attack on the memory; "
+            f"if you trust it, set {VARIABLE} to more than {n_calls * longest / path.stat().st_size:.0f}"
+        )
+
+
+def _operations(path: Path, is_zip: bool) -> Iterator[tuple[str, Any, str | None]]:
+    """Name, argument, and what it names if it names a class, of each operation of the file's pickles; none is run."""
+    strings = ["", ""]
+    try:
+        with ExitStack() as opened:
+            if is_zip:
+                archive = opened.enter_context(zipfile.ZipFile(path))
+                files: list[Any] = [
+                    io.BytesIO(read_member(archive, member, path))
+                    for member in archive.infolist()
+                    if member.filename.endswith("data.pkl")
+                ]
+            else:
+                files = [opened.enter_context(open(path, "rb"))] * N_PICKLES
+            for file in files:
+                for operation, value, _ in pickletools.genops(file):
+                    names = None
+                    if operation.name in ("GLOBAL", "INST"):
+                        names = str(value).replace(" ", ".")
+                    elif operation.name == "STACK_GLOBAL":
+                        names = ".".join(strings)
+                    elif isinstance(value, str):
+                        strings = [strings[1], value]
+                    yield operation.name, value, names
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
+    except Exception:  # it is no pickle, or is cut short; who reads it says so
+        return
 
 
 def plain(value: Any, left: list[int] | None = None) -> Any:
@@ -135,22 +192,8 @@ def _is_whole_zip(path: Path) -> bool:
 
 def _first_global(path: Path) -> str | None:
     """What a bare pickle asks for first that is no part of tensors, by reading its operations; nothing is run."""
-    strings = ["", ""]
-    try:
-        with open(path, "rb") as file:
-            for operation, value, _ in pickletools.genops(file):
-                name = None
-                if operation.name == "GLOBAL":
-                    name = str(value).replace(" ", ".")
-                elif operation.name == "STACK_GLOBAL":
-                    name = ".".join(strings)
-                elif isinstance(value, str):
-                    strings = [strings[1], value]
-                if name is not None and name.split(".")[0] not in ("torch", "collections"):
-                    return name
-    except (ValueError, OverflowError, MemoryError, EOFError):  # it is no pickle, or is cut short
-        pass
-    return None
+    named = (name for _, _, name in _operations(path, is_zip=False) if name is not None)
+    return next((name for name in named if name.split(".")[0] not in ("torch", "collections")), None)
 
 
 def _refused(path: Path, what: str) -> CheckpointError:

@@ -15,7 +15,8 @@ from statewise.checkpoints.folders import RUN_FILE
 from statewise.checkpoints.manifest import CONFIG_FILE, TOKENIZER_FILE
 from statewise.checkpoints.tensor_files import GGUF, SAFETENSORS, TORCH_SUFFIXES, WEIGHT_SUFFIXES, shown
 from statewise.configuration import parse_json
-from statewise.errors import CheckpointError, ConfigError, excerpt, reason
+from statewise.errors import CheckpointError, ConfigError, DataError, excerpt, reason
+from statewise.files.limits import check_ids
 
 INDEX = ".index.json"
 CONFIG_FILES = (CONFIG_FILE, "params.json")  # the second is Codestral's, for its consolidated.safetensors
@@ -237,6 +238,10 @@ def _byte_level(vocabulary: Path, merges: Path) -> str:
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     if not all(len(pair) == 2 for pair in pairs) or not all(type(index) is int for index in vocab.values()):
         raise CheckpointError(f"{vocabulary} and {merges.name} are not a tokenizer as GPT-2's is")
+    try:
+        check_ids(vocabulary, vocab, vocabulary.stat().st_size)  # first: the library writes a line for every gap
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
     try:
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(left, right) for left, right in pairs]))
     except Exception as error:  # the library raises bare Exception
