@@ -34,6 +34,7 @@ from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.mamba3 import Mamba3Config
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
+from statewise.mixers.s5 import S5Config
 from statewise.models.block import BlockConfig
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.forecaster import ForecasterConfig
@@ -168,6 +169,7 @@ MIXERS: dict[str, MixerConfig] = {
     "mamba3": Mamba3Config(d_state=4, d_head=4),
     "s4": S4Config(d_state=4),
     "s4d": S4DConfig(d_state=4, n_heads=2),
+    "s5": S5Config(d_state=4),
     "s4d, real, both directions": S4DConfig(d_state=4, initialization="real", bidirectional=True),
 }
 

@@ -69,7 +69,8 @@ def _unrounded(backward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Any) -> Any:
         # not of what is saved: gradient checkpointing lets that be looked at only once
-        with without_autocast(next(m.device for m in tree_leaves(grads) if isinstance(m, torch.Tensor))):
+        devices = (m.device for m in tree_leaves(grads) if isinstance(m, torch.Tensor))
+        with without_autocast(next(devices, torch.device("cpu"))):  # there may be no gradient at all
             return backward(ctx, *grads)
 
     return run
