@@ -276,3 +276,13 @@ def test_sums_over_no_states_are_zero(path: str) -> None:
         assert torch.equal(cauchy(nothing, torch.ones(3) + 0j, systems), torch.zeros(2, 1, 3) + 0j)
         y = short_convolution(torch.ones(3, 0, 0), torch.ones(0, 9).requires_grad_(), torch.ones(3, 8, 0))
         y.sum().backward()
+
+
+def test_no_features_have_one_group() -> None:
+    """Of 0 features any number is a divisor, and the C code would walk over 2^62 groups."""
+    x, weight = torch.zeros(2, 1, 0), torch.zeros(0)
+    assert gated_rms_norm(x, x, weight).shape == x.shape
+    with pytest.raises(InputError, match="does not divide the width 0"):
+        gated_rms_norm(x, x, weight, n_groups=2**62)
+    with pytest.raises(InputError, match="n_groups of at least 1"):
+        torch.ops.statewise.gated_rms_norm(x, x, weight.unsqueeze(0), 1e-5, 2**62, True)

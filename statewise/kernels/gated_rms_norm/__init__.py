@@ -122,7 +122,7 @@ def gated_rms_norm(
             "gated_rms_norm needs x and z (..., width) and weight (width,); "
             f"got {tuple(x.shape)}, {tuple(z.shape)} and {tuple(weight.shape)}"
         )
-    if n_groups < 1 or x.shape[-1] % n_groups:
+    if not 1 <= n_groups <= max(x.shape[-1], 1) or x.shape[-1] % n_groups:
         raise InputError(f"gated_rms_norm: n_groups={n_groups} does not divide the width {x.shape[-1]}")
     refuse_unreal("gated_rms_norm", x=x, z=z, weight=weight)
     dtype = torch.promote_types(x.dtype, torch.promote_types(z.dtype, full_precision(weight.dtype)))

@@ -21,7 +21,7 @@ def wrong_rows(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
     sets, rows, width, groups = sizes["sets"], math.prod(sizes["*rows"]), sizes["width"], given.get("n_groups", 1)
     if not sets or rows % sets:
         return f"as many rows of x for each weight; got {rows} rows, {sets} weights"
-    if groups < 1 or width % groups:
+    if not 1 <= groups <= max(width, 1) or width % groups:  # 0 features have no end of divisors
         return f"n_groups of at least 1 that divides the width of {width}; got {groups}"
     return None
 
