@@ -11,7 +11,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -541,6 +541,20 @@ ENCODED_OFTEN = b"c_codecs\nencode\nq\x00" + LONG + text("latin1") + b"\x86q\x01
 def test_calls_that_pytorch_lets_pass_take_no_memory(pickled: bytes, said: str, tmp_path: Path) -> None:
     path = torch_file(tmp_path / "model.pt", pickled)
     assert said in refused(lambda: load_pickle(path), CheckpointError)
+
+
+def test_a_pickle_that_cannot_be_checked_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch would read is refused where its operations could not be followed first."""
+    path = tmp_path / "model.pt"
+    torch.save({"a": 5}, path, _use_new_zipfile_serialization=False)
+    assert load_pickle(path) == {"a": 5}
+
+    def unable(data: object) -> Iterator[Any]:
+        raise ValueError("at position 2, opcode b'}' unknown")
+        yield
+
+    monkeypatch.setattr("pickletools.genops", unable)
+    assert "damaged, cut short" in refused(lambda: load_pickle(path), CheckpointError)
 
 
 def test_a_batch_of_cifar_that_names_one_text_often() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickletools
 import re
+import struct
 from random import Random
 from typing import Any
 
@@ -78,6 +80,38 @@ def other_text(random: Random, data: bytes) -> bytes:
 
 
 CHANGES = (flipped, cut, spliced, removed, extreme, extreme, other_number, other_text)
+
+
+def pickle_changed(random: Random, data: bytes) -> bytes:
+    """Of a pickle: between two operations comes what leaves the stack as it was, after calls or lists that unfold."""
+    try:
+        places = [place for _, _, place in pickletools.genops(data) if place]
+    except Exception:  # it was changed before
+        return flipped(random, data)
+    if not places:
+        return flipped(random, data)
+    n = random.choice((1, 30, 3_000))
+    text = _pickled_text("a" * random.choice((1, 1 << 10, 1 << 20)))
+    size = b"\x8a\x08" + random.choice(INTEGERS[:-1]).to_bytes(8, "little")
+    way = random.randrange(5)
+    if way == 0:  # a call whose function, arguments and result are remembered, and called again
+        call = b"c_codecs\nencode\nr\xf0\xff\xff\x00" + text + _pickled_text("latin1") + b"\x86r\xf1\xff\xff\x00R0"
+        inserted = call + b"j\xf0\xff\xff\x00j\xf1\xff\xff\x00R0" * n
+    elif way == 1:  # a call that makes as many bytes as it is told
+        inserted = random.choice((b"c__builtin__\nbytearray\n", b"cbuiltins\nbytearray\n")) + size + b"\x85R0"
+    elif way == 2:  # a list in a list, twice in each
+        inserted = b"]" + b"r\xf2\xff\xff\x00](j\xf2\xff\xff\x00j\xf2\xff\xff\x00e" * n + b"0" * (n + 1)
+    elif way == 3:  # of PyTorch's own
+        name = random.choice((b"ctorch\nTensor\n", b"ctorch\nSize\n", b"ctorch._utils\n_rebuild_tensor_v2\n"))
+        inserted = name + size + b"\x85R0"
+    else:  # text that its length denies
+        inserted = b"X" + struct.pack("<I", random.choice(INTEGERS[:9])) + b"aaaa0"
+    place = random.choice(places)
+    return data[:place] + inserted + data[place:]
+
+
+def _pickled_text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
 
 
 def json_changed(random: Random, data: bytes) -> bytes:

@@ -8,12 +8,13 @@ import os
 import shutil
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 from random import Random
 
 from fuzz.draw import Draw, Finding
 from fuzz.files import KINDS
-from fuzz.mutate import json_changed, mutated
+from fuzz.mutate import json_changed, mutated, pickle_changed
 from statewise.errors import StatewiseError
 
 LONGEST = 400
@@ -59,18 +60,21 @@ def _files_of(name: str) -> dict[str, bytes]:
 
 
 def _changed(random: Random, data: bytes) -> bytes:
-    """Also within gzip, and the JSON before the tensors of safetensors, so that more than a checksum is met."""
+    """Also within gzip, the JSON before the tensors of safetensors, and the operations of a pickle, so that more than a
+    checksum is met."""
     if data[:2] == b"\x1f\x8b" and random.random() < 0.7:
         return gzip.compress(mutated(random, gzip.decompress(data)), 1)
     if data[8:10] in (b'{"', b"{ ") and random.random() < 0.7:
         n = int.from_bytes(data[:8], "little")
         header = json_changed(random, data[8 : 8 + n])
         return len(header).to_bytes(8, "little") + header + data[8 + n :]
+    if data[:1] == b"\x80" and random.random() < 0.5:
+        return pickle_changed(random, data)
     return mutated(random, data)
 
 
 def _packed(archive: str, files: dict[str, bytes], random: Random | None = None) -> bytes:
-    """random: of a tar, one member may say what is not so; its checksum is right, which noise alone would not have."""
+    """random: one member may say what is not so; a tar's checksum is right, which noise alone would not have."""
     buffer = io.BytesIO()
     if archive.endswith(".tar.gz"):
         with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
@@ -87,7 +91,34 @@ def _packed(archive: str, files: dict[str, bytes], random: Random | None = None)
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED) as opened:
             for name, content in files.items():
                 opened.writestr(name, content)
+        if random is not None and random.random() < 0.7:
+            return _lying_zip(random, buffer.getvalue())
     return buffer.getvalue()
+
+
+def _lying_zip(random: Random, data: bytes) -> bytes:
+    """One member says another size or checksum, in the list at the end and, mostly, before its bytes."""
+    with zipfile.ZipFile(io.BytesIO(data)) as opened:
+        members = opened.infolist()
+        member = random.choice(members)
+        content = opened.read(member)
+        begins = opened.start_dir
+    changed = bytearray(data)
+    for other in members:  # the list names them in this order
+        if other is member:
+            break
+        begins += 46 + int.from_bytes(data[begins + 28 : begins + 30], "little")
+        begins += len(other.extra) + len(other.comment)
+    n = random.choice((0, 1, len(content) // 2, len(content) + 1, 1 << 31, (1 << 32) - 2))
+    claims = [(14, 16, zlib.crc32(content[:n])), (22, 24, n)]
+    if random.random() < 0.3:  # stored bytes too
+        claims.append((18, 20, random.choice((0, 1, 1 << 31))))
+    both = random.random() < 0.7
+    for local, central, value in claims:
+        if both:
+            changed[member.header_offset + local : member.header_offset + local + 4] = value.to_bytes(4, "little")
+        changed[begins + central : begins + central + 4] = value.to_bytes(4, "little")
+    return bytes(changed)
 
 
 def _lie(random: Random, member: tarfile.TarInfo) -> None:

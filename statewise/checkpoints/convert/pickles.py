@@ -111,7 +111,10 @@ def _check_calls(path: Path, is_zip: bool) -> None:
 
 
 def _operations(path: Path, is_zip: bool) -> Iterator[tuple[str, Any, str | None]]:
-    """Name, argument, and what it names if it names a class, of each operation of the file's pickles; none is run."""
+    """Name, argument, and what it names if it names a class, of each operation of the file's pickles; none is run.
+
+    Errors:  CheckpointError for a pickle that cannot be read to its end: PyTorch may read on where this ends.
+    """
     strings = ["", ""]
     try:
         with ExitStack() as opened:
@@ -125,6 +128,8 @@ def _operations(path: Path, is_zip: bool) -> Iterator[tuple[str, Any, str | None
             else:
                 files = [opened.enter_context(open(path, "rb"))] * N_PICKLES
             for file in files:
+                if not is_zip and not file.peek(1):  # a pickle of something else, with nothing after it
+                    return
                 for operation, value, _ in pickletools.genops(file):
                     names = None
                     if operation.name in ("GLOBAL", "INST"):
@@ -136,8 +141,8 @@ def _operations(path: Path, is_zip: bool) -> Iterator[tuple[str, Any, str | None
                     yield operation.name, value, names
     except DataError as error:
         raise CheckpointError(str(error)) from error
-    except Exception:  # it is no pickle, or is cut short; who reads it says so
-        return
+    except Exception as error:  # of what cannot be read through nothing is promised
+        raise _unreadable(path, error) from error
 
 
 def plain(value: Any, left: list[int] | None = None) -> Any:
