@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from places import TESTS
 from toy_task import toy, toy_run
 from training import small_run
 from typer.testing import CliRunner
@@ -53,7 +54,7 @@ def run_of(folder: Path, layer: Any, n_layers: int = 2, **settings: Any) -> RunC
 
 def measured(config: RunConfig) -> int:
     """How far a micro-batch, forwards and backwards, raises the resident memory of a process of its own."""
-    here = Path(__file__).parent
+    here = TESTS
     done = subprocess.run(
         [sys.executable, here / "resident_memory.py"],
         input=pickle.dumps(config),
