@@ -22,6 +22,7 @@ import statewise as sw
 from statewise import cli, kernels
 from statewise.checkpoints.empty import TooLargeError, build_empty
 from statewise.cli import app
+from statewise.configuration import assign
 from statewise.data.synthetic_languages import InductionHeadConfig
 from statewise.errors import ConfigError
 from statewise.memory import available_memory
@@ -32,8 +33,9 @@ from statewise.train import RunConfig, TrainConfig, memory_check, memory_estimat
 from statewise.train.config import ParallelConfig
 from statewise.train.memory_check import require_memory
 from statewise.train.memory_estimate import estimate_memory
+from statewise.train.presets import PRESETS
 from statewise.train.rehearsal import rehearsing
-from statewise.train.tasks import open_task
+from statewise.train.tasks import open_task, run_types
 
 LAYERS: dict[str, Any] = {
     "mamba": sw.MambaConfig(),
@@ -170,6 +172,17 @@ def test_several_processes_share(tmp_path: Path) -> None:
     assert sharded.save == of(2, tensor=2).save == 2 * largest
     assert ("share of the beginning", memory_estimate.size(sharded.begin)) in sharded.table().rows
     assert ("to save", memory_estimate.size(sharded.save)) in sharded.table().rows
+
+
+def test_parameters_that_no_machine_holds_are_not_followed() -> None:
+    """A convolution of 10^12 heads is a loop over them."""
+    run = assign(
+        PRESETS["copying"](),
+        ['model.layers=[{"type": "S4DConfig"}]', "model.layers.0.n_heads=1000000000000"],
+        types=run_types(),
+    )
+    with pytest.raises(ConfigError, match=r"TB of parameters, which no machine holds; use a smaller one"):
+        estimate_memory(run)
 
 
 @pytest.mark.usefixtures(toy.__name__)

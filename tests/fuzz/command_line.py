@@ -130,7 +130,8 @@ def resume(draw: Draw) -> list[str]:
         path.write_bytes(_mutated(draw, path.read_bytes()))
     given = [_field(draw, _paths("tiny")) for _ in range(draw.integer(0, 1))]
     words = ["train", "--resume", "run", *(word for one in given for word in ("--set", one))]
-    return [*words, *(word for one in BUDGET if draw.chance(0.5) for word in ("--set", one)), "--set", "train.steps=3"]
+    words += [word for one in BUDGET if draw.chance(0.5) for word in ("--set", one)]
+    return [*words, "--set", "train.steps=3", "--set", "train.compile=false"]  # compiling takes a minute
 
 
 def damaged(draw: Draw) -> list[str]:
