@@ -100,8 +100,8 @@ def test_with_room_refuses_what_is_no_state_of_the_model() -> None:
         (plain, state, 1.5, "length=1.5 is out of range"),
         (plain, state.layers[0], 1, "must be a LanguageModelState or None, got AttentionState"),
         (plain, state._replace(layers=()), 1, "state is for 0 layers; this model has 1"),
-        (convolved, state, 1, "must be a ConvolvedAttentionState or None, got AttentionState"),
-        (plain, convolved.initial_state(1), 1, "must be an AttentionState or None, got ConvolvedAttentionState"),
+        (convolved, state, 1, "needs state of type ConvolvedAttentionState, got AttentionState"),
+        (plain, convolved.initial_state(1), 1, "needs state of type AttentionState, got ConvolvedAttentionState"),
     ):
         with pytest.raises(InputError, match=message):
             model.with_room(given, length)
