@@ -177,7 +177,7 @@ class Attention(Mixer):
         n_read = None if history is None else history.position
         position, began = document_positions(length, n_read, masks.starts, device=x.device)
         if self.positions is not None:
-            at_most = length if history is None else None
+            at_most = length if history is None else None  # and without rows no token has a position
             x = x + self.positions(position[:batch], lengths=masks.lengths, at_most=at_most)
         qkv = self.in_proj(x)
         if self.convolution is not None:

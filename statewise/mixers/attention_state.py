@@ -93,16 +93,19 @@ class AttentionState(NamedTuple):
 
     def extend(self, own: Context) -> tuple[Context, AttentionState]:
         """In the state's dtype, so that nothing old is cast. The host waits for the device."""
-        length, window = own.keys.shape[1], own.window
-        own = own._replace(keys=own.keys.to(self.keys.dtype), values=own.values.to(self.values.dtype))
-        if own.lengths is not None and int(own.lengths.min()) == length:
-            own = own._replace(lengths=None)
-        recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (own.keys, self.keys, self.values))
-        if own.began is not None and bool((own.began >= 0).any()):
-            # What a row drops at once is dropped from its buffer too
-            return concatenate(self._replace(start=torch.where(own.began[:, 0] >= 0, self.end, self.start)), own)
-        own = own._replace(began=None)
-        return concatenate(self, own) if recorded or (window is not None and length >= window) else append(self, own)
+        state, length, lengths, began = self, own.keys.shape[1], own.lengths, own.began
+        if lengths is not None and int(lengths.min()) == length:
+            lengths = None
+        if began is not None and not bool((began >= 0).any()):
+            began = None
+        keys, values = own.keys.to(self.keys.dtype), own.values.to(self.values.dtype)
+        own = own._replace(keys=keys, values=values, lengths=lengths, began=began)
+        if began is not None:  # what a row drops at once is dropped from its buffer too
+            state = self._replace(start=torch.where(began[:, 0] >= 0, self.end, self.start))
+        recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (keys, self.keys, self.values))
+        if recorded or began is not None or (own.window is not None and length >= own.window):
+            return concatenate(state, own)
+        return append(state, own)
 
     def attend(self, q: Tensor, context: Context, dropout: Dropout | None = None) -> Tensor:
         y = context.attend(q.to(self.keys.dtype), dropout)
@@ -144,13 +147,13 @@ def append(state: AttentionState, own: Context) -> tuple[Context, AttentionState
     return context, state._replace(end=state.end + count, position=state.position + count)
 
 
-def with_room(state: AttentionState, length: int, window: int | None = None) -> AttentionState:
+def with_room(state: AttentionState, length: int) -> AttentionState:
     """The state itself if ``length`` more tokens may be written after its end, or a copy with room for them.
 
     Nothing is claimed: the room is for the first to continue the state.
     """
     _, ends, filled = _slots(state)
-    return state if _has_room(state, length, ends, filled) else copy_with_room(state, length, window)
+    return state if _has_room(state, length, ends, filled) else copy_with_room(state, length)
 
 
 def claim(state: AttentionState, length: int, window: int | None = None) -> tuple[AttentionState, list[int], list[int]]:
