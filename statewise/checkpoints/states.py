@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ from statewise.models.registry import model_from_dict, model_to_dict
 STATE_FORMAT_VERSION = 1
 PREFIX = "state"
 METADATA_KEY = "statewise"
-StateT = TypeVar("StateT")
 
 
 def save_state(state: LanguageModelState, path: str | os.PathLike[str], *, model: LanguageModel) -> Path:
@@ -81,31 +80,19 @@ def load_state(path: str | os.PathLike[str], *, model: LanguageModel) -> Languag
         raise CheckpointError(f"{path} is not a state of a model known here: {error}") from error
     if differing := differences(saved, model.config):
         raise CheckpointError(f"{path} is the state of another model: {differing[0]}")
-    check_weights(path, weights, model)
-    position = tensors.get(f"{PREFIX}.position")
-    if position is None or position.ndim != 1:
-        raise CheckpointError(f"{path} is not a state of a model known here: it has no position of each row")
-    return rebuild(path, model.initial_state(len(position)), tensors, PREFIX)
-
-
-def check_weights(path: Path, weights: str, model: LanguageModel) -> None:
-    """Errors:  CheckpointError unless ``weights``, the digest in a file, is the model's."""
     if weights != weights_digest(model):
         raise CheckpointError(
             f"{path} is the state of a model with other weights (of another training step, perhaps); "
             "use the model it was made with, or read the text again"
         )
-
-
-def rebuild(path: Path, template: StateT, tensors: Mapping[str, Tensor], prefix: str) -> StateT:
-    """What is like the template, of the tensors in a file.
-
-    Errors:  CheckpointError that names the file and the tensor that does not fit.
-    """
+    position = tensors.get(f"{PREFIX}.position")
+    if position is None or position.ndim != 1:
+        raise CheckpointError(f"{path} is not a state of a model known here: it has no position of each row")
     try:
-        state: StateT = unflatten_into(template, tensors, prefix, same_shapes=False)
+        state = unflatten_into(model.initial_state(len(position)), tensors, PREFIX, same_shapes=False)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
+    assert isinstance(state, LanguageModelState)
     return state
 
 

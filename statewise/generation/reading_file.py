@@ -15,9 +15,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from statewise.checkpoints.atomic import write_file
-from statewise.checkpoints.states import check_weights, rebuild, weights_digest
-from statewise.checkpoints.tensor_files import count_bytes, read_metadata, read_tensors, write_tensors
-from statewise.checkpoints.trees import flatten_tree
+from statewise.checkpoints.states import weights_digest
+from statewise.checkpoints.tensor_files import read_metadata, read_tensors
+from statewise.checkpoints.trees import flatten_tree, unflatten_into
 from statewise.errors import CheckpointError
 from statewise.generation.reading import N_RECENT, Reading
 from statewise.models.language_model import LanguageModel
@@ -38,7 +38,12 @@ def save_reading(reading: Reading, path: str | os.PathLike[str], *, model: Langu
     # Leaves may share memory, which a safetensors file cannot say
     tensors = {name: leaf.detach().cpu().clone().contiguous() for name, leaf in flatten_tree(reading, PREFIX).items()}
     metadata = {"format_version": FORMAT_VERSION, "weights": weights_digest(model), "sha256": _digest(tensors)}
-    write_file(Path(path), count_bytes(tensors), lambda aside: write_tensors(aside, tensors, metadata))
+    data = save(tensors, metadata=metadata)
+
+    def write(aside: Path) -> None:
+        aside.write_bytes(data)
+
+    write_file(Path(path), len(data), write)
 
 
 def load_reading(path: str | os.PathLike[str], *, model: LanguageModel) -> Reading:
@@ -56,11 +61,20 @@ def load_reading(path: str | os.PathLike[str], *, model: LanguageModel) -> Readi
         raise CheckpointError(f"{path} is not a state of format {FORMAT_VERSION}; expected a file of --state-out")
     if metadata.get("sha256") != _digest(tensors):
         raise CheckpointError(f"the state {path} is damaged: its checksum does not match")
-    check_weights(path, metadata["weights"], model)
+    if metadata["weights"] != weights_digest(model):
+        raise CheckpointError(
+            f"the state {path} was read with other weights than this model's; "
+            "use the checkpoint that it was read with, or read the text again"
+        )
     logits = tensors.get(f"{PREFIX}.logits")
     if logits is None or logits.ndim != 2:
         raise CheckpointError(f"the state {path} is damaged: it has no logits (batch, vocabulary)")
-    return rebuild(path, _template(model, *logits.shape), tensors, PREFIX)
+    try:
+        reading = unflatten_into(_template(model, *logits.shape), tensors, PREFIX, same_shapes=False)
+    except CheckpointError as error:
+        raise CheckpointError(f"the state {path} does not fit this model: {error}") from error
+    assert isinstance(reading, Reading)
+    return reading
 
 
 def _template(model: LanguageModel, batch: int, vocab_size: int) -> Reading:
