@@ -17,7 +17,7 @@ from statewise.operators import DiagonalLTI
 from statewise.operators.time_invariant import CHUNK
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.measure import compare, in_units, milliseconds
-from statewise.reproduce.report import Curve, Panel, Report, Table, curves, table
+from statewise.reproduce.report import Curve, Panel, Report, Table, curves, old_table as table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import Device

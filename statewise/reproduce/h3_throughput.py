@@ -29,7 +29,7 @@ from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
 from statewise.reproduce.measure import n_parameters
-from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
+from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, old_table as table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.report import Reporter

@@ -17,7 +17,7 @@ from statewise.mixers.time_invariant import TimeInvariantMixer
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
 from statewise.reproduce.measure import compare, in_units
-from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
+from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, old_table as table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import Device

@@ -16,7 +16,7 @@ from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.measure import compare, in_units
-from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
+from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, old_table as table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import Device
