@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from statewise.mixers.time_invariant import TimeInvariantMixer
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
 from statewise.reproduce.measure import compare, in_units
-from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, old_table as table
+from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table, told
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import Device
@@ -29,6 +28,20 @@ PUBLISHED = {
     "ms": {128: (9.32, 4.77), 256: (20.6, 3.07), 512: (140.7, 4.75)},
     "mb": {128: (222.0, 5.3), 256: (1685.0, 12.6), 512: (13140.0, 33.5)},
 }
+PAGE = """
+# LSSL beside S4: one layer, one training step
+
+As many states as channels, one sequence of {length:,} steps, float32, {device}: forward, backward and the gradients of A,
+B, C and dt, of every channel its own; no gradient for the input. Both in one process, in turns: {rounds} steps of LSSL,
+{n_s4} of S4, medians.
+
+- The published table was measured on a GPU and names neither batch nor length nor what is learned; the ratios are to be
+  compared, not the milliseconds.
+- The LSSL here is no straw man: it gets its impulse response by squaring A some log2(length) times, not by one product
+  for each step; the table does not say how the published one got its.
+- Only the systems are measured: the skip D, the activation and the linear output, alike in both, would make the ratios
+  smaller.
+"""
 LEAST_SPEED, LEAST_MEMORY, AT_WIDTH, AT_LENGTH = 30.0, 400.0, 512, 1024
 DENSE_COPIES = 24  # of A that the step holds at a time, about, to refuse a machine that is too small
 
@@ -100,59 +113,35 @@ def measure_width(config: LsslVsS4Settings, width: int, reporter: Reporter) -> d
 def report(config: LsslVsS4Settings, found: Found) -> Report:
     figures: dict[int, dict[str, Any]] = {}
     for width in config.widths:
-        part = found[f"width-{width}"]
-        ms, mb = (units := in_units(part)).values()
+        ms, mb = (units := in_units(found[f"width-{width}"])).values()
         ratios = {"speed_ratio": ms["LSSL"] / ms["S4"], "memory_ratio": mb["LSSL"] / mb["S4"]}
-        figures[width] = {**units, **ratios, **part}
-
-    def columns(unit: str, ratio: str, forms: tuple[str, str, str]) -> list[tuple[str, Callable[[int], str]]]:
-        def theirs(text: Callable[[float, float], str]) -> Callable[[int], str]:
-            return lambda width: text(*PUBLISHED[unit][width]) if width in PUBLISHED[unit] else "-"
-
-        return [
-            ("width = N", str),
-            ("LSSL, published", theirs(lambda lssl, _: f"{lssl:,g}")),
-            ("S4", theirs(lambda _, s4: f"{s4:g}")),
-            ("ratio", theirs(lambda lssl, s4: f"{lssl / s4:,.1f}x")),
-            ("LSSL, ours", lambda width: format(figures[width][unit]["LSSL"], forms[0])),
-            ("S4", lambda width: format(figures[width][unit]["S4"], forms[1])),
-            ("ratio", lambda width: f"{format(figures[width][ratio], forms[2])}x"),
-        ]
-
-    memory = columns("mb", "memory_ratio", (",.1f", ",.1f", ",.3g"))
+        figures[width] = {**units, **ratios, **found[f"width-{width}"]}
     above = "Peak of what the step allocates, gradients among it, above inputs and parameters."
-    bars = []
-    if AT_WIDTH in figures and config.length == AT_LENGTH:
-        for what, ratio, bar in (("faster", "speed_ratio", LEAST_SPEED), ("smaller", "memory_ratio", LEAST_MEMORY)):
-            bars.append(Bar(what=f"S4 {what} at width {AT_WIDTH}", ours=figures[AT_WIDTH][ratio], bar=bar, unit="x"))
-    panels = []
-    for unit, ratio, what in (("ms", "speed_ratio", "times faster"), ("mb", "memory_ratio", "times smaller")):
+    tables, panels, bars = [], [], []
+    for unit, ratio, title, form, word, bar, notes in (
+        ("ms", "speed_ratio", "Milliseconds a training step", (".2f", ",.1f"), "faster", LEAST_SPEED, []),
+        ("mb", "memory_ratio", "Megabytes at the peak", (",.1f", ",.3g"), "smaller", LEAST_MEMORY, [above]),
+    ):
         known = {width: lssl / s4 for width, (lssl, s4) in PUBLISHED[unit].items() if width in figures}
+        rows = [
+            {"width": w, "theirs": PUBLISHED[unit].get(w), "known": known.get(w), "ours": f[unit], "ratio": f[ratio]}
+            for w, f in figures.items()
+        ]
+        cells = f"{{width}} | {{theirs[0]:,g}} | {{theirs[1]:g}} | {{known:,.1f}}x | {{ours[LSSL]:,.1f}} | {{ours[S4]:{form[0]}}}"
+        head = "width = N | LSSL, published | S4 | ratio | LSSL, ours | S4 | ratio"
+        tables.append(table(title, head, f"{cells} | {{ratio:{form[1]}}}x", rows, notes))
+        if AT_WIDTH in figures and config.length == AT_LENGTH:
+            ours = figures[AT_WIDTH][ratio]
+            bars.append(Bar(what=f"S4 {word} at width {AT_WIDTH}", ours=ours, bar=bar, unit="x"))
         here = Curve(config.widths, [f[ratio] for f in figures.values()], "here", {"marker": "o"})
         theirs = Curve([*known], [*known.values()], "published", {"marker": "s", "ls": "--"})
-        title = f"S4 is so many {what} than LSSL"
-        panels.append(Panel(curves=[here, theirs], title=title, ticks=config.widths, log="y", x="width = N"))
-    return Report(
-        title="LSSL beside S4: one layer, one training step",
-        setting=(
-            f"As many states as channels, one sequence of {config.length:,} steps, float32, {config.device}: forward, "
-            "backward and the gradients of A, B, C and dt, of every channel its own; no gradient for the input. Both "
-            f"in one process, in turns: {config.rounds} steps of LSSL, {config.rounds * config.s4_repeats} of S4, "
-            "medians."
-        ),
-        tables=[
-            table("Milliseconds a training step", columns("ms", "speed_ratio", (",.1f", ",.2f", ",.1f")), figures),
-            table("Megabytes at the peak", memory, figures, [above]),
-        ],
+        words = f"S4 is so many times {word} than LSSL"
+        panels.append(Panel([here, theirs], title=words, ticks=config.widths, log="y", x="width = N"))
+    return told(
+        PAGE,
+        {**vars(config), "n_s4": config.rounds * config.s4_repeats},
+        tables=tables,
         bars=bars,
-        differences=(
-            "The published table was measured on a GPU and names neither batch nor length nor what is learned; the "
-            "ratios are to be compared, not the milliseconds.",
-            "The LSSL here is no straw man: it gets its impulse response by squaring A some log2(length) times, not by "
-            "one product for each step; the table does not say how the published one got its.",
-            "Only the systems are measured: the skip D, the activation and the linear output, alike in both, would "
-            "make the ratios smaller.",
-        ),
         figures={str(width): part for width, part in figures.items()},
         plots=[curves("lssl-vs-s4", "LSSL over S4", *panels, width=8.5, height=4.0)],
     )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 RESULT_FILE = "result.json"
 REPORT_FILE = "report.md"
 Item = TypeVar("Item")
+MARKED = {"marker": "o"}  # the style of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
