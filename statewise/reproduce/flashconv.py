@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,8 @@ from statewise.operators import DiagonalLTI
 from statewise.operators.time_invariant import CHUNK
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.measure import compare, in_units, milliseconds
-from statewise.reproduce.report import MARKED, Curve, Panel, Report, Table, curves, table, told
+from statewise.reproduce.page import told
+from statewise.reproduce.report import MARKED, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import Device
@@ -28,7 +29,6 @@ ATTENTION, PLAIN, OURS, BLOCK, PASSING = "attention", "plain FFT", "convolve", "
 NAMES = (ATTENTION, PLAIN, OURS, BLOCK, PASSING)
 FORMS = {OURS: "convolve", BLOCK: "block_fft", PASSING: "state_passing"}
 FROM_A_STATE = (OURS, PASSING)
-SIZE = "{length:,} | {batch}"
 
 
 def forms_at(length: int) -> dict[str, str]:
@@ -37,30 +37,13 @@ def forms_at(length: int) -> dict[str, str]:
 
 
 # Fu et al. 2023 (H3), arXiv:2212.14052: times as fast as a Transformer on the Long Range Arena.
-PUBLISHED_LRA = (
-    ("Transformer", "1"),
-    ("FlashAttention", "2.4"),
-    ("block-sparse FlashAttention", "2.8"),
-    ("S4", "2.9"),
-    ("S4 with FlashConv", "5.8"),
-)
-
-
-PAGE = """
-# FlashConv: a long convolution, forward and backward
-
-{d_model} channels, in each a diagonal system of order {d_state}, float32, {type}: the impulse response, the convolution,
-and the gradients of the input and of A, B and C. Attention has {n_heads} heads and no projections. All in one process, in
-turns, medians of {rounds}; half of the rounds lie within {spread:.0%} of the median or nearer. The forms are at most
-{apart:.1e} of the largest output apart.
-
-- Published (arXiv:2212.14052) on an A100 at batch 8 and width 1,024; here on {type} at {sizes} and width {d_model:,}.
-- Of the published micro-benchmark only what the text says of ranges of length is known, no cells.
-- The block FFT is made for tensor cores: it has several times the operations of an FFT, in matrix products.{on_a_cpu}
-- The published state passing is fused and on chip; here it is matrix products around the same convolution.
-- The published attention is the standard one; PyTorch's is fused, and so faster and smaller.
-- The published speeds on the Long Range Arena are of whole models that train; no model is trained here.
-"""
+PUBLISHED_LRA = {
+    "Transformer": 1,
+    "FlashAttention": 2.4,
+    "block-sparse FlashAttention": 2.8,
+    "S4": 2.9,
+    "S4 with FlashConv": 5.8,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,15 +167,6 @@ def report(config: FlashConvSettings, found: Found) -> Report:
         for n, part in figures.items()
     ]
 
-    def made(title: str, what: str, names: Sequence[str], form: str = ",.1f", notes: Sequence[str] = ()) -> Table:
-        cells = (f"{{{what}[{name}]:{form}}}" for name in names)
-        return table(title, " | ".join(("length | batch", *names)), " | ".join((SIZE, *cells)), rows, notes)
-
-    both = "milliseconds, forward and backward"
-    ratios = " | ".join(f"{{over_plain_fft[{name}]:.2f}}x" for name in FORMS)
-    notes = ["Published over attention: up to 35 times. `convolve` is what runs by default from rest."]
-    if min(config.lengths) <= CHUNK:
-        notes.append(f"-: in a chunk of {CHUNK:,} steps state passing is `convolve`.")
     least, most = min(config.batches), max(config.batches)
     lines = []
     for name in NAMES:
@@ -200,34 +174,22 @@ def report(config: FlashConvSettings, found: Found) -> Report:
         lines += [Curve([*there], [*there.values()], name, MARKED)] if there else []
     panel = Panel(lines, log="y", ticks=config.lengths, x="length", y="milliseconds a row of the batch")
     return told(
-        PAGE,
+        "flashconv",
         {
             **vars(config),
             "type": device.type,
             "spread": max(map(_spread, rounds)),
             "apart": max(value for part in figures.values() for value in part["apart"].values()),
+            "CHUNK": CHUNK,
+            "short": min(config.lengths) <= CHUNK,
             "sizes": f"batch {most}" if least == most else f"batches of {least} to {most}",
             "on_a_cpu": " A CPU has none for float32." if device.type == "cpu" else "",
         },
-        tables=[
-            made(both.capitalize(), "ms", NAMES),
-            table(
-                "Times as fast as the plain FFT",
-                " | ".join(("length | batch | published", *FORMS, "fastest over attention")),
-                f"{SIZE} | {{published}} | {ratios} | {{over_attention:.2f}}x",
-                rows,
-                notes,
-            ),
-            table(
-                f"From a state to a state, {both}",
-                f"length | batch | {OURS} (chunks of 64) | {PASSING} | ratio",
-                f"{SIZE} | {{ms_from_a_state[{OURS}]:,.1f}} | {{ms_from_a_state[{PASSING}]:,.1f}} | {{ratio:.2f}}x",
-                rows,
-                ["The first runs by default: on some machines the second is slower at every length."],
-            ),
-            made("Megabytes at the peak", "mb", NAMES),
-            Table("Published: times as fast on the Long Range Arena", ("model", "speed"), PUBLISHED_LRA),
-        ],
+        rows,
+        rows,
+        rows,
+        rows,
+        [{"model": model, "speed": speed} for model, speed in PUBLISHED_LRA.items()],
         figures={str(length): part for length, part in figures.items()},
         plots=[curves("flashconv", "Forward and backward against length", panel)],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Annotated, Any, Literal
@@ -23,7 +24,8 @@ from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.outcomes import each, label, row_of
-from statewise.reproduce.report import Bar, Curve, Panel, Report, Table, curves, table, told
+from statewise.reproduce.page import told
+from statewise.reproduce.report import Bar, Curve, Panel, Report, curves
 from statewise.reproduce.settings import BEFORE, Settings
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import trained
@@ -55,38 +57,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "induction-head": {"schedule": "cosine", "lr_start_ratio": 1e-6 / LR, "lr_min_ratio": 0.1},
     "associative-recall": {"schedule": "linear", "lr_min_ratio": 0.0},  # which falls from the warm-up's end in any case
 }
-PAGE = """
-# H3's synthetic languages: what tells the models apart
-
-Two layers of width {D_MODEL}, each with an MLP of {hidden}; {n_train:,} rows in batches of {BATCH_SIZE}, at most
-{epochs_of}, the loss on every next token, the accuracy that of the last. {n_validation} rows of their own are looked at
-after every epoch, the {n_test} of the test once, by the model that was best on them; no row is in two of these sets.
-
-[early] A run ends early once it names at least {stop_at:.1%} of its validation answers after
-{stop_after} epoch{plural} running{leaves}.
-
-Training with its validation took {cpu_minutes:,.1f} minutes of processor time: for {everything} that is listed
-{minutes:,.1f} minutes of two cores that share it{more}. The start of the processes and the tests are not in it.
-
-- Published training and test rows are not held against each other; here no test row is trained on.
-- The published code validates on the rows of its test and watches for the best epoch on them (ours: "watched"); here
-  the epoch that was best on rows of their own reads the test.
-- [gss] GSS has no published configuration for these tasks: this one is declared here (N = 64, gate of 4 d, bottleneck
-  of d / 4).
-- [s4d] S4D has one A for all channels and a normal B, which is not trained apart from C.
-- [mamba] Mamba (N = 16), which came later, stands in the same block with the same MLP.
-- [mamba2] Mamba-2 (N = 64, heads of 32), which came later, stands in the same block with the same MLP.
-- [hybrid] The hybrid is one layer of H3, then one of attention without positions.
-- [induction-head] Chance in induction-head is 1 in 18 ordinary tokens, 5.6 %; published: 5.0.
-- [associative-recall] Chance in associative-recall is 1 in 4 values, 25 %; published: 25.0.
-- [clipped] Gradients are clipped to a norm of {clip_norm:g}; published: not at all.
-- [maps] The matrices of maps alone decay; published: every parameter but the systems'.
-- [branches] The Transformer has its dropout of 0.1 on each branch; published: on its attention's weights.
-- [dropped] The last rows of an epoch that fill no batch are left out; published: they are one.
-- [prefix] The cosine of induction-head begins where the warm-up ends; published: where it begins.
-- [several] The seeds are of the parameters, the dropout and the order of the rows; all read the same rows (data.seed 0),
-  so that their spread holds nothing of the data's.
-"""
 AS_PUBLISHED = ("clip_norm", "weight_decay_of", "dropout_of", "drop_last", "warmup_prefix")  # or not
 
 
@@ -213,13 +183,19 @@ def report(config: H3SyntheticsSettings, found: Found) -> Report:
     values |= {"epochs_of": " and ".join(epochs), "D_MODEL": D_MODEL, "hidden": 4 * D_MODEL, "BATCH_SIZE": BATCH_SIZE}
     of_seeds = ", mean of the seeds and (thin) each" if several else ""
     title = f"Accuracy on the validation rows{of_seeds}, epoch by epoch"
+    rows = {
+        task: [row_of(NAMES[m], [found[f"{task}-{m}"]], PUBLISHED[task].get(m)) for m in config.models]
+        for task in config.tasks
+    }
     return told(
-        PAGE,
+        "h3-synthetics",
         {**differs(config), **values},
-        tables=[_table(config, task, found) for task in config.tasks],
+        [({"task": task}, rows[task]) for task in config.tasks],
         bars=bars if config.bars else [],
         figures={"cpu_seconds": cpu_seconds, "minutes_of_two_cores": minutes, "runs": found},  # of all seeds
-        plots=[curves("h3-synthetics", title, *(_panel(config, task, found) for task in config.tasks), width=10.0)],
+        plots=[
+            curves("h3-synthetics", title, *(_panel(config, task, rows[task]) for task in config.tasks), width=10.0)
+        ],
     )
 
 
@@ -236,36 +212,17 @@ def differs(config: H3SyntheticsSettings) -> dict[str, Any]:
         "dropped": config.drop_last and config.n_train % BATCH_SIZE,
         "prefix": config.warmup_prefix and "induction-head" in there,
         "several": several,
+        "single": not several,
         "early": config.stop_at is not None and config.stop_after < max(config.epochs),
         "plural": "s" if config.stop_after > 1 else "",
         "leaves": "; it then leaves the stack of seeds it is trained in" if several else "",
     }
 
 
-def _table(config: H3SyntheticsSettings, task: str, found: Found) -> Table:
-    rows = [row_of(NAMES[m], [found[f"{task}-{m}"]], PUBLISHED[task].get(m)) for m in config.models]
-    notes = (
-        "test: on the rows of its test. watched: the best epoch on the rows looked at after each, which is how the "
-        "published figures were measured.",
-        "CPU s: of training with validation, all seeds together. ms: of processor time, for a step of all seeds "
-        "that were still training, on average."
-        if len(config.seeds) > 1
-        else "CPU s: of training with validation. ms: of processor time, for a step, on average.",
-    )
-    return table(
-        f"{task}: accuracy of the last token, %",
-        " | publ. | ours | test | watched | epochs | weights | CPU s | ms",
-        "{name} | {published:.1f} | {ours:.1p} | {accuracy:.1p} | {watched:.1p} | {epochs:.0f} | {weights:,} | "
-        "{cpu:,.0f} | {ms:,.1f}",
-        rows,
-        notes,
-    )
-
-
-def _panel(config: H3SyntheticsSettings, task: str, found: Found) -> Panel:
+def _panel(config: H3SyntheticsSettings, task: str, rows: Sequence[Mapping[str, Any]]) -> Panel:
     lines, levels = [], []
-    for i, model in enumerate(config.models):
-        row, color = row_of(NAMES[model], [found[f"{task}-{model}"]]), {"color": f"C{i}"}
+    for i, row in enumerate(rows):
+        color = {"color": f"C{i}"}
         courses = [[100 * accuracy for accuracy in run["course"]] for run in row["whole"]]
         longest = max(map(len, courses), default=0)
         held = [course + course[-1:] * (longest - len(course)) for course in courses]
@@ -273,8 +230,8 @@ def _panel(config: H3SyntheticsSettings, task: str, found: Found) -> Panel:
         lines.append(Curve(range(1, longest + 1), middle, label(row), color))
         thin = {**color, "linewidth": 0.8, "alpha": 0.5}  # what one seed finds, the mean does not show
         lines += [Curve(range(1, len(c) + 1), c, None, thin) for c in courses if len(courses) > 1]
-        if model in PUBLISHED[task]:
-            levels.append((PUBLISHED[task][model], {**color, "linestyle": ":"}))
+        if row["published"] is not None:
+            levels.append((row["published"], {**color, "linestyle": ":"}))
     x, is_last = "epoch (dotted: published)", task == config.tasks[-1]
     axes: dict[str, Any] = {"x": x, "y": "accuracy, %", "set": {"ylim": (0, 102)}}
     return Panel(lines, title=task, levels=levels, legend=is_last, **axes)

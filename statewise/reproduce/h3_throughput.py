@@ -29,7 +29,8 @@ from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
 from statewise.reproduce.measure import n_parameters
-from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, Table, curves, table, told
+from statewise.reproduce.page import told
+from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.report import Reporter
@@ -39,25 +40,6 @@ PUBLISHED = {512: (1340, 1980), 1024: (770, 1580), 1536: (520, 1240)}
 PUBLISHED_BATCH = 64
 TRANSFORMER, HYBRID = "Transformer", "H3 hybrid"
 BOTH = (TRANSFORMER, HYBRID)
-PAGE = """
-# Hybrid H3 beside a Transformer: generating
-
-{batch} sequences at a time, {n_new} new tokens each, greedily, with random weights in {weights}, on the CPU with {threads}
-threads. Width {d_model}, {n_layers} layers, MLPs of 4 times the width. Transformer: {parameters[Transformer]:,}
-parameters, learned positions, the keys and values of all tokens so far kept. Hybrid: {parameters[H3 hybrid]:,} parameters,
-attention in the layers {attention_at} counted from 0, H3 with {d_state} numbers for each channel in the others. Both
-through one engine: the prompt by the model's own forward with its state, only the last token's logits made; the new tokens
-by {paths}. In one process, all lengths and both models in turns; medians of {rounds} rounds, the ratio of each round its
-own.
-
-- Published on an A100 with 80 GB, in float16, at 1.3 billion parameters (24 layers of width 2,048) and a batch of 64,
-  against the Transformer of another library. Here both models run in this package, on a CPU, at a size and batch that fit
-  it.
-- An accelerator reads a prompt nearly for free and spends its time on the tokens after it; on a CPU the prompt's matrix
-  products, which both models share, are most of the time, and pull the ratio of the whole towards 1. The second table has
-  both stages apart.
-- The Transformer's attention is fused here, and its history is written in place.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,61 +224,40 @@ def report(config: H3ThroughputSettings, found: Found) -> Report:
         asked = [(f"hybrid H3 faster at a prompt of {n:,}", ratio, 1.0) for n, ratio in middle.items()]
         asked += [(f"further ahead at {n:,} than at {m:,}", middle[n], middle[m]) for m, n in pairwise(middle)]
         bars = [Bar(what=what, ours=ours, bar=bar, beyond=True, unit="x") for what, ours, bar in asked]
+    growth = " ".join(
+        f"Further ahead at {n:,} than at {m:,} in {sum(b > a for a, b in zip(ratios[m], ratios[n]))} of "
+        f"{config.rounds} rounds."
+        for m, n in pairwise(sorted(ratios))
+    )
+    rows = [_row(config, n, figures[str(n)]) for n in config.prompts]
     parameters = {name: n_parameters(model) for name, model in configs(config).items()}
     told_paths = " or ".join(sorted({*paths.values()}))
     return told(
-        PAGE,
-        {**vars(config), "threads": torch.get_num_threads(), "parameters": parameters, "paths": told_paths},
-        tables=_tables(config, figures, ratios),
+        "h3-throughput",
+        {
+            **vars(config),
+            "threads": torch.get_num_threads(),
+            "parameters": parameters,
+            "paths": told_paths,
+            "growth": growth,
+        },
+        rows,
+        rows,
+        rows,
         bars=bars,
         figures={"by_prompt": figures, "parameters": parameters, "parts": parts},
         plots=[curves("h3-throughput", "Generating", *_panels(figures), width=8.5, height=4.0)],
     )
 
 
-def _tables(
-    config: H3ThroughputSettings, figures: Mapping[str, Mapping[str, Any]], ratios: Mapping[int, list[float]]
-) -> list[Table]:
-    rows = []
-    for n, one in zip(config.prompts, figures.values()):
-        theirs, (old, new) = PUBLISHED.get(n), one["models"].values()
-        row = {**one, "n": n, "theirs": theirs, "their_ratio": theirs and theirs[1] / theirs[0], "old": old, "new": new}
-        row |= {"least": min(one["ratios"]), "most": max(one["ratios"])}
-        for batch in (1, config.batch, PUBLISHED_BATCH):
-            row |= {f"{name} {batch}": batch * n_bytes / 1e6 for name, n_bytes in one["state_bytes"].items()}
-        rows.append(row)
-    growth = [
-        f"Further ahead at {n:,} than at {m:,} in {sum(b > a for a, b in zip(ratios[m], ratios[n]))} of "
-        f"{config.rounds} rounds."
-        for m, n in pairwise(sorted(ratios))
-    ]
-    memory, cells = "prompt | Transformer | H3", f"{{n:,}} | {{{TRANSFORMER} 1:,.1f}} | {{{HYBRID} 1:,.1f}}"
-    for batch in (config.batch, PUBLISHED_BATCH):
-        memory += f" | Transformer, batch {batch} | H3, batch {batch}"
-        cells += f" | {{{TRANSFORMER} {batch}:,.0f}} | {{{HYBRID} {batch}:,.0f}}"
-    return [
-        table(
-            "Tokens a second, the prompt's time included",
-            "prompt | published Transformer | published H3 | ratio | Transformer, ours | H3, ours | ratio | rounds",
-            "{n:,} | {theirs[0]:,} | {theirs[1]:,} | {their_ratio:.2f}x | {old[tokens_per_second]:,.1f} | "
-            "{new[tokens_per_second]:,.1f} | {ratio:.2f}x | {least:.2f} to {most:.2f}",
-            rows,
-            growth,
-        ),
-        table(
-            "Seconds for the prompt (until the first new token), and for the tokens after it",
-            "prompt | Transformer | H3 | ratio | Transformer, decoding | H3, decoding | ratio",
-            "{n:,} | {old[prefill_seconds]:.2f} | {new[prefill_seconds]:.2f} | {prefill_ratio:.2f}x | "
-            "{old[decode_seconds]:.2f} | {new[decode_seconds]:.2f} | {decode_ratio:.2f}x",
-            rows,
-        ),
-        table(
-            "Megabytes of the states at the end: of one sequence, of this batch, and of the published one",
-            memory,
-            cells,
-            rows,
-        ),
-    ]
+def _row(config: H3ThroughputSettings, n: int, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the tables."""
+    theirs, (old, new) = PUBLISHED.get(n), found["models"].values()
+    row = {**found, "n": n, "theirs": theirs, "their_ratio": theirs and theirs[1] / theirs[0], "old": old, "new": new}
+    row |= {"least": min(found["ratios"]), "most": max(found["ratios"])}
+    for name, batch in (("one", 1), ("here", config.batch), ("there", PUBLISHED_BATCH)):
+        row[name] = [batch * n_bytes / 1e6 for n_bytes in found["state_bytes"].values()]
+    return row
 
 
 def _panels(figures: Mapping[str, Mapping[str, Any]]) -> list[Panel]:

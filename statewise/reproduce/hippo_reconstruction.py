@@ -14,7 +14,8 @@ from torch import Tensor
 from statewise import hippo
 from statewise.configuration.types import Count, Distinct, EvenCount, LongSeed, OneOf, Positive, at_least
 from statewise.reproduce.claim import Claim, Found
-from statewise.reproduce.report import Curve, Panel, Report, curves, old_table as table
+from statewise.reproduce.report import Curve, Panel, Report, curves
+from statewise.reproduce.report import old_table as table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.report import Reporter

@@ -23,7 +23,8 @@ from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce.claim import Claim
 from statewise.reproduce.outcomes import LOST, label, row_of
-from statewise.reproduce.report import Bar, Curve, Panel, Report, Table, curves, table, told
+from statewise.reproduce.page import told
+from statewise.reproduce.report import Bar, Curve, Panel, Report, curves
 from statewise.reproduce.synthetic import SyntheticSettings
 from statewise.reproduce.training import Trial, load_checkpoint, trained, whole
 from statewise.reproduce.work import Job, Work
@@ -52,29 +53,6 @@ GOES_ON = "mamba"  # what it names beyond the length of its rows still gets bett
 LENGTHS = tuple(2**i for i in range(6, 21))
 TOKENS_AT_ONCE = 2**14
 Parts = Mapping[str, Trial]
-PAGE = """
-# Induction heads: what followed the special token, up to a million tokens before
-
-Two layers, pre-norm, no MLP; rows of {length} tokens, {batch_size} in a step, each read once, and the loss on the answer
-alone. The token to be named is the one that followed '=>', which stands at one random place of the row and again at its
-end. The last checkpoint of each run is asked at all lengths, by {n_test} rows, or by so many that they hold
-{test_tokens:,} tokens; what is longer than is read at once is read in parts, the state carried from one to the next.
-Chance is 1 in 15, 6.7 %. Training took {minutes:,.1f} minutes of processor time.
-
-- Published (appendix E.1): 8 rows in a step at a constant rate, the better of 2e-4 and 1e-3, 1e-3 for Mamba alone,
-  without weight decay; 204,800 steps for Mamba and attention with learned positions, 409,600 for rotary ones, 81,920
-  for H3. Here {batch_size} rows in a step and at most {at_most}; rates of {rates}, the gradient clipped to a norm
-  of 1.
-- The rate rises over the first {rises:g}% of the steps and falls to 0 over the last {falls:g}%.
-- How many rows the published tests had is not said.
-- [history] Attention is asked at lengths up to {attention_to:,}, by {attention_rows} rows at most: its time is
-  quadratic in the length.
-- [learned] The vectors of the learned positions beyond {length} stay what they were drawn as, since no row for
-  training reaches them.
-- [stopping] A run of {stopping} ends early once it named at least {stop_at:.1%} of its {n_validation} validation
-  answers in {stop_after} looks running, {look_every:,} steps apart; its rate has then not fallen.
-- [another] Published models are trained at 256 tokens, these at {length}.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +221,7 @@ def report(config: InductionHeadsSettings, found: tuple[Parts, Parts]) -> Report
             rows.append({**row, "first": looks[0] * config.look_every if looks else None})
     stopping = [NAMES[model] for model in config.models if model != GOES_ON and config.stop_at is not None]
     return told(
-        PAGE,
+        "induction-heads",
         {
             **vars(config),
             "minutes": sum(part["cpu_seconds"] for part in training.values()) / 60,
@@ -256,16 +234,8 @@ def report(config: InductionHeadsSettings, found: tuple[Parts, Parts]) -> Report
             "stopping": ", ".join(stopping),
             "another": config.length != PUBLISHED_LENGTH,
         },
-        tables=[
-            *tables,
-            table(
-                f"Training at {config.length} tokens",
-                " | weights | steps | first 100 % | validation, % | CPU s | ms",
-                "{name} | {weights:,} | {steps:,} | {first:,} | {validation:.1p} | {cpu:,.0f} | {ms:,.1f}",
-                rows,
-                [f"first 100 %: the first look, every {config.look_every:,} steps, at which every answer was right."],
-            ),
-        ],
+        tables,
+        rows,
         bars=_bars(config, right["mamba"], best["mamba"]) if config.bars and "mamba" in right else [],
         figures={"best_seed": best, "trained": training, "asked": asked},
         plots=[curves("induction-heads", "Accuracy against length", _panel(config, right, best))],
@@ -279,9 +249,10 @@ def _bars(config: InductionHeadsSettings, right: Mapping[int, list[float]], best
 
 def _accuracies(
     config: InductionHeadsSettings, model: str, right: Mapping[int, list[float]], best: int | None, asked: Parts
-) -> Table:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A table's values, and its rows."""
     starred = best if len(config.seeds) > 1 else None
-    seeds = "".join(f" | seed {seed}{' *' if seed == starred else ''}" for seed in config.seeds)
+    seeds = [f"seed {seed}{' *' if seed == starred else ''}" for seed in config.seeds]
     rows = [
         {
             "tokens": n,
@@ -291,10 +262,7 @@ def _accuracies(
         }
         for i, n in enumerate(config.lengths_of(model))
     ]
-    cells = "".join(f" | {{right[{i}]:.1f}}" for i in range(len(config.seeds)))
-    notes = [] if starred is None else ["*: the seed with the highest mean over these lengths."]
-    title, ends = f"{NAMES[model]}: accuracy by length, %", ("tokens | publ.", "{tokens:,} | {published:.1f}")
-    return table(title, f"{ends[0]}{seeds} | rows", f"{ends[1]}{cells} | {{rows:,}}", rows, notes)
+    return {"name": NAMES[model], "seeds_of": seeds, "starred": starred is not None}, rows
 
 
 def _panel(

@@ -19,7 +19,8 @@ from statewise import hippo
 from statewise.configuration.types import AtLeastTwo, Count, Distinct, EvenWidth, OneOf, Positive, at_least
 from statewise.operators.dense import DenseLTI
 from statewise.reproduce.claim import Claim, Found
-from statewise.reproduce.report import Curve, Panel, Report, curves, old_table as table
+from statewise.reproduce.report import Curve, Panel, Report, curves
+from statewise.reproduce.report import old_table as table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.systems import discretize_dense

@@ -16,7 +16,8 @@ from statewise.mixers.time_invariant import TimeInvariantMixer
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
 from statewise.reproduce.measure import compare, in_units
-from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table, told
+from statewise.reproduce.page import told
+from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import Device
@@ -28,20 +29,6 @@ PUBLISHED = {
     "ms": {128: (9.32, 4.77), 256: (20.6, 3.07), 512: (140.7, 4.75)},
     "mb": {128: (222.0, 5.3), 256: (1685.0, 12.6), 512: (13140.0, 33.5)},
 }
-PAGE = """
-# LSSL beside S4: one layer, one training step
-
-As many states as channels, one sequence of {length:,} steps, float32, {device}: forward, backward and the gradients of A,
-B, C and dt, of every channel its own; no gradient for the input. Both in one process, in turns: {rounds} steps of LSSL,
-{n_s4} of S4, medians.
-
-- The published table was measured on a GPU and names neither batch nor length nor what is learned; the ratios are to be
-  compared, not the milliseconds.
-- The LSSL here is no straw man: it gets its impulse response by squaring A some log2(length) times, not by one product
-  for each step; the table does not say how the published one got its.
-- Only the systems are measured: the skip D, the activation and the linear output, alike in both, would make the ratios
-  smaller.
-"""
 LEAST_SPEED, LEAST_MEMORY, AT_WIDTH, AT_LENGTH = 30.0, 400.0, 512, 1024
 DENSE_COPIES = 24  # of A that the step holds at a time, about, to refuse a machine that is too small
 
@@ -116,31 +103,35 @@ def report(config: LsslVsS4Settings, found: Found) -> Report:
         ms, mb = (units := in_units(found[f"width-{width}"])).values()
         ratios = {"speed_ratio": ms["LSSL"] / ms["S4"], "memory_ratio": mb["LSSL"] / mb["S4"]}
         figures[width] = {**units, **ratios, **found[f"width-{width}"]}
-    above = "Peak of what the step allocates, gradients among it, above inputs and parameters."
-    tables, panels, bars = [], [], []
-    for unit, ratio, title, form, word, bar, notes in (
-        ("ms", "speed_ratio", "Milliseconds a training step", (".2f", ",.1f"), "faster", LEAST_SPEED, []),
-        ("mb", "memory_ratio", "Megabytes at the peak", (",.1f", ",.3g"), "smaller", LEAST_MEMORY, [above]),
+    known = {
+        unit: {w: lssl / s4 for w, (lssl, s4) in of_each.items() if w in figures} for unit, of_each in PUBLISHED.items()
+    }
+    rows = [
+        {
+            **part,
+            "width": width,
+            "theirs": {unit: PUBLISHED[unit].get(width) for unit in PUBLISHED},
+            "known": {unit: known[unit].get(width) for unit in PUBLISHED},
+        }
+        for width, part in figures.items()
+    ]
+    panels, bars = [], []
+    for unit, ratio, word, bar in (
+        ("ms", "speed_ratio", "faster", LEAST_SPEED),
+        ("mb", "memory_ratio", "smaller", LEAST_MEMORY),
     ):
-        known = {width: lssl / s4 for width, (lssl, s4) in PUBLISHED[unit].items() if width in figures}
-        rows = [
-            {"width": w, "theirs": PUBLISHED[unit].get(w), "known": known.get(w), "ours": f[unit], "ratio": f[ratio]}
-            for w, f in figures.items()
-        ]
-        cells = f"{{width}} | {{theirs[0]:,g}} | {{theirs[1]:g}} | {{known:,.1f}}x | {{ours[LSSL]:,.1f}} | {{ours[S4]:{form[0]}}}"
-        head = "width = N | LSSL, published | S4 | ratio | LSSL, ours | S4 | ratio"
-        tables.append(table(title, head, f"{cells} | {{ratio:{form[1]}}}x", rows, notes))
         if AT_WIDTH in figures and config.length == AT_LENGTH:
-            ours = figures[AT_WIDTH][ratio]
-            bars.append(Bar(what=f"S4 {word} at width {AT_WIDTH}", ours=ours, bar=bar, unit="x"))
-        here = Curve(config.widths, [f[ratio] for f in figures.values()], "here", {"marker": "o"})
-        theirs = Curve([*known], [*known.values()], "published", {"marker": "s", "ls": "--"})
-        words = f"S4 is so many times {word} than LSSL"
-        panels.append(Panel([here, theirs], title=words, ticks=config.widths, log="y", x="width = N"))
+            what = f"S4 {word} at width {AT_WIDTH}"
+            bars.append(Bar(what=what, ours=figures[AT_WIDTH][ratio], bar=bar, unit="x"))
+        here = Curve(config.widths, [f[ratio] for f in figures.values()], "here", MARKED)
+        theirs = Curve([*known[unit]], [*known[unit].values()], "published", {"marker": "s", "ls": "--"})
+        title = f"S4 is so many times {word} than LSSL"
+        panels.append(Panel([here, theirs], title=title, ticks=config.widths, log="y", x="width = N"))
     return told(
-        PAGE,
+        "lssl-vs-s4",
         {**vars(config), "n_s4": config.rounds * config.s4_repeats},
-        tables=tables,
+        rows,
+        rows,
         bars=bars,
         figures={str(width): part for width, part in figures.items()},
         plots=[curves("lssl-vs-s4", "LSSL over S4", *panels, width=8.5, height=4.0)],

@@ -23,7 +23,8 @@ from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce.claim import Claim
 from statewise.reproduce.measure import n_parameters
 from statewise.reproduce.outcomes import LOST
-from statewise.reproduce.report import Curve, Panel, Report, curves, table, told
+from statewise.reproduce.page import told
+from statewise.reproduce.report import Curve, Panel, Report, curves
 from statewise.reproduce.settings import BEFORE, Rates, Settings, rate_name
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, read_looks, train_one
@@ -41,31 +42,6 @@ SIZES: dict[str, tuple[tuple[int, MixerConfig], ...]] = {
     "attention": tuple((d_model, AttentionConfig(n_heads=1, positions=None)) for d_model in (16, 32, 64)),
 }
 POSITIONED = ("linear", "attention")
-PAGE = """
-# MQAR: what a state of so many numbers recalls
-
-Two layers without MLP, pre-norm; vocabulary {vocab_size}, {n_train:,} rows for training, {n_test:,} for the test, the
-loss at the queries. Lengths {rows}; at most {epochs_of} of batches of {batch_size}, ended at {goal:g}% on rows of their
-own; one seed.
-
-- Published: vocabulary 8,192, 100,000 rows, 64 epochs, batches of 512, widths of 64 to 512, lengths of 64 to 512, the
-  best of four rates from 1e-4 to 1e-2.
-- [one_rate] One rate for all models, {first}, not chosen by any run.
-- [others] Each row was trained at {first} and, until a run had {goal:g}% on rows of its own, at {others}; it is
-  the best of its runs on these.
-- [given] The projections of {whose} begin with a standard deviation of {weight_std:g}.
-- [scaled] The projections of {whose} begin with outputs that vary as much as with the published standard deviation,
-  0.02, at a width of 768, and not with 0.02 at every width.
-- [random] The steps between pairs and queries hold random tokens of the vocabulary, keys of the row among them.
-- [zeros] The steps between pairs and queries hold the token 0. (random_non_queries=true draws them: with a small
-  vocabulary they then repeat keys of the row.)
-- [at_an_end] Best at an end of the list of rates, so that a better one may lie beyond: {at_an_end}.
-- [h3] H3 has a register of 8 keys and N = 16 here (64 and 64 in its paper), so that its state is the smaller.
-- [positioned] Learned positions: {positioned}.
-- [short] An accuracy short of the end may be one that more training would raise: a run that was not ended early says
-  what this budget gives, not what the state can hold.
-- [diverged] Diverged, and not tested: {diverged}; result.json says where.
-"""
 Tried = Mapping["Cell", Mapping[float, Trial]]  # the runs of each cell by their rate
 
 
@@ -225,25 +201,17 @@ def report(config: MqarSettings, tried: Tried) -> Report:
     }
     chances = sorted({run["chance"] for run in found.values() if not is_diverged(run)})
     of_all = "".join(f"{chance:.2%} of all values and " for chance in chances)
-    of_attention = "; of attention its keys and values at the full length" if "attention" in config.models else ""
     tables = [
-        table(
-            f"Length {length}, {pairs} pairs: test accuracy by state",
-            " | state | accuracy | whole rows | parameters | rate | others tried | steps | s",
-            "{name}, width {d_model} | {state:,} | {accuracy:.1%} | {accuracy_of_examples:.1%} | {parameters:,} | {lr:g} "
-            "| {others} | {steps:,}{early} | {training_seconds:,.0f}",
+        (
+            {"row_length": length, "row_pairs": pairs, "of_all": of_all, "of_a_row": 1 / pairs},
             [_row(cell, found[cell], by_rate[cell]) for cell in tried if cell.i == i],
-            [
-                f"Chance is {of_all}{1 / pairs:.1%} among those of the row. State: numbers of all layers{of_attention}. "
-                "Published as a plot, without figures."
-            ],
         )
         for i, (length, pairs) in enumerate(zip(config.lengths, config.pairs))
     ]
     return told(
-        PAGE,
+        "mqar",
         _words(config, found, lost),
-        tables=tables,
+        tables,
         figures={
             cell.name(config): {
                 "model": cell.model,
@@ -293,6 +261,7 @@ def _words(config: MqarSettings, found: Mapping[Cell, Trial], lost: Mapping[Cell
         **vars(config),
         "rows": ", ".join(f"{n} with {p} pairs" for n, p in zip(config.lengths, config.pairs)),
         "epochs_of": f"{', '.join(f'{e:g}' for e in config.epochs)} epoch{'' if config.epochs == (1,) else 's'}",
+        "of_attention": "; of attention its keys and values at the full length" if "attention" in config.models else "",
         "first": first,
         "one_rate": not others,
         "others": " and then ".join(others),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from string import Formatter
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from statewise import __version__
@@ -53,78 +52,6 @@ class Bar:
         verdict = "reached" if self.holds else "MISSED"
         ours = "diverged" if self.ours is None else f"{self.ours:,.4g}{self.unit}"
         return f"{verdict}: {self.what}: {ours}, {words} {self.bar:,.4g}{self.unit} was asked"
-
-
-def table(title: str, head: str, cells: str, rows: Iterable[Mapping[str, Any]], notes: Iterable[str] = ()) -> Table:
-    """A table as it will look: ``head`` and ``cells`` have a part for each column, between bars; ``cells`` is filled in
-    with the values of each row.
-
-    A value that is None, or has no such item, makes its cell "-". Text stands as it is, whatever the format: "diverged"
-    in the place of a number. Of several values each is written. The format ".1p" is percent without its sign.
-
-    >>> table("", "model | ours | seeds", "{name} | {ours:.1p} % | {all[seeds]:.1f}", [dict(name="H3", ours=0.5, all={
-    ...     "seeds": [1.0, "diverged", None]}), dict(name="S4", ours=None, all=None)]).rows
-    [('H3', '50.0 %', '1.0 diverged -'), ('S4', '-', '-')]
-    """
-    parts, headings = [part.strip() for part in cells.split("|")], [part.strip() for part in head.split("|")]
-    return Table(title, tuple(headings), [tuple(cell(part, row) for part in parts) for row in rows], tuple(notes))
-
-
-def cell(text: str, row: Mapping[str, Any]) -> str:
-    """One of a table."""
-    try:
-        return _CELLS.vformat(text, (), row)
-    except _NothingError:
-        return "-"
-
-
-class _NothingError(Exception):
-    pass
-
-
-class _Cells(Formatter):
-    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
-        self.get_value(re.split(r"[.\[]", field_name)[0], args, kwargs)  # a name that is no value's is a mistake
-        try:
-            return super().get_field(field_name, args, kwargs)
-        except (KeyError, IndexError, TypeError):
-            raise _NothingError from None
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if value is None:
-            raise _NothingError
-        if isinstance(value, str):
-            return value
-        if isinstance(value, (list, tuple)):
-            return " ".join("-" if one is None else self.format_field(one, format_spec) for one in value) or "-"
-        if format_spec.endswith("p"):
-            return format(100 * value, f"{format_spec[:-1]}f")
-        return format(value, format_spec)
-
-
-_CELLS = _Cells()
-
-
-def told(page: str, values: Mapping[str, Any], **parts: Any) -> Report:
-    """The report whose words are ``page``, filled in with the values: a title, the setting, and the differences, each
-    behind a dash. A paragraph of the setting, or a difference, that begins with the name of a value in brackets is there
-    only where that is true. ``parts``: what else the report has.
-
-    >>> report = told("# A {n}\\n\\nOne.\\n\\n[two] Two.\\n\\n- [three]\\n  Three.\\n- Four.", {"n": 4, "two": "", "three": 1}, tables=[])
-    >>> report.title, report.setting, report.differences
-    ('A 4', 'One.', ['Three.', 'Four.'])
-    """  # fmt: skip  # noqa: E501
-    head, *differences = page.strip().split("\n- ")
-    title, *setting = head.strip().removeprefix("# ").split("\n\n")
-    said = [list(_said(sentences, values)) for sentences in ([title], setting, differences)]
-    return Report(title=said[0][0], setting=" ".join(said[1]), differences=said[2], **parts)
-
-
-def _said(sentences: Sequence[str], values: Mapping[str, Any]) -> Iterator[str]:
-    for sentence in sentences:
-        name, _, words = re.fullmatch(r"(\[(\w|-)+\] )?(.*)", " ".join(sentence.split())).groups()  # type: ignore[union-attr]
-        if name is None or values.get(name[1:-2]):
-            yield words.format_map(values)
 
 
 def old_table(

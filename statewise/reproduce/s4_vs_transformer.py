@@ -16,7 +16,8 @@ from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.measure import compare, in_units
-from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, curves, table, told
+from statewise.reproduce.page import told
+from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import Device
@@ -27,20 +28,6 @@ from statewise.train.report import Reporter
 PUBLISHED_SPEED = {1024: 1.58, 4096: 5.19}
 PUBLISHED_MEMORY = {1024: 0.43, 4096: 0.091}
 LEAST_SPEED = {1024: 1.6, 4096: 5.2}
-PAGE = """
-# S4 beside a Transformer: one training step
-
-Width {d_model}, {n_layers} layers, float32, {device}: forward, backward and AdamW. The Transformer has {n_heads} heads,
-PyTorch's fused causal attention, no positions, and MLPs of {expand:g} times the width: {parameters[Transformer]:,}
-parameters. S4 has N = {d_state}, GELU and a gated output, and no MLP, as published: {parameters[S4]:,} parameters. Both in
-one process, in turns, medians of {rounds}.
-
-- The published ratios are against a Transformer whose attention is not fused and holds the whole matrix of scores; that
-  one is slower and needs memory that grows with the square of the length. They were measured on a GPU.
-- The fused attention needs memory in proportion to the length, so that the published memory shares cannot be expected
-  against it.
-- The parameter counts differ, as in the published comparison: an S4 layer has no MLP.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,34 +109,23 @@ def report(config: S4VsTransformerSettings, found: Found) -> Report:
         ms, mb = (units := in_units(found[f"length-{length}"])).values()
         ratios = {"speed_ratio": ms["Transformer"] / ms["S4"], "memory_share": mb["S4"] / mb["Transformer"]}
         figures[length] = {**units, **ratios, **found[f"length-{length}"]}
-    above = "Peak of what the step allocates, gradients among it, above inputs, parameters and Adam's moments."
-    speed, memory = "Milliseconds a training step", "Megabytes at the peak; the ratio is S4's share"
-    tables, panels = [], []
-    for unit, title, ratio, published, ends, notes, words in (
-        ("ms", speed, "speed_ratio", PUBLISHED_SPEED, ("x", ".2f"), [], "microseconds a time step"),
-        ("mb", memory, "memory_share", PUBLISHED_MEMORY, ("", ".3f"), [above], "kilobytes a time step"),
-    ):
-        suffix, form = ends
-        tables.append(
-            table(
-                title,
-                "length | batch | published | Transformer, ours | S4 | ratio",
-                f"{{n:,}} | {{batch}} | {{published:g}}{suffix} | {{{unit}[Transformer]:,.0f}} | {{{unit}[S4]:,.0f}} | "
-                f"{{{ratio}:{form}}}{suffix}",
-                [{**found, "n": n, "published": published.get(n)} for n, found in figures.items()],
-                notes,
-            )
-        )
+    rows = [
+        {**part, "n": n, "faster": PUBLISHED_SPEED.get(n), "share": PUBLISHED_MEMORY.get(n)}
+        for n, part in figures.items()
+    ]
+    panels = []
+    for unit, title in (("ms", "microseconds a time step"), ("mb", "kilobytes a time step")):
         lines = [
             Curve(config.lengths, [1e3 * f[unit][name] / (f["batch"] * n) for n, f in figures.items()], name, MARKED)
             for name in ("Transformer", "S4")
         ]
-        panels.append(Panel(lines, title=words, ticks=config.lengths, log="y", x="length"))
+        panels.append(Panel(lines, title=title, ticks=config.lengths, log="y", x="length"))
     is_full = (config.d_model, config.n_layers) == (256, 4)
     return told(
-        PAGE,
+        "s4-vs-transformer",
         {**vars(config), "parameters": figures[config.lengths[0]]["parameters"]},
-        tables=tables,
+        rows,
+        rows,
         bars=[
             Bar(what=f"S4 faster at length {n:,}", ours=figures[n]["speed_ratio"], bar=bar, unit="x")
             for n, bar in LEAST_SPEED.items()

@@ -17,7 +17,8 @@ from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.outcomes import label, row_of
-from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table, told
+from statewise.reproduce.page import told
+from statewise.reproduce.report import Bar, Curve, Panel, Report, curves
 from statewise.reproduce.synthetic import SyntheticSettings
 from statewise.reproduce.training import trained
 from statewise.reproduce.work import Job, Work
@@ -35,23 +36,6 @@ MIXERS: dict[str, MixerConfig] = {
     "mamba2": Mamba2Config(d_state=64, d_head=32),
 }
 SELECTIVE = ("mamba", "mamba2")
-PAGE = """
-# Selective copying: what matters among what does not
-
-{n_copied} symbols at random places among noise, and as many markers, at which they are asked for in their order: rows of
-{length} tokens, a vocabulary of {vocab_size}. Two layers, width 64, pre-norm, no MLP; at most {steps:,} steps of
-{batch_size} rows, each read once, and the loss on the answers alone; {n_test} test rows. Chance is {chance:.1%}. Training
-with its validation took {minutes:,.1f} minutes of processor time.
-
-- Scaled (sec. 4.1.1 and appendix E.1): published are rows of 4,096 tokens with 16 symbols, 400,000 steps of 64 rows at
-  1e-4. Here {length:,} tokens with {n_copied} symbols, {steps:,} steps of {batch_size} rows at most, at {lr:g} with a
-  warm-up and a cosine, the gradient clipped to a norm of 1.
-- The paper names no marker; ours is the last token of the vocabulary, as in the authors' copying task.
-- [stop_at] A run ends early once it named at least {stop_at:.1%} of its validation answers in {stop_after} looks
-  running, {look_every:,} steps apart.
-- [gss] GSS stands for S4 in a gated block; the published one is S4 in Mamba's block, with 56.4 %.
-- [mamba2] Mamba-2 (N = 64, heads of 32) came later; it has no published figure here.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,26 +82,14 @@ def report(config: SelectiveCopyingSettings, found: Found) -> Report:
             lines.append(Curve(steps, [100 * accuracy for accuracy in run["course"]], label(row), style))
     x, y = "step (dashed: time-invariant)", "validation accuracy, %"
     return told(
-        PAGE,
+        "selective-copying",
         {
             **vars(config),
             **dict.fromkeys(config.models, True),
             "chance": 1 / (config.vocab_size - 2),
             "minutes": sum(part["cpu_seconds"] for part in found.values()) / 60,
         },
-        tables=[
-            table(
-                "Accuracy of the copied symbols, %",
-                " | selective | publ. | ours | seeds | steps | weights | CPU s | ms",
-                "{name} | {selective} | {published:.1f} | {ours:.1p} | {accuracy:.1p} | {steps:,} | {weights:,} | "
-                "{cpu:,.0f} | {ms:.1f}",
-                rows.values(),
-                [
-                    "ours: the mean of the seeds. CPU s: of all seeds. ms: of processor time, for a step, with its "
-                    "validation."
-                ],
-            )
-        ],
+        rows.values(),
         bars=_bars(rows) if config.bars else [],
         figures={"runs": found},
         plots=[curves("selective-copying", "Validation accuracy", Panel(lines, x=x, y=y, set={"ylim": (0, 102)}))],

@@ -23,7 +23,8 @@ from statewise.models.evaluation_mode import evaluation_mode
 from statewise.reproduce.claim import Claim
 from statewise.reproduce.nearest_neighbour import nearest_neighbour, require_aeon
 from statewise.reproduce.progress import PartReporter
-from statewise.reproduce.report import Bar, Plot, Report, old_table as table
+from statewise.reproduce.report import Bar, Plot, Report
+from statewise.reproduce.report import old_table as table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, told, train_runs
 from statewise.reproduce.work import Job, Work

@@ -24,7 +24,8 @@ from statewise.errors import DataError
 from statewise.files.arrays import read_npz
 from statewise.operators import CausalConvolution, SelectiveDiagonal, bidirectional
 from statewise.reproduce.claim import Claim, Found
-from statewise.reproduce.report import Bar, Report, old_table as table
+from statewise.reproduce.report import Bar, Report
+from statewise.reproduce.report import old_table as table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.report import Reporter

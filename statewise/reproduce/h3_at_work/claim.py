@@ -25,7 +25,8 @@ from statewise.reproduce.claim import Claim
 from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, lookup, trace
 from statewise.reproduce.h3_at_work.findings import findings
 from statewise.reproduce.h3_at_work.pictures import draw_by_hand, draw_filters, draw_lookup, draw_reads, draw_trained
-from statewise.reproduce.report import Report, Table, drawn, old_table as table
+from statewise.reproduce.report import Report, Table, drawn
+from statewise.reproduce.report import old_table as table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import train_one

@@ -13,45 +13,13 @@ from statewise.reproduce.h3_language.models import LABELS, PUBLISHED, WITHOUT_ML
 from statewise.reproduce.h3_language.order import AS_PUBLISHED, EQUAL, REVERSED, chain, compare_order
 from statewise.reproduce.h3_language.runs import H3LanguageSettings
 from statewise.reproduce.outcomes import LOST, each, mean
-from statewise.reproduce.report import Curve, Panel, Plot, Report, Table, curves, table, told
+from statewise.reproduce.page import told
+from statewise.reproduce.report import Curve, Panel, Plot, Report, curves
 from statewise.reproduce.settings import rate_name
 from statewise.reproduce.training import is_diverged
 
 PUBLISHED_LAYERS, PUBLISHED_STEP = 12, 524_288
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
-PAGE = """
-# {title}
-
-{n_bytes:,} bytes of text ({source}), of which {test_bytes:,} are the test; one BPE of {vocab_size:,} tokens for all, made
-from the training split. Each run: {n_tokens:,} tokens in {n_steps:,} steps of {batch_size} windows of {length}, AdamW,
-cosine to a tenth, weight decay {weight_decay:g}, no dropout, float32.
-
-[one_rate] The learning rate is {one_rate}.
-
-[tuned] The learning rate of each model is the best on the validation split of {tuned}, with seed {first}{tuning}.
-
-All models are tested in windows of {length} tokens, each half over the one before, from rest. Width {d_model}, {n_layers}
-layers, pre-norm LayerNorm, MLPs with tanh GELU and tied head, if nothing else is said; {positions}.
-
-- Published: models of about 125 million parameters on OpenWebText, GPT-2's vocabulary. Here they have {millions:.2g}
-  million and the text is {source}, so that perplexities cannot be compared with the published ones, only their order
-  and their ratios.
-- Published: one figure for each model and no spread. Here each model has {rates} and {n_seeds}.
-- [hybrids] Two layers of a hybrid are attention, here 2 of {n_layers} and not of 12: it is a {part}
-  part of the model.
-- [ssm] The published models have the same width and MLPs four times as wide, and differ in their size. Here the
-  width of the MLP makes up for what the mixer has{weigh}.
-- [scale] The projections of H3 and of attention, where there are any, and of the MLPs begin with a standard deviation
-  of {std:.3g}{alike}; published: 0.02 at 768.
-- [gss] The settings of GSS in the published table are not known in full: it has the sizes of its paper but {d_state}
-  states, and an MLP as the others do, though its gate is one already.
-- [s4d] The settings of S4D in the published table are not known in full: it is S4D-Lin with a gated output.
-- [bare] Not in the published table: {bare}, here with RMSNorm and no MLP, as published elsewhere, and with more
-  layers for it.
-- [small_steps] A step here reads {step_tokens:,} tokens; one of the published recipe for the Pile 524,288
-  (256 windows of 2,048). Where tokens are few, many small steps learn more than few large ones.
-- {read}. Of each run the last checkpoint is tested.
-"""
 
 
 class Found(NamedTuple):
@@ -80,9 +48,11 @@ def report(config: H3LanguageSettings, found: Found) -> Report:
     counts = Counter(pair.verdict for pair in pairs)
     order = [{**pair._asdict(), "verdict": pair.verdict} for pair in pairs]
     return told(
-        PAGE,
-        _words(config, found),
-        tables=[_results(found), _rates(config, found), _order(config, ours, order, counts)],
+        "h3-language",
+        {**_words(config, found), **_verdicts(config, ours, counts, len(order))},
+        _rows(found),
+        _rows(found),
+        [{**pair, "better": LABELS[pair["better"]], "worse": LABELS[pair["worse"]]} for pair in order],
         figures={
             "text": found.text,
             "published": PUBLISHED,
@@ -106,6 +76,8 @@ def _words(config: H3LanguageSettings, found: Found) -> dict[str, Any]:
     there = [f"{LABELS[name]} ({kind})" for name, kind in places.items() if name in config.models]
     step_tokens = config.batch_size * config.length
     epochs = config.steps() * step_tokens / found.text["splits"]["train"]["tokens"]
+    ends = (min(rates), max(rates)) if len(rates) > 1 else ()
+    chosen = {LABELS[name]: model["learning_rate"] for name, model in found.models.items()}
     std, d_model, is_scaled = config.sizes.weight_std, config.d_model, config.weight_std is None
     weigh = f": at a width of {d_model} the {config.d_state} states of a channel weigh more than at {PUBLISHED_WIDTH}"
     read = f"The training text is read {epochs:.1f} times"
@@ -118,6 +90,8 @@ def _words(config: H3LanguageSettings, found: Found) -> dict[str, Any]:
         "n_tokens": config.steps() * step_tokens,
         "n_steps": config.steps(),
         "one_rate": rate_name(rates[0]) if len(rates) == 1 else "",
+        "each_rate": [*map(rate_name, rates)],
+        "at_an_end": ", ".join(f"{name} ({rate_name(rate)})" for name, rate in chosen.items() if rate in ends),
         "tuned": ", ".join(map(rate_name, rates)) if len(rates) > 1 else "",
         "first": config.seeds[0],
         "tuning": "" if config.tuning_share == 1 else f" on {config.tuning_share:.0%} of the tokens",
@@ -139,68 +113,35 @@ def _words(config: H3LanguageSettings, found: Found) -> dict[str, Any]:
     }
 
 
-def _results(found: Found) -> Table:
+def _rows(found: Found) -> list[dict[str, Any]]:
+    """Of each model, for the tables of perplexities."""
     rows = []
     for name, model in found.models.items():
-        runs = [*model["seeds"].values()]
+        runs, rate = [*model["seeds"].values()], model["learning_rate"]
         seeds = each(runs, "perplexity")
-        means = {
+        row = {"name": LABELS[name], "published": PUBLISHED.get(name), "ours": mean(seeds), "seeds": seeds}
+        row |= {
             what: mean(each(runs, what), None) for what in ("bits_per_byte", "tokens", "seconds", "tokens_per_second")
         }
-        row = {"name": LABELS[name], "published": PUBLISHED.get(name), "ours": mean(seeds), "seeds": seeds, **means}
         row["spread"] = statistics.stdev(seeds) if len(runs) > 1 and _is_whole(model) else None
-        rows.append({**model, **row, "rate": _rate(model)})
-    return table(
-        "Perplexity beside the published one",
-        " | published | ours | s.d. | each seed | bits/byte | rate | parameters | sizes | tokens | s | tokens/s",
-        "{name} | {published:.1f} | {ours:.2f} | {spread:.2f} | {seeds:.2f} | {bits_per_byte:.4f} | {rate} | "
-        "{parameters:,} | {sizes} | {tokens:,.0f} | {seconds:,.0f} | {tokens_per_second:,.0f}",
-        rows,
-        ["Perplexity of a token on the test split. Seconds and tokens/s are of training."],
-    )
+        row["tried"] = [LOST if is_diverged(r) else math.exp(r["validation_loss"]) for r in model["tuning"].values()]
+        rows.append({**model, **row, "rate": None if rate is None else rate_name(rate)})
+    return rows
 
 
-def _rate(model: Mapping[str, Any]) -> str | None:
-    """That was chosen; None where the model diverged at all."""
-    return None if model["learning_rate"] is None else rate_name(model["learning_rate"])
-
-
-def _rates(config: H3LanguageSettings, found: Found) -> Table:
-    rates = config.learning_rates
-    models = [{**model, "name": LABELS[name], "chosen": _rate(model)} for name, model in found.models.items()]
-    for model in models:
-        model["tried"] = [LOST if is_diverged(r) else math.exp(r["validation_loss"]) for r in model["tuning"].values()]
-    ends = (min(rates), max(rates)) if len(rates) > 1 else ()
-    at_an_end = ", ".join(f"{model['name']} ({model['chosen']})" for model in models if model["learning_rate"] in ends)
-    return table(
-        "Perplexity on the validation split, by learning rate",
-        " | ".join(("", *map(rate_name, rates), "chosen")),
-        " | ".join(("{name}", *(f"{{tried[{i}]:.2f}}" for i in range(len(rates))), "{chosen}")),
-        models,
-        [f"At an end of the list, so that a better one may lie beyond: {at_an_end}."] if at_an_end else [],
-    )
-
-
-def _order(
-    config: H3LanguageSettings, ours: Mapping[str, list[float]], order: list[dict[str, Any]], counts: Mapping[str, int]
-) -> Table:
-    title, rule = "unknown, of one seed", "With one seed the spread is unknown: the differences are no verdicts."
-    if (n := len(config.seeds)) > 1:
-        title = (
-            f"{counts[AS_PUBLISHED]} of {len(order)} as published, {counts[EQUAL]} equal, {counts[REVERSED]} reversed"
-        )
-        rule = (
-            "Two are called equal where their means differ by less than the seeds explain: t s sqrt(2 / n), s being the "
-            f"pooled standard deviation of their n = {n} seeds and t Student's 95 % point."
-        )
-    published = " < ".join(f"{LABELS[name]} {value}" for name, value in PUBLISHED.items())
-    return table(
-        f"The order of each two: {title}",
-        "better, as published | worse | ours: worse - better | equal below | verdict",
-        "{better} | {worse} | {difference:+.2f} | {margin:.2f} | {verdict}",
-        [{**pair, "better": LABELS[pair["better"]], "worse": LABELS[pair["worse"]]} for pair in order],
-        [*([f"Ours: {chain(ours, LABELS)}."] if ours else []), f"Published: {published}.", rule],
-    )
+def _verdicts(
+    config: H3LanguageSettings, ours: Mapping[str, list[float]], counts: Mapping[str, int], n_pairs: int
+) -> dict[str, Any]:
+    """What is said of the order."""
+    several = len(config.seeds) if len(config.seeds) > 1 else 0
+    verdicts = f"{counts[AS_PUBLISHED]} of {n_pairs} as published, {counts[EQUAL]} equal, {counts[REVERSED]} reversed"
+    return {
+        "verdicts": verdicts if several else "unknown, of one seed",
+        "chain": chain(ours, LABELS),
+        "published": " < ".join(f"{LABELS[name]} {value}" for name, value in PUBLISHED.items()),
+        "several": several,
+        "one_seed": not several,
+    }
 
 
 def _plots(config: H3LanguageSettings, found: Found, ours: Mapping[str, list[float]]) -> list[Plot]:

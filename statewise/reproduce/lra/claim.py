@@ -35,7 +35,8 @@ from statewise.reproduce.lra.published import (
     published_schedule,
     setting_of,
 )
-from statewise.reproduce.report import Curve, Panel, Report, Table, curves, findings, old_table as table
+from statewise.reproduce.report import Curve, Panel, Report, Table, curves, findings
+from statewise.reproduce.report import old_table as table
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.training import Trial, mean_text, ms_text, told, trained, whole
 from statewise.reproduce.work import Work
