@@ -224,21 +224,20 @@ def report(config: H3ThroughputSettings, found: Found) -> Report:
         asked = [(f"hybrid H3 faster at a prompt of {n:,}", ratio, 1.0) for n, ratio in middle.items()]
         asked += [(f"further ahead at {n:,} than at {m:,}", middle[n], middle[m]) for m, n in pairwise(middle)]
         bars = [Bar(what=what, ours=ours, bar=bar, beyond=True, unit="x") for what, ours, bar in asked]
-    growth = " ".join(
+    growth = [
         f"Further ahead at {n:,} than at {m:,} in {sum(b > a for a, b in zip(ratios[m], ratios[n]))} of "
         f"{config.rounds} rounds."
         for m, n in pairwise(sorted(ratios))
-    )
+    ]
     rows = [_row(config, n, figures[str(n)]) for n in config.prompts]
     parameters = {name: n_parameters(model) for name, model in configs(config).items()}
-    told_paths = " or ".join(sorted({*paths.values()}))
     return told(
         "h3-throughput",
         {
             **vars(config),
             "threads": torch.get_num_threads(),
             "parameters": parameters,
-            "paths": told_paths,
+            "paths": " or ".join(sorted({*paths.values()})),
             "growth": growth,
         },
         rows,

@@ -7,12 +7,12 @@
     | {name} | {ours:.1p} % | *accuracy:.1p |
     - A difference              from the published setting, and another
 
-Everything is filled in as by ``str.format``. A paragraph or a difference that begins with the name of a value in brackets
-is there only where that is true.
+Everything is filled in as by ``str.format``. A paragraph or a difference that begins with the name of a value in
+brackets is there only where that is true; one that is a star and a name stands for a list of them.
 
-In a cell, a value that is None, or has no such item, makes it "-"; text stands as it is, whatever the format: "diverged"
-in the place of a number. Of several values each is written. ".1p" is percent without its sign. A heading with a star
-names a list of headings, and the cell below it a list of as many values.
+In a cell, a value that is None, or has no such item, makes it "-"; text stands as it is, whatever the format, as
+"diverged" in the place of a number; of several values each is written; ".1p" is percent without its sign. A heading
+that is a star and a name stands for a list of headings, and the cell below it for as many values.
 """
 
 from __future__ import annotations
@@ -147,6 +147,9 @@ _CELLS = _Cells()
 def _said(sentences: Iterable[str], values: Values) -> Iterator[str]:
     """Those whose condition, if they have one, is true."""
     for sentence in sentences:
+        if re.fullmatch(r"\*\w+", sentence.strip()):
+            yield from values[sentence.strip()[1:]]
+            continue
         name, _, words = re.fullmatch(r"(\[(\w|-)+\] )?(.*)", " ".join(sentence.split())).groups()  # type: ignore[union-attr]
         if words and (name is None or values.get(name[1:-2])):
             yield words.format_map(values)

@@ -18,6 +18,7 @@ from statewise.reproduce.report import Curve, Panel, Plot, Report, curves
 from statewise.reproduce.settings import rate_name
 from statewise.reproduce.training import is_diverged
 
+MEANS = ("bits_per_byte", "tokens", "seconds", "tokens_per_second")
 PUBLISHED_LAYERS, PUBLISHED_STEP = 12, 524_288
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
