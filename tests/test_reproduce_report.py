@@ -122,14 +122,17 @@ a note
 - [two] Two,
   and
   more.
-- [a-b] Three.
+- [not two] Three.
+- [a-b in names] Four.
+- [y in names] Five.
+- [not y in names] Six.
 """
         rows = [{"i": 1, "twice": 2, "each": [0.5, "diverged"]}, {"i": 2, "twice": None, "each": [None, 1]}]
         several = [({"name": "a"}, [{"x": 0.25}]), ({"name": "b"}, [{"x": None}, {"x": "diverged"}])]
         values = {"n": 4, "two": "2", "names": ["y", "z"], "notes": ["b", "c"], "no": ""}
         report = fill(text, values, rows, several, figures={"n": 4})
         assert (report.title, report.setting, report.figures) == ("Of 4", "One, two.", {"n": 4})
-        assert report.differences == ["One of 4.", "Two, and more."]
+        assert report.differences == ["One of 4.", "Two, and more.", "Five."]
         assert list(report.tables) == [
             Table(
                 "A table of 4",

@@ -202,17 +202,14 @@ def report(config: H3SyntheticsSettings, found: Found) -> Report:
 def differs(config: H3SyntheticsSettings) -> dict[str, Any]:
     """What the page says of these settings, and which of its sentences hold."""
     full, several = H3SyntheticsSettings(), len(config.seeds) > 1
-    there = dict.fromkeys((*config.models, *config.tasks), True)
     return {
         **vars(config),
-        **there,
         "clipped": config.clip_norm != full.clip_norm,
         "maps": config.weight_decay_of != full.weight_decay_of,
-        "branches": config.dropout_of != full.dropout_of and "attention" in there,
+        "branches": config.dropout_of != full.dropout_of and "attention" in config.models,
         "dropped": config.drop_last and config.n_train % BATCH_SIZE,
-        "prefix": config.warmup_prefix and "induction-head" in there,
+        "prefix": config.warmup_prefix and "induction-head" in config.tasks,
         "several": several,
-        "single": not several,
         "early": config.stop_at is not None and config.stop_after < max(config.epochs),
         "plural": "s" if config.stop_after > 1 else "",
         "leaves": "; it then leaves the stack of seeds it is trained in" if several else "",

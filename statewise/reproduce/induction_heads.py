@@ -230,7 +230,6 @@ def report(config: InductionHeadsSettings, found: tuple[Parts, Parts]) -> Report
             "rises": 100 * config.warmup,
             "falls": 100 * config.decay,
             "history": set(HISTORY) & set(config.models),
-            "learned": "attention" in config.models,
             "stopping": ", ".join(stopping),
             "another": config.length != PUBLISHED_LENGTH,
         },

@@ -7,8 +7,9 @@
     | {name} | {ours:.1p} % | *accuracy:.1p |
     - A difference              from the published setting, and another
 
-Everything is filled in as by ``str.format``. A paragraph or a difference that begins with the name of a value in
-brackets is there only where that is true; one that is a star and a name stands for a list of them.
+Everything is filled in as by ``str.format``. A paragraph or a difference that begins with a condition is there only
+where that holds: "[rates]" that the value is true, "[not rates]" that it is not, "[h3 in models]" that it holds that
+name. One that is a star and a name stands for a list of them.
 
 In a cell, a value that is None, or has no such item, makes it "-"; text stands as it is, whatever the format, as
 "diverged" in the place of a number; of several values each is written; ".1p" is percent without its sign. A heading
@@ -150,6 +151,9 @@ def _said(sentences: Iterable[str], values: Values) -> Iterator[str]:
         if re.fullmatch(r"\*\w+", sentence.strip()):
             yield from values[sentence.strip()[1:]]
             continue
-        name, _, words = re.fullmatch(r"(\[(\w|-)+\] )?(.*)", " ".join(sentence.split())).groups()  # type: ignore[union-attr]
-        if words and (name is None or values.get(name[1:-2])):
+        found = re.fullmatch(r"(?:\[(not )?(?:([\w-]+) in )?(\w+)\] )?(.*)", " ".join(sentence.split()))
+        assert found is not None  # it fits any text
+        negated, item, name, words = found.groups()
+        holds = name is None or bool(values[name] if item is None else item in values[name]) != bool(negated)
+        if words and holds:
             yield words.format_map(values)

@@ -85,7 +85,6 @@ def report(config: SelectiveCopyingSettings, found: Found) -> Report:
         "selective-copying",
         {
             **vars(config),
-            **dict.fromkeys(config.models, True),
             "chance": 1 / (config.vocab_size - 2),
             "minutes": sum(part["cpu_seconds"] for part in found.values()) / 60,
         },

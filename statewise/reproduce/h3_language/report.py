@@ -84,7 +84,7 @@ def _words(config: H3LanguageSettings, found: Found) -> dict[str, Any]:
     read = f"The training text is read {epochs:.1f} times"
     return {
         **vars(config),
-        **dict.fromkeys(kinds, True),
+        "kinds": kinds,
         "title": f"H3 as a language model{beside}" if "h3" in config.models else "Language models as in H3's paper",
         "n_bytes": found.text["n_bytes"],
         "test_bytes": found.text["splits"]["test"]["bytes"],
@@ -141,7 +141,6 @@ def _verdicts(
         "chain": chain(ours, LABELS),
         "published": " < ".join(f"{LABELS[name]} {value}" for name, value in PUBLISHED.items()),
         "several": several,
-        "one_seed": not several,
     }
 
 

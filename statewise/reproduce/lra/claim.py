@@ -234,7 +234,7 @@ def _words(config: LraSettings, found: Found) -> dict[str, Any]:
     rows = {task: ", ".join(f"{n:,} {name}" for name, n in data["sizes"].items()) for task, data in found.data.items()}
     caveats = {task: found.data[task]["caveats"] for task in config.tasks}
     return {
-        **dict.fromkeys(config.models, True),
+        "models": config.models,
         "names": ", ".join(MODELS[model] for model in config.models),
         "task_names": ", ".join(config.tasks),
         "budget": budget,
@@ -247,7 +247,7 @@ def _words(config: LraSettings, found: Found) -> dict[str, Any]:
         "sizes": "; ".join(f"{task}: {text}" for task, text in rows.items()),
         "settings": ", ".join(config.settings),
         "scaled": any(size is not None for size in sizes),
-        "s4-or-s4d": {"s4", "s4d"} & set(config.models),
+        "either": {"s4", "s4d"} & set(config.models),
     }
 
 
