@@ -129,12 +129,12 @@ def report(config: HippoSettings, found: Found) -> Report:
 
     tables, plots = [], []
     for name, by_measure in errors.items():
-        each = {m: [by_measure[m].get(str(n)) for n in config.orders] for m in by_measure}
+        each = {m: [by_measure[m][str(n)] for n in config.orders] for m in by_measure}
         rate = _rate(config, by_measure["legs"]) if name == "noise" and "legs" in by_measure else ""
         rows = [{"name": NAMES[m], "shown": [*map(_percent, found)]} for m, found in each.items()]
         tables.append(({"title": titles[name], "rate": rate}, rows))
         lines = [Curve(config.orders, found, NAMES[m], MARKED) for m, found in each.items()]
-        axes = {"x": "N, states", "y": "relative error of the reconstruction"}
+        axes: dict[str, Any] = {"x": "N, states", "y": "relative error of the reconstruction"}
         plots.append(curves(f"hippo-{name}", titles[name], Panel(lines, ticks=config.orders, log="y", **axes)))
     missing = "" if set(REAL) <= errors.keys() else " (sunspots and CO2 need the extra tasks)"
     return told(
@@ -154,8 +154,8 @@ def _rate(config: HippoSettings, found: Mapping[str, float]) -> str:
     return f"LegS from N = {first} to {last}: the error falls as N^{rate:.2f}; the published bound falls as N^-0.50"
 
 
-def _percent(error: float | None) -> str | None:
-    return error and (f"{100 * error:.1f}" if error >= 0.01 else f"{100 * error:.2g}")
+def _percent(error: float) -> str:
+    return f"{100 * error:.1f}" if error >= 0.01 else f"{100 * error:.2g}"
 
 
 CLAIM = Claim(

@@ -259,8 +259,8 @@ def _words(config: MqarSettings, found: Mapping[Cell, Trial], lost: Mapping[Cell
     )
     return {
         **vars(config),
-        "rows": ", ".join(f"{n} with {p} pairs" for n, p in zip(config.lengths, config.pairs)),
-        "epochs_of": f"{', '.join(f'{e:g}' for e in config.epochs)} epoch{'' if config.epochs == (1,) else 's'}",
+        "rows": [f"{n} with {p} pairs" for n, p in zip(config.lengths, config.pairs)],
+        "plural": "" if config.epochs == (1,) else "s",
         "of_attention": "; of attention its keys and values at the full length" if "attention" in config.models else "",
         "first": first,
         "others": " and then ".join(others),
@@ -268,10 +268,10 @@ def _words(config: MqarSettings, found: Mapping[Cell, Trial], lost: Mapping[Cell
         "whose": f"{', '.join(begin[:-1])} and {begin[-1]}" if len(begin) > 1 else "".join(begin),
         "given": begin and config.weight_std is not None,
         "scaled": begin and config.weight_std is None,
-        "at_an_end": ", ".join(at_an_end),
+        "at_an_end": at_an_end,
         "positioned": f"{positioned}{f'; {rest}: none' if rest else ''}" if positioned else "",
         "short": not all(run["stopped_early"] for run in found.values() if not is_diverged(run)),
-        "diverged": ", ".join(f"{cell.name(config)} at {rate}" for cell, where in lost.items() for rate in where),
+        "diverged": [f"{cell.name(config)} at {rate}" for cell, where in lost.items() for rate in where],
     }
 
 

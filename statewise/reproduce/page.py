@@ -7,13 +7,13 @@
     | {name} | {ours:.1p} % | *accuracy:.1p |
     - A difference              from the published setting, and another
 
-Everything is filled in as by ``str.format``. A paragraph or a difference that begins with a condition is there only
+Everything is filled in as by ``str.format``; text stands as it is, whatever the format, of several values each is
+written, and ".1p" is percent without its sign. A paragraph or a difference that begins with a condition is there only
 where that holds: "[rates]" that the value is true, "[not rates]" that it is not, "[h3 in models]" that it holds that
 name. One that is a star and a name stands for a list of them.
 
-In a cell, a value that is None, or has no such item, makes it "-"; text stands as it is, whatever the format, as
-"diverged" in the place of a number; of several values each is written; ".1p" is percent without its sign. A heading
-that is a star and a name stands for a list of headings, and the cell below it for as many values.
+In a cell, a value that is None, or has no such item, makes it "-". A heading that is a star and a name stands for a
+list of headings, and the cell below it for as many values.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def fill(page: str, values: Values, *rows: Rows | Sequence[tuple[Values, Rows]],
     (title,), *setting = (paragraph.splitlines() for paragraph in head.removeprefix("# ").strip().split("\n\n"))
     tables = []
     for block, given in zip(blocks, rows, strict=True):
-        times = list(given)
+        times: list[Any] = list(given)
         for further, found in times if times and isinstance(times[0], tuple) else [({}, times)]:
             tables.append(_table(block, {**values, **further}, found))
     return Report(
-        title=title.format_map(values),
+        title=_WORDS.vformat(title, (), values),
         setting=" ".join(_said(map(" ".join, setting), values)),
         tables=[*tables, *parts.pop("tables", ())],
         differences=list(_said(differences, values)),
@@ -92,10 +92,10 @@ def _table(block: str, values: Values, rows: Rows) -> Table:
             headings += values[heading[1:]]
             parts += [f"{{{name}[{i}]:{form}}}" for i in range(len(values[heading[1:]]))]
         else:
-            headings.append(heading.format_map(values))
+            headings.append(_WORDS.vformat(heading, (), values))
             parts.append(part)
     filled = [tuple(cell(part, row) for part in parts) for row in rows]
-    return Table(title.format_map(values), tuple(headings), filled, tuple(_said(notes, values)))
+    return Table(_WORDS.vformat(title, (), values), tuple(headings), filled, tuple(_said(notes, values)))
 
 
 def _lines_and_notes(block: str) -> tuple[list[str], list[str]]:
@@ -122,7 +122,19 @@ class _NothingError(Exception):
     pass
 
 
-class _Cells(Formatter):
+class _Words(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Text as it is, of several values each with a comma between, and percent without its sign."""
+        if isinstance(value, str):
+            return value
+        if isinstance(value, (list, tuple)):
+            return ", ".join(self.format_field(one, format_spec) for one in value)
+        if format_spec.endswith("p"):
+            return format(100 * value, f"{format_spec[:-1]}f")
+        return format(value, format_spec)
+
+
+class _Cells(_Words):
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
         self.get_value(re.split(r"[.\[]", field_name)[0], args, kwargs)  # a name that is no value's is a mistake
         try:
@@ -133,16 +145,12 @@ class _Cells(Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if value is None:
             raise _NothingError
-        if isinstance(value, str):
-            return value
         if isinstance(value, (list, tuple)):
             return " ".join("-" if one is None else self.format_field(one, format_spec) for one in value) or "-"
-        if format_spec.endswith("p"):
-            return format(100 * value, f"{format_spec[:-1]}f")
-        return format(value, format_spec)
+        return super().format_field(value, format_spec)
 
 
-_CELLS = _Cells()
+_WORDS, _CELLS = _Words(), _Cells()
 
 
 def _said(sentences: Iterable[str], values: Values) -> Iterator[str]:
@@ -156,4 +164,4 @@ def _said(sentences: Iterable[str], values: Values) -> Iterator[str]:
         negated, item, name, words = found.groups()
         holds = name is None or bool(values[name] if item is None else item in values[name]) != bool(negated)
         if words and holds:
-            yield words.format_map(values)
+            yield _WORDS.vformat(words, (), values)

@@ -223,7 +223,7 @@ def report(config: TrainedTaskSettings, found: Found) -> Report:
         "trained-task",
         {
             **vars(config),
-            "changed": f" with {', '.join(config.settings)}" if config.settings else "",
+            "changed": " with " if config.settings else "",
             "together": n_together if n_together > 1 else "",
             "preset_note": NOTES.get(config.preset),
         },

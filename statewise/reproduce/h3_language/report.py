@@ -92,7 +92,7 @@ def _words(config: H3LanguageSettings, found: Found) -> dict[str, Any]:
         "n_steps": config.steps(),
         "one_rate": rate_name(rates[0]) if len(rates) == 1 else "",
         "each_rate": [*map(rate_name, rates)],
-        "at_an_end": ", ".join(f"{name} ({rate_name(rate)})" for name, rate in chosen.items() if rate in ends),
+        "at_an_end": [f"{name} ({rate_name(rate)})" for name, rate in chosen.items() if rate in ends],
         "tuned": ", ".join(map(rate_name, rates)) if len(rates) > 1 else "",
         "first": config.seeds[0],
         "tuning": "" if config.tuning_share == 1 else f" on {config.tuning_share:.0%} of the tokens",

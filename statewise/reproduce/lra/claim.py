@@ -234,18 +234,16 @@ def _words(config: LraSettings, found: Found) -> dict[str, Any]:
     rows = {task: ", ".join(f"{n:,} {name}" for name, n in data["sizes"].items()) for task, data in found.data.items()}
     caveats = {task: found.data[task]["caveats"] for task in config.tasks}
     return {
-        "models": config.models,
-        "names": ", ".join(MODELS[model] for model in config.models),
-        "task_names": ", ".join(config.tasks),
+        **vars(config),
+        "names": [MODELS[model] for model in config.models],
         "budget": budget,
         "seeds_of": seeds,
         "titles": [*TITLES.values()],
         "caveats": [f"* {task}: {'; '.join(said)}." for task, said in caveats.items() if said],
-        "substitutes": ", ".join(task for task in config.tasks if task not in TASKS),
-        "missing": ", ".join(TITLES[task] for task in TASKS if task not in map(arena_task, config.tasks)),
-        "left": ", ".join(name for model, name in MODELS.items() if model not in config.models),
+        "substitutes": [task for task in config.tasks if task not in TASKS],
+        "missing": [TITLES[task] for task in TASKS if task not in map(arena_task, config.tasks)],
+        "left": [name for model, name in MODELS.items() if model not in config.models],
         "sizes": "; ".join(f"{task}: {text}" for task, text in rows.items()),
-        "settings": ", ".join(config.settings),
         "scaled": any(size is not None for size in sizes),
         "either": {"s4", "s4d"} & set(config.models),
     }
