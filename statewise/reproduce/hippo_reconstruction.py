@@ -120,7 +120,7 @@ def report(config: HippoSettings, found: Found) -> Report:
         "sunspots": "yearly sunspots, 1700 to 2008",
         "co2": "weekly CO2 at Mauna Loa, 1958 to 2001",
     }
-    errors: dict[str, dict[str, dict[str, float]]] = {name: {} for name in titles}
+    errors: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in titles}
     for measure in config.measures:
         for n in config.orders:
             for name, error in found[f"{measure}-{n}"]["error"].items():
@@ -154,7 +154,10 @@ def _rate(config: HippoSettings, found: Mapping[str, float]) -> str:
     return f"LegS from N = {first} to {last}: the error falls as N^{rate:.2f}; the published bound falls as N^-0.50"
 
 
-def _percent(error: float) -> str:
+def _percent(error: float | None) -> str | None:
+    """None where an error was not finite."""
+    if error is None:
+        return None
     return f"{100 * error:.1f}" if error >= 0.01 else f"{100 * error:.2g}"
 
 
