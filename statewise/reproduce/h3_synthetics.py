@@ -212,7 +212,6 @@ def differs(config: H3SyntheticsSettings) -> dict[str, Any]:
         "several": several,
         "early": config.stop_at is not None and config.stop_after < max(config.epochs),
         "plural": "s" if config.stop_after > 1 else "",
-        "leaves": "; it then leaves the stack of seeds it is trained in" if several else "",
     }
 
 
