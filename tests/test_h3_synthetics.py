@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,6 @@ from statewise.reproduce.h3_synthetics import (
     H3SyntheticsSettings,
     is_everything,
     run_config,
-    told_differences,
 )
 from statewise.reproduce.h3_synthetics import report as make_report
 from statewise.reproduce.progress import Watcher
@@ -76,14 +76,14 @@ def test_other_settings_are_told() -> None:
     )
     train = run_config(config, TASKS[0], "h3", 0).train
     assert (train.clip_norm, train.weight_decay_of) == (1.0, "maps")
-    told = " ".join(set(told_differences(config)) - set(told_differences(H3SyntheticsSettings())))
+    told = " ".join({*differences(config)} - {*differences(H3SyntheticsSettings())})
     assert "clipped to a norm of 1;" in told
     assert "matrices of maps alone decay" in told
     assert "dropout of 0.1 on each branch" in told
     assert "fill no batch are left out; published" in told
     assert run_config(config, TASKS[0], "h3", 0).train.evaluate_every == 156
     prefix = replace(H3SyntheticsSettings(), warmup_prefix=True)
-    assert "begins where the warm-up ends; published: where" in " ".join(told_differences(prefix))
+    assert "begins where the warm-up ends; published: where" in " ".join(differences(prefix))
     assert [run_config(prefix, task, "h3", 0).train.warmup_prefix for task in TASKS] == [True, True]
     assert not is_everything(prefix)
     layers: Any = run_config(config, TASKS[0], "attention", 0).model.layers  # type: ignore[attr-defined]
@@ -234,7 +234,14 @@ def test_only_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def made(cpu_seconds: float = 600.0, **changes: Any) -> Report:
-    config = H3SyntheticsSettings(**changes)
+    return made_of(H3SyntheticsSettings(**changes), cpu_seconds)
+
+
+def differences(config: H3SyntheticsSettings) -> Sequence[str]:
+    return made_of(config, 1.0).differences
+
+
+def made_of(config: H3SyntheticsSettings, cpu_seconds: float) -> Report:
     seed = {"accuracy": 1.0, "validation": 0.99, "epochs": 3.0, "course": [0.99]}
     part = {
         "seeds": {f"seed-{s}": seed for s in config.seeds},

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,37 +90,6 @@ def is_diverged(seed: Trial) -> bool:
 def whole(part: Trial) -> list[Trial]:
     """What a part says of the seeds that did not diverge."""
     return [seed for seed in part["seeds"].values() if not is_diverged(seed)]
-
-
-def mean_text(parts: Sequence[Trial], digits: int) -> str:
-    """The mean accuracy of all seeds, in %; "diverged" if one of them did."""
-    seeds = [seed for part in parts for seed in part["seeds"].values()]
-    if any(map(is_diverged, seeds)):
-        return "diverged"
-    return f"{100 * statistics.fmean(seed['accuracy'] for seed in seeds):.{digits}f}"
-
-
-def told(seed: Trial, text: Callable[[Trial], str], otherwise: str = "-") -> str:
-    """What ``text`` says of a seed, and of one that diverged the other."""
-    return otherwise if is_diverged(seed) else text(seed)
-
-
-def each_told(seeds: Sequence[Trial], text: Callable[[Trial], str], otherwise: str = "-") -> str:
-    return " ".join(told(seed, text, otherwise) for seed in seeds)
-
-
-def percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f}"
-
-
-def ms_text(part: Trial, digits: int = 1) -> str:
-    ms = part["ms_per_step"]
-    return "-" if ms is None else f"{ms:,.{digits}f}"
-
-
-def lost_text(n_lost: object) -> str:
-    """Behind a name in a plot."""
-    return " (a seed diverged)" if n_lost else ""
 
 
 def choose_rate(tuned: Mapping[float, Trial]) -> float | None:
