@@ -91,7 +91,7 @@ class H3SyntheticsSettings(Settings):
     """models:  of "s4d", "gss", "h3", "hybrid", "attention", "mamba", "mamba2"
     tasks:    of "induction-head", "associative-recall"
     epochs:   one number for each task
-    seeds:    of the parameters, the dropout and the order of the rows; trained side by side, as one stack
+    seeds:    of the parameters, the dropout and the order of the rows; trained one after the other
     n_train, n_validation, n_test: rows of each language; no row is in two of them
     stop_at, stop_after: a run ends once its accuracy on the validation rows was at least this after so many epochs
               running; stop_at=null: never before its last epoch
@@ -239,8 +239,7 @@ def _early(config: H3SyntheticsSettings) -> str:
     if config.stop_at is None or config.stop_after >= max(config.epochs):
         return ""
     running = "after an epoch" if config.stop_after == 1 else f"after {config.stop_after} epochs running"
-    leaves = "; it then leaves the stack of seeds it is trained in" if len(config.seeds) > 1 else ""
-    return f" A run ends early once it names at least {config.stop_at:.1%} of its validation answers {running}{leaves}."
+    return f" A run ends early once it names at least {config.stop_at:.1%} of its validation answers {running}."
 
 
 def told_differences(config: H3SyntheticsSettings) -> list[str]:

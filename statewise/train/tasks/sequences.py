@@ -93,18 +93,6 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
                 continue
         return sizes
 
-    def alike(self, batches: Sequence[LabelledBatch]) -> list[LabelledBatch]:
-        """Where the lengths differ, rows are padded to the longest of all batches."""
-        longest = max(batch.inputs.shape[1] for batch in batches)
-        if all(batch.lengths is None and batch.inputs.shape[1] == longest for batch in batches):
-            return list(batches)
-        padded = []
-        for inputs, targets, lengths in batches:
-            if lengths is None:
-                lengths = torch.full((len(inputs),), inputs.shape[1])
-            padded.append(LabelledBatch(_padded(inputs, longest - inputs.shape[1]), targets, lengths))
-        return padded
-
     def piece(self, batch: LabelledBatch, number: int, n_pieces: int) -> LabelledBatch:
         """With one target a row the rows are padded to a length that divides."""
         inputs, targets, lengths = batch
