@@ -156,8 +156,8 @@ def test_each_goes_on_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_0_1_0_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the runs were one stacked model, killed while it saved: one has a checkpoint that the other has not. A third
-    had diverged, a fourth was as good as it was asked to become. stack.json had names alone."""
+    """Where the runs were one stacked model, killed while it saved: one has a checkpoint that the other has not. A
+    third had diverged, a fourth was as good as it was asked to become. stack.json had names alone."""
     run = small_run(tmp_path, **SETTINGS)
     names = ["lr-0.001", "lr-1e+38", "lr-0.002", "lr-0.003"]
     runs = seeds_and_rates(run, 1, [1e-3, 1e38, 2e-3, 3e-3])
@@ -181,7 +181,9 @@ def test_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several, "n_cores", lambda: 8)
     assert several._workers(runs, None) == 3
     assert several._workers(runs, 2) == 2
-    assert several._workers({name: replace(r, train=replace(r.train, threads=4)) for name, r in runs.items()}, None) == 2
+    assert (
+        several._workers({name: replace(r, train=replace(r.train, threads=4)) for name, r in runs.items()}, None) == 2
+    )
     assert several._workers(seeds_and_rates(run, 20), None) == 8
     with pytest.raises(ConfigError, match="workers=0 is too few"):
         several._workers(runs, 0)
@@ -289,7 +291,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (["train", "--resume", str(out), "--seeds", "2"], "settled when they begin"),
         ([*tiny, "--lrs", "1e-3,x", "--out", str(tmp_path / "b")], "no list of numbers"),
         ([*tiny, "--lrs", "1e-3", "--lr", "1e-3", "--out", str(tmp_path / "b")], "or one by --lr"),
-        ([*tiny, "--workers", "2", "--out", str(tmp_path / "b")], "it is of several runs"),
+        ([*tiny, "--workers", "2", "--out", str(tmp_path / "b")], "it is for several runs"),
     ):
         assert cli.run(arguments) in (1, 2, 3, 4)
         errors = capsys.readouterr().err

@@ -111,7 +111,7 @@ def measure(config: TrainedTaskSettings, work: Work) -> Found:
 
 
 def _train_all(config: TrainedTaskSettings, work: Work, seeds: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Trains these seeds, as many at once as there are cores, or goes on with runs that were stopped; what each took."""
+    """Trains these seeds, as many at once as cores, or goes on with runs that were stopped; what each took."""
     runs = {f"run-{seed}": run_config(config, seed) for seed in seeds}
     started = {name: (work.folder / name / RUN_FILE).exists() for name in runs}
     results, diverged, cpu_seconds = train_runs(runs, work.folder, PartReporter(work.watcher, "training"))

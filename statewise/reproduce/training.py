@@ -51,7 +51,7 @@ def read_looks(folder: Path) -> list[dict[str, Any]]:
 
 
 def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporter) -> dict[str, Any]:
-    """A trial: trains the runs, which differ in their seeds, one after the other, or goes on with them; then tests each.
+    """A trial: trains the runs, which differ in their seeds, one after the other, or goes on; then tests each.
 
     A seed that diverged is a result: "diverged" says where, and nothing was tested. Where all did, there are no
     milliseconds of a step.

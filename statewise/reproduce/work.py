@@ -100,7 +100,9 @@ class Work:
 
         if missing:
             try:
-                run_jobs({part: Job(measure, (job,)) for part, job in missing.items()}, n_workers, self._heard, finished)
+                run_jobs(
+                    {part: Job(measure, (job,)) for part, job in missing.items()}, n_workers, self._heard, finished
+                )
             finally:
                 self.watcher.close()
         return {name: results[name] for name in jobs}

@@ -103,9 +103,9 @@ def train_several(
             reporter.event({"kind": DIVERGED, "run": name, "message": record["diverged"], **_last(folder / name)})
             return
         paths = {key: Path(record["result"][key]) for key in ("folder", "checkpoint") if record["result"][key]}
-        results[name] = TrainResult(**{**record["result"], **paths})
-        if results[name].signal is not None:
-            raise Stopped(results[name].signal)
+        results[name] = result = TrainResult(**{**record["result"], **paths})
+        if result.signal is not None:
+            raise Stopped(result.signal)
 
     arguments = {name: (run, str(folder / name), resume) for name, run in missing.items()}
     stopped_by = None

@@ -77,8 +77,8 @@ def threads_each(n_workers: int) -> int:
 def run_jobs(jobs: Mapping[str, Job], n_workers: int, heard: Heard, finished: Finished) -> None:
     """Does all jobs, in their order, in up to so many processes.
 
-    heard:    is called with a part and what its reporter is told meanwhile, as worker.py writes it: {"kind": "progress",
-              "fraction", "record", "shown"} or {"kind": "event", "record", "line"}
+    heard:    is called with a part and what its reporter is told meanwhile, as worker.py writes it:
+              {"kind": "progress", "fraction", "record", "shown"} or {"kind": "event", "record", "line"}
     finished: is called with a part and what its function gave; may raise :class:`Stopped`, which stops the others
 
     Ctrl-C or SIGTERM asks all processes to stop, which lets training save, and is raised as :class:`Stopped` when they

@@ -111,7 +111,7 @@ def train(
             runs = {name: _run_config(None, config, resume / name, flags, assignments or []) for name in names}
             _train_several(runs, resume, workers, resume=True)
     if workers is not None and not several:
-        raise typer.BadParameter("it is of several runs; give --seeds or --lrs, or leave it out", param_hint="--workers")
+        raise typer.BadParameter("it is for several runs; give --seeds or --lrs too", param_hint="--workers")
     run = _run_config(preset, config, resume, flags, assignments or [])
     if several and not only_tells:
         from statewise.train.several_folder import seeds_and_rates
