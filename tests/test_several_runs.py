@@ -117,6 +117,25 @@ def test_stopped_and_resumed_every_bit_is_the_same(workers: int, tmp_path: Path)
         same(tmp_path / "cut" / name, tmp_path / "whole" / name, 300)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found by /proc")
+def test_a_signal_to_all_processes_saves_all(tmp_path: Path) -> None:
+    """As a scheduler sends it: the parent then asks its processes once more, which would end them at once."""
+    runs = seeds_and_rates(small_run(tmp_path, steps=100_000, threads=1), 2)
+
+    def told(heard: StopOnce) -> bool:
+        if not have_trained(*runs)(heard):
+            return False
+        for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            os.kill(int(child), signal.SIGTERM)
+        return True
+
+    cut = train_several(runs, tmp_path / "runs", workers=2, reporter=StopOnce(told))
+    assert cut.exit_code == 128 + signal.SIGTERM
+    for name, run in cut.runs.items():
+        assert resolve(tmp_path / "runs" / name, "latest") == run.checkpoint
+    assert list(cut.runs) == list(runs)
+
+
 def test_one_diverges_and_the_others_go_on(tmp_path: Path) -> None:
     runs = seeds_and_rates(small_run(tmp_path, **SETTINGS), 1, [1e-3, 1e38, 2e-3])
     heard = Recorder()

@@ -77,7 +77,8 @@ def train_several(
     begins, and those that diverged are left as they are. On the CPU, with the same number of threads, every number is
     then the same, bit for bit, as if nothing had been stopped.
 
-    The first SIGINT or SIGTERM ends all runs after their steps, each with a checkpoint; the second one at once.
+    The first SIGINT or SIGTERM ends all runs after their steps, each with a checkpoint; the second one at once. At the
+    end of all, if they have one metric, the reporter gets a "summary".
 
     Cost:   memory of as many runs as are trained at once; before several processes start, so many of the first run
             have to fit into what is free.
@@ -124,7 +125,7 @@ def train_several(
     except Stopped as stopped:
         stopped_by = stopped.signal
         name = signal.Signals(stopped_by).name
-        message = f"stopped by {name}, with all that was done saved; to go on: statewise train --resume {folder}"
+        message = f"stopped by {name}, everything is saved; to go on: statewise train --resume {folder}"
         reporter.event({"kind": "stop", "runs": list(runs), "message": message})
     finally:
         reporter.close()
@@ -136,7 +137,8 @@ def train_several(
         cpu_seconds=cpu_seconds,
         signal=stopped_by,
     )
-    if stopped_by is None and any(run.validation is not None for run in result.runs.values()):
+    metrics = {run.metric for run in result.runs.values() if run.validation is not None}
+    if stopped_by is None and len(metrics) == 1:
         reporter.event(summary(result, {name: run.train.lr for name, run in given.items()}))
     return result
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Stopped(BaseException):
@@ -47,6 +47,8 @@ class StopSignals:
     before_the_end: is called before the second one kills
     """
 
+    present: ClassVar[StopSignals | None] = None  # that which is in use
+
     def __init__(self, before_the_end: Callable[[], None] | None = None) -> None:
         self.received: int | None = None
         self._before_the_end = before_the_end
@@ -56,6 +58,7 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
+            StopSignals.present = self
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -71,3 +74,5 @@ class StopSignals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if StopSignals.present is self:
+            StopSignals.present = None

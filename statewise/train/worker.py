@@ -23,7 +23,7 @@ import torch
 
 from statewise.errors import ConfigError, StatewiseError
 from statewise.train.report import Reporter, event_line, progress_line
-from statewise.train.signals import Stopped, stopping_at_signals
+from statewise.train.signals import Stopped, StopSignals, stopping_at_signals
 from statewise.train.tasks.base import Task
 
 _SECONDS_BETWEEN_PROGRESS = 0.25
@@ -84,6 +84,8 @@ class Input:
 
 
 def _interrupt_main() -> None:
+    if StopSignals.present is not None and StopSignals.present.received is not None:
+        return  # whoever ends all processes at once told this one too: a second signal would kill it as it saves
     main = threading.main_thread().ident
     if hasattr(signal, "pthread_kill") and main is not None:
         signal.pthread_kill(main, signal.SIGTERM)  # the thread itself, so that what it waits in is interrupted too
