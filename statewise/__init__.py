@@ -90,7 +90,7 @@ _EXPORTS = {
     "save": "statewise.checkpoints",
     "save_as": "statewise.checkpoints.convert",
     "set_rate": "statewise.mixers.base",
-    "train_stack": "statewise.train.stacked",
+    "train_several": "statewise.train.several",
 }
 # Parts of the package that are reached by attribute as well.
 _MODULES = (
@@ -205,7 +205,7 @@ if TYPE_CHECKING:
     from statewise.train.config import ParallelConfig as ParallelConfig
     from statewise.train.config import RunConfig as RunConfig
     from statewise.train.config import TrainConfig as TrainConfig
-    from statewise.train.stacked import train_stack as train_stack
+    from statewise.train.several import train_several as train_several
 
 __all__ = sorted((*_EXPORTS, *_MODULES, "__version__"))
 

@@ -35,7 +35,7 @@ from statewise.models.language_model import LanguageModel
 from statewise.train.config import RunConfig, TrainConfig
 from statewise.train.plotting import require_plot
 from statewise.train.run_folder import RUN_FILE, read_run
-from statewise.train.stack_folder import runs_in
+from statewise.train.several_folder import runs_in
 from statewise.train.tasks import Table, Task, open_task
 from statewise.train.tasks.classification import ClassificationTask
 from statewise.train.tasks.language import evaluate_file, text_tables

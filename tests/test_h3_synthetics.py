@@ -1,4 +1,4 @@
-"""The synthetic languages of H3: the published settings, seeds side by side, stopped and gone on with."""
+"""The synthetic languages of H3: the published settings, several seeds, stopped and gone on with."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Stopping(Watcher):
 
 
 def test_stopped_and_gone_on_with_to_the_same_numbers(tmp_path: Path) -> None:
-    """Two seeds in one stack; the bars are there when they are asked for."""
+    """Two seeds in one part; the bars are there when they are asked for."""
     changes = [*SMALL, 'models=["attention"]', "seeds=[3,5]", "epochs=[2,1]", "bars=true"]
     config = settings("h3-synthetics", quick=True, assignments=changes)
     whole: Any = reproduce("h3-synthetics", tmp_path / "whole", config, plots=False).record
@@ -278,7 +278,7 @@ class TestReport:
     def test_it_says_nothing_of_what_was_not_run(self) -> None:
         report = made(models=("h3",), tasks=TASKS[1:], epochs=(5,), seeds=(0,))
         page = markdown(report, {"date": "", "seconds": 0.0, "environments": [], "settings": {}}, [])
-        for word in ("Mamba", "GSS", "S4D", "Transformer", "hybrid", "cosine", "18 ordinary", "ends early", "stack"):
+        for word in ("Mamba", "GSS", "S4D", "Transformer", "hybrid", "cosine", "18 ordinary", "ends early"):
             assert word not in page
         for word in ("seeds", "more than one"):
             assert word not in report.setting + " ".join([*report.tables[0].notes, *report.differences])

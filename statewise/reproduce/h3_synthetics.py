@@ -65,7 +65,7 @@ class H3SyntheticsSettings(Settings):
     """models:  of "s4d", "gss", "h3", "hybrid", "attention", "mamba", "mamba2"
     tasks:    of "induction-head", "associative-recall"
     epochs:   one number for each task
-    seeds:    of the parameters, the dropout and the order of the rows; trained side by side, as one stack
+    seeds:    of the parameters, the dropout and the order of the rows; trained one after the other
     n_train, n_validation, n_test: rows of each language; no row is in two of them
     stop_at, stop_after: a run ends once its accuracy on the validation rows was at least this after so many epochs
               running; stop_at=null: never before its last epoch

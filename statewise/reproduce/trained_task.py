@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -117,22 +116,15 @@ def measure(config: TrainedTaskSettings, work: Work) -> Found:
 
 
 def _train_all(config: TrainedTaskSettings, work: Work, seeds: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Trains these seeds side by side, or goes on with runs that were stopped; what each took.
-
-    The time is that of all seeds together, for each the same.
-    """
+    """Trains these seeds, as many at once as cores, or goes on with runs that were stopped; what each took."""
     runs = {f"run-{seed}": run_config(config, seed) for seed in seeds}
-    started = any((work.folder / name / RUN_FILE).exists() for name in runs)
-    begun = time.process_time()
-    results, diverged, side_by_side = train_runs(runs, work.folder, PartReporter(work.watcher, "training"))
-    shared = {
-        "cpu_seconds": time.process_time() - begun,  # of all threads; if resumed, of the last session
-        "resumed": started,
-        "side_by_side": len(seeds) if side_by_side else 1,
-    }
+    started = {name: (work.folder / name / RUN_FILE).exists() for name in runs}
+    results, diverged, cpu_seconds = train_runs(runs, work.folder, PartReporter(work.watcher, "training"))
     took: dict[int, dict[str, Any]] = {}
     for seed, name in zip(seeds, runs):
-        took[seed] = {"diverged": diverged.get(name), **shared}
+        took[seed] = {"diverged": diverged.get(name), "resumed": started[name]}
+        if name in cpu_seconds:  # of all threads; if resumed, of the last session
+            took[seed]["cpu_seconds"] = cpu_seconds[name]
         if name in results:
             took[seed] |= {"step": results[name].step, "training_seconds": results[name].seconds}
     return took

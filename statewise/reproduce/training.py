@@ -21,7 +21,7 @@ from statewise.train.loop import train
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
 from statewise.train.run_folder import METRICS_FILE, RUN_FILE
-from statewise.train.stacked import train_stack
+from statewise.train.several import train_several
 from statewise.train.tasks import Task, open_task
 
 CPU_FILE = "cpu-seconds.json"  # of all sessions so far
@@ -50,7 +50,7 @@ def read_looks(folder: Path) -> list[dict[str, Any]]:
 
 
 def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporter) -> dict[str, Any]:
-    """A trial: trains the runs, which differ in their seeds, or goes on with them; then tests each of them.
+    """A trial: trains the runs, which differ in their seeds, one after the other, or goes on; then tests each.
 
     A seed that diverged is a result: "diverged" says where, and nothing was tested. Where all did, there are no
     milliseconds of a step.
@@ -60,7 +60,7 @@ def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporte
     path = Path(folder)
     counting = Counting(path / CPU_FILE, reporter)
     try:
-        results, diverged, _ = train_runs(runs, path, counting)
+        results, diverged, _ = train_runs(runs, path, counting, workers=1)  # its CPU seconds are of this process
     finally:
         counting.write()
     cpu_seconds = json.loads((path / CPU_FILE).read_text())
@@ -101,31 +101,29 @@ def choose_rate(tuned: Mapping[float, Trial]) -> float | None:
 
 
 class TrainedRuns(NamedTuple):
-    """results: of the runs that did not diverge; diverged: of the others, where they did"""
+    """results: of the runs that did not diverge; diverged: of the others, where they did; cpu_seconds: of each run, of
+    all its threads in this session"""
 
     results: dict[str, TrainResult]
     diverged: dict[str, str]
-    side_by_side: bool
+    cpu_seconds: dict[str, float]
 
 
-def train_runs(runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter) -> TrainedRuns:
-    """Trains runs that differ in their seeds side by side, each in ``folder / name``, or goes on with them.
+def train_runs(
+    runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter, workers: int | None = None
+) -> TrainedRuns:
+    """Trains runs, each in ``folder / name``, or goes on with them; so many at once (None: as there are cores).
 
-    Errors: as ``train_stack``, but for a DivergedError: that is a result; Stopped, with everything saved.
+    Errors: as ``train_several``, but for a DivergedError: that is a result; Stopped, with everything saved.
     """
     try:
-        if len(runs) == 1:
-            ((name, run),) = runs.items()
-            return TrainedRuns({name: train_one(run, folder / name, reporter)}, {}, False)
-        begun = any((folder / name / RUN_FILE).exists() for name in runs)
-        result = train_stack(runs, folder, resume=begun, reporter=reporter)
+        result = train_several(runs, folder, resume=True, workers=workers, reporter=reporter)
     except DivergedError as error:
-        return TrainedRuns({}, {name: _where(folder / name / METRICS_FILE, error.what) for name in runs}, len(runs) > 1)
-    stopped = [one.signal for one in result.runs.values() if one.signal is not None]
-    if stopped:
-        raise Stopped(stopped[0])
+        return TrainedRuns({}, {name: _where(folder / name / METRICS_FILE, error.what) for name in runs}, {})
+    if result.signal is not None:
+        raise Stopped(result.signal)
     diverged = {name: _where(folder / name / METRICS_FILE, message) for name, message in result.diverged.items()}
-    return TrainedRuns(result.runs, diverged, result.stacked)
+    return TrainedRuns(result.runs, diverged, result.cpu_seconds)
 
 
 def _where(metrics: Path, otherwise: str) -> str:

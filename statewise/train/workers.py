@@ -1,4 +1,4 @@
-"""Parts of a reproduction in several processes, each with its share of the cores.
+"""Work in several processes at once, each with its share of the cores: several runs, or the parts of a reproduction.
 
 Every process is a new Python (nothing is forked), in a session of its own, so that a terminal's Ctrl-C reaches the
 parent alone, which then asks the others to stop. It does that by closing their input, as the system does when the
@@ -25,9 +25,7 @@ from typing import Any
 
 import statewise.errors
 from statewise.errors import ConfigError, StatewiseError
-from statewise.reproduce.progress import Watcher
-from statewise.reproduce.stopping import Stopped
-from statewise.train.signals import StopSignals
+from statewise.train.signals import Stopped, StopSignals
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SECONDS_BETWEEN_LOOKS = 0.1  # at whether a signal came
@@ -35,7 +33,7 @@ _SECONDS_TO_STOP = 600.0  # for a step, a look at the validation split and a sav
 
 
 class WorkerError(StatewiseError, RuntimeError):
-    """A process that measured a part ended before it was done, or failed with an error that is no one's input."""
+    """A process ended before its part was done, or failed with an error that is no one's input."""
 
     exit_code = 1
 
@@ -45,7 +43,7 @@ class Job:
     """``function(*arguments, reporter)``, which gives JSON data, for another process.
 
     function: at the top of a module that can be imported; reporter: a :class:`statewise.train.report.Reporter`, for
-    ``train`` and ``train_stack``. A function that trains raises :class:`Stopped` if training was stopped by a signal.
+    ``train``. A function that was stopped by a signal raises :class:`Stopped`, unless its result says so.
 
     Errors: ConfigError for a function that another process cannot import.
     """
@@ -62,16 +60,26 @@ class Job:
             )
 
 
+Heard = Callable[[str, Mapping[str, Any]], None]
+Finished = Callable[[str, dict[str, Any]], None]
+
+
+def n_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def threads_each(n_workers: int) -> int:
-    """The cores that this process may use, shared out."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // n_workers)
+    """The cores, shared out."""
+    return max(1, n_cores() // n_workers)
 
 
-def run_jobs(
-    jobs: Mapping[str, Job], n_workers: int, watcher: Watcher, finished: Callable[[str, dict[str, Any]], None]
-) -> None:
-    """Does all jobs, in their order, in up to so many processes; ``finished`` is called with each part's record.
+def run_jobs(jobs: Mapping[str, Job], n_workers: int, heard: Heard, finished: Finished) -> None:
+    """Does all jobs, in their order, in up to so many processes.
+
+    heard:    is called with a part and what its reporter is told meanwhile, as worker.py writes it:
+              {"kind": "progress", "fraction", "record", "shown"} or {"kind": "event", "record", "line"}
+    finished: is called with a part and what its function gave; may raise :class:`Stopped`, which stops the others
 
     Ctrl-C or SIGTERM asks all processes to stop, which lets training save, and is raised as :class:`Stopped` when they
     have ended; the second one kills them, and so do ten minutes.
@@ -79,7 +87,7 @@ def run_jobs(
     Errors: of the first job that fails: its own, if it is one of Statewise's, else WorkerError. The others are then
             asked to stop.
     """
-    pool = _Pool(jobs, watcher, finished)
+    pool = _Pool(jobs, heard, finished)
     with StopSignals(before_the_end=pool.kill) as stop:
         try:
             pool.start(min(n_workers, len(jobs)), threads_each(n_workers))
@@ -102,7 +110,7 @@ class _Worker:
         self.part: str | None = None
         self.messages = messages
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from statewise.reproduce.worker import main; main()"],
+            [sys.executable, "-P", "-c", "from statewise.train.worker import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -139,11 +147,9 @@ class _Worker:
 class _Pool:
     """The processes, and how it goes; ``outcome`` is what is to be raised when all have ended."""
 
-    def __init__(
-        self, jobs: Mapping[str, Job], watcher: Watcher, finished: Callable[[str, dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, jobs: Mapping[str, Job], heard: Heard, finished: Finished) -> None:
         self.pending = deque(jobs.items())
-        self.watcher, self.finished = watcher, finished
+        self.heard, self.finished = heard, finished
         self.messages: queue.SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = queue.SimpleQueue()
         self.workers: list[_Worker] = []
         self.outcome: BaseException | None = None
@@ -167,14 +173,15 @@ class _Pool:
                 self.stop(WorkerError(_ended(worker.part, worker.process.returncode)))
             return
         part, kind = message["part"], message["kind"]
-        if kind == "progress":
-            self.watcher.progress(part, message["fraction"], message["shown"])
-        elif kind == "event":
-            self.watcher.event_within(part, message["record"], message["line"])
+        if kind in ("progress", "event"):
+            self.heard(part, message)
         else:
             worker.part = None
             if kind == "done":
-                self.finished(part, message["record"])
+                try:
+                    self.finished(part, message["record"])
+                except Stopped as stopped:
+                    self.stop(stopped)
                 self._give(worker)
             elif kind == "stopped":
                 self.stop(Stopped(message["signal"]))
@@ -206,7 +213,6 @@ class _Pool:
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
-        self.watcher.close()
 
     def kill(self) -> None:
         for worker in self.workers:
@@ -217,7 +223,7 @@ def _error(message: Mapping[str, Any]) -> StatewiseError:
     kind = getattr(statewise.errors, message["type"] or "", None)
     if isinstance(kind, type) and issubclass(kind, StatewiseError):
         return kind(message["message"])
-    return WorkerError(f"{message['part']} failed: {message['message']}; the other parts that were done are kept")
+    return WorkerError(f"{message['part']} failed: {message['message']}; what was done is kept")
 
 
 def _ended(part: str, code: int) -> str:
@@ -226,4 +232,4 @@ def _ended(part: str, code: int) -> str:
         why = f"killed by {name}" + (" (out of memory, most likely)" if name == "SIGKILL" else "")
     else:
         why = f"exit code {code}"
-    return f"the process that measured {part} ended before it was done: {why}; the same command goes on from here"
+    return f"the process of {part} ended before it was done: {why}; what was done is kept, and can be gone on with"

@@ -21,10 +21,9 @@ from typing import Any, BinaryIO, TextIO
 
 import torch
 
-from statewise.errors import StatewiseError
-from statewise.reproduce.hardware import measured
-from statewise.reproduce.stopping import Stopped, stopping_at_signals
+from statewise.errors import ConfigError, StatewiseError
 from statewise.train.report import Reporter, event_line, progress_line
+from statewise.train.signals import Stopped, StopSignals, stopping_at_signals
 from statewise.train.tasks.base import Task
 
 _SECONDS_BETWEEN_PROGRESS = 0.25
@@ -56,7 +55,7 @@ class Messages(Reporter):
             return
         self._told = now
         shown = "" if self.task is None or not record else progress_line(record, self.task)
-        self.say("progress", fraction=fraction, shown=shown)
+        self.say("progress", fraction=fraction, record=dict(record), shown=shown)
 
 
 class Input:
@@ -74,8 +73,9 @@ class Input:
                 job = pickle.load(self.stream)
             except EOFError:
                 break
-            except Exception as error:  # the main thread says so in its own words
-                job = (None, error)
+            except Exception as error:  # as of a class that only the script has which is run
+                what = f"another process cannot take this work up ({error}); put your own classes into a module"
+                job = (None, ConfigError(what))  # the main thread says it
             self.given += 1
             self.jobs.put(job)
         self.jobs.put(None)
@@ -84,6 +84,8 @@ class Input:
 
 
 def _interrupt_main() -> None:
+    if StopSignals.present is not None and StopSignals.present.received is not None:
+        return  # whoever ends all processes at once told this one too: a second signal would kill it as it saves
     main = threading.main_thread().ident
     if hasattr(signal, "pthread_kill") and main is not None:
         signal.pthread_kill(main, signal.SIGTERM)  # the thread itself, so that what it waits in is interrupted too
@@ -100,19 +102,20 @@ def main() -> None:
         with stopping_at_signals():
             given = Input(sys.stdin.buffer)
             while (job := given.jobs.get()) is not None:
-                _run(job, messages)
-                given.finished += 1
+                _run(job, messages, given)
     except Stopped:
         pass  # said, or there was nothing to do
 
 
-def _run(job: tuple[Any, ...], messages: Messages) -> None:
+def _run(job: tuple[Any, ...], messages: Messages, given: Input) -> None:
     messages.part, messages.task = str(job[0]), None
     try:
         if job[0] is None:
             raise job[1]
         _, function, arguments = job
-        messages.say("done", record=measured(lambda: function(*arguments, messages)))
+        record = dict(function(*arguments, messages))
+        given.finished += 1  # before it is said: the parent may answer by closing the input
+        messages.say("done", record=record)
     except Stopped as stopped:
         messages.say("stopped", signal=int(stopped.signal))
         raise
