@@ -17,12 +17,12 @@ from scored_models import MODELS
 import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer
 from statewise.errors import ConfigError, DataError, InputError
-from statewise.evaluate.choice import (
+from statewise.evaluate.questions import (
     QuestionTask,
     evaluate_questions,
     open_tasks,
 )
-from statewise.evaluate.choice.question import asked
+from statewise.evaluate.questions.question import asked
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 TOKENIZER = ByteTokenizer()

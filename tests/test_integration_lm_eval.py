@@ -19,7 +19,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from statewise.evaluate import evaluate_text
-from statewise.evaluate.likelihood import encode_pair
+from statewise.evaluate.text.likelihood import encode_pair
 from statewise.integrations.lm_eval import StatewiseLM
 from statewise.integrations.lm_eval.texts import write
 

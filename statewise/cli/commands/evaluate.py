@@ -147,7 +147,7 @@ def evaluate(
     A language model is told beside general compressors. Its text is read as one sequence with the state carried on,
     with full attention in windows instead. Tasks (--tasks) need the extra "eval", questions (--questions) their files.
     """
-    from statewise.console import read_prompt, show_evaluation
+    from statewise.cli.console import read_prompt, show_evaluation
 
     if tasks is not None and questions is not None:
         raise typer.BadParameter("has no place with --tasks; ask one after the other", param_hint="--questions")
@@ -201,7 +201,7 @@ def evaluate(
                 param_hint=name,
             )
     if published is not None:
-        from statewise.evaluate.choice import PERPLEXITY
+        from statewise.evaluate.questions import PERPLEXITY
 
         if published not in PERPLEXITY:
             raise typer.BadParameter(f"{published} is none of {', '.join(PERPLEXITY)}", param_hint="--published")
@@ -210,11 +210,11 @@ def evaluate(
     text = None if text_file is None else read_prompt(text_file)
     opened_questions: Any = None
     if questions is not None:  # before the model, which takes longer to open
-        from statewise.evaluate.choice import open_tasks
+        from statewise.evaluate.questions import open_tasks
 
         opened_questions = open_tasks(_names(questions), data_folder, n_shots=shots or 0, limit=limit)
+    from statewise.cli.model_folder import open_model
     from statewise.cli.questions import ask, beside_published, run_tasks
-    from statewise.model_folder import open_model
 
     opened = open_model(folder, which=which, device=device_for(weights, device), tokenizer=tokenizer)
     if weights is not None:

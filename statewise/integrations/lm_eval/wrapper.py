@@ -27,8 +27,8 @@ from tqdm import tqdm
 
 from statewise import __version__
 from statewise.data.tokenizers import Tokenizer
-from statewise.evaluate.likelihood import Score, keep_the_end, score
-from statewise.evaluate.perplexity import position_limit
+from statewise.evaluate.text.likelihood import Score, keep_the_end, score
+from statewise.evaluate.text.perplexity import position_limit
 from statewise.integrations.lm_eval.opening import open_model, rows_together
 from statewise.integrations.lm_eval.texts import write
 from statewise.models.language_model import LanguageModel

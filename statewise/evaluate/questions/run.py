@@ -13,12 +13,12 @@ import numpy as np
 
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import ConfigError, InputError
-from statewise.evaluate.choice.find import GROUPS
-from statewise.evaluate.choice.question import Answered, Metric, Question, QuestionTask, decide, mean
-from statewise.evaluate.choice.shots import contexts
 from statewise.evaluate.intervals import Interval, bootstrap, mean_of_shares, standard_error_of_mean, wilson
-from statewise.evaluate.likelihood import Score, encode_pair, keep_the_end, prepared, score
-from statewise.evaluate.perplexity import position_limit
+from statewise.evaluate.questions.find import GROUPS
+from statewise.evaluate.questions.question import Answered, Metric, Question, QuestionTask, decide, mean
+from statewise.evaluate.questions.shots import contexts
+from statewise.evaluate.text.likelihood import Score, encode_pair, keep_the_end, prepared, score
+from statewise.evaluate.text.perplexity import position_limit
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
 
@@ -107,7 +107,7 @@ def evaluate_questions(
     batch_size:     rows read together
     progress:       called with how many questions are answered, and how many there are
 
-    Cost:     as :func:`~statewise.evaluate.likelihood.score`, 256 questions at a time
+    Cost:     as :func:`~statewise.evaluate.text.likelihood.score`, 256 questions at a time
     Errors:   ConfigError for options out of range and a tokenizer larger than the model; DataError for too few
               examples and choices without a token; NotFiniteError.
     """

@@ -14,13 +14,13 @@ from itertools import islice
 from pathlib import Path
 
 from statewise.errors import ConfigError, DataError, reason
-from statewise.evaluate.choice.blimp import FIELDS, SETS, blimp_task
-from statewise.evaluate.choice.lambada import lambada_task
-from statewise.evaluate.choice.question import QuestionTask
-from statewise.evaluate.choice.question_file import open_question_file
-from statewise.evaluate.choice.rows import Row, parse_rows, read_rows
-from statewise.evaluate.choice.superglue import PROMPTS, superglue_task
-from statewise.evaluate.choice.superglue_rows import FOLDERS
+from statewise.evaluate.questions.blimp import FIELDS, SETS, blimp_task
+from statewise.evaluate.questions.lambada import lambada_task
+from statewise.evaluate.questions.question import QuestionTask
+from statewise.evaluate.questions.question_file import open_question_file
+from statewise.evaluate.questions.rows import Row, parse_rows, read_rows
+from statewise.evaluate.questions.superglue import PROMPTS, superglue_task
+from statewise.evaluate.questions.superglue_rows import FOLDERS
 from statewise.files.opening import zip_members
 
 GROUPS: dict[str, tuple[str, ...]] = {
