@@ -109,6 +109,9 @@ class SeriesSplit:
     data: SeriesData
     origins: tuple[Origin, ...]
 
+    def __len__(self) -> int:
+        return len(self.origins)
+
     def window(self, origin: Origin) -> Window:
         table, config = self.data.tables[origin.series], self.data.config
         past = slice(max(0, origin.row - config.history), origin.row)
