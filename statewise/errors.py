@@ -7,6 +7,8 @@ The command line prints that line and exits with 2 (1 where a run cannot go on: 
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class StatewiseError(Exception):
@@ -47,6 +49,27 @@ class DivergedError(TrainingError):
     def __init__(self, message: str, what: str | None = None) -> None:
         super().__init__(message)
         self.what = message if what is None else what
+
+
+# -- errors of one kind told as another ------------------------------------------------------------------------------
+
+
+@contextmanager
+def retold(as_: type[StatewiseError], *of: type[StatewiseError], where: str = "") -> Iterator[None]:
+    """Errors of the kinds ``of`` that are raised within, as one of the kind ``as_`` that says the same."""
+    try:
+        yield
+    except of as error:
+        raise as_(f"{where}{error}") from error
+
+
+@contextmanager
+def reading(path: object, as_: type[StatewiseError] = DataError) -> Iterator[None]:
+    """What the system says within it of a file that cannot be read, as one line."""
+    try:
+        yield
+    except OSError as error:
+        raise as_(f"cannot read {path}: {error.strerror or error}") from error
 
 
 # -- what others wrote, in a message ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from statewise.errors import DataError
+from statewise.errors import reading
 from statewise.train.tables import print_result, print_table
 
 if TYPE_CHECKING:
@@ -26,10 +26,8 @@ def read_prompt(path: str) -> bytes:
     """The bytes of a file; ``-`` is standard input."""
     if path == "-":
         return sys.stdin.buffer.read()
-    try:
+    with reading(path):
         return Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
 class OrderedRows:

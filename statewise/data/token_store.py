@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,14 +26,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from statewise.data.made_once import cache_folder, made_once, sync_folder
+from statewise.data.progress import Progress
 from statewise.data.splits import Part
 from statewise.data.tokenizers import Tokenizer, token_dtype
-from statewise.errors import DataError
+from statewise.errors import DataError, reading
 
 FORMAT = 1
 PIECE_BYTES = 4 << 20  # text in memory at once; a longer document is tokenised in pieces
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -74,23 +73,20 @@ def read_part(part: Part, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
     Errors:  DataError if the file cannot be read or is not as it was when it was found.
     """
     document = part.document
-    try:
-        with open(document.path, "rb") as file:
-            status = os.fstat(file.fileno())
-            changed = (status.st_size, status.st_mtime_ns) != (document.size, document.mtime_ns)
-            file.seek(part.begin)
-            left, rest = part.n_bytes, b""
-            while left and not changed:
-                data = file.read(min(piece_bytes, left))
-                left -= len(data)
-                changed = not data
-                data = rest + data
-                end = len(data) if not left else _piece_end(data)
-                rest = data[end:]
-                if end:
-                    yield data[:end]
-    except OSError as error:
-        raise DataError(f"cannot read {document.path}: {error.strerror or error}") from error
+    with reading(document.path), open(document.path, "rb") as file:
+        status = os.fstat(file.fileno())
+        changed = (status.st_size, status.st_mtime_ns) != (document.size, document.mtime_ns)
+        file.seek(part.begin)
+        left, rest = part.n_bytes, b""
+        while left and not changed:
+            data = file.read(min(piece_bytes, left))
+            left -= len(data)
+            changed = not data
+            data = rest + data
+            end = len(data) if not left else _piece_end(data)
+            rest = data[end:]
+            if end:
+                yield data[:end]
     if changed:
         raise DataError(f"{document.path} changed while it was being read; run again when it is complete")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from statewise.errors import CheckpointError
+from statewise.errors import CheckpointError, retold
 
 Compute = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -160,10 +160,8 @@ def write_entries(
 def _compute(function: Compute | None, given: tuple[Tensor, ...], where: str) -> tuple[Tensor, ...]:
     if function is None:
         return given
-    try:
+    with retold(CheckpointError, CheckpointError, where=f"{where}: "):
         made = function(*given)
-    except CheckpointError as error:
-        raise CheckpointError(f"{where}: {error}") from error
     return made if isinstance(made, tuple) else (made,)
 
 

@@ -128,9 +128,8 @@ def evaluate(
 
     if tasks is not None and questions is not None:
         raise typer.BadParameter("has no place with --tasks; ask one after the other", param_hint="--questions")
-    _refuse_what_has_no_place(
-        context, "--tasks" if tasks is not None else "--questions" if questions is not None else ""
-    )
+    mode = "--tasks" if tasks is not None else "--questions" if questions is not None else ""
+    _refuse_what_has_no_place(context, mode)
     if text_file is not None and data is not None:
         raise typer.BadParameter("a text comes from one of --data and --text-file", param_hint="--text-file")
     for name, given in (("--split", split), ("--max-tokens", max_items), ("--data-dir", data_folder)):

@@ -22,14 +22,13 @@ import numpy as np
 from statewise.data.long_range.config import LongRangeDataConfig
 from statewise.data.made_once import cache_folder, made_once, sync_folder
 from statewise.data.sequences import begins_of
-from statewise.errors import DataError
+from statewise.errors import reading
 from statewise.files.arrays import read_npz
 
 FORMAT = 1
 DTYPES = ("|u1", "<u2")  # of values
 OWN_FOLDER = "long-range-rows"  # in a folder of the user
 
-Progress = Callable[[int, int], None]
 Write = Callable[[np.ndarray, np.ndarray], None]  # values of some rows, one after the other, and their lengths
 
 
@@ -88,10 +87,8 @@ def identity(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
     """
     found = []
     for path in paths:
-        try:
+        with reading(path):
             status = path.stat()
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
         found.append((str(path.absolute()), status.st_size, status.st_mtime_ns))
     return found
 

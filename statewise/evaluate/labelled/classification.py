@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from statewise.data.labelled_batches import LabelledBatch, Split, batches_in_order
 from statewise.data.memory_tasks import IGNORED
+from statewise.data.progress import Progress
 from statewise.errors import InputError
 from statewise.models.classifier import SequenceClassifier
 from statewise.models.encoder import SequenceModel
@@ -22,7 +23,6 @@ from statewise.models.evaluation_mode import evaluation_mode
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Progress = Callable[[int, int], None]
 MAX_SHOWN = 20  # classes whose cells carry their count
 
 

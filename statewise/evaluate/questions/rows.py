@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from statewise.configuration import DuplicateKeyError, unique_keys
-from statewise.errors import DataError, excerpt
+from statewise.errors import DataError, excerpt, reading
 
 KINDS = {str: "a text", int: "an integer", list: "a list", dict: "an object"}
 
@@ -73,10 +73,8 @@ def read_rows(path: Path) -> Iterator[Row]:
     Errors:  DataError for a file that cannot be read or is empty, and for a line that is no JSON object.
     """
     try:
-        with open(path, encoding="utf-8-sig") as file:  # some editors begin a file with a byte order mark
+        with reading(path), open(path, encoding="utf-8-sig") as file:  # some editors begin it with a byte order mark
             yield from parse_rows(file, str(path))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error.reason}; give a file of JSON lines") from error
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from statewise.data.progress import Progress
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import ConfigError, InputError
 from statewise.evaluate.intervals import Interval, bootstrap, mean_of_shares, standard_error_of_mean, wilson
@@ -23,7 +24,6 @@ from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
 
 AT_ONCE = 256  # questions whose tokens are held at a time
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
