@@ -37,6 +37,11 @@ def same(theirs: str, ours: str) -> Entry:
     return Entry((theirs,), (ours,))
 
 
+def affine(theirs: str, ours: str, *, bias: bool = True) -> list[Entry]:
+    """The weight and, where there is one, the bias of a map or a norm."""
+    return [same(f"{theirs}.{part}", f"{ours}.{part}") for part in ("weight", "bias")[: 1 + bias]]
+
+
 def reshaped(
     theirs: str, ours: str, *, theirs_shape: Sequence[int], ours_shape: Sequence[int], drops_ones: bool = False
 ) -> Entry:

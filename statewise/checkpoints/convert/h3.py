@@ -105,7 +105,14 @@ def _h3_entries(d_model: int, block: BlockConfig, names: Names, theirs: str, our
     table = []
     for part in ("weight", "bias"):
         split = tuple(names(f"{theirs}.mixer.{letter}_proj.{part}") for letter in "qkv")
-        table.append(Entry(split, (f"{ours}.mixer.in_proj.{part}",), _stacked, _thirds))
+        table.append(
+            Entry(
+                split,
+                (f"{ours}.mixer.in_proj.{part}",),
+                lambda *parts: torch.cat(parts),
+                lambda stacked: stacked.chunk(3),
+            )
+        )
     table += _both(names, f"{theirs}.mixer.output_linear", f"{ours}.mixer.out_proj")
     shift, diagonal = f"{theirs}.mixer.ssm_k_kernel.kernel", f"{theirs}.mixer.kernel.kernel"
     shapes = {f"{shift}.C": (d_shift,), f"{diagonal}.C": (n, 2)}
@@ -132,10 +139,6 @@ def _both(names: Names, theirs: str, ours: str) -> list[Entry]:
 
 def _stacked(*parts: Tensor) -> Tensor:
     return torch.cat(parts)
-
-
-def _thirds(stacked: Tensor) -> tuple[Tensor, ...]:
-    return stacked.chunk(3)
 
 
 def _frequencies(mixer: AttentionConfig, config: LanguageModelConfig) -> Tensor:
