@@ -72,6 +72,16 @@ def reading(path: object, as_: type[StatewiseError] = DataError) -> Iterator[Non
         raise as_(f"cannot read {path}: {error.strerror or error}") from error
 
 
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def require_least(as_: type[StatewiseError], **given: tuple[float | None, float]) -> None:
+    """An error of the kind ``as_`` for the first number below the least that it may be: name=(number, least)."""
+    for name, (value, least) in given.items():
+        if value is not None and value < least:
+            raise as_(f"{name}={value} is out of range; use at least {least}")
+
+
 # -- what others wrote, in a message ---------------------------------------------------------------------------------
 
 

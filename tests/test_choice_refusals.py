@@ -196,7 +196,7 @@ def test_bad_requests(superglue: Path, tmp_path: Path) -> None:
     (task,) = open_tasks(["rte"], superglue)
     small = sw.LanguageModelConfig(vocab_size=20, d_model=8, layers=(sw.MambaConfig(d_state=4),)).build()
     for model, options, reason in (
-        (small, {}, "257 ids and the model 20"),
+        (small, {}, "257 ids and the model only 20"),
         (MODELS["mamba"], {"batch_size": 0}, "batch_size=0"),
         (MODELS["mamba"], {"max_length": 0}, "max_length=0"),
     ):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from statewise.data.text import TokenSplit
-from statewise.data.whole_batches import NumberedBatches, require_least
-from statewise.errors import DataError
+from statewise.data.whole_batches import NumberedBatches
+from statewise.errors import ConfigError, DataError, require_least
 
 
 class Batch(NamedTuple):
@@ -50,7 +50,7 @@ class Batches(NumberedBatches[_Epoch, Batch]):
     """
 
     def __init__(self, split: TokenSplit, batch_size: int, length: int, seed: int, carry: bool) -> None:
-        require_least(batch_size=(batch_size, 1), length=(length, 1), seed=(seed, 0))
+        require_least(ConfigError, batch_size=(batch_size, 1), length=(length, 1), seed=(seed, 0))
         needed = batch_size * (length + 1)
         if split.n_tokens < needed:
             raise DataError(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from statewise.errors import ConfigError, DataError
+from statewise.errors import ConfigError, DataError, require_least
 
 Epoch = TypeVar("Epoch")
 Batch = TypeVar("Batch")
@@ -69,7 +69,7 @@ class WholeBatches(NumberedBatches[Epoch, Batch], Generic[Split, Epoch, Batch]):
     noun: ClassVar[str] = "sequences"
 
     def __init__(self, split: Split, batch_size: int, seed: int, drop_last: bool = True) -> None:
-        require_least(batch_size=(batch_size, 1), seed=(seed, 0))
+        require_least(ConfigError, batch_size=(batch_size, 1), seed=(seed, 0))
         if not len(split):
             raise DataError(f"the {split.name} split has no {self.noun}; there is nothing to train on")
         if drop_last and len(split) < batch_size:
@@ -97,10 +97,3 @@ def count_batches(n_rows: int, batch_size: int, drop_last: bool) -> int:
     (2, 3)
     """
     return n_rows // batch_size if drop_last else -(-n_rows // batch_size)
-
-
-def require_least(**given: tuple[int, int]) -> None:
-    """ConfigError that names the first value below the least that it may be: name=(value, least)."""
-    for name, (value, least) in given.items():
-        if value < least:
-            raise ConfigError(f"{name}={value} must be at least {least}")

@@ -166,7 +166,6 @@ def _check_frequencies(name: str, tensors: Mapping[str, Tensor], mixer: Attentio
 FORMATS = (
     Format(
         name="h3",
-        summary="H3's released models (Fu et al. 2023): model.pt, without a config",
         recognises=recognises,
         read=read,
         write=write,

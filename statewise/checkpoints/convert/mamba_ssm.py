@@ -290,7 +290,6 @@ def _codestral(config: Config) -> dict[str, Any]:
 FORMATS = (
     Format(
         name="mamba_ssm",
-        summary="mamba_ssm's Mamba, Mamba-2 and hybrids with attention, and Codestral Mamba",
         recognises=recognises,
         read=read,
         write=write,

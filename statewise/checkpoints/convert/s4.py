@@ -149,7 +149,6 @@ def _is_system(name: str) -> bool:
 FORMATS = (
     Format(
         name="s4d",
-        summary="the minimal S4D of the S4 repository, in the model of its example.py",
         recognises=s4d.recognises,
         read=s4d.read,
         write=s4d.write,
@@ -157,7 +156,6 @@ FORMATS = (
     ),
     Format(
         name="s4",
-        summary="S4 and S4D models of the S4 repository, versions 3 and 4",
         recognises=recognises,
         read=read,
         write=write,

@@ -187,7 +187,6 @@ def _mamba2(mixer: Mamba2Config, config: LanguageModelConfig, where: str) -> dic
 FORMATS = (
     Format(
         name="transformers",
-        summary="transformers' Mamba, Mamba-2 and Falcon-Mamba",
         recognises=recognises,
         read=read,
         write=write,

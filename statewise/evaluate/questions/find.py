@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from statewise.errors import ConfigError, DataError, reason
+from statewise.errors import ConfigError, DataError, reason, require_least
 from statewise.evaluate.questions.blimp import FIELDS, SETS, blimp_task
 from statewise.evaluate.questions.lambada import lambada_task
 from statewise.evaluate.questions.question import QuestionTask
@@ -59,9 +59,7 @@ def open_tasks(
     """
     if not names:
         raise ConfigError("no questions are named; give at least one of superglue, lambada, blimp, or a file.jsonl")
-    for option, value, least in (("n_shots", n_shots, 0), ("limit", limit, 1)):
-        if value is not None and value < least:
-            raise ConfigError(f"{option}={value} is out of range; use at least {least}")
+    require_least(ConfigError, n_shots=(n_shots, 0), limit=(limit, 1))
     expanded = [part for name in names for part in GROUPS.get(name, (name,))]
     for name in expanded:
         _check_name(name, n_shots)
