@@ -7,8 +7,9 @@ The command line prints that line and exits with 2 (1 where a run cannot go on: 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 
 class StatewiseError(Exception):
@@ -115,6 +116,11 @@ def excerpt(text: object, longest: int = 80, *, quoted: bool = True) -> str:
             shown = repr(text[:n])
     dots = "" if shown == repr(text[: longest + 1]) else "..."
     return (shown if quoted else shown[1:-1]) + dots
+
+
+def few(names: Iterable[str]) -> str:
+    """The first of names that a file has, with commas between."""
+    return excerpt(", ".join(islice(names, 20)), 120, quoted=False)
 
 
 def reason(error: BaseException, longest: int = 160) -> str:

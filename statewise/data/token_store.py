@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from statewise.data.made_once import cache_folder, made_once, sync_folder
+from statewise.data.made_once import cache_folder, made_once
 from statewise.data.progress import Progress
 from statewise.data.splits import Part
 from statewise.data.tokenizers import Tokenizer, token_dtype
@@ -157,17 +157,13 @@ def _build(folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, progress: 
                 if progress is not None:
                     progress(done, total)
             row[0] = (writer.n_bytes - before) // dtype.itemsize
-        files["tokens.bin"] = writer.close()
+        files["tokens.bin"] = writer.record()
     with open(folder / "documents.bin", "wb") as file:
         writer = _Writer(file)
         writer.write(table.tobytes())
-        files["documents.bin"] = writer.close()
+        files["documents.bin"] = writer.record()
     meta = {"format": FORMAT, "dtype": dtype.str, "tokenizer": tokenizer.fingerprint, "files": files}
-    with open(folder / "meta.json", "wb") as file:
-        writer = _Writer(file)
-        writer.write(json.dumps(meta, indent=1).encode())
-        writer.close()
-    sync_folder(folder)
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1), "utf-8")
 
 
 def _tokenize(tokenizer: Tokenizer, data: bytes, part: Part, position: int) -> np.ndarray:
@@ -196,7 +192,5 @@ class _Writer:
         self._digest.update(data)
         self.n_bytes += len(data)
 
-    def close(self) -> dict[str, Any]:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def record(self) -> dict[str, Any]:
         return {"bytes": self.n_bytes, "blake2b": self._digest.hexdigest()}

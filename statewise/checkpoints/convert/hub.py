@@ -92,10 +92,12 @@ def _beside(file: str, names: list[str], source: str) -> list[str]:
 
 def _cached(hub: ModuleType, name: HubName) -> Path | None:
     """The folder of the revision in the cache; it may hold a part of the files."""
-    try:
-        return Path(hub.snapshot_download(name.repository, revision=name.revision, local_files_only=True))
-    except hub.errors.LocalEntryNotFoundError:
-        return None
+    repository = Path(hub.constants.HF_HUB_CACHE) / f"models--{name.repository.replace('/', '--')}"
+    revision = name.revision or "main"
+    reference = repository / "refs" / revision
+    commit = reference.read_text("utf-8").strip() if reference.is_file() else revision
+    folder = repository / "snapshots" / commit
+    return folder if folder.is_dir() else None
 
 
 def _unreachable(hub: ModuleType, source: str, revision: str | None, error: Exception) -> CheckpointError:

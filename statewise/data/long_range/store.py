@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from statewise.data.long_range.config import LongRangeDataConfig
-from statewise.data.made_once import cache_folder, made_once, sync_folder
+from statewise.data.made_once import cache_folder, made_once
 from statewise.data.sequences import begins_of
 from statewise.errors import reading
 from statewise.files.arrays import read_npz
@@ -127,19 +127,13 @@ def _build(folder: Path, make: Callable[[Write], Items], dtype: np.dtype) -> Non
             lengths.append(np.asarray(row_lengths, np.int64))
 
         items = make(write)
-        file.flush()
-        os.fsync(file.fileno())
     arrays = {"lengths": np.concatenate(lengths), "targets": items.targets.astype(np.int64)}
     arrays["parts"] = items.parts.astype(np.int8)
     if items.rows is not None:
         arrays["rows"] = items.rows.astype(np.int64)
-    with open(folder / "rows.npz", "wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
+    np.savez(folder / "rows.npz", allow_pickle=False, **arrays)
     for name in sorted(arrays):
         digest.update(np.ascontiguousarray(arrays[name]).data)
     meta = {"format": FORMAT, "dtype": dtype.str, "steps": int(arrays["lengths"].sum())}
     meta |= {"vocabulary": list(items.vocabulary), "checksum": digest.hexdigest()}
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")
-    sync_folder(folder)

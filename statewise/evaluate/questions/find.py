@@ -69,7 +69,7 @@ def open_tasks(
         try:
             tasks.append(_open(name, place, n_shots, limit))
         except _NotThereError as error:
-            missing[name] = error.what
+            missing[name] = str(error)
         except _NotFetchedError as error:  # without a network each further attempt would take its time and fail too
             wanted = [name for name in dict.fromkeys(expanded) if not _is_file(name)]
             raise DataError(
@@ -86,11 +86,7 @@ def open_tasks(
 
 
 class _NotThereError(DataError):
-    """Files that are not in the folder. what: as "BoolQ/val.jsonl"."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
+    """Files that are not in the folder, as "BoolQ/val.jsonl"."""
 
 
 class _NotFetchedError(DataError):
