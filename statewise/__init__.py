@@ -112,7 +112,7 @@ if TYPE_CHECKING:
     from statewise.train.stacked import train_stack as train_stack
 
 # Name: the module that it is imported from, which is "statewise" for a part of the package
-_LIST = re.compile(rb"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
+_LIST = re.compile(rb"^    from (\S+) import (\w+) as \2\r?$", re.MULTILINE)
 _HOME = {name.decode(): home.decode() for home, name in _LIST.findall(pkgutil.get_data(__name__, "__init__.py") or b"")}
 __all__ = sorted((*_HOME, "__version__"))
 
