@@ -347,7 +347,7 @@ class TestEvaluateWindow:
     def test_models_are_read_alike(self, text: Path, tmp_path: Path) -> None:
         """With a window the loss of a recurrent model is that of windows from rest, as of attention."""
         from statewise.data.text import TextDataConfig
-        from statewise.evaluate.perplexity import evaluate_split
+        from statewise.evaluate.text.perplexity import evaluate_split
         from statewise.mixers.mamba2 import Mamba2Config
         from statewise.models.evaluation_mode import evaluation_mode
         from statewise.models.language_model import LanguageModelConfig

@@ -174,7 +174,7 @@ def test_batches_are_the_rows_held_or_not(task: str, monkeypatch: pytest.MonkeyP
         made[-1]
     with pytest.raises(DataError, match="has 70 sequences, fewer than batch_size 71; use a batch_size of at most 70"):
         RecallBatches(split, 71, seed=0)
-    with pytest.raises(ConfigError, match="batch_size=0 must be at least 1"):
+    with pytest.raises(ConfigError, match="batch_size=0 is out of range; use at least 1"):
         RecallBatches(split, 0, seed=0)
 
 

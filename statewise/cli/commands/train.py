@@ -139,8 +139,8 @@ def _run_config(
     """The RunConfig that the options of `train` describe."""
     from json import dumps
 
+    from statewise.cli.model_folder import require_data_fields
     from statewise.configuration import assign, parse_json
-    from statewise.model_folder import require_data_fields
     from statewise.train.presets import PRESETS, fit_model
     from statewise.train.run_folder import run_from_dict
     from statewise.train.several_folder import read_one_of
@@ -209,7 +209,7 @@ def _print_estimate(run: Any) -> None:
     """Under torchrun of one of its processes, by the first."""
     from os import environ
 
-    from statewise.console import show_evaluation
+    from statewise.cli.console import show_evaluation
     from statewise.train.memory_estimate import estimate_memory
 
     if _is_first():

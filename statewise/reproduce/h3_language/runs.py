@@ -16,7 +16,7 @@ from statewise.configuration import types as t
 from statewise.data.sources import CORPORA
 from statewise.data.text import Corpus, TextDataConfig, TokenSplit, open_corpus
 from statewise.errors import ConfigError, DivergedError
-from statewise.evaluate.perplexity import evaluate_split
+from statewise.evaluate.text.perplexity import evaluate_split
 from statewise.mixers.projection import WEIGHT_STD, weight_std_at
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel

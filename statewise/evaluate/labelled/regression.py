@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from statewise.data.labelled_batches import Split, batches_in_order
+from statewise.data.progress import Progress
 from statewise.errors import InputError
-from statewise.evaluate.classification import Progress, predict, rows_to_read
+from statewise.evaluate.labelled.classification import predict, rows_to_read
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.regressor import SequenceRegressor
 

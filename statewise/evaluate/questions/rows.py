@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from statewise.configuration import DuplicateKeyError, unique_keys
-from statewise.errors import DataError, excerpt
+from statewise.errors import DataError, few, reading
 
 KINDS = {str: "a text", int: "an integer", list: "a list", dict: "an object"}
 
@@ -60,7 +59,7 @@ class Row(NamedTuple):
 
     def _get(self, name: str, kind: type) -> Any:
         if name not in self.values:
-            raise DataError(f'{self.place} has no "{name}"; it has {_few(self.values)}')
+            raise DataError(f'{self.place} has no "{name}"; it has {few(self.values) or "nothing"}')
         value = self.values[name]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise DataError(f'{self.place}: "{name}" is {shown(value)}, but has to be {KINDS[kind]}')
@@ -73,10 +72,8 @@ def read_rows(path: Path) -> Iterator[Row]:
     Errors:  DataError for a file that cannot be read or is empty, and for a line that is no JSON object.
     """
     try:
-        with open(path, encoding="utf-8-sig") as file:  # some editors begin a file with a byte order mark
+        with reading(path), open(path, encoding="utf-8-sig") as file:  # some editors begin it with a byte order mark
             yield from parse_rows(file, str(path))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error.reason}; give a file of JSON lines") from error
 
@@ -113,7 +110,3 @@ def shown(value: Any) -> str:
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value):,}"
     text = json.dumps(value, default=str)
     return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _few(names: Iterable[str]) -> str:
-    return excerpt(", ".join(islice(names, 20)), 120, quoted=False) or "nothing"

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from statewise.evaluate.choice.question import ACCURACY, Answered, Metric, Question, QuestionTask, asked
-from statewise.evaluate.choice.rows import Row
-from statewise.evaluate.choice.superglue_rows import in_columns
-from statewise.evaluate.choice.words import exact_match, word_f1
-from statewise.evaluate.classification import confusion_matrix, f1_scores
+from statewise.evaluate.labelled.classification import confusion_matrix, f1_scores
+from statewise.evaluate.questions.question import ACCURACY, Answered, Metric, Question, QuestionTask, asked
+from statewise.evaluate.questions.rows import Row
+from statewise.evaluate.questions.superglue_rows import in_columns
+from statewise.evaluate.questions.words import exact_match, word_f1
 
 Columns = Mapping[str, Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from statewise.errors import DataError, excerpt
-from statewise.evaluate.choice.rows import Row, shown
-from statewise.evaluate.choice.words import exact_match
+from statewise.evaluate.questions.rows import Row, shown
+from statewise.evaluate.questions.words import exact_match
 from statewise.files.limits import require_within
 
 Columns = dict[str, Any]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import DataError, InputError, NotFiniteError
-from statewise.evaluate.perplexity import MAX_LOGITS
-from statewise.evaluate.prefixes import Segment, chunks, prefix_tree, walk
+from statewise.evaluate.text.perplexity import MAX_LOGITS
+from statewise.evaluate.text.prefixes import Segment, chunks, prefix_tree, walk
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel, LanguageModelState

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from statewise.errors import DataError
-from statewise.evaluate.choice.question import Question, QuestionTask
+from statewise.evaluate.questions.question import Question, QuestionTask
 
 SEED = 1234  # lm-eval's, for the examples
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from statewise.data.tokenizers import Tokenizer
-from statewise.errors import ConfigError, InputError
-from statewise.evaluate.choice.find import GROUPS
-from statewise.evaluate.choice.question import Answered, Metric, Question, QuestionTask, decide, mean
-from statewise.evaluate.choice.shots import contexts
+from statewise.data.progress import Progress
+from statewise.data.tokenizers import Tokenizer, require_fits
+from statewise.errors import ConfigError, InputError, require_least
 from statewise.evaluate.intervals import Interval, bootstrap, mean_of_shares, standard_error_of_mean, wilson
-from statewise.evaluate.likelihood import Score, encode_pair, keep_the_end, prepared, score
-from statewise.evaluate.perplexity import position_limit
+from statewise.evaluate.questions.find import GROUPS
+from statewise.evaluate.questions.question import Answered, Metric, Question, QuestionTask, decide, mean
+from statewise.evaluate.questions.shots import contexts
+from statewise.evaluate.text.likelihood import Score, encode_pair, keep_the_end, prepared, score
+from statewise.evaluate.text.perplexity import position_limit
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
 
 AT_ONCE = 256  # questions whose tokens are held at a time
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,20 +107,13 @@ def evaluate_questions(
     batch_size:     rows read together
     progress:       called with how many questions are answered, and how many there are
 
-    Cost:     as :func:`~statewise.evaluate.likelihood.score`, 256 questions at a time
+    Cost:     as :func:`~statewise.evaluate.text.likelihood.score`, 256 questions at a time
     Errors:   ConfigError for options out of range and a tokenizer larger than the model; DataError for too few
               examples and choices without a token; NotFiniteError.
     """
-    for name, value, least in (("n_shots", n_shots, 0), ("batch_size", batch_size, 1), ("max_length", max_length, 1)):
-        if value is not None and value < least:
-            raise ConfigError(f"{name}={value} is out of range; use at least {least}")
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise ConfigError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and the model {model.config.vocab_size}; use the tokenizer "
-            "that the model was trained with"
-        )
+    require_least(ConfigError, n_shots=(n_shots, 0), batch_size=(batch_size, 1), max_length=(max_length, 1))
+    require_fits(tokenizer, model.config.vocab_size, ConfigError)
     limits = [limit for limit in (position_limit(model), max_length) if limit is not None]
-    asker = _Asker(model, tokenizer, document_token, min(limits, default=None), batch_size)
     begin, n_all, n_before = time.perf_counter(), sum(len(task.questions) for task in tasks), 0
     answers: dict[str, list[Answered]] = {}
     measures: list[Measure] = []
@@ -130,9 +123,8 @@ def evaluate_questions(
         if n_shots and task.examples is None:
             raise ConfigError(f"{task.name} has no examples to put before a question; use n_shots=0")
         told = None if progress is None else _after(progress, n_before, n_all)
-        answers[task.name] = [
-            decide(question, scores, normalize=normalize) for question, scores in asker.ask(task, n_shots, told)
-        ]
+        asked = _ask(model, tokenizer, task, n_shots, document_token, min(limits, default=None), batch_size, told)
+        answers[task.name] = [decide(question, scores, normalize=normalize) for question, scores in asked]
         n_before += len(task.questions)
         measures += [measure(task, metric, answers[task.name], n_shots, normalize) for metric in task.metrics]
     return QuestionResults(
@@ -145,44 +137,39 @@ def evaluate_questions(
     )
 
 
-class _Asker:
-    def __init__(
-        self,
-        model: LanguageModel,
-        tokenizer: Tokenizer,
-        document_token: bool,
-        max_length: int | None,
-        batch_size: int,
-    ) -> None:
-        self.model, self.tokenizer, self.document_token = model, tokenizer, document_token
-        self.max_length, self.batch_size = max_length, batch_size
+def _ask(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    task: QuestionTask,
+    n_shots: int,
+    document_token: bool,
+    max_length: int | None,
+    batch_size: int,
+    progress: Callable[[int], None] | None,
+) -> Iterator[tuple[Question, list[Score]]]:
+    told = contexts(task, task.questions, n_shots)
+    with evaluation_mode(model):
+        model = prepared(model)
+    for begin in range(0, len(task.questions), AT_ONCE):
+        part = task.questions[begin : begin + AT_ONCE]
+        requests, owners = [], []
+        for i, question in enumerate(part):
+            choices = [f" {choice}" for choice in question.choices]
+            pairs = encode_pair(tokenizer, next(told), choices, document_token=document_token)
+            requests += [keep_the_end(*pair, max_length) for pair in pairs]
+            owners += [i] * len(pairs)
+        left = Counter(owners)
 
-    def ask(
-        self, task: QuestionTask, n_shots: int, progress: Callable[[int], None] | None
-    ) -> Iterator[tuple[Question, list[Score]]]:
-        told = contexts(task, task.questions, n_shots)
-        with evaluation_mode(self.model):
-            model = prepared(self.model)
-        for begin in range(0, len(task.questions), AT_ONCE):
-            part = task.questions[begin : begin + AT_ONCE]
-            requests, owners = [], []
-            for i, question in enumerate(part):
-                choices = [f" {choice}" for choice in question.choices]
-                pairs = encode_pair(self.tokenizer, next(told), choices, document_token=self.document_token)
-                requests += [keep_the_end(*pair, self.max_length) for pair in pairs]
-                owners += [i] * len(pairs)
-            left = Counter(owners)
+        def done(request: int, _: Score, left: Counter[int] = left, owners: list[int] = owners) -> None:
+            left[owners[request]] -= 1
+            if progress is not None and not left[owners[request]]:
+                progress(1)
 
-            def done(request: int, _: Score, left: Counter[int] = left, owners: list[int] = owners) -> None:
-                left[owners[request]] -= 1
-                if progress is not None and not left[owners[request]]:
-                    progress(1)
-
-            scores = score(model, requests, batch_size=self.batch_size, done=done)
-            place = 0
-            for question in part:
-                yield question, scores[place : place + len(question.choices)]
-                place += len(question.choices)
+        scores = score(model, requests, batch_size=batch_size, done=done)
+        place = 0
+        for question in part:
+            yield question, scores[place : place + len(question.choices)]
+            place += len(question.choices)
 
 
 def measure(task: QuestionTask, metric: Metric, answers: Sequence[Answered], n_shots: int, normalized: bool) -> Measure:

@@ -42,15 +42,6 @@ from statewise.train.tasks.language import evaluate_file, text_tables
 
 DEVICES = ("auto", "cpu", "cuda")
 DATA_FLAGS = {"source": "--data", "folder": "--data-dir", "tokenizer": "--tokenizer"}  # of fields of a DataConfig
-# Of a task's evaluate_options
-EVALUATE_FLAGS = {
-    "across_documents": "--across-documents",
-    "chunk_length": "--chunk-length",
-    "n_streams": "--streams",
-    "window": "--window",
-    "stride": "--stride",
-    "compressors": "--compressors",
-}
 
 
 @dataclass(frozen=True)
@@ -186,7 +177,8 @@ class ModelFolder:
         kind = type(self.model).__name__
         for name in options:
             if name not in ("max_items", *task.evaluate_options):
-                raise ConfigError(f"{EVALUATE_FLAGS[name]} is not for a {kind} on {task.noun}; leave it out")
+                flag = "--" + name.removeprefix("n_").replace("_", "-")  # --streams for n_streams
+                raise ConfigError(f"{flag} is not for a {kind} on {task.noun}; leave it out")
         if plot is not None:
             if task.plot_of is None:
                 raise ConfigError(f"--plot: there is no picture of how a {kind} does on {task.noun}; leave it out")

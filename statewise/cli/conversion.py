@@ -9,9 +9,9 @@ from statewise.checkpoints import save
 from statewise.checkpoints.convert import WRITTEN, Progress, save_as
 from statewise.checkpoints.manifest import DTYPES
 from statewise.checkpoints.tensor_files import GGUF, dtype_name
+from statewise.cli.model_folder import open_model
 from statewise.data.tokenizers import describe_tokenizer
 from statewise.errors import CheckpointError, ConfigError, DataError
-from statewise.model_folder import open_model
 
 TARGETS = ("statewise", *WRITTEN)
 CONVERT_DTYPES = ("float32", "float16", "bfloat16")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from statewise.data.labelled_batches import LabelledBatch, Split, batches_in_order
 from statewise.data.memory_tasks import IGNORED
-from statewise.errors import InputError
+from statewise.data.progress import Progress
+from statewise.errors import InputError, require_least
 from statewise.models.classifier import SequenceClassifier
 from statewise.models.encoder import SequenceModel
 from statewise.models.evaluation_mode import evaluation_mode
@@ -22,7 +23,6 @@ from statewise.models.evaluation_mode import evaluation_mode
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Progress = Callable[[int, int], None]
 MAX_SHOWN = 20  # classes whose cells carry their count
 
 
@@ -110,8 +110,7 @@ def rows_to_read(split: Split, max_sequences: int | None) -> int:
 
     Errors:  InputError if that is below 1.
     """
-    if max_sequences is not None and max_sequences < 1:
-        raise InputError(f"max_sequences={max_sequences} is out of range; use at least 1")
+    require_least(InputError, max_sequences=(max_sequences, 1))
     return len(split) if max_sequences is None else min(max_sequences, len(split))
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from statewise.errors import DataError
-from statewise.evaluate.choice.question import Metric, Question, QuestionTask, asked, mean
-from statewise.evaluate.choice.rows import Row
+from statewise.evaluate.questions.question import Metric, Question, QuestionTask, asked, mean
+from statewise.evaluate.questions.rows import Row
 
 
 def word_of_the_passage(question: Question) -> float:

@@ -13,14 +13,14 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from statewise.errors import ConfigError, DataError, reason
-from statewise.evaluate.choice.blimp import FIELDS, SETS, blimp_task
-from statewise.evaluate.choice.lambada import lambada_task
-from statewise.evaluate.choice.question import QuestionTask
-from statewise.evaluate.choice.question_file import open_question_file
-from statewise.evaluate.choice.rows import Row, parse_rows, read_rows
-from statewise.evaluate.choice.superglue import PROMPTS, superglue_task
-from statewise.evaluate.choice.superglue_rows import FOLDERS
+from statewise.errors import ConfigError, DataError, reason, require_least
+from statewise.evaluate.questions.blimp import FIELDS, SETS, blimp_task
+from statewise.evaluate.questions.lambada import lambada_task
+from statewise.evaluate.questions.question import QuestionTask
+from statewise.evaluate.questions.question_file import open_question_file
+from statewise.evaluate.questions.rows import Row, parse_rows, read_rows
+from statewise.evaluate.questions.superglue import PROMPTS, superglue_task
+from statewise.evaluate.questions.superglue_rows import FOLDERS
 from statewise.files.opening import zip_members
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -59,9 +59,7 @@ def open_tasks(
     """
     if not names:
         raise ConfigError("no questions are named; give at least one of superglue, lambada, blimp, or a file.jsonl")
-    for option, value, least in (("n_shots", n_shots, 0), ("limit", limit, 1)):
-        if value is not None and value < least:
-            raise ConfigError(f"{option}={value} is out of range; use at least {least}")
+    require_least(ConfigError, n_shots=(n_shots, 0), limit=(limit, 1))
     expanded = [part for name in names for part in GROUPS.get(name, (name,))]
     for name in expanded:
         _check_name(name, n_shots)
@@ -71,7 +69,7 @@ def open_tasks(
         try:
             tasks.append(_open(name, place, n_shots, limit))
         except _NotThereError as error:
-            missing[name] = error.what
+            missing[name] = str(error)
         except _NotFetchedError as error:  # without a network each further attempt would take its time and fail too
             wanted = [name for name in dict.fromkeys(expanded) if not _is_file(name)]
             raise DataError(
@@ -88,11 +86,7 @@ def open_tasks(
 
 
 class _NotThereError(DataError):
-    """Files that are not in the folder. what: as "BoolQ/val.jsonl"."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
+    """Files that are not in the folder, as "BoolQ/val.jsonl"."""
 
 
 class _NotFetchedError(DataError):

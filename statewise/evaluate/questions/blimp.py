@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from statewise.errors import DataError
-from statewise.evaluate.choice.question import QuestionTask, asked
-from statewise.evaluate.choice.rows import Row
+from statewise.evaluate.questions.question import QuestionTask, asked
+from statewise.evaluate.questions.rows import Row
 
 # Each of the 67 sets has 1,000 pairs. By field, as the data say it; principle_A_case_2's "syntax/semantics" is the
 # "syntax_semantics" of the others.

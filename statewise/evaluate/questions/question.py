@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from statewise.evaluate.likelihood import Score
+from statewise.evaluate.text.likelihood import Score
 
 
 @dataclass(frozen=True, slots=True, eq=False)

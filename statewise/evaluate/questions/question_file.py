@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from statewise.errors import DataError, excerpt
-from statewise.evaluate.choice.question import Question, QuestionTask, asked
-from statewise.evaluate.choice.rows import Row, read_rows
+from statewise.evaluate.questions.question import Question, QuestionTask, asked
+from statewise.evaluate.questions.rows import Row, read_rows
 
 
 def open_question_file(path: Path) -> QuestionTask:

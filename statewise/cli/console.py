@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from statewise.errors import DataError
+from statewise.errors import reading
 from statewise.train.tables import print_result, print_table
 
 if TYPE_CHECKING:
@@ -26,10 +26,8 @@ def read_prompt(path: str) -> bytes:
     """The bytes of a file; ``-`` is standard input."""
     if path == "-":
         return sys.stdin.buffer.read()
-    try:
+    with reading(path):
         return Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
 class OrderedRows:
@@ -125,8 +123,7 @@ def show_evaluation(
     record: dict[str, Any] | list[dict[str, Any]], tables: Sequence[ResultTable], *, as_json: bool | None
 ) -> None:
     """Tables on a terminal, the record as one JSON object elsewhere, unless ``as_json`` decides."""
-    if _wants_json(as_json):
-        print(json.dumps(record))
+    if _printed(record, as_json):
         return
     for result in tables:
         print_result(result)
@@ -136,8 +133,7 @@ def show_evaluation(
 
 def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
     """Tables on a terminal, one JSON object elsewhere, unless ``as_json`` decides."""
-    if _wants_json(as_json):
-        print(json.dumps(record))
+    if _printed(record, as_json):
         return
     here = _table("here", "", "")
     for key in ("statewise", "python", "torch", "platform", "device", "cpu_capability", "threads"):
@@ -161,8 +157,7 @@ def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
 
 def show_conversion(record: dict[str, Any], *, as_json: bool | None) -> None:
     """What was converted, in two lines on a terminal, as one JSON object elsewhere, unless ``as_json`` decides."""
-    if _wants_json(as_json):
-        print(json.dumps(record))
+    if _printed(record, as_json):
         return
     print(f"{record['source']} ({record['format']}) -> {record['target']} ({record['to']})")
     tokenizer = record["tokenizer"] or "no tokenizer"
@@ -213,8 +208,12 @@ def _show_model(record: dict[str, Any]) -> None:
     print_json(data=record["configuration"])
 
 
-def _wants_json(as_json: bool | None) -> bool:
-    return not sys.stdout.isatty() if as_json is None else as_json
+def _printed(record: Any, as_json: bool | None) -> bool:
+    """As one JSON object, if that is wanted."""
+    wanted = not sys.stdout.isatty() if as_json is None else as_json
+    if wanted:
+        print(json.dumps(record))
+    return wanted
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statewise.data.tokenizers import Tokenizer
-from statewise.errors import InputError, NotFiniteError
+from statewise.data.tokenizers import Tokenizer, require_fits
+from statewise.errors import InputError, NotFiniteError, require_least
 from statewise.mixers.base import Mixer
 from statewise.mixers.positions import LearnedPositions
 from statewise.models.evaluation_mode import evaluation_mode
@@ -101,9 +101,7 @@ def evaluate_tokens(
     n_targets = len(tokens) - 1
     if n_bytes < 1 or (n_words is not None and n_words < 1):
         raise InputError(f"n_bytes={n_bytes} and n_words={n_words} must be at least 1: there is a text to score")
-    for name, value in (("chunk_length", chunk_length), ("window", window), ("stride", stride)):
-        if value is not None and value < 1:
-            raise InputError(f"{name}={value} is out of range; use at least 1")
+    require_least(InputError, chunk_length=(chunk_length, 1), window=(window, 1), stride=(stride, 1))
     if not 1 <= n_streams <= n_targets:
         raise InputError(f"n_streams={n_streams} is out of range; use 1 to {n_targets}, the number of scored tokens")
     if window is None:
@@ -165,7 +163,7 @@ def evaluate_split(
 
     Errors:  InputError as for ``evaluate_tokens``, and if the tokenizer's vocabulary is not the model's.
     """
-    _check_tokenizer(model, tokenizer)
+    require_fits(tokenizer, model.config.vocab_size)
     if max_tokens is not None and max_tokens < 2:
         raise InputError(f"max_tokens={max_tokens} is too few: the first token is given, so use at least 2")
     tokens = split.tokens[:max_tokens]
@@ -183,7 +181,7 @@ def evaluate_text(model: LanguageModel, tokenizer: Tokenizer, text: str | bytes,
     Errors:  InputError as for ``evaluate_tokens``, if there is no text, and if the tokenizer's vocabulary is not the
              model's; DataError if the tokenizer cannot encode the text.
     """
-    _check_tokenizer(model, tokenizer)
+    require_fits(tokenizer, model.config.vocab_size)
     data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
     if not data:
         raise InputError("the text to evaluate is empty")
@@ -311,14 +309,6 @@ def _check_tokens(tokens: np.ndarray | Tensor | Sequence[int], vocab_size: int) 
         wrong = least if least < 0 else most
         raise InputError(f"the tokens hold the id {wrong}; the model's vocabulary has the ids 0 to {vocab_size - 1}")
     return array
-
-
-def _check_tokenizer(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    if tokenizer.vocab_size > model.config.vocab_size:  # the model's may be padded, to a multiple of 8 or 16
-        raise InputError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and the model only {model.config.vocab_size}; "
-            "use the tokenizer that the model was trained with"
-        )
 
 
 def _exp(x: float) -> float:
