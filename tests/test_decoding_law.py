@@ -13,12 +13,14 @@ import pytest
 import torch
 from decoded_models import LAYERS, build, needs_library, options, ragged_state, said, tokens_of
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 import statewise as sw
 from statewise import native
 from statewise.decoding import PRECISIONS, Decoder, dequantised, refusal
 from statewise.errors import StatewiseError
+
+LENGTH = 12
+Step = tuple[Tensor | None, Tensor | None]  # lengths and starts
 
 
 @pytest.fixture
@@ -36,10 +38,6 @@ def same_threads_after() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-LENGTH = 12
-Step = tuple[Tensor | None, Tensor | None]  # lengths and starts
-
-
 def masks_of(batch: int, length: int) -> list[Step]:
     """Every third step some rows pause, every fourth some begin a document."""
     generator = torch.Generator().manual_seed(7)
@@ -48,67 +46,75 @@ def masks_of(batch: int, length: int) -> list[Step]:
     return list(zip(lengths, starts))
 
 
-def expected(model: sw.LanguageModel, tokens: Tensor, state: Any) -> tuple[Tensor, list[Tensor]]:
-    """(batch, length, vocabulary), 0 where a row pauses, and what the state at the end says. Whatever lies between two
-    pauses is one call."""
+def expected(model: sw.LanguageModel, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """(batch, length, vocabulary), 0 where a row pauses, and the state at the end. What lies between two pauses is one
+    call."""
     masks, pieces, first = masks_of(*tokens.shape), [], 0
     none = torch.zeros(len(tokens), 1, dtype=torch.bool)
-    with torch.no_grad():
-        while first < len(masks):
-            end = first + 1
-            while masks[first][0] is None and end < len(masks) and masks[end][0] is None:
-                end += 1
-            lengths = masks[first][0]
-            starts = torch.cat([none if starts is None else starts for _, starts in masks[first:end]], 1)
-            logits, state = model(tokens[:, first:end], state, lengths=lengths, starts=starts)
-            pieces.append(logits if lengths is None else logits.where(lengths[:, None, None] > 0, 0.0))
-            first = end
-    return torch.cat([*pieces, read_on(model, tokens, state)], 1), said(model, state)
+    while first < len(masks):
+        end = first + 1
+        while masks[first][0] is None and end < len(masks) and masks[end][0] is None:
+            end += 1
+        lengths = masks[first][0]
+        starts = torch.cat([none if starts is None else starts for _, starts in masks[first:end]], 1)
+        logits, state = model(tokens[:, first:end], state, lengths=lengths, starts=starts)
+        pieces.append(logits if lengths is None else logits.where(lengths[:, None, None] > 0, 0.0))
+        first = end
+    return torch.cat(pieces, 1), state
 
 
-def read_on(model: sw.LanguageModel, tokens: Tensor, state: Any) -> Tensor:
-    """The model's own logits from there on."""
-    with torch.no_grad():
-        return model(tokens[:, :2], state)[0]
-
-
-def decoded(model: sw.LanguageModel, decoder: Any, tokens: Tensor, state: Any) -> tuple[Tensor, list[Tensor]]:
-    """By fresh states and in place, which must be the same bits."""
+def decoded(decoder: Any, tokens: Tensor, state: Any) -> tuple[Tensor, Any, Any]:
+    """The logits and the state by fresh states, and the state in place; the logits must be the same bits."""
     running, columns = decoder.run(state), []
     for t, (lengths, starts) in enumerate(masks_of(*tokens.shape)):
         logits, state = decoder(tokens[:, t : t + 1], state, lengths=lengths, starts=starts)
         assert torch.equal(logits[:, 0], running.step(tokens[:, t], lengths=lengths, starts=starts))
         columns.append(logits)
-    after = said(model, state)
-    assert all(torch.equal(one, other) for one, other in zip(after, said(model, running.state)))
-    return torch.cat([*columns, read_on(model, tokens, state)], 1), after
+    return torch.cat(columns, 1), state, running.state
 
 
+def assert_same_bits(ones: list[Tensor], others: list[Tensor]) -> None:
+    assert all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
+
+
+def assert_close(found: Tensor, wanted: Tensor) -> None:
+    scale = wanted.abs().max()
+    torch.testing.assert_close(found / scale, wanted / scale, rtol=0, atol=3e-6)
+
+
+@torch.no_grad()
 def check_step(
-    model: sw.LanguageModel, precision: str, group: int | None = None, batches: tuple[int, ...] = (3,)
+    model: sw.LanguageModel,
+    precision: str,
+    group: int | None = None,
+    *,
+    batches: tuple[int, ...] = (3,),
+    threads: tuple[int, ...] = (1, 3),
 ) -> None:
-    """On any number of threads the same bits, and those of ``forward`` to the rounding of float32; no state changes."""
+    """On any number of threads the same bits, and those of ``forward`` to the rounding of float32, also of the state,
+    which the model goes on from. No state that was given changes."""
     decoder, reference = Decoder(model, precision, group=group), dequantised(model, precision, group=group)
     for batch in batches:
         tokens = tokens_of(batch, LENGTH)
         for state in (model.initial_state(batch), ragged_state(reference, batch)):
-            before = tree_map(torch.clone, said(model, state))
-            found = []
-            for n_threads in (1, 2, 3):
+            before = [leaf.clone() for leaf in said(model, state)]
+            for n_threads in threads:
                 torch.set_num_threads(n_threads)
-                found.append(decoded(reference, decoder, tokens, state))
+                logits, after, in_place = decoded(decoder, tokens, state)
+                leaves = said(model, after)
+                assert_same_bits(leaves, said(model, in_place))
+                if n_threads == threads[0]:
+                    first = [logits, *leaves]
+                assert_same_bits(first, [logits, *leaves])
             torch.set_num_threads(1)
-            assert all(torch.equal(one, other) for one, other in zip(before, said(model, state), strict=True))
-            logits, leaves = found[0]
-            for more, others in found[1:]:
-                assert torch.equal(logits, more)
-                assert all(torch.equal(one, other) for one, other in zip(leaves, others, strict=True))
-            wanted, ends = expected(reference, tokens, state)
-            scale = wanted.abs().max()
-            torch.testing.assert_close(logits / scale, wanted / scale, rtol=0, atol=3e-6)
-            for one, other in zip(leaves, ends, strict=True):
+            assert_same_bits(before, said(model, state))
+            wanted, end = expected(reference, tokens, state)
+            assert_close(logits, wanted)
+            for one, other in zip(leaves, said(model, end), strict=True):
                 size = float(other.abs().sum()) / max(1, other.numel())
                 torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5 * max(1.0, size))
+            for state_of_c in (after, in_place):
+                assert_close(reference(tokens[:, :2], state_of_c)[0], reference(tokens[:, :2], end)[0])
 
 
 @needs_library
@@ -140,4 +146,4 @@ def test_every_layer_in_every_precision(layers: str, precision: str) -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_instruction_set_and_batch(precision: str, instructions: str) -> None:
     with native.forced(instructions):
-        check_step(build("hybrid", d_model=44), precision, batches=(1, 3, 17))
+        check_step(build("hybrid", d_model=44), precision, batches=(1, 3, 17), threads=(1, 2, 3))
