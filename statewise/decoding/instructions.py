@@ -98,7 +98,10 @@ class Place(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """(n_rows, n_columns), written by packing.py and read by decode_linear.h. Scales: (blocks, groups, BLOCK) bfloat16."""
+    """(n_rows, n_columns), as packing.py writes it and decode_linear.h reads it.
+
+    Scales: (blocks, groups, BLOCK) in bfloat16.
+    """
 
     data: Annotated[Tensor, Pointer("const void")]
     scales: Annotated[Tensor, Pointer("const uint16_t")] | None
