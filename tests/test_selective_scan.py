@@ -23,6 +23,7 @@ from statewise.kernels.selective_scan import (
     selective_scan_reference,
 )
 from statewise.kernels.selective_scan.reference import phi1, phi1_slope
+from statewise.kernels.selective_scan.signature import Arguments
 
 D = torch.float64
 LAUNCHED = "torch, every call a launch"  # as off the CPU: many chunks of time at once
@@ -205,7 +206,7 @@ class _Calls(TorchDispatchMode):
 
 def test_a_long_sequence_is_few_launches() -> None:
     inputs = {k: m.detach() for k, m in case(1, 4096, 8, 2, 1, dtype=torch.float32).items()}
-    given = blocks.Arguments(**inputs, segments=None, softplus=True, exact=False)
+    given = Arguments(**inputs, segments=None, softplus=True, exact=False)
     y, state = torch.empty_like(given.u), torch.empty_like(given.h0)
     kept, ones = torch.empty(1, 4096 // CHUNK_LENGTH, 2, 8), torch.ones_like(given.u)
     counted = {}

@@ -3,7 +3,7 @@
 C reads memory by the sizes and the dtype of other arguments, and anybody can call ``torch.ops.statewise``. So every
 operator is registered with its tensors as ``{"v": "w k n: complex", "z": "1|w m: as v", ...}``, the axes of each being
 
-    w       a name for one size, the same wherever it occurs
+    w       a name for one size, the same wherever it occurs; an argument of that name that is a number is that size
     3       that size
     1|w     1, or the size w
     taps-1  one less than the size ``taps``, and not below 0
@@ -72,7 +72,7 @@ def checker(name: str, takes: Mapping[str, str], needs: Needs | None, schema: An
         except TypeError:  # a symbol cannot be hashed
             return
         given = dict(zip(names, arguments))
-        sizes: Sizes = {}
+        sizes: Sizes = {key: m for key, m in given.items() if type(m) is int}
         present = {tensor: given[tensor] for tensor in takes if given[tensor] is not None}
         for tensor, m in present.items():
             _check_shape(name, tensor, m, parsed[tensor][0], sizes)
@@ -89,6 +89,33 @@ def checker(name: str, takes: Mapping[str, str], needs: Needs | None, schema: An
     return check
 
 
+def allocator(names: Sequence[str], takes: Mapping[str, str], gives: Mapping[str, str]) -> Callable[..., Any]:
+    """A function of an operator's arguments, by their names: its outputs without values. Sizes may be symbols."""
+    known = {key: axes.split() for key, (axes, _) in _split(takes).items()}
+    wanted = [(axes.split(), dtype.split()) for axes, dtype in _split(gives).values()]
+
+    def allocate(*arguments: Any) -> Any:
+        given = dict(zip(names, arguments))
+        sizes: Sizes = {key: m for key, m in given.items() if not isinstance(m, Tensor)}
+        first = next(m for m in arguments if isinstance(m, Tensor))
+        for tensor, axes in known.items():
+            if given[tensor] is not None:
+                _bind(axes, given[tensor].shape, sizes)
+        outputs = []
+        for axes, (word, of) in wanted:
+            shape = [size for axis in axes for size in _known(axis, sizes)]
+            outputs.append(torch.empty(shape, dtype=RELATED[word](given[of].dtype)[0], device=first.device))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    return allocate
+
+
+def is_differentiable(kind: str) -> bool:
+    """Whether there is a gradient of a tensor that an operator takes as this."""
+    dtype = kind.split(":")[1].split()
+    return len(dtype) > 1 or DTYPES[dtype[0]][0].is_floating_point or DTYPES[dtype[0]][0].is_complex
+
+
 def _split(takes: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     found = {}
     for tensor, text in takes.items():
@@ -98,6 +125,18 @@ def _split(takes: Mapping[str, str]) -> dict[str, tuple[str, str]]:
         assert first in (RELATED if of else DTYPES), f"{tensor} has the unknown dtype {dtype}"
         found[tensor] = (axes, dtype)
     return found
+
+
+def _bind(axes: Sequence[str], shape: Sequence[Any], sizes: Sizes) -> None:
+    """The names among the axes get the sizes of a shape that fits."""
+    for i, axis in enumerate(axes):
+        if axis[0] == "*":
+            behind = len(axes) - 1 - i
+            sizes[axis] = tuple(shape[i : len(shape) - behind])
+            _bind(axes[i + 1 :], shape[len(shape) - behind :], sizes)
+            return
+        if axis.isidentifier():
+            sizes[axis] = shape[i]
 
 
 def _check_shape(name: str, tensor: str, m: Tensor, axes: Sequence[str], sizes: Sizes) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.pairs import as_complex
-from statewise.kernels.selective_scan import METHODS, selective_scan_unchecked
+from statewise.kernels.selective_scan import METHODS, Arguments, selective_scan_unchecked
 from statewise.kernels.selective_scan.reference import hold
 from statewise.operators.base import Operator, wide
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
@@ -122,7 +122,7 @@ class SelectiveDiagonal(Operator):
             m = m if m.is_complex() else m.to(wide(m.dtype))  # the gradients of the copies are added in this dtype
             return m.repeat_interleave(copies, axis)
 
-        y, h = selective_scan_unchecked(
+        given = Arguments(
             u.flatten(2),
             repeated(self.dt, 2),
             repeated(self.A, 0),
@@ -132,10 +132,11 @@ class SelectiveDiagonal(Operator):
             D=None if self.D is None else repeated(self.D, 0),
             gate=None if self.gate is None else repeated(self.gate, 2),
             dt_bias=None if self.dt_bias is None else repeated(self.dt_bias, 0),
-            softplus=self.softplus,
-            method=self.method,
             segments=masks.segments,
+            softplus=self.softplus,
+            exact=self.method == "zoh",
         )
+        y, h = selective_scan_unchecked(given)
         return y.reshape(u.shape), SelectiveState(h.reshape(state.h.shape).to(state.h.dtype))
 
     def _delta(self, dtype: torch.dtype) -> Tensor:

@@ -108,7 +108,7 @@ def fitting(draw: Draw, name: str) -> list[Any]:
         given += [flag] if is_backward else []
     elif base == "vandermonde":
         of = number if flag else real
-        given = [of(w, p, n), of(w, n) / 3, *([] if is_backward else [l])]
+        given = [of(w, p, n), of(w, n) / 3, l]
         grads = [real(w, p, l)]
     elif base == "diagonal_scan":
         ends = torch.full((b,), draw.choice([-5, 0, l // 2, l, 10**6]))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from statewise.kernels.adjoint import derivative_of, save
 from statewise.kernels.backend import c_runs
 from statewise.kernels.batching import one_by_one
 from statewise.kernels.diagonal_scan import native
@@ -29,20 +30,6 @@ def _fake(u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Any, state: Tensor, len
     return torch.empty(u.shape, dtype=u.dtype, device=u.device), torch.empty_like(state)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    """Through the definition: callers that want gradients have faster ways."""
-    with torch.enable_grad():
-        given = [None if m is None else m.detach() for m in ctx.saved_tensors]
-        leaves = [m.requires_grad_() for m in given[:6] if m is not None]
-        outputs = diagonal_scan_reference(*given)  # type: ignore[arg-type]
-        found = iter(torch.autograd.grad(outputs, leaves, grads, materialize_grads=True))
-    return *(None if m is None else next(found) for m in given[:6]), None
-
-
 _diagonal_scan = register(
     "diagonal_scan",
     "(Tensor u, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor state, Tensor? lengths) -> (Tensor, Tensor)",
@@ -55,8 +42,8 @@ _diagonal_scan = register(
         "lengths": "b: int64",
     },
     fake=_fake,
-    setup_context=_setup_context,
-    backward=_backward,
+    setup_context=save,
+    backward=derivative_of(diagonal_scan_reference),  # callers that want gradients have faster ways
     vmap=one_by_one("diagonal_scan"),
 )
 

@@ -5,106 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.adjoint import Path, Refusal, register_with_adjoint
 from statewise.kernels.arguments import Sizes
-from statewise.kernels.backend import c_runs
 from statewise.kernels.batching import merged
 from statewise.kernels.fft_convolution import block_convolution, native, pytorch
 from statewise.kernels.fft_convolution.reference import fft_convolution_differentiable, fft_convolution_reference
-from statewise.kernels.registration import register
 
 __all__ = ["block_fft_convolution", "fft_convolution", "fft_convolution_reference"]
-
-Gradients = tuple[Tensor, Tensor, Tensor | None]
-
-
-_TAKES = {"u": "b l w t: floating", "impulse_response": "w p taps: floating", "history": "b taps-1 w t: floating"}
 
 
 def _no_taps(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
     return None if sizes["taps"] else "a filter of at least one tap; got none"
 
 
-def _forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
-    path = native if c_runs("fft_convolution", native.refusal(u, K=K, history=history)) else pytorch
-    return path.forward(u, K, history)
-
-
-def _adjoint(grad: Tensor, u: Tensor, K: Tensor, history: Tensor | None) -> Gradients:
-    path = native if c_runs("fft_convolution", native.refusal(u, grad=grad, K=K, history=history)) else pytorch
-    return path.backward(grad, u, K, history)
-
-
-def _fake_forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
-    b, l, w, t = u.shape
-    return torch.empty(b, l, w, K.shape[1], t, dtype=u.dtype, device=u.device)
-
-
-def _fake_adjoint(grad: Tensor, u: Tensor, K: Tensor, history: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    du, dK = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (u, K))
-    if history is None:
-        return du, dK, torch.empty(0, dtype=u.dtype, device=u.device)
-    return du, dK, torch.empty(history.shape, dtype=history.dtype, device=u.device)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    """The derivative of the adjoint, taken through the plain form: rare, so it need not be fast."""
-    grad, u, K, history = ctx.saved_tensors
-    with torch.enable_grad():
-        leaves = [m.detach().requires_grad_() for m in (grad, u, K, history) if m is not None]
-        y = fft_convolution_differentiable(leaves[1], leaves[2], leaves[3] if history is not None else None)
-        first = torch.autograd.grad(y, leaves[1:], leaves[0], create_graph=True, materialize_grads=True)
-        second = torch.autograd.grad(first, leaves, grads[: len(first)], materialize_grads=True)
-    return second if history is not None else (*second, None)
-
-
-def _register(
-    name: str, forward: Callable[..., Tensor], adjoint: Callable[..., Gradients]
-) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """``statewise::name`` and its adjoint, from what computes both of tensors that fit."""
-
-    def run_adjoint(grad: Tensor, u: Tensor, K: Tensor, history: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        du, dK, dhistory = adjoint(grad, u, K, history)
-        return du, dK, u.new_empty(0) if dhistory is None else dhistory
-
-    backward = register(
-        f"{name}_backward",
-        "(Tensor grad, Tensor u, Tensor impulse_response, Tensor? history) -> (Tensor, Tensor, Tensor)",
-        run_adjoint,
-        takes={"grad": "b l w p t: floating", **_TAKES},
-        needs=_no_taps,
-        fake=_fake_adjoint,
-        setup_context=_setup_context,
-        backward=_second_backward,
-    )
-
-    def differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        u, K, history = ctx.saved_tensors  # once: gradient checkpointing recomputes them and forbids a second look
-        du, dK, dhistory = backward(grad, u, K, history)
-        return du, dK, None if history is None else dhistory
-
-    return register(
+def _register(name: str, native: Path | None, pytorch: Path, refusal: Refusal) -> Callable[..., Tensor]:
+    return register_with_adjoint(
         name,
-        "(Tensor u, Tensor impulse_response, Tensor? history) -> Tensor",
-        forward,
-        takes=_TAKES,
+        "Tensor u, Tensor impulse_response, Tensor? history",
+        native,
+        pytorch,
+        definition=fft_convolution_differentiable,
+        takes={"u": "b l w t: floating", "impulse_response": "w p taps: floating", "history": "b taps-1 w t: floating"},
+        gives={"y": "b l w p t: as u"},
         needs=_no_taps,
-        fake=_fake_forward,
-        setup_context=_setup_context,
-        backward=differentiate,
+        refusal=refusal,
         vmap=merged(name, {"u": 2, "impulse_response": 0, "history": 2}, 2),
     )
 
 
-_fft_convolution = _register("fft_convolution", _forward, _adjoint)
-_block_fft_convolution = _register("block_fft_convolution", block_convolution.forward, block_convolution.backward)
+_fft_convolution = _register("fft_convolution", native, pytorch, native.refusal)
+_block_fft_convolution = _register("block_fft_convolution", None, block_convolution, native.refusal)
 
 
 def fft_convolution(u: Tensor, impulse_response: Tensor, history: Tensor | None = None) -> Tensor:

@@ -25,9 +25,9 @@ def forward(c: Tensor, A: Tensor, length: int) -> Tensor:
     return K
 
 
-def backward(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+def backward(grad: Tensor, c: Tensor, A: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """The gradients of c and A for one of K (w, p, length)."""
-    (w, p, n), length = c.shape, grad.shape[2]
+    w, p, n = c.shape
     make = torch.zeros if w * p * n * length == 0 else torch.empty
     dc, dA = make(c.shape, dtype=c.dtype), make(A.shape, dtype=A.dtype)
     if w * p * n * length == 0:
