@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from statewise.kernels.arguments import Needs, allocator, is_differentiable
+from statewise.kernels.arguments import Needs, is_differentiable, names_of
 from statewise.kernels.backend import c_runs, refusal_of
-from statewise.kernels.registration import register
+from statewise.kernels.registration import register, saved
 
 Refusal = Callable[..., str | None]
 
@@ -57,7 +57,7 @@ def register_with_adjoint(
     signature:  what carries the arguments to the three functions, if they want them as one object
     optional:   an argument whose gradient is not for nothing. The adjoint has one argument more, whether it is wanted.
     """
-    names = [argument.split()[-1] for argument in arguments.split(", ")]
+    names = list(names_of(arguments))
     learned = [i for i, key in enumerate(names) if key in takes and is_differentiable(takes[key])]
     grads = {"grad" if len(gives) == 1 else f"grad_{key}": kind for key, kind in gives.items()}
     schema = ", ".join([*(f"Tensor {key}" for key in grads), arguments])
@@ -87,12 +87,12 @@ def register_with_adjoint(
 
     backward = register(
         f"{name}_backward",
-        f"({schema}) -> ({', '.join(['Tensor'] * len(learned))})",
+        schema,
         adjoint,
         takes={**grads, **takes},
+        gives={names[i]: takes[names[i]] for i in learned},
         needs=needs,
         fake=empty_gradients,
-        setup_context=save,
         backward=derivative_of(plain_adjoint),
     )
 
@@ -109,26 +109,14 @@ def register_with_adjoint(
 
     return register(
         name,
-        f"({arguments}) -> ({', '.join(['Tensor'] * len(gives))})",
+        arguments,
         forward,
         takes=takes,
+        gives=gives,
         needs=needs,
-        fake=allocator(names, takes, gives),
-        setup_context=save,
         backward=differentiate,
         vmap=vmap,
     )
-
-
-def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    """Keeps the arguments of an operator for its derivative."""
-    ctx.save_for_backward(*(m if isinstance(m, Tensor) else None for m in inputs))
-    ctx.numbers = [None if isinstance(m, Tensor) else m for m in inputs]
-
-
-def saved(ctx: Any) -> list[Any]:
-    """What :func:`save` kept. To be asked once: gradient checkpointing computes it again and forbids a second look."""
-    return [number if m is None else m for m, number in zip(ctx.saved_tensors, ctx.numbers)]
 
 
 def empty_like(m: Tensor | None) -> Tensor | None:

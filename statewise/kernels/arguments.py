@@ -15,7 +15,7 @@ on one device and strided. Names are bound in the order in which the operator ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,15 +51,19 @@ RELATED: dict[str, Callable[[torch.dtype], tuple[torch.dtype, ...]]] = {
 _SEEN = 1024  # calls of an operator that are remembered
 
 
-def checker(name: str, takes: Mapping[str, str], needs: Needs | None, schema: Any) -> Callable[..., None]:
+def names_of(arguments: str) -> dict[str, str]:
+    """The kinds of arguments by their names, from a schema."""
+    return {key: kind for kind, key in (argument.split() for argument in arguments.split(", "))}
+
+
+def checker(name: str, names: Mapping[str, str], takes: Mapping[str, str], needs: Needs | None) -> Callable[..., None]:
     """A function of an operator's arguments that raises InputError unless they fit.
 
     A call like one that fitted, in all shapes, dtypes and numbers, is looked up and not checked: a token's step calls
     many operators on small tensors, always alike. Where sizes are symbols nothing is checked, and the call that will
     have numbers is.
     """
-    names = [argument.name for argument in schema.arguments]
-    tensors = [argument.name for argument in schema.arguments if "Tensor" in str(argument.type)]
+    tensors = [key for key in names if names[key].startswith("Tensor")]
     assert tensors == list(takes), f"{name} is registered with {list(takes)}, and takes {tensors}"
     parsed = {key: (axes.split(), dtype.split()) for key, (axes, dtype) in _split(takes).items()}
     seen: set[tuple[Any, ...]] = set()
@@ -89,7 +93,7 @@ def checker(name: str, takes: Mapping[str, str], needs: Needs | None, schema: An
     return check
 
 
-def allocator(names: Sequence[str], takes: Mapping[str, str], gives: Mapping[str, str]) -> Callable[..., Any]:
+def allocator(names: Iterable[str], takes: Mapping[str, str], gives: Mapping[str, str]) -> Callable[..., Any]:
     """A function of an operator's arguments, by their names: its outputs without values. Sizes may be symbols."""
     known = {key: axes.split() for key, (axes, _) in _split(takes).items()}
     wanted = [(axes.split(), dtype.split()) for axes, dtype in _split(gives).values()]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from statewise.kernels.adjoint import derivative_of, save
+from statewise.kernels.adjoint import derivative_of
 from statewise.kernels.backend import c_runs
 from statewise.kernels.batching import one_by_one
 from statewise.kernels.diagonal_scan import native
@@ -26,13 +23,9 @@ def _forward(
     return path(u, A, B, C, D, state, lengths)
 
 
-def _fake(u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Any, state: Tensor, lengths: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty(u.shape, dtype=u.dtype, device=u.device), torch.empty_like(state)
-
-
 _diagonal_scan = register(
     "diagonal_scan",
-    "(Tensor u, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor state, Tensor? lengths) -> (Tensor, Tensor)",
+    "Tensor u, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor state, Tensor? lengths",
     _forward,
     takes={
         "u": "b l w r: real",
@@ -41,8 +34,7 @@ _diagonal_scan = register(
         "state": "b w r n 2: as u",
         "lengths": "b: int64",
     },
-    fake=_fake,
-    setup_context=save,
+    gives={"y": "b l w r: as u", "state": "b w r n 2: as u"},
     backward=derivative_of(diagonal_scan_reference),  # callers that want gradients have faster ways
     vmap=one_by_one("diagonal_scan"),
 )

@@ -38,10 +38,6 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None 
     return y if out is None else out.copy_(y)
 
 
-def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:2])
 
@@ -63,10 +59,6 @@ def _products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     for i, (one, own) in enumerate(zip(x, weight)):
         _product(one, own, None if bias is None else bias[i], out=y[i])
     return y
-
-
-def _fakes(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.empty(x.shape[0], x.shape[1], weight.shape[1], dtype=x.dtype, device=x.device)
 
 
 def _backward_of_each(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -91,10 +83,10 @@ def _all_at_once(info: Any, in_dims: tuple[int | None, ...], *given: Tensor | No
 
 _stacked = register(
     "stacked_linear",
-    "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    "Tensor x, Tensor weight, Tensor? bias",
     _products,
     takes={"x": "models m k: any", "weight": "models n k: as x", "bias": "models n: as x"},
-    fake=_fakes,
+    gives={"y": "models m n: as x"},
     setup_context=_setup_context,
     backward=_backward_of_each,
     is_projection=True,
@@ -102,10 +94,10 @@ _stacked = register(
 )
 _operator = register(
     "linear",
-    "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    "Tensor x, Tensor weight, Tensor? bias",
     _product,
     takes={"x": "m k: any", "weight": "n k: as x", "bias": "n: as x"},
-    fake=_fake,
+    gives={"y": "m n: as x"},
     setup_context=_setup_context,
     backward=_backward,
     is_projection=True,

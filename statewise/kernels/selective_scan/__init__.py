@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.kernels.adjoint import Path, derivative_of, empty_like, gradients_of, save, saved, without_none
+from statewise.kernels.adjoint import Path, derivative_of, empty_like, gradients_of, without_none
 from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs, refusal_of
 from statewise.kernels.batching import merged
-from statewise.kernels.registration import register
+from statewise.kernels.registration import register, save, saved
 from statewise.kernels.selective_scan import native, pytorch
 from statewise.kernels.selective_scan.reference import selective_scan_reference
-from statewise.kernels.selective_scan.signature import METHODS, Arguments
+from statewise.kernels.selective_scan.signature import METHODS, Arguments, Gradients
 from statewise.native.memory import in_huge_pages
 
 __all__ = ["METHODS", "selective_scan", "selective_scan_reference"]
 
 CHUNK_LENGTH = 32  # steps between the states that the backward pass starts again from
 
-_SCHEMA = (
+_ARGUMENTS = (
     "Tensor u, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor h0, Tensor? D, Tensor? gate, Tensor? dt_bias, "
     "Tensor? segments, bool softplus, bool exact"
 )
@@ -110,12 +110,15 @@ def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     return *found[:2], None, *found[2:]
 
 
+_OUTPUTS = {"y": "b l d: as u", "state": "b d n *pair: as h0"}
+_KEPT = {"checkpoints": "b kept *pair n d: as h0"}
 _CHANNELS = {"u": 2, "dt": 2, "A": 0, "B": 2, "C": 2, "h0": 1, "D": 0, "gate": 2, "dt_bias": 0}
 _scan = register(
     "selective_scan",
-    f"({_SCHEMA}, bool keep) -> (Tensor, Tensor, Tensor)",
+    f"{_ARGUMENTS}, bool keep",
     _forward,
     takes=_TAKES,
+    gives={**_OUTPUTS, **_KEPT},
     needs=_wrong_counts,
     fake=_fake_forward,
     setup_context=_setup_context,
@@ -124,15 +127,10 @@ _scan = register(
 )
 _scan_backward = register(
     "selective_scan_backward",
-    f"(Tensor grad_y, Tensor grad_state, Tensor checkpoints, {_SCHEMA}) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"Tensor grad_y, Tensor grad_state, Tensor checkpoints, {_ARGUMENTS}",
     _adjoint,
-    takes={
-        "grad_y": "b l d: as u",
-        "grad_state": "b d n *pair: as h0",
-        "checkpoints": "b kept *pair n d: as h0",
-        **_TAKES,
-    },
+    takes={**{f"grad_{key}": kind for key, kind in _OUTPUTS.items()}, **_KEPT, **_TAKES},
+    gives={key: _TAKES[key] for key in Gradients._fields},
     needs=_wrong_counts,
     fake=_fake_adjoint,
     setup_context=_setup_second,
