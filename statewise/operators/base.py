@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import fields, replace
 from numbers import Integral
 from typing import Any, ClassVar, Self
@@ -17,6 +18,8 @@ from statewise.operators.masks import NO_MASKS, Masks, build_masks, mask_time
 from statewise.operators.plan import Plan, Rule, plan
 from statewise.operators.state_shape import at_rest, check_state
 from statewise.precision import without_autocast
+
+Form = Callable[[Tensor, Any, Masks], tuple[Tensor, Any]]
 
 
 def check_batch(batch: Any) -> None:
@@ -116,9 +119,12 @@ class Operator(abc.ABC):
             check_state(name, state, self.state_shape(self._trailing(u)), u.shape[0], u.device)
 
     def apply(
-        self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS, form: str | None = None
+        self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS, form: str | Form | None = None
     ) -> tuple[Tensor, Any]:
-        """The call for arguments that are known to fit, as those of a mixer are, which has checked its own."""
+        """The call for arguments that are known to fit, as those of a mixer are, which has checked its own.
+
+        ``form`` may be a function of u, the state and the masks too, as the forms are, which computes more than they.
+        """
         op, u = self, mask_time(u, masks.valid)
         if masks.valid is not None:
             op = self._mask(masks.valid)
@@ -127,7 +133,7 @@ class Operator(abc.ABC):
             state = _choose(masks.starts[:, 0], pytree.tree_map(torch.zeros_like, state), state)
         if form is None:
             form = self._plan(u).form
-        y, final = getattr(op, form)(u, state, masks)
+        y, final = (getattr(op, form) if isinstance(form, str) else form)(u, state, masks)
         return mask_time(y, masks.valid), None if state is None else final
 
     def _plan(self, u: Tensor) -> Plan:

@@ -114,31 +114,24 @@ class CausalConvolution(Operator):
         self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
     ) -> tuple[Tensor, ConvolutionState | None]:
         """Every input times its taps, in one pass."""
-        return self.direct_with(u, state, masks)
+        taps, history = self.taps.to(wide(u.dtype, self.taps.dtype)), self.history(u, state)
+        y = short_convolution_unchecked(u, taps, history, masks.segments, bias=None, activation=None)
+        return y.to(u.dtype), self.following(u, history, state, masks)
 
-    def direct_with(
-        self,
-        u: Tensor,
-        state: ConvolutionState | None,
-        masks: Masks = NO_MASKS,
-        *,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-    ) -> tuple[Tensor, ConvolutionState | None]:
-        """``direct`` with a bias and an activation in the same pass."""
+    def history(self, u: Tensor, state: ConvolutionState | None) -> Tensor:
+        """The inputs before u, in the dtype to compute in."""
         dtype = wide(u.dtype, self.taps.dtype)
-        history = (
-            self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=dtype)
-            if state is None
-            else state
-        ).inputs.to(dtype)
-        y = short_convolution_unchecked(
-            u, self.taps.to(dtype), history, masks.segments, bias=bias, activation=activation
-        )
         if state is None:
-            return y.to(u.dtype), None
-        final = self._final(u.to(dtype), history, masks)
-        return y.to(u.dtype), ConvolutionState(final.to(state.inputs.dtype))
+            state = self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=dtype)
+        return state.inputs.to(dtype)
+
+    def following(
+        self, u: Tensor, history: Tensor, state: ConvolutionState | None, masks: Masks
+    ) -> ConvolutionState | None:
+        """The state after u, in the dtype of the one before; None if there was none."""
+        if state is None:
+            return None
+        return ConvolutionState(self._final(u.to(history.dtype), history, masks).to(state.inputs.dtype))
 
     def fft(
         self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
