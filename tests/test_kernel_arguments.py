@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import statewise.kernels.diagonal_scan  # noqa: F401 (registers an operator)
+import statewise.kernels.diagonal_scan
+import statewise.reproduce.long_convolution  # noqa: F401 (registers operators)
 from statewise import kernels, native
 from statewise.errors import InputError
 from statewise.kernels.cauchy import cauchy

@@ -12,9 +12,17 @@ from statewise.errors import InputError
 from statewise.kernels.batching import stacked
 from statewise.operators.base import Operator, check_dtypes, wide
 from statewise.operators.plan import Rule, up_to
-from statewise.operators.state_passing import Block
 from statewise.operators.state_shape import COUNT, leaf
-from statewise.operators.time_invariant import CONVOLVE, FEW, TimeInvariant, by_outputs, double, output_shape, toeplitz
+from statewise.operators.time_invariant import (
+    CONVOLVE,
+    FEW,
+    Block,
+    TimeInvariant,
+    by_outputs,
+    double,
+    output_shape,
+    toeplitz,
+)
 from statewise.precision import exactly
 from statewise.systems import discretize_dense
 

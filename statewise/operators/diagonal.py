@@ -22,9 +22,8 @@ from statewise.kernels.vandermonde.powers import rounded_squares
 from statewise.operators.base import wide
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.plan import SINGLE, Plan, Rule, up_to
-from statewise.operators.state_passing import Block
 from statewise.operators.state_shape import leaf
-from statewise.operators.time_invariant import CONVOLVE, TimeInvariant, by_outputs, double, toeplitz
+from statewise.operators.time_invariant import CONVOLVE, Block, TimeInvariant, by_outputs, double, toeplitz
 
 
 class DiagonalState(NamedTuple):
@@ -54,7 +53,7 @@ class DiagonalLTI(TimeInvariant):
     B: Tensor
     C: Tensor
     D: Tensor | None = None
-    forms: ClassVar[tuple[str, ...]] = ("recurrent", "scan", "convolve", "block_fft", "state_passing")
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "scan", "convolve")
     rules: ClassVar[tuple[Rule, ...]] = (
         up_to(1, "recurrent", SINGLE),
         up_to(16, "scan", "a few vectorised steps over a small array of states"),

@@ -17,9 +17,8 @@ from statewise.kernels.pairs import as_complex
 from statewise.operators.base import wide
 from statewise.operators.dense import DenseLTI
 from statewise.operators.plan import Rule, up_to
-from statewise.operators.state_passing import Block
 from statewise.operators.state_shape import leaf
-from statewise.operators.time_invariant import CONVOLVE, FEW, TimeInvariant, by_outputs, double
+from statewise.operators.time_invariant import CONVOLVE, FEW, Block, TimeInvariant, by_outputs, double
 from statewise.precision import exactly
 
 # Values of the generating function that are computed at once: more are recomputed, block by block, in the backward

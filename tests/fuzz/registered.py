@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import statewise.reproduce.long_convolution  # noqa: F401 (registers operators)
 from fuzz.draw import Draw, Finding
 from statewise import kernels, native
 from statewise.errors import InputError

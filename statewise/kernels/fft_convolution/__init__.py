@@ -11,17 +11,18 @@ from statewise.errors import InputError
 from statewise.kernels.adjoint import Path, Refusal, register_with_adjoint
 from statewise.kernels.arguments import Sizes
 from statewise.kernels.batching import merged
-from statewise.kernels.fft_convolution import block_convolution, native, pytorch
+from statewise.kernels.fft_convolution import native, pytorch
 from statewise.kernels.fft_convolution.reference import fft_convolution_differentiable, fft_convolution_reference
 
-__all__ = ["block_fft_convolution", "fft_convolution", "fft_convolution_reference"]
+__all__ = ["fft_convolution", "fft_convolution_reference"]
 
 
 def _no_taps(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
     return None if sizes["taps"] else "a filter of at least one tap; got none"
 
 
-def _register(name: str, native: Path | None, pytorch: Path, refusal: Refusal) -> Callable[..., Tensor]:
+def register_convolution(name: str, native: Path | None, pytorch: Path, refusal: Refusal) -> Callable[..., Tensor]:
+    """``statewise::name``, from what computes it and its adjoint."""
     return register_with_adjoint(
         name,
         "Tensor u, Tensor impulse_response, Tensor? history",
@@ -36,8 +37,7 @@ def _register(name: str, native: Path | None, pytorch: Path, refusal: Refusal) -
     )
 
 
-_fft_convolution = _register("fft_convolution", native, pytorch, native.refusal)
-_block_fft_convolution = _register("block_fft_convolution", None, block_convolution, native.refusal)
+_fft_convolution = register_convolution("fft_convolution", native, pytorch, native.refusal)
 
 
 def fft_convolution(u: Tensor, impulse_response: Tensor, history: Tensor | None = None) -> Tensor:
@@ -59,28 +59,10 @@ def fft_convolution(u: Tensor, impulse_response: Tensor, history: Tensor | None 
     >>> fft_convolution(torch.ones(1, 3, 1), torch.tensor([[1.0, 10.0]])).flatten()
     tensor([ 1., 11., 11.])
     """
-    return _convolve("fft_convolution", _fft_convolution, u, impulse_response, history)
+    return convolve("fft_convolution", _fft_convolution, u, impulse_response, history)
 
 
-def block_fft_convolution(u: Tensor, impulse_response: Tensor, history: Tensor | None = None) -> Tensor:
-    """:func:`fft_convolution` with the FFT split into two dimensions, its small transforms as matrix products.
-
-    Shapes, Errors: as :func:`fft_convolution`.
-    Cost:     O(sqrt(taps)) for each step and channel: more operations than an FFT has, in matrix products of at most
-              128 rows, which a device may be that much faster at. On a CPU it is not: see docs/kernels.md. The spectra
-              of a block of channels are multiplied in the cache and never kept; beside that the matrices are, 4 to 8
-              numbers for each point of the transform and each of its N1 <= 64.
-    Numerics: as :func:`fft_convolution`, and at most about 2e-6 (float32) or 4e-15 (float64) of sum_i |K_i| max|u|.
-    Source:   Fu et al. 2023 (H3), arXiv:2212.14052, sec. 4.1 (FlashConv); the definition of the transform is in
-              statewise/kernels/fft_convolution/block_fft.py.
-
-    >>> block_fft_convolution(torch.ones(1, 3, 1), torch.tensor([[1.0, 10.0]])).flatten().round(decimals=4)
-    tensor([ 1., 11., 11.])
-    """
-    return _convolve("block_fft_convolution", _block_fft_convolution, u, impulse_response, history)
-
-
-def _convolve(name: str, operator: Callable[..., Tensor], u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
+def convolve(name: str, operator: Callable[..., Tensor], u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:
     """The registered operator, for arguments as the public functions take them."""
     if u.ndim < 3 or K.ndim not in (2, 3) or K.shape[0] != u.shape[2] or K.shape[-1] < 1:
         raise InputError(
