@@ -133,7 +133,7 @@ def derivative_of(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]
     """The backward pass of an operator whose arguments :func:`save` kept, through a plain ``function`` of them."""
 
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        given = [m.detach().requires_grad_() if _is_number(m) else m for m in saved(ctx)]
+        given = [m.detach().requires_grad_() if _has_gradient(m) else m for m in saved(ctx)]
         with torch.enable_grad():
             return tuple(gradients_of(function, given, grads))
 
@@ -149,14 +149,14 @@ def gradients_of(
     first = iter(
         torch.autograd.grad(
             [y for y, _ in outputs],
-            [m for m in given if _is_number(m)],
+            [m for m in given if _has_gradient(m)],
             [g for _, g in outputs],
             create_graph=create_graph,
             materialize_grads=True,
         )
     )
-    return [next(first) if _is_number(m) else None for m in given]
+    return [next(first) if _has_gradient(m) else None for m in given]
 
 
-def _is_number(m: Any) -> bool:
+def _has_gradient(m: Any) -> bool:
     return isinstance(m, Tensor) and (m.is_floating_point() or m.is_complex())

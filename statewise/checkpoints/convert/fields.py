@@ -9,6 +9,7 @@ from typing import Any
 
 from statewise.checkpoints.tensor_files import shown
 from statewise.errors import CheckpointError, excerpt
+from statewise.systems.rules import is_number
 
 
 def refuse_unknown(config: Mapping[str, Any], known: Iterable[str], where: str) -> None:
@@ -72,7 +73,7 @@ def dropout_of(config: Mapping[str, Any], default: float, where: str) -> float:
     value = config.get("dropout")
     if value is None or refers(value):
         return default
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
+    if not is_number(value) or not 0 <= value < 1:
         raise CheckpointError(f"{where}: dropout={excerpt(value)}; expected a number, 0 <= dropout < 1")
     return float(value)
 

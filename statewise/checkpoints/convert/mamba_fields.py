@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from statewise.errors import CheckpointError, excerpt
+from statewise.systems.rules import is_number
 
 NO_LIMIT = (0.0, math.inf)
 LARGEST_COUNT = 2**31 - 1
@@ -35,7 +36,7 @@ def flag(config: Mapping[str, Any], name: str, default: bool, where: str) -> boo
 def number(config: Mapping[str, Any], name: str, default: float, where: str) -> float:
     """A number above 0, not an infinity."""
     value = config.get(name, default)
-    if not _is_number(value) or not 0 < value < math.inf:
+    if not is_number(value) or not 0 < value < math.inf:
         raise wrong(name, value, "a number above 0", where)
     return float(value)
 
@@ -47,7 +48,7 @@ def interval(config: Mapping[str, Any], name: str, default: tuple[float, float],
         ends: list[Any] = [
             _INFINITIES.get(str(end.get("__float__"))) if isinstance(end, Mapping) else end for end in value
         ]
-        if len(ends) == 2 and all(map(_is_number, ends)) and 0 <= ends[0] <= ends[1]:
+        if len(ends) == 2 and all(map(is_number, ends)) and 0 <= ends[0] <= ends[1]:
             return float(ends[0]), float(ends[1])
     raise wrong(name, value, "two numbers, 0 <= low <= high", where)
 
@@ -59,7 +60,3 @@ def bounded(name: str, limit: tuple[float, float]) -> dict[str, list[float]]:
 
 def wrong(name: str, value: Any, expected: str, where: str) -> CheckpointError:
     return CheckpointError(f"{where}: {name}={excerpt(value)}; expected {expected}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)

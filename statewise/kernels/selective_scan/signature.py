@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,7 +92,8 @@ class Arguments(NamedTuple):
                 return torch.view_as_real(m.to(pairs).resolve_conj())
             return m.to(real)
 
-        return self._replace(**{name: cast(name, m) for name, m in zip(Gradients._fields, self)})
+        found: list[Any] = [cast(name, m) for name, m in zip(Gradients._fields, self.numbers)]
+        return Arguments(*found, *self[9:])
 
     def widened(self) -> Arguments:
         """u, dt and gate in the precision of the state."""
