@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.precision import full_precision
 
 Sizes = dict[str, Any]  # of a name its size, of *rows a tuple of them
 # of sizes and arguments: what else is needed and is not so, None if nothing is
@@ -43,7 +44,7 @@ DTYPES = {
 }
 RELATED: dict[str, Callable[[torch.dtype], tuple[torch.dtype, ...]]] = {
     "as": lambda dtype: (dtype,),
-    "full": lambda dtype: (torch.float64,) if dtype == torch.float64 else (torch.float32,),  # what C computes in
+    "full": lambda dtype: (full_precision(dtype),),  # what C computes in
     "parts": lambda dtype: (dtype.to_real(),),
     "pairs": lambda dtype: (dtype.to_complex(),),
     "stored": lambda dtype: (dtype, torch.bfloat16) if dtype == torch.float32 else (dtype,),  # narrower than computed

@@ -15,11 +15,6 @@ from statewise.kernels.backend import refusal_of
 STORED = (torch.float32, torch.float64, torch.bfloat16)
 
 
-def full_precision(dtype: torch.dtype) -> torch.dtype:
-    """What C computes in: float64 for float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def refuse_unreal(kernel: str, **tensors: Tensor | None) -> None:
     """InputError for integers, whose results would be cut to integers, and complex numbers, which would be halved."""
     for name, m in tensors.items():

@@ -71,12 +71,12 @@ class Dynamics(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What ``nn.Module`` calls for every conversion, to a device or a dtype."""
 
-        def wide(tensor: Tensor) -> Tensor:
+        def unnarrowed(tensor: Tensor) -> Tensor:
             found = fn(tensor)
             narrowed = found.dtype != tensor.dtype and found.is_floating_point() and found.dtype.itemsize < 4
             return tensor.to(found.device, torch.float32) if narrowed else found
 
-        return super()._apply(wide, recurse)
+        return super()._apply(unnarrowed, recurse)
 
 
 class Freezable(nn.Module):

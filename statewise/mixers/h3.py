@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from statewise.configuration.types import Count, EvenCount, OneOf, Positive, PositiveRange
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics, MixerConfig, check_width
-from statewise.mixers.prepared import PreparableMixer, full_precision, wide
+from statewise.mixers.prepared import PreparableMixer, wide
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.mixers.s4d import METHODS, S4DConfig, S4DDynamics
 from statewise.mixers.time_invariant import as_complex
@@ -21,6 +21,7 @@ from statewise.operators.causal_convolution import CausalConvolution, Convolutio
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.masks import Masks
 from statewise.operators.state_shape import leaf
+from statewise.precision import without_autocast
 
 
 class H3State(NamedTuple):
@@ -180,7 +181,7 @@ class H3(PreparableMixer):
     def mix(self, x: Tensor, state: H3State | None, masks: Masks) -> tuple[Tensor, H3State | None]:
         before, before_ssm = (None, None) if state is None else state
         q, k, v = wide(self.in_proj(x)).chunk(3, -1)
-        with full_precision(x):
+        with without_autocast(x.device):
             shift, diagonal = self.operators
             k, keys = shift.apply(k, before, masks)
             if self.config.d_head == 1:

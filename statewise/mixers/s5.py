@@ -15,7 +15,7 @@ from statewise.configuration.types import Count, EvenCount, Fraction, OneOf, Pos
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics, MixerConfig, check_width
 from statewise.mixers.dropout import build_dropout
-from statewise.mixers.prepared import PreparableMixer, full_precision, wide
+from statewise.mixers.prepared import PreparableMixer, wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.time_invariant import Readout, as_complex, least_decay
 from statewise.operators.bidirectional import bidirectional
@@ -23,6 +23,7 @@ from statewise.operators.diagonal import DiagonalState
 from statewise.operators.diagonal_mimo import DiagonalMIMO
 from statewise.operators.masks import Masks
 from statewise.operators.state_shape import leaf
+from statewise.precision import without_autocast
 from statewise.systems import discretize_diagonal
 
 METHODS = ("zoh", "bilinear")
@@ -163,7 +164,7 @@ class S5(PreparableMixer):
         return DiagonalState(leaf(self.config.d_state // 2, 2))
 
     def mix(self, x: Tensor, state: DiagonalState | None, masks: Masks) -> tuple[Tensor, DiagonalState | None]:
-        with full_precision(x):
+        with without_autocast(x.device):
             operators = self.operators
             if len(operators) == 2:
                 y = bidirectional(operators[0], operators[1]).apply(wide(x), masks)

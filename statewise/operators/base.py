@@ -17,7 +17,7 @@ from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, build_masks, mask_time
 from statewise.operators.plan import Plan, Rule, plan
 from statewise.operators.state_shape import at_rest, check_state
-from statewise.precision import without_autocast
+from statewise.precision import full_precision, without_autocast
 
 Form = Callable[[Tensor, Any, Masks], tuple[Tensor, Any]]
 
@@ -79,7 +79,7 @@ class Operator(abc.ABC):
         check_batch(batch)
         like = self._like()
         device = like.device if device is None else device
-        dtype = wide(like.dtype if dtype is None else dtype)
+        dtype = full_precision(like.dtype if dtype is None else dtype)
         return at_rest(self.state_shape(trailing), batch, device=device, dtype=dtype)
 
     def __call__(
@@ -236,16 +236,11 @@ class Operator(abc.ABC):
         return tuple(u.shape[2 + len(self.channels) :])
 
     def _state_dtype(self, u: Tensor) -> torch.dtype:
-        return wide(u.dtype, self._like().dtype)
+        return full_precision(u.dtype, self._like().dtype)
 
     def _mask(self, valid: Tensor) -> Any:
         """The operator whose steps that are not real are the identity on the state."""
         return self
-
-
-def wide(*dtypes: torch.dtype) -> torch.dtype:
-    """The real dtype that states of these inputs are kept in: float64 if one of them is that wide, else float32."""
-    return torch.float64 if any(dtype in (torch.float64, torch.complex128) for dtype in dtypes) else torch.float32
 
 
 def check_dtypes(name: str, u: Tensor, **coefficients: Tensor) -> None:

@@ -12,11 +12,12 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.fft_convolution import fft_convolution
 from statewise.kernels.short_convolution import short_convolution_unchecked
-from statewise.operators.base import Operator, check_dtypes, wide
+from statewise.operators.base import Operator, check_dtypes
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.plan import Rule, otherwise
 from statewise.operators.state_shape import leaf
+from statewise.precision import full_precision
 
 
 class ConvolutionState(NamedTuple):
@@ -111,13 +112,13 @@ class CausalConvolution(Operator):
         self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
     ) -> tuple[Tensor, ConvolutionState | None]:
         """Every input times its taps, in one pass."""
-        taps, history = self.taps.to(wide(u.dtype, self.taps.dtype)), self.history(u, state)
+        taps, history = self.taps.to(full_precision(u.dtype, self.taps.dtype)), self.history(u, state)
         y = short_convolution_unchecked(u, taps, history, masks.segments, bias=None, activation=None)
         return y.to(u.dtype), self.following(u, history, state, masks)
 
     def history(self, u: Tensor, state: ConvolutionState | None) -> Tensor:
         """The inputs before u, in the dtype to compute in."""
-        dtype = wide(u.dtype, self.taps.dtype)
+        dtype = full_precision(u.dtype, self.taps.dtype)
         if state is None:
             state = self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=dtype)
         return state.inputs.to(dtype)
@@ -134,7 +135,7 @@ class CausalConvolution(Operator):
         self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
     ) -> tuple[Tensor, ConvolutionState | None]:
         """By FFT, with the state as the history before the first step."""
-        dtype = wide(u.dtype, self.taps.dtype)
+        dtype = full_precision(u.dtype, self.taps.dtype)
         x, taps = u.to(dtype), self.taps.to(dtype)
         history = None if state is None else state.inputs.to(dtype)
         if masks.starts is None:

@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 from statewise.errors import InputError
 from statewise.kernels.batching import whole
 from statewise.kernels.fft_convolution import fft_convolution
-from statewise.operators.base import Operator, check_dtypes, wide
+from statewise.operators.base import Operator, check_dtypes
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.plan import Plan, otherwise
-from statewise.precision import exactly
+from statewise.precision import exactly, full_precision
 
 BLOCK = 64  # steps in a chunk: about the order of the states, so that inputs and states cost alike
 # From the first to the last quarter of the impulse response: beyond it the rounding of an FFT, relative to the largest
@@ -194,7 +194,7 @@ class TimeInvariant(Operator):
         if length < 0:
             raise InputError(f"impulse_response needs length >= 0; got {length}")
         like = self._like()
-        return torch.zeros(*self.C.shape[:-1], 0, dtype=wide(like.dtype), device=like.device)
+        return torch.zeros(*self.C.shape[:-1], 0, dtype=full_precision(like.dtype), device=like.device)
 
     def _output_shape(self, u: Tensor) -> tuple[int, ...]:
         return output_shape(self.C, u)

@@ -12,7 +12,8 @@ from statewise.kernels.gated_rms_norm import native, pytorch
 from statewise.kernels.gated_rms_norm.reference import gated_rms_norm_reference
 from statewise.kernels.rms_norm.native import wrong_rows
 from statewise.kernels.rms_norm.pytorch import in_sets
-from statewise.kernels.stored import full_precision, refuse_unreal, stored_refusal
+from statewise.kernels.stored import refuse_unreal, stored_refusal
+from statewise.precision import full_precision
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_reference"]
 

@@ -15,7 +15,8 @@ from statewise.kernels.linear_cross_entropy.blocks import losses_and_gradients
 from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
 from statewise.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from statewise.kernels.registration import register, saved
-from statewise.kernels.stored import full_precision, refuse_unreal
+from statewise.kernels.stored import refuse_unreal
+from statewise.precision import full_precision
 
 __all__ = ["linear_cross_entropy", "linear_cross_entropy_reference"]
 

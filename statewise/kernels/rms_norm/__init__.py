@@ -12,7 +12,8 @@ from statewise.kernels.rms_norm import native, pytorch
 from statewise.kernels.rms_norm.native import wrong_rows
 from statewise.kernels.rms_norm.pytorch import in_sets
 from statewise.kernels.rms_norm.reference import rms_norm_reference
-from statewise.kernels.stored import full_precision, refuse_unreal, stored_refusal
+from statewise.kernels.stored import refuse_unreal, stored_refusal
+from statewise.precision import full_precision
 
 __all__ = ["rms_norm", "rms_norm_reference"]
 

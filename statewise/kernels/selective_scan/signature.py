@@ -11,6 +11,7 @@ from statewise.errors import InputError
 from statewise.kernels.pairs import as_complex
 from statewise.kernels.selective_scan.reference import selective_scan_reference
 from statewise.kernels.stored import refuse_unreal
+from statewise.precision import full_precision
 
 METHODS = ("mamba", "zoh")
 
@@ -82,14 +83,13 @@ class Arguments(NamedTuple):
 
         What is as long as the sequence is read as it is, if that is bfloat16: a C kernel converts it in its registers.
         """
-        double = any(m is not None and m.dtype in (torch.float64, torch.complex128) for m in self.numbers)
-        real, pairs = (torch.float64, torch.complex128) if double else (torch.float32, torch.complex64)
+        real = full_precision(*(m.dtype for m in self.numbers if m is not None))
 
         def cast(name: str, m: Tensor | None) -> Tensor | None:
-            if m is None or (name in ("u", "dt", "gate") and m.dtype == torch.bfloat16 and not double):
+            if m is None or (name in ("u", "dt", "gate") and m.dtype == torch.bfloat16 and real == torch.float32):
                 return m
             if name in "ABC" and self.is_complex:
-                return torch.view_as_real(m.to(pairs).resolve_conj())
+                return torch.view_as_real(m.to(real.to_complex()).resolve_conj())
             return m.to(real)
 
         found: list[Any] = [cast(name, m) for name, m in zip(Gradients._fields, self.numbers)]

@@ -14,7 +14,8 @@ from statewise.kernels.arguments import Sizes
 from statewise.kernels.batching import merged
 from statewise.kernels.short_convolution import native, pytorch
 from statewise.kernels.short_convolution.reference import short_convolution_differentiable, short_convolution_reference
-from statewise.kernels.stored import full_precision, refuse_unreal, stored_refusal
+from statewise.kernels.stored import refuse_unreal, stored_refusal
+from statewise.precision import full_precision
 
 __all__ = ["short_convolution", "short_convolution_reference"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from statewise.errors import InputError
@@ -15,6 +14,7 @@ from statewise.kernels.batching import merged
 from statewise.kernels.ssd import native, pytorch
 from statewise.kernels.ssd.reference import Arguments, ssd_differentiable, ssd_reference
 from statewise.kernels.stored import refuse_unreal
+from statewise.precision import full_precision
 
 __all__ = ["ssd", "ssd_reference"]
 
@@ -122,8 +122,7 @@ def ssd_unchecked(
 ) -> tuple[Tensor, Tensor]:
     """:func:`ssd` of what its caller has checked; the registered operator holds it against the sizes that it reads."""
     b, h = x.shape[0], x.shape[2]
-    dtypes = {m.dtype for m in (x, log_a, B, C, h0, dt, D) if m is not None}
-    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    dtype = full_precision(*(m.dtype for m in (x, log_a, B, C, h0, dt, D) if m is not None))
     wide = (None if m is None else m.to(dtype) for m in (x, log_a, B, C, h0, dt, None if D is None else D.expand(b, h)))
     y, state = _ssd(*wide, segments, chunk_length)
     return y.to(x.dtype), state
