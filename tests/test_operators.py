@@ -388,7 +388,7 @@ def test_what_an_operator_has_checked_its_kernel_does_not_check_again(monkeypatc
     def refuse(*_: object, **tensors: object) -> None:
         raise AssertionError("checked again")
 
-    for kernel in ("ssd", "selective_scan", "short_convolution"):
+    for kernel in ("ssd", "selective_scan.signature", "short_convolution"):
         module = importlib.import_module(f"statewise.kernels.{kernel}")
         monkeypatch.setattr(module, "refuse_unreal", refuse)  # a part of the kernel function's own check
     for family, form in (("SSD", "chunked"), ("SelectiveDiagonal", "scan"), ("CausalConvolution", "direct")):

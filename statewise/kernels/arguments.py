@@ -178,7 +178,7 @@ def _known(axis: str, sizes: Sizes) -> Sequence[Any]:
         return (sizes.get(axis[:-2], 0) - 1,) if axis[:-2] in sizes else (axis,)
     if axis.startswith("1|"):
         return (f"1 or {sizes.get(axis[2:], axis[2:])}",)
-    found = sizes.get(axis, axis)
+    found = int(axis) if axis.isdigit() else sizes.get(axis, axis)
     return found if isinstance(found, tuple) else (found,)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from statewise import hippo
 from statewise.configuration.types import Count, EvenCount
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics, MixerConfig, check_width
+from statewise.mixers.base import Dynamics, MixerConfig
 from statewise.mixers.prepared import PreparableMixer, wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.time_invariant import Readout, least_decay
@@ -96,7 +96,6 @@ class GSS(PreparableMixer):
     """
 
     def __init__(self, d_model: int, config: GSSConfig) -> None:
-        check_width(d_model, config)
         if d_model % config.bottleneck:
             raise ConfigError(
                 f"d_model={d_model} is not a multiple of GSSConfig.bottleneck={config.bottleneck}; use a divisor"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from statewise.configuration.types import Count, EvenCount, OneOf, Positive, PositiveRange
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics, MixerConfig, check_width
+from statewise.mixers.base import Dynamics, MixerConfig
 from statewise.mixers.prepared import PreparableMixer, wide
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.mixers.s4d import METHODS, S4DConfig, S4DDynamics
@@ -137,7 +137,6 @@ class H3(PreparableMixer):
     """
 
     def __init__(self, d_model: int, config: H3Config) -> None:
-        check_width(d_model, config)
         if d_model % config.d_head:
             raise ConfigError(
                 f"d_model={d_model} is not a multiple of H3Config.d_head={config.d_head}; "

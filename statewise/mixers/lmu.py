@@ -14,7 +14,7 @@ from statewise import hippo
 from statewise.configuration.types import Count, OneOf, Positive
 from statewise.errors import ConfigError
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import MixerConfig, check_width
+from statewise.mixers.base import MixerConfig
 from statewise.mixers.prepared import PreparableMixer
 from statewise.mixers.projection import Linear
 from statewise.operators.dense import DenseLTI, DenseState
@@ -74,7 +74,6 @@ class LMUBase(PreparableMixer):
     """The parts of both forms: the memory, the views of the input that it keeps, and what leads to the output."""
 
     def __init__(self, d_model: int, config: LMUConfig) -> None:
-        check_width(d_model, config)
         super().__init__()
         self.d_model, self.config = d_model, config
         self.d_hidden = d_model if config.d_hidden is None else config.d_hidden

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from statewise import hippo
 from statewise.configuration.types import Count, EvenCount, Fraction, OneOf, PositiveRange
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics, MixerConfig, check_width
+from statewise.mixers.base import Dynamics, MixerConfig
 from statewise.mixers.dropout import build_dropout
 from statewise.mixers.prepared import PreparableMixer, wide
 from statewise.mixers.projection import Linear
@@ -128,7 +128,6 @@ class S5(PreparableMixer):
     """
 
     def __init__(self, d_model: int, config: S5Config) -> None:
-        check_width(d_model, config)
         super().__init__()
         self.d_model, self.config = d_model, config
         self.is_causal = not config.bidirectional

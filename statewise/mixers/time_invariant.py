@@ -13,7 +13,7 @@ from statewise.configuration.types import Count, Fraction, OneOf, PositiveRange
 from statewise.errors import ConfigError
 from statewise.kernels import pairs
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import Dynamics, MixerConfig, check_width
+from statewise.mixers.base import Dynamics, MixerConfig
 from statewise.mixers.output import OutputHalf
 from statewise.mixers.prepared import PreparableMixer, wide
 from statewise.operators.bidirectional import bidirectional
@@ -116,7 +116,6 @@ class TimeInvariantMixer(PreparableMixer):
     readout: Readout
 
     def __init__(self, d_model: int, config: TimeInvariantConfig) -> None:
-        check_width(d_model, config)
         super().__init__()
         self.d_model, self.config = d_model, config
         self.is_causal = not config.bidirectional
