@@ -293,7 +293,7 @@ class MixerConfig(Config):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "build" in cls.__dict__:
-            cls.build = _of_a_width(cls.build)  # type: ignore[method-assign]
+            cls.build = _of_a_width(cls.build)  # type: ignore[assignment, method-assign]
 
     @abc.abstractmethod
     def build(self, d_model: int) -> Mixer: ...

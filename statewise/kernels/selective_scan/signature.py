@@ -92,8 +92,8 @@ class Arguments(NamedTuple):
                 return torch.view_as_real(m.to(real.to_complex()).resolve_conj())
             return m.to(real)
 
-        found: list[Any] = [cast(name, m) for name, m in zip(Gradients._fields, self.numbers)]
-        return Arguments(*found, *self[9:])
+        found: dict[str, Any] = {name: cast(name, m) for name, m in zip(Gradients._fields, self.numbers)}
+        return self._replace(**found)
 
     def widened(self) -> Arguments:
         """u, dt and gate in the precision of the state."""
