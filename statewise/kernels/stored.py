@@ -39,6 +39,11 @@ def stored_function(name: str, dtype: torch.dtype, arguments: str) -> Callable[.
     return native.function(name, dtype, arguments)
 
 
+def plain(x: Tensor) -> Tensor:
+    """x as C reads it: no mark of a conjugate or a negative, and neighbours side by side."""
+    return x.resolve_conj().resolve_neg().contiguous()
+
+
 def plain_steps(x: Tensor) -> Tensor:
     """x with neighbours in memory along the last axis, the other axes of any stride; a copy where it has none."""
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()

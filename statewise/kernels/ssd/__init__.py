@@ -105,24 +105,12 @@ def ssd(
     refuse_unreal("ssd", x=x, log_a=log_a, B=B, C=C, h0=h0, dt=dt, D=D)
     if chunk_length < 1:
         raise InputError(f"ssd needs chunk_length >= 1; got {chunk_length}")
-    return ssd_unchecked(x, log_a, B, C, h0, segments, dt=dt, D=D, chunk_length=chunk_length)
+    return ssd_unchecked(Arguments(x, log_a, B, C, h0, dt, D, segments, chunk_length))
 
 
-def ssd_unchecked(
-    x: Tensor,
-    log_a: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    segments: Tensor | None,
-    *,
-    dt: Tensor | None,
-    D: Tensor | None,
-    chunk_length: int,
-) -> tuple[Tensor, Tensor]:
+def ssd_unchecked(given: Arguments) -> tuple[Tensor, Tensor]:
     """:func:`ssd` of what its caller has checked; the registered operator holds it against the sizes that it reads."""
-    b, h = x.shape[0], x.shape[2]
-    dtype = full_precision(*(m.dtype for m in (x, log_a, B, C, h0, dt, D) if m is not None))
-    wide = (None if m is None else m.to(dtype) for m in (x, log_a, B, C, h0, dt, None if D is None else D.expand(b, h)))
-    y, state = _ssd(*wide, segments, chunk_length)
-    return y.to(x.dtype), state
+    numbers: list[Any] = [*given[:6], None if given.D is None else given.D.expand(given.x.shape[0], -1)]
+    dtype = full_precision(*(m.dtype for m in numbers if m is not None))
+    y, state = _ssd(*(None if m is None else m.to(dtype) for m in numbers), given.segments, given.chunk_length)
+    return y.to(given.x.dtype), state
