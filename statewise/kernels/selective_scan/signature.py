@@ -84,12 +84,13 @@ class Arguments(NamedTuple):
         What is as long as the sequence is read as it is, if that is bfloat16: a C kernel converts it in its registers.
         """
         real = full_precision(*(m.dtype for m in self.numbers if m is not None))
+        pairs = torch.complex128 if real == torch.float64 else torch.complex64
 
         def cast(name: str, m: Tensor | None) -> Tensor | None:
             if m is None or (name in ("u", "dt", "gate") and m.dtype == torch.bfloat16 and real == torch.float32):
                 return m
             if name in "ABC" and self.is_complex:
-                return torch.view_as_real(m.to(real.to_complex()).resolve_conj())
+                return torch.view_as_real(m.to(pairs).resolve_conj())
             return m.to(real)
 
         found: dict[str, Any] = {name: cast(name, m) for name, m in zip(Gradients._fields, self.numbers)}
