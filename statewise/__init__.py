@@ -45,6 +45,7 @@ _EXPORTS = {
     "LanguageModelConfig": "statewise.models.language_model",
     "LanguageModelState": "statewise.models.language_model",
     "LinearAttentionConfig": "statewise.mixers.linear_attention",
+    "LinearGaussian": "statewise.estimation",
     "LongInductionHeadConfig": "statewise.data.synthetic_languages.config",
     "LongRangeDataConfig": "statewise.data.long_range",
     "MLPConfig": "statewise.models.mlp",
@@ -98,6 +99,7 @@ _MODULES = (
     "configuration",
     "data",
     "errors",
+    "estimation",
     "evaluate",
     "export",
     "generation",
@@ -118,6 +120,7 @@ if TYPE_CHECKING:
     from statewise import configuration as configuration
     from statewise import data as data
     from statewise import errors as errors
+    from statewise import estimation as estimation
     from statewise import evaluate as evaluate
     from statewise import export as export
     from statewise import generation as generation
@@ -157,6 +160,7 @@ if TYPE_CHECKING:
     from statewise.errors import InputError as InputError
     from statewise.errors import StatewiseError as StatewiseError
     from statewise.errors import TrainingError as TrainingError
+    from statewise.estimation import LinearGaussian as LinearGaussian
     from statewise.evaluate import evaluate_questions as evaluate_questions
     from statewise.evaluate import open_tasks as open_tasks
     from statewise.export import export_onnx as export_onnx
