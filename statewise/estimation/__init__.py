@@ -3,11 +3,13 @@
 ``docs/estimation.md`` walks through this package.
 """
 
+from statewise.estimation.fit import Fit, fit, maximise
 from statewise.estimation.gaussian import Forecast, Gaussians, GaussianState, Interval, Posterior, Smoothed, Steady
 from statewise.estimation.model import LinearGaussian
 from statewise.estimation.smoothing import Lagged, LagState
 
 __all__ = [
+    "Fit",
     "Forecast",
     "GaussianState",
     "Gaussians",
@@ -18,4 +20,6 @@ __all__ = [
     "Posterior",
     "Smoothed",
     "Steady",
+    "fit",
+    "maximise",
 ]

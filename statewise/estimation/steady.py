@@ -7,7 +7,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.estimation.elements import Element, join
-from statewise.estimation.factors import lower, solve, times
+from statewise.estimation.factors import lower, solve, times, values
 from statewise.estimation.gaussian import GaussianState, Steady
 from statewise.estimation.steps import Filtered, Steps, advance
 
@@ -145,7 +145,7 @@ def _deviations(P: Tensor) -> Tensor:
 def _distance(factor: Tensor, P: Tensor, scale: Tensor) -> float:
     factor = factor.detach()
     difference = (factor @ factor.mT - P).abs() / (scale.unsqueeze(-1) * scale.unsqueeze(-2))
-    return float(difference.max()) if difference.numel() else 0.0
+    return float(values(difference).max()) if difference.numel() else 0.0
 
 
 def _stands(factor: Tensor, before: Tensor | None, scale: Tensor, most: float) -> bool:
