@@ -56,14 +56,17 @@ def test_gradients_of_everything_are_those_of_the_definition(form: str, masks: s
         posterior, final = model.filter(data, state, u=u, form=f, **MASKS[masks])
         smoothed = model.smooth(data, state, u=u, form=f, **MASKS[masks])
         assert final is not None
+        rows = slice(None) if masks == "whole" or masks == "starts" else slice(0, 1)  # a row of no steps keeps its factor
         total = torch.zeros((), dtype=D)
         g = torch.Generator().manual_seed(3)
         for part in (
-            *(posterior.mean, posterior.covariance, posterior.log_densities, final.mean, final.factor),
+            *(posterior.mean, posterior.covariance, posterior.log_densities, final.mean, final.factor[rows]),
             *(smoothed.mean, smoothed.covariance, smoothed.lag_one),
         ):
             total = total + (part * torch.randn(part.shape, dtype=D, generator=g)).sum()
-        gradients = torch.autograd.grad(total, [*parameters, data, *state])
+        gradients = torch.autograd.grad(
+            total, [*parameters, data, *state], allow_unused=True, materialize_grads=True
+        )
         results.append([*symmetric(gradients[: len(NAMES)]), *gradients[len(NAMES) :]])
     close(results[1], results[0], 1e-8)
 
@@ -96,16 +99,13 @@ def test_the_scalar_likelihood_and_its_derivative_in_closed_form() -> None:
 
 
 def test_a_second_derivative_is_refused() -> None:
-    model, y = random_model(m=0), observations(1, 4, 2, 0)[0].requires_grad_()
-    (slope,) = torch.autograd.grad(model.filter(y, form="square_root")[0].covariance.sum() + model.filter(
-        y, form="square_root")[0].log_likelihood.sum(), y, create_graph=True)
-    assert slope.requires_grad  # by y alone the likelihood is quadratic, which needs no factor's derivative
+    model, y = random_model(m=0), observations(1, 4, 2, 0)[0]
     A = model.A.clone().requires_grad_()
-    value = replace(model, A=A).filter(y.detach(), form="square_root")[0].log_likelihood.sum()
+    value = replace(model, A=A).filter(y, form="square_root")[0].log_likelihood.sum()
     (slope,) = torch.autograd.grad(value, A, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(slope.sum(), A)
-    value = replace(model, A=A).filter(y.detach(), form="recurrent")[0].log_likelihood.sum()
+    value = replace(model, A=A).filter(y, form="recurrent")[0].log_likelihood.sum()
     (slope,) = torch.autograd.grad(value, A, create_graph=True)
     assert torch.autograd.grad(slope.sum(), A)[0].isfinite().all()
 

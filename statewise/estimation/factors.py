@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def lower(M: Tensor, n_leading: int = 0) -> Tensor:
@@ -52,10 +51,14 @@ class _Lower(torch.autograd.Function):
         ctx.n_leading = inputs[1]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, X_bar: Tensor, _: Tensor) -> tuple[Tensor, None]:
         X, Q = ctx.saved_tensors
-        p = ctx.n_leading
+        with torch.no_grad():
+            M_bar = _Lower.pulled_back(X, Q, X_bar, ctx.n_leading)
+        return _Once.apply(M_bar, X, X_bar) if torch.is_grad_enabled() else M_bar, None
+
+    @staticmethod
+    def pulled_back(X: Tensor, Q: Tensor, X_bar: Tensor, p: int) -> Tensor:
         H = X.mT @ X_bar
         skew = (H.mT - H).triu(1)
         if p < X.shape[-1]:  # rounding must not meet the inverse of a factor that may be singular
@@ -65,7 +68,25 @@ class _Lower(torch.autograd.Function):
             below = torch.cat([torch.zeros_like(skew[..., p:, :p]), torch.where(real, rest, 0)], -1)
             skew = torch.cat([skew[..., :p, :], below], -2)
         X_bar = X_bar + torch.linalg.solve_triangular(_without_zeros(X).mT, skew, upper=True)
-        return X_bar @ Q.mT, None
+        return X_bar @ Q.mT
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that has none itself: better an error than a second derivative that lacks a part."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, *_: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError("square-root filters have no second derivative; use form='recurrent'")
 
 
 def _without_zeros(X: Tensor) -> Tensor:
@@ -83,8 +104,8 @@ def positive(X: Tensor) -> Tensor:
 def factor(P: Tensor) -> Tensor:
     """The lower-triangular L with L L^T = P and no negative number on its diagonal, for a P that may be singular.
 
-    Gradients: exact for a P of full rank. A singular one is differentiated within its range: exact for whatever
-               P = G q G^T is made of, where q has full rank; there is no derivative on the way out of the range.
+    Gradients: exact for a P of full rank, and for what a P of lower rank is made of as long as the rank stays:
+               P = G q G^T by G and by q. What would add to the rank has a gradient of zero here.
     """
     P = (P + P.mT) / 2
     L, info = torch.linalg.cholesky_ex(P)
@@ -111,13 +132,22 @@ class _SemidefiniteFactor(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], output)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, L_bar: Tensor) -> Tensor:
         P, L = ctx.saved_tensors
+        with torch.no_grad():
+            P_bar = _SemidefiniteFactor.pulled_back(P, L, L_bar)
+        return _Once.apply(P_bar, L, L_bar) if torch.is_grad_enabled() else P_bar
+
+    @staticmethod
+    def pulled_back(P: Tensor, L: Tensor, L_bar: Tensor) -> Tensor:
+        """L-bar = 2 G L gives G on the range of P, within it and out of it; what G is beyond L does not tell."""
         scale = _scale(P)  # scaled, so that small numbers do not count as none
         inverse = torch.linalg.pinv(L / scale.unsqueeze(-1), rtol=_rank_limit(P) ** 0.5) / scale.unsqueeze(-2)
         H = L.mT @ L_bar
-        return inverse.mT @ (H.tril() + H.tril(-1).mT) @ inverse / 2
+        within = inverse.mT @ (H.tril() + H.tril(-1).mT) @ inverse / 2
+        across = L_bar @ inverse / 2
+        across = across - inverse.mT @ (L.mT @ across)
+        return within + across + across.mT
 
 
 def _scale(P: Tensor) -> Tensor:

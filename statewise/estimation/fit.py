@@ -245,7 +245,7 @@ def _gradient(score: Callable[[dict[str, Tensor]], Tensor], numbers: dict[str, T
     except (InputError, torch.linalg.LinAlgError):
         return -math.inf, _flat(numbers)
     gradient = torch.cat([m.flatten() for m in parts])
-    return (float(value), gradient) if bool(gradient.isfinite().all()) else (-math.inf, gradient)
+    return (float(value.detach()), gradient) if bool(gradient.isfinite().all()) else (-math.inf, gradient)
 
 
 def _flat(numbers: dict[str, Tensor]) -> Tensor:
