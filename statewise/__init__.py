@@ -56,6 +56,7 @@ _EXPORTS = {
     "Mixer": "statewise.mixers.base",
     "MixerConfig": "statewise.mixers.base",
     "MultiQueryRecallConfig": "statewise.data.synthetic_languages.config",
+    "NonlinearGaussian": "statewise.estimation",
     "Operator": "statewise.operators.base",
     "PairClassifierConfig": "statewise.models.pair_classifier",
     "ParallelConfig": "statewise.train.config",
@@ -161,6 +162,7 @@ if TYPE_CHECKING:
     from statewise.errors import StatewiseError as StatewiseError
     from statewise.errors import TrainingError as TrainingError
     from statewise.estimation import LinearGaussian as LinearGaussian
+    from statewise.estimation import NonlinearGaussian as NonlinearGaussian
     from statewise.evaluate import evaluate_questions as evaluate_questions
     from statewise.evaluate import open_tasks as open_tasks
     from statewise.export import export_onnx as export_onnx

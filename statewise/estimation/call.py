@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,16 +21,13 @@ from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import check_state
 from statewise.precision import rounds_products, without_autocast
 
-if TYPE_CHECKING:
-    from statewise.estimation.model import LinearGaussian
-
 
 @dataclass(frozen=True, eq=False)
 class Call:
     """Observations y (batch, length, p), zero where missing, with ``observed`` (batch, length, p) or None where all is;
     ``begin``, x before the first step, with a batch of 1 where no state was given and all rows have one prior."""
 
-    model: LinearGaussian
+    model: Any  # a LinearGaussian, or for a part of this a NonlinearGaussian
     y: Tensor
     u: Tensor | None
     observed: Tensor | None
@@ -127,7 +124,7 @@ def check_call(model: Any, y: Any, state: Any) -> None:
     name, p = type(model).__name__, model.n_observations
     if not isinstance(y, Tensor):
         raise InputError(f"{name} needs y as a tensor, got {type(y).__name__}; use torch.as_tensor(y)")
-    like = model.A
+    like = model._like()
     if y.device != like.device or y.layout != torch.strided:
         raise InputError(f"{name} needs y on {like.device}, where its coefficients are; got {y.device}, {y.layout}")
     if y.dtype not in FLOATS:
@@ -145,11 +142,13 @@ def check_observed(name: str, y: Tensor, observed: Any) -> None:
         raise InputError(f"{name} needs observed as bool of the shape of y, {tuple(y.shape)}, True where seen; got {given}")
 
 
-def check_inputs(name: str, y: Tensor, u: Any, n_inputs: int) -> None:
-    wanted = (*y.shape[:2], n_inputs)
+def check_inputs(name: str, y: Tensor, u: Any, n_inputs: int | None) -> None:
+    wanted: tuple = (*y.shape[:2], n_inputs)
     if u is None and not n_inputs:
         return
-    if not n_inputs:
+    if n_inputs is None and isinstance(u, Tensor) and u.ndim == 3:
+        wanted = (*y.shape[:2], u.shape[2])
+    elif not n_inputs:
         raise InputError(f"{name} has neither B nor D, so it takes no u")
     given = f"{u.dtype} {tuple(u.shape)}" if isinstance(u, Tensor) else type(u).__name__
     if not isinstance(u, Tensor) or u.dtype not in FLOATS or u.shape != wanted or u.device != y.device:
@@ -169,7 +168,7 @@ def seen(name: str, y: Tensor, observed: Tensor | None, masks: Masks) -> tuple[T
     return y, None if bool(values(kept).all()) else kept
 
 
-def open_call(model: LinearGaussian, y: Any, state: Any, u: Any, observed: Any, lengths: Any, starts: Any) -> Call:
+def open_call(model: Any, y: Any, state: Any, u: Any, observed: Any, lengths: Any, starts: Any) -> Call:
     name = type(model).__name__
     check_call(model, y, state)
     check_observed(name, y, observed)
@@ -182,7 +181,7 @@ def open_call(model: LinearGaussian, y: Any, state: Any, u: Any, observed: Any, 
             raise InputError(f"{name}: {key} is {tuple(value.shape)}, for {value.shape[0]} rows; y has {batch}")
     masks = build_masks(y, lengths, starts)
     y, kept = seen(name, y, observed, masks)
-    dtype = wide(y.dtype, model.A.dtype)
+    dtype = wide(y.dtype, model._like().dtype)
     work = torch.float64 if rounds_products() else dtype
     prior = model._prior(work)
     begin = prior if state is None else GaussianState(*[m.to(work) for m in state])

@@ -320,6 +320,9 @@ class LinearGaussian:
         n = self.n_states
         return GaussianState(leaf(n), leaf(n, n))
 
+    def _like(self) -> Tensor:
+        return self.A
+
     @property
     def _mean(self) -> Tensor:
         assert self.mean is not None
