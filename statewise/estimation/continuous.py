@@ -26,13 +26,13 @@ def van_loan(system: ContinuousSystem, dt: Tensor | float, Q: Tensor, noise_of: 
 
     Numerics: the exponential of [[-F, Q_c], [0, F^T]] gives both, for a step so short that e^(-F dt) is harmless; then
               doubling, Q(2h) = Q(h) + e^(F h) Q(h) e^(F^T h), a sum of what is positive. So stiff systems do not cancel.
-    Cost:     O((2 n)^3) for each dt, and two products for each doubling.
+    Cost:     O((2 n)^3) for each dt, and an exponential for each doubling.
     Source:   Van Loan 1978, IEEE Trans. Automat. Contr. 23:395, theorem 1.
     """
     F, B, C, D, Q, dt = _checked(system, dt, Q, noise_of)
     real = dt > 0
     step = torch.where(real, dt, 1)
-    E, Q_step = _exponential_and_covariance(F, Q, step)
+    Q_step = _covariance(F, Q, step)
     n = F.shape[-1]
     E, gain = discretize_dense(F.expand(*dt.shape, n, n), B.expand(*dt.shape, *B.shape[-2:]), step)
     identity = torch.eye(n, dtype=F.dtype, device=F.device)
@@ -43,20 +43,21 @@ def van_loan(system: ContinuousSystem, dt: Tensor | float, Q: Tensor, noise_of: 
     return Discretized(A, gain, C, D, Q_step)
 
 
-def _exponential_and_covariance(F: Tensor, Q: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
+def _covariance(F: Tensor, Q: Tensor, dt: Tensor) -> Tensor:
     n = F.shape[-1]
     size = F.detach().abs().sum(-2).amax() * dt.detach()
     n_doublings = torch.ceil(torch.log2((size / 0.5).clamp(min=1e-300))).clamp(min=0)
     h = (dt * torch.exp2(-n_doublings))[..., None, None]
     joint = torch.cat([torch.cat([-F, Q], -1), torch.cat([torch.zeros_like(F), F.mT], -1)], -2)
     exponential = torch.linalg.matrix_exp(joint * h)
-    E = exponential[..., n:, n:].mT
-    P = E @ exponential[..., :n, n:]
+    P = exponential[..., n:, n:].mT @ exponential[..., :n, n:]
+    nothing = F.new_zeros(*dt.shape, n, 1)
     for k in range(int(n_doublings.max()) if n_doublings.numel() else 0):
         more = (k < n_doublings)[..., None, None]
-        now = E.masked_fill(~more, 0)  # what is done must not overflow: where() would give NaN gradients
-        E, P = torch.where(more, now @ now, E), torch.where(more, P + now @ P @ now.mT, P)
-    return E, (P + P.mT) / 2
+        # not by squaring the last one, which would double the error of slow modes each time; what is done takes h = 1
+        E, _ = discretize_dense(F.expand(*dt.shape, n, n), nothing, torch.where(k < n_doublings, h[..., 0, 0] * 2.0**k, 1))
+        P = torch.where(more, P + E @ P @ E.mT, P)
+    return (P + P.mT) / 2
 
 
 def _checked(
