@@ -113,8 +113,8 @@ def by_conditioning(model: LinearGaussian, y: Tensor, u: Tensor | None, row: int
     joint, cross = Y @ noise @ Y.T, X @ noise @ Y.T
     gain = torch.linalg.solve(joint, cross, left=False)
     rest = values - y_mean
-    log_likelihood = -(
-        rest @ torch.linalg.solve(joint, rest) + torch.logdet(joint) + len(rest) * math.log(2 * math.pi)
-    ) / 2
+    log_likelihood = (
+        -(rest @ torch.linalg.solve(joint, rest) + torch.logdet(joint) + len(rest) * math.log(2 * math.pi)) / 2
+    )
     P = X @ noise @ X.T - gain @ cross.T
     return Answer((mean + gain @ rest).reshape(-1, n), P.reshape(length + 1, n, length + 1, n), log_likelihood)

@@ -1,4 +1,4 @@
-"""Linear-Gaussian models: the definition against one big normal distribution, every form against the definition, laws."""
+"""Linear-Gaussian models: the definition by conditioning, every form against the definition, the laws for state."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_a_mask_is_nan_and_all_may_be_missing() -> None:
 def test_forecast_is_the_joint_distribution() -> None:
     model, (y, u) = random_model(), observations(1, 8)
     assert u is not None
-    posterior, state = model.filter(y[:, :5], model.initial_state(1), u=u[:, :5])
+    _, state = model.filter(y[:, :5], model.initial_state(1), u=u[:, :5])
     assert state is not None
     forecast = model.forecast(state, 3, u=u[:, 5:])
     rest, _ = model.filter(y[:, 5:6], state, u=u[:, 5:6])
@@ -303,7 +303,11 @@ def test_fixed_lag(masks: str) -> None:
                 continue
             part = {k: v[row : row + 1, : t + 1] for k, v in given_masks.items() if k == "starts"}
             smoothed = model.smooth(y[row : row + 1, : t + 1], u=u[row : row + 1, : t + 1], **part)
-            close([whole.mean[row, t], whole.factor[row, t]], [smoothed.mean[0, -1 - lag], smoothed.factor[0, -1 - lag]], 1e-9)
+            close(
+                [whole.mean[row, t], whole.factor[row, t]],
+                [smoothed.mean[0, -1 - lag], smoothed.factor[0, -1 - lag]],
+                1e-9,
+            )
     if "lengths" in given_masks:
         return
     state, pieces = model.initial_lag_state(3, lag), []
@@ -321,7 +325,12 @@ def test_fixed_lag_pads_and_goes_on() -> None:
     _, alone = model.smooth_lagged(y[1:, :1], model.initial_lag_state(1, 2), u=u[1:, :1], lag=2)
     assert state is not None
     assert alone is not None
-    again, _ = model.smooth_lagged(y[1:, 1:], type(alone)(GaussianState(*[m[1:] for m in state.filtered]), *[m[1:] for m in state[1:]]), u=u[1:, 1:], lag=2)
+    again, _ = model.smooth_lagged(
+        y[1:, 1:],
+        type(alone)(GaussianState(*[m[1:] for m in state.filtered]), *[m[1:] for m in state[1:]]),
+        u=u[1:, 1:],
+        lag=2,
+    )
     want, _ = model.smooth_lagged(y[1:, 1:], alone, u=u[1:, 1:], lag=2)
     close([again.mean, again.factor], [want.mean, want.factor])
     assert torch.equal(again.valid, want.valid)

@@ -44,7 +44,7 @@ def test_factor(rank: int, scales: tuple[float, ...]) -> None:
     L = factor(G @ G.mT)
     unit = torch.tensor(scales, dtype=D)
     close([(L @ L.mT) / torch.outer(unit, unit)], [(G @ G.mT) / torch.outer(unit, unit)], 1e-12)
-    assert bool((L == L.tril()).all())
+    assert bool((L.tril() == L).all())
     W = torch.randn(4, 4, dtype=D) / torch.outer(unit, unit)
     (got,) = torch.autograd.grad((W * (L @ L.mT)).sum(), G)
     (want,) = torch.autograd.grad((W * (G @ G.mT)).sum(), G)
@@ -64,7 +64,9 @@ def test_float32_never_indefinite(form: str) -> None:
     assert bool(P.isfinite().all())
     assert bool((torch.linalg.eigvalsh((P + P.mT) / 2)[..., 0] > -1e-7 * P.diagonal(dim1=-2, dim2=-1).amax(-1)).all())
     assert state is not None
-    wide = LinearGaussian(*[m.double() for m in (model.A, model.Q, model.C, model.R)], covariance=1e6 * torch.eye(2, dtype=D))
+    wide = LinearGaussian(
+        *[m.double() for m in (model.A, model.Q, model.C, model.R)], covariance=1e6 * torch.eye(2, dtype=D)
+    )
     want = wide.filter(y.double()[:, :100], form="square_root")[0]
     ratio = posterior.variance[:, :100].double() / want.variance
     assert float((ratio - 1).abs().max()) < 1e-2
@@ -97,7 +99,9 @@ def test_ill_conditioned_beside_50_digits(form: str) -> None:
     """A prior 10^12 times as wide as the noise, and two sensors that nearly agree."""
     A = torch.tensor([[1.0, 0.1], [0.0, 1.0]], dtype=D)
     C = torch.tensor([[1.0, 0.0], [1.0, 1e-4]], dtype=D)
-    model = LinearGaussian(A, 1e-6 * torch.eye(2, dtype=D), C, 1e-6 * torch.eye(2, dtype=D), covariance=1e6 * torch.eye(2, dtype=D))
+    model = LinearGaussian(
+        A, 1e-6 * torch.eye(2, dtype=D), C, 1e-6 * torch.eye(2, dtype=D), covariance=1e6 * torch.eye(2, dtype=D)
+    )
     y = torch.randn(1, 30, 2, dtype=D, generator=torch.Generator().manual_seed(0))
     means, covariances, total = exactly(model, y[0])
     posterior, _ = model.filter(y, form=form)
@@ -105,8 +109,12 @@ def test_ill_conditioned_beside_50_digits(form: str) -> None:
     for t in range(30):
         for i in range(2):
             variance = covariances[t][i, i]
-            worst_mean = max(worst_mean, float(abs(mpmath.mpf(float(posterior.mean[0, t, i])) - means[t][i]) / mpmath.sqrt(variance)))
-            worst_variance = max(worst_variance, float(abs(mpmath.mpf(float(posterior.variance[0, t, i])) / variance - 1)))
+            worst_mean = max(
+                worst_mean, float(abs(mpmath.mpf(float(posterior.mean[0, t, i])) - means[t][i]) / mpmath.sqrt(variance))
+            )
+            worst_variance = max(
+                worst_variance, float(abs(mpmath.mpf(float(posterior.variance[0, t, i])) / variance - 1))
+            )
     assert worst_mean < 1e-6
     assert worst_variance < 1e-8
     assert float(abs(mpmath.mpf(float(posterior.log_likelihood)) / total - 1)) < 1e-10
@@ -126,5 +134,11 @@ def test_models_of_lower_rank() -> None:
         want, smoothed = thin.filter(y, form="recurrent")[0], thin.smooth(y, form="recurrent")
         for form in FAST:
             got, again = thin.filter(y, form=form)[0], thin.smooth(y, form=form)
-            close([got.mean, got.covariance, got.log_likelihood], [want.mean, want.covariance, want.log_likelihood], 1e-7)
-            close([again.mean, again.covariance, again.lag_one], [smoothed.mean, smoothed.covariance, smoothed.lag_one], 1e-6)
+            close(
+                [got.mean, got.covariance, got.log_likelihood], [want.mean, want.covariance, want.log_likelihood], 1e-7
+            )
+            close(
+                [again.mean, again.covariance, again.lag_one],
+                [smoothed.mean, smoothed.covariance, smoothed.lag_one],
+                1e-6,
+            )

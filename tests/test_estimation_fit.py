@@ -56,7 +56,9 @@ def test_gradients_of_everything_are_those_of_the_definition(form: str, masks: s
         posterior, final = model.filter(data, state, u=u, form=f, **MASKS[masks])
         smoothed = model.smooth(data, state, u=u, form=f, **MASKS[masks])
         assert final is not None
-        rows = slice(None) if masks == "whole" or masks == "starts" else slice(0, 1)  # a row of no steps keeps its factor
+        rows = (
+            slice(None) if masks == "whole" or masks == "starts" else slice(0, 1)
+        )  # a row of no steps keeps its factor
         total = torch.zeros((), dtype=D)
         g = torch.Generator().manual_seed(3)
         for part in (
@@ -64,9 +66,7 @@ def test_gradients_of_everything_are_those_of_the_definition(form: str, masks: s
             *(smoothed.mean, smoothed.covariance, smoothed.lag_one),
         ):
             total = total + (part * torch.randn(part.shape, dtype=D, generator=g)).sum()
-        gradients = torch.autograd.grad(
-            total, [*parameters, data, *state], allow_unused=True, materialize_grads=True
-        )
+        gradients = torch.autograd.grad(total, [*parameters, data, *state], allow_unused=True, materialize_grads=True)
         results.append([*symmetric(gradients[: len(NAMES)]), *gradients[len(NAMES) :]])
     close(results[1], results[0], 1e-8)
 
@@ -119,7 +119,9 @@ def truth(m: int = 0) -> LinearGaussian:
     return LinearGaussian(A, 0.3 * eye, eye, 0.5 * eye, B=torch.ones(2, m, dtype=D) if m else None)
 
 
-@pytest.mark.parametrize("learn", [("Q", "R"), ("A", "B", "b", "Q"), ("C", "D", "d", "R"), ("A", "C", "Q", "R", "mean", "covariance")])
+@pytest.mark.parametrize(
+    "learn", [("Q", "R"), ("A", "B", "b", "Q"), ("C", "D", "d", "R"), ("A", "C", "Q", "R", "mean", "covariance")]
+)
 @pytest.mark.parametrize("missing", [False, True])
 def test_em_never_lowers_the_likelihood(learn: tuple[str, ...], missing: bool) -> None:
     model = random_model(correlated=False)
@@ -156,7 +158,11 @@ def test_standard_errors_of_a_mean() -> None:
     close([found.model.d[0], found.model.R[0, 0]], [y.mean(), y.var(correction=0)], 1e-5)
     errors = found.standard_errors()
     r = float(found.model.R)
-    close([errors["d"][0], errors["R"][0, 0]], [torch.tensor(x, dtype=D) for x in (math.sqrt(r / 1000), r * math.sqrt(2 / 1000))], 1e-4)
+    close(
+        [errors["d"][0], errors["R"][0, 0]],
+        [torch.tensor(x, dtype=D) for x in (math.sqrt(r / 1000), r * math.sqrt(2 / 1000))],
+        1e-4,
+    )
 
 
 def test_standard_errors_are_nan_where_the_data_say_nothing() -> None:

@@ -22,7 +22,11 @@ from statewise.systems import ContinuousSystem
 
 
 def test_constant_velocity_in_closed_form() -> None:
-    system = ContinuousSystem(torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=D), torch.tensor([0.0, 1.0], dtype=D), torch.tensor([1.0, 0.0], dtype=D))
+    system = ContinuousSystem(
+        torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=D),
+        torch.tensor([0.0, 1.0], dtype=D),
+        torch.tensor([1.0, 0.0], dtype=D),
+    )
     one = torch.ones(1, 1, dtype=D)
     for dt in (0.3, 2.0, 700.0):
         A, B, _, _, Q = van_loan(system, dt, 0.5 * one, "inputs")
@@ -45,7 +49,9 @@ def test_van_loan_is_the_integral_and_does_not_cancel() -> None:
     assert D_ is None
     assert B is not None
     close([B], [torch.linalg.solve(F, A - torch.eye(2, dtype=D))], 1e-12)
-    stiff = ContinuousSystem(torch.diag(torch.tensor([-1e6, -1e-3], dtype=D)), torch.eye(2, dtype=D), torch.eye(2, dtype=D))
+    stiff = ContinuousSystem(
+        torch.diag(torch.tensor([-1e6, -1e-3], dtype=D)), torch.eye(2, dtype=D), torch.eye(2, dtype=D)
+    )
     _, _, _, _, Q_stiff = van_loan(stiff, 10.0, torch.eye(2, dtype=D))
     want = torch.tensor([5e-7, (1 - math.exp(-0.02)) / 2e-3], dtype=D)
     close([Q_stiff.diagonal() / want], [torch.ones(2, dtype=D)], 1e-9)
@@ -147,7 +153,9 @@ def test_wrong_coefficients() -> None:
     refused(lambda: LinearGaussian(A, negative, C, R), "Q positive semi-definite")
     refused(lambda: LinearGaussian(A, -Q, C, R), "Q positive semi-definite; it has a variance of")
     refused(lambda: replace(model, covariance=negative), "covariance positive semi-definite")
-    refused(lambda: replace(model, S=10 * torch.ones(3, 2, dtype=D)), r"\[\[Q, S\], \[S\^T, R\]\] positive semi-definite")
+    refused(
+        lambda: replace(model, S=10 * torch.ones(3, 2, dtype=D)), r"\[\[Q, S\], \[S\^T, R\]\] positive semi-definite"
+    )
     refused(lambda: LinearGaussian(A, Q, C, -R), "R positive semi-definite")
     refused(lambda: LinearGaussian(A, R, C, R), r"Q of shape \(3, 3\)")
     refused(lambda: LinearGaussian(A, Q, C, Q), r"R of shape \(2, 2\)")
@@ -187,7 +195,20 @@ def test_wrong_calls(form: str) -> None:
     def call(y: object = y, state: object = None, **more: object) -> object:
         return model.filter(y, state, **({"u": u, "form": form} | more))  # type: ignore[arg-type]
 
-    for wrong in (None, y.numpy(), y.tolist(), y[0], y[..., :1], y[..., 0], y.long(), y > 0, y + 0j, y.half(), y.to("meta"), y.to_sparse()):
+    for wrong in (
+        None,
+        y.numpy(),
+        y.tolist(),
+        y[0],
+        y[..., :1],
+        y[..., 0],
+        y.long(),
+        y > 0,
+        y + 0j,
+        y.half(),
+        y.to("meta"),
+        y.to_sparse(),
+    ):
         refused(lambda wrong=wrong: call(wrong), "needs y")
     refused(lambda: call(y * torch.inf), "infinity")
     for state in wrong_states(model.initial_state(2)):

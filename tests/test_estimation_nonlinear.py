@@ -37,8 +37,13 @@ METHODS: list[Any] = [
 def as_functions(model: LinearGaussian, method: Any) -> NonlinearGaussian:
     A, B, b, C, D_, d = (getattr(model, name) for name in ("A", "B", "b", "C", "D", "d"))
     return NonlinearGaussian(
-        lambda x, u: A @ x + B @ u + b, model.Q, lambda x, u: C @ x + D_ @ u + d, model.R,
-        mean=model.mean, covariance=model.covariance, method=method,
+        lambda x, u: A @ x + B @ u + b,
+        model.Q,
+        lambda x, u: C @ x + D_ @ u + d,
+        model.R,
+        mean=model.mean,
+        covariance=model.covariance,
+        method=method,
     )
 
 
@@ -58,7 +63,11 @@ def test_on_a_linear_model_all_are_kalmans(method: Any, masks: str) -> None:
         smoothed, defined = model.smooth(y, begin, u=u, **MASKS[masks]), linear.smooth(y, begin, u=u, **MASKS[masks])
         close(vars(smoothed).values(), vars(defined).values(), 10 * atol)
     forecast, told = model.forecast(state, 4, u=u[:, :4]), linear.forecast(state, 4, u=u[:, :4])  # type: ignore[index]
-    close([forecast.observations.mean, forecast.observations.factor], [told.observations.mean, told.observations.factor], atol)
+    close(
+        [forecast.observations.mean, forecast.observations.factor],
+        [told.observations.mean, told.observations.factor],
+        atol,
+    )
 
 
 # -- a pendulum observed through its sine ------------------------------------------------------------------------------
@@ -139,7 +148,9 @@ def published_weights(n: int, alpha: float, beta: float, kappa: float) -> tuple[
     return scale, mean, cov
 
 
-@pytest.mark.parametrize("parameters", [(1.0, 0.0, 0.0), (0.5, 2.0, 0.0), (0.3, 0.0, 1.5), (1.0, 2.0, -1.0), (1.2, 0.7, 0.0)])
+@pytest.mark.parametrize(
+    "parameters", [(1.0, 0.0, 0.0), (0.5, 2.0, 0.0), (0.3, 0.0, 1.5), (1.0, 2.0, -1.0), (1.2, 0.7, 0.0)]
+)
 def test_the_unscented_transform_as_published(parameters: tuple[float, float, float]) -> None:
     """With weights of any sign, from square roots alone; and the joint columns give the cross-covariance."""
     g = torch.Generator().manual_seed(0)
@@ -189,8 +200,14 @@ def test_angles_around_the_circle(method: Any) -> None:
         return torch.remainder(x + math.pi, 2 * math.pi) - math.pi
 
     model = NonlinearGaussian(
-        lambda x: A @ x, 1e-4 * eye, lambda x: wrapped(x[:1]), 0.01 * eye[:1, :1], mean=torch.tensor([0.0, 0.3], dtype=D),
-        covariance=0.01 * eye, method=method, residual_y=angles(0),
+        lambda x: A @ x,
+        1e-4 * eye,
+        lambda x: wrapped(x[:1]),
+        0.01 * eye[:1, :1],
+        mean=torch.tensor([0.0, 0.3], dtype=D),
+        covariance=0.01 * eye,
+        method=method,
+        residual_y=angles(0),
     )
     truth = 0.3 * torch.arange(1, 41, dtype=D)
     noise = 0.1 * torch.randn(40, dtype=D, generator=torch.Generator().manual_seed(0))
@@ -227,7 +244,10 @@ def test_float32_and_few_noises() -> None:
     )
     _, y = simulated(model, 2, 300)
     for method in ("extended", Unscented(alpha=0.5), "cubature"):
-        posterior, smoothed = (replace(narrow, method=method).filter(y.float())[0], replace(narrow, method=method).smooth(y.float()))  # type: ignore[arg-type]
+        posterior, smoothed = (
+            replace(narrow, method=method).filter(y.float())[0],
+            replace(narrow, method=method).smooth(y.float()),
+        )  # type: ignore[arg-type]
         assert posterior.mean.dtype == torch.float32
         assert bool(smoothed.mean.isfinite().all())
         assert bool((smoothed.variance <= posterior.variance * 1.01 + 1e-6).all())
@@ -245,13 +265,17 @@ def test_wrong_input() -> None:
     refused(lambda: replace(model, method="particle"), "its methods are extended, iterated, unscented, cubature")
     refused(lambda: replace(model, method=3), "method as a name")  # type: ignore[arg-type]
     refused(lambda: replace(model, method=Unscented(alpha=0.0)), "may give a covariance that is none")
-    refused(lambda: replace(model, method=Unscented(alpha=1.0, beta=0.0, kappa=-1.0)), "may give a covariance that is none")
+    refused(
+        lambda: replace(model, method=Unscented(alpha=1.0, beta=0.0, kappa=-1.0)), "may give a covariance that is none"
+    )
     refused(lambda: replace(model, method=IteratedExtended(n_iterations=0)), "n_iterations")
     refused(lambda: replace(model, Q=-model.Q), "positive semi-definite")
     refused(lambda: replace(model, mean=torch.zeros(3, dtype=D)), "mean of shape")
     refused(lambda: model.filter(y[..., :0]), r"y \(batch, length, 1\)")
     refused(lambda: model.filter(y, u=torch.zeros(1, 2, 1, dtype=D)), "u of shape")
-    refused(lambda: model.filter(y, GaussianState(torch.zeros(1, 3, dtype=D), torch.zeros(1, 3, 3, dtype=D))), "state.mean")
+    refused(
+        lambda: model.filter(y, GaussianState(torch.zeros(1, 3, dtype=D), torch.zeros(1, 3, 3, dtype=D))), "state.mean"
+    )
     refused(lambda: model.forecast(None, 3), "the state that filter returned")  # type: ignore[arg-type]
     refused(lambda: nees(model.filter(y)[0], y), "true states")
     refused(lambda: acceptance(0, 2), "n_runs")

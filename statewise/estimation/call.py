@@ -105,7 +105,7 @@ class Call:
         results = (mean, L, densities, innovation, innovation_factor)
         mean, L, *rest = (m.to(self.dtype) for m in results)
         mean, L = mask_time(mean, self.masks.valid), mask_time(L, self.masks.valid)
-        return Posterior(mean, L, *rest, self.n_observed, told)
+        return Posterior(mean, L, *rest, n_observed=self.n_observed, steady=told)
 
     def final(self, state: GaussianState) -> GaussianState | None:
         return GaussianState(*[m.to(self.dtype) for m in state]) if self.returns_state else None
@@ -139,7 +139,9 @@ def check_observed(name: str, y: Tensor, observed: Any) -> None:
     fits = observed is None or (isinstance(observed, Tensor) and observed.dtype == torch.bool)
     if not fits or (observed is not None and (observed.shape != y.shape or observed.device != y.device)):
         given = f"{observed.dtype} {tuple(observed.shape)}" if isinstance(observed, Tensor) else type(observed).__name__
-        raise InputError(f"{name} needs observed as bool of the shape of y, {tuple(y.shape)}, True where seen; got {given}")
+        raise InputError(
+            f"{name} needs observed as bool of the shape of y, {tuple(y.shape)}, True where seen; got {given}"
+        )
 
 
 def check_inputs(name: str, y: Tensor, u: Any, n_inputs: int | None) -> None:
@@ -189,7 +191,8 @@ def open_call(model: Any, y: Any, state: Any, u: Any, observed: Any, lengths: An
     if masks.starts is not None and y.shape[1]:
         fresh = first = masks.starts[:, 0]
         begin = GaussianState(
-            torch.where(first[:, None], prior.mean, begin.mean), torch.where(first[:, None, None], prior.factor, begin.factor)
+            torch.where(first[:, None], prior.mean, begin.mean),
+            torch.where(first[:, None, None], prior.factor, begin.factor),
         )
         later = masks.starts.clone()
         later[:, 0] = False

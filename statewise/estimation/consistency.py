@@ -15,7 +15,8 @@ from statewise.estimation.gaussian import Gaussians, Interval, Posterior, check_
 def nis(posterior: Posterior) -> Tensor:
     """The normalised innovation squared, v^T S^-1 v, (batch, length); its mean is ``n_observed`` if the model is right.
 
-    Source:  Bar-Shalom, Li & Kirubarajan 2001, Estimation with Applications to Tracking and Navigation, eq. 5.4.2-1.
+    Source:  Bar-Shalom, Li & Kirubarajan 2001, Estimation with Applications to Tracking and Navigation,
+             sec. 5.4.
     """
     return posterior.whitened.square().sum(-1)
 
@@ -24,7 +25,7 @@ def nees(estimate: Gaussians, x: Tensor) -> Tensor:
     """The normalised estimation error squared, e^T P^-1 e, (batch, length), for the true states x; its mean is n.
 
     Errors:  InputError for states of another shape.
-    Source:  Bar-Shalom, Li & Kirubarajan 2001, eq. 5.4.2-2.
+    Source:  Bar-Shalom, Li & Kirubarajan 2001, sec. 5.4.
     """
     if not isinstance(x, Tensor) or x.shape != estimate.mean.shape:
         given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__

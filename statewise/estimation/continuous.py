@@ -25,7 +25,7 @@ def van_loan(system: ContinuousSystem, dt: Tensor | float, Q: Tensor, noise_of: 
     """A = e^(F dt), Q = int_0^dt e^(F s) Q_c e^(F^T s) ds, and B for inputs that are constant over the step.
 
     Numerics: the exponential of [[-F, Q_c], [0, F^T]] gives both, for a step so short that e^(-F dt) is harmless; then
-              doubling, Q(2h) = Q(h) + e^(F h) Q(h) e^(F^T h), a sum of what is positive. So stiff systems do not cancel.
+              doubling, Q(2h) = Q(h) + e^(F h) Q(h) e^(F^T h), a sum of what is positive, so that nothing cancels.
     Cost:     O((2 n)^3) for each dt, and an exponential for each doubling.
     Source:   Van Loan 1978, IEEE Trans. Automat. Contr. 23:395, theorem 1.
     """
@@ -55,7 +55,9 @@ def _covariance(F: Tensor, Q: Tensor, dt: Tensor) -> Tensor:
     for k in range(int(n_doublings.max()) if n_doublings.numel() else 0):
         more = (k < n_doublings)[..., None, None]
         # not by squaring the last one, which would double the error of slow modes each time; what is done takes h = 1
-        E, _ = discretize_dense(F.expand(*dt.shape, n, n), nothing, torch.where(k < n_doublings, h[..., 0, 0] * 2.0**k, 1))
+        E, _ = discretize_dense(
+            F.expand(*dt.shape, n, n), nothing, torch.where(k < n_doublings, h[..., 0, 0] * 2.0**k, 1)
+        )
         P = torch.where(more, P + E @ P @ E.mT, P)
     return (P + P.mT) / 2
 
@@ -79,6 +81,8 @@ def _checked(
     size = F.shape[-1] if noise_of == "states" else B.shape[-1]
     if not isinstance(Q, Tensor) or tuple(Q.shape) != (size, size) or Q.dtype != F.dtype:
         given = f"{Q.dtype} {tuple(Q.shape)}" if isinstance(Q, Tensor) else type(Q).__name__
-        raise InputError(f"from_continuous needs Q ({size}, {size}) in {F.dtype}, the density of the noise; got {given}")
+        raise InputError(
+            f"from_continuous needs Q ({size}, {size}) in {F.dtype}, the density of the noise; got {given}"
+        )
     Q = B @ Q @ B.mT if noise_of == "inputs" else Q
     return F, B, C, D if system.D is not None else None, Q, dt.reshape(1, -1) if dt.ndim == 1 else dt

@@ -67,7 +67,9 @@ def elements(steps: Steps) -> Element:
     element = Element(*[m.expand(*size, *m.shape[2:]) for m, size in zip(element, lead)])
     masks = steps.masks
     if masks.starts is not None:
-        element = Element(*[m if k in (1, 2) else choose(~masks.starts, m, m.new_zeros(())) for k, m in enumerate(element)])
+        element = Element(
+            *[m if k in (1, 2) else choose(~masks.starts, m, m.new_zeros(())) for k, m in enumerate(element)]
+        )
     if masks.valid is not None:
         identity = torch.eye(n, dtype=G.dtype, device=G.device)
         zero = identity.new_zeros(())
@@ -79,10 +81,10 @@ def join(i: Element, j: Element) -> Element:
     """The element of i's steps and then j's; leading axes broadcast.
 
     Cost:    O(n^3): QR decompositions of (2 n) x (2 n), and two of (2 n) x n.
-    Source:  Särkkä & García-Fernández 2021, eq. 15; Yaghoobi et al. 2022, eq. 32 to 34.
+    Source:  Särkkä & García-Fernández 2021, lemma 8; Yaghoobi et al. 2022, sec. 3.
     """
     known = _Known(i.U, j.Z)
-    V, AV = known.V, j.A @ known.V
+    AV = j.A @ known.V
     part = i.b + times(i.U, times(i.U.mT, j.eta))  # (I + U U^T Z Z^T)^-1 of it is x between them
     b = times(j.A, part) - times(AV, times(known.Y.mT, part)) + j.b
     A = j.A @ i.A - AV @ (known.Y.mT @ i.A)
@@ -100,7 +102,7 @@ def pull_back(i: Element, later: Information, known: _Known | None = None) -> In
 
 
 def given(state: GaussianState, later: Information) -> GaussianState:
-    """N(mean, factor factor^T) given what later observations tell about it: smoothing, without any inverse of its own."""
+    """N(mean, factor factor^T) given what later observations tell about it: smoothing, without its inverse."""
     V = _Known(state.factor, later.Z).V
     rest = later.eta - times(later.Z, times(later.Z.mT, state.mean))
     return GaussianState(state.mean + times(V, times(V.mT, rest)), lower(V))
@@ -115,7 +117,9 @@ def onward(i: Element, later: Information) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Known:
-    """The triangular form of [[U^T Z, I], [Z, 0]], X = [[X11, 0], [Y, W]]: X11 X11^T = I + U^T Z Z^T U, so never singular.
+    """The triangular form of [[U^T Z, I], [Z, 0]], X = [[X11, 0], [Y, W]].
+
+    X11 X11^T = I + U^T Z Z^T U, which is never singular.
 
     V = U X11^-T: V V^T = (I + U U^T Z Z^T)^-1 U U^T   Y: (I + U U^T Z Z^T)^-1 = I - V Y^T
     W: W W^T = (I + Z Z^T U U^T)^-1 Z Z^T

@@ -31,7 +31,7 @@ def em_step(
     gives. Numbers of y that are missing are a part of what is not seen: given x_t and the rest of y_t they have a mean
     and a covariance.
 
-    Source:  Shumway & Stoffer 1982, J. Time Series Anal. 3:253; Särkkä 2013, algorithm 12.5; missing numbers, Holmes
+    Source:  Shumway & Stoffer 1982, J. Time Series Anal. 3:253; Särkkä 2013, ch. 12; missing numbers, Holmes
              2013, arXiv:1302.3919, sec. 6.
     """
     if model.S is not None:
@@ -65,7 +65,7 @@ def em_step(
                 learned["mean"] = x_0
             if "covariance" in learn:
                 learned["covariance"] = (P_0 + away.unsqueeze(-1) * away.unsqueeze(-2)).mean(0)
-    return replace(model, **learned), float(smoothed.log_likelihood.sum())
+    return replace(model, **learned), float(smoothed.log_likelihood.sum())  # type: ignore[arg-type]
 
 
 def _impute(model: LinearGaussian, y: Tensor, seen: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,8 +18,8 @@ def lower(M: Tensor, n_leading: int = 0) -> Tensor:
 
     Shapes:    M: (..., n, k)   ->   (..., n, n)
     Cost:      O(k n^2), a QR decomposition of M^T by Householder's reflections: backward stable row by row of M.
-    Gradients: exact, once (a second derivative is refused). Only the leading block, of the first ``n_leading`` rows, has
-               to be invertible, as long as what is computed from the rest depends on X X^T alone, as a filter does; so
+    Gradients: exact, once (a second derivative is refused). Only the block of the first ``n_leading`` rows has to be
+               invertible, as long as what is computed from the rest depends on X X^T alone, as a filter does; so
                covariances of the rest may be singular. Where something else is asked of it, as of its single entries,
                X has to be invertible.
     Source:    Kailath, Sayed & Hassibi 2000, Linear Estimation, ch. 12 (array algorithms).
@@ -161,7 +161,7 @@ def _rank_limit(P: Tensor) -> float:
 
 
 def values(x: Tensor) -> Tensor:
-    """The numbers of x for a look at them on the host, also within torch.func's vmap and grad: of all copies together."""
+    """The numbers of x for a look at them on the host, also within torch.func: of all copies together."""
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     return x.detach()

@@ -100,10 +100,10 @@ def fit(
     n_iterations: int = 200,
     tolerance: float = 1e-8,
 ) -> Fit:
-    """The coefficients named in ``learn`` that make y most likely, beginning from the model's; all rows are independent.
+    """The coefficients named in ``learn`` that make y most likely, beginning from the model's. Rows are independent.
 
     method:    ``gradient``, quasi-Newton on exact gradients; covariances are learned as Cholesky factors with the
-               logarithm of their diagonals, so that they are always valid. ``em``, where each iteration has a closed form
+               logarithm of their diagonals, so that they are always valid. ``em``, whose iterations have a closed form
                and cannot lower the likelihood; slower to the end, and without S.
     tolerance: the search stops where the log-likelihood rises by less than this for each number observed
     Cost:      a filter and its gradient, or a smoother, for each iteration.
@@ -116,10 +116,10 @@ def fit(
     _check_search(n_iterations, tolerance)
     own, wide = model.A.dtype, to_double(model)
     y = _double(y)
-    given = {"u": None if u is None else _double(u), "observed": observed, "lengths": lengths}
+    given: dict[str, Any] = {"u": None if u is None else _double(u), "observed": observed, "lengths": lengths}
 
     def build(numbers: dict[str, Tensor]) -> LinearGaussian:
-        return replace(wide, **natural(wide, names, numbers))
+        return replace(wide, **natural(wide, names, numbers))  # type: ignore[arg-type]
 
     def score(numbers: dict[str, Tensor]) -> Tensor:
         return build(numbers).filter(y, form=form, **given)[0].log_likelihood.sum()
@@ -148,9 +148,7 @@ def fit(
     def as_coefficients(theta: dict[str, Tensor]) -> dict[str, Tensor]:
         return natural(wide, names, theta)
 
-    return Fit(
-        to_dtype(best, own), values, tuple(history), converged, size, n_steps, score, numbers, as_coefficients
-    )
+    return Fit(to_dtype(best, own), values, tuple(history), converged, size, n_steps, score, numbers, as_coefficients)
 
 
 def maximise(
@@ -177,7 +175,7 @@ def maximise(
     True
     """
     _check_search(n_iterations, tolerance)
-    given = {"u": None if u is None else _double(u), "observed": observed, "lengths": lengths}
+    given: dict[str, Any] = {"u": None if u is None else _double(u), "observed": observed, "lengths": lengths}
     y = _double(y)
     if not parameters or not all(isinstance(m, Tensor) and m.is_floating_point() for m in parameters.values()):
         raise InputError("maximise needs parameters as a dict of floating-point tensors")
@@ -195,12 +193,24 @@ def maximise(
     numbers, history, converged = _search(score, start, n_iterations, tolerance, n_numbers)
     best = build(numbers)
     return Fit(
-        to_dtype(best, best.A.dtype), numbers, tuple(history), converged, len(_flat(numbers)), n_steps, score, numbers, dict
+        to_dtype(best, best.A.dtype),
+        numbers,
+        tuple(history),
+        converged,
+        len(_flat(numbers)),
+        n_steps,
+        score,
+        numbers,
+        dict,
     )
 
 
 def _search(
-    score: Callable[[dict[str, Tensor]], Tensor], start: dict[str, Tensor], n_iterations: int, tolerance: float, n_numbers: int
+    score: Callable[[dict[str, Tensor]], Tensor],
+    start: dict[str, Tensor],
+    n_iterations: int,
+    tolerance: float,
+    n_numbers: int,
 ) -> tuple[dict[str, Tensor], list[float], bool]:
     """BFGS with a line search that halves. Source: Nocedal & Wright 2006, Numerical Optimization, alg. 6.1."""
     theta = _flat(start)

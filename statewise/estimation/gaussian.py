@@ -63,8 +63,7 @@ def check_level(level: object) -> float:
 
 def normal_quantile(level: float) -> float:
     """How many standard deviations to each side hold this probability."""
-    level = torch.tensor(check_level(level), dtype=torch.float64)
-    return float(math.sqrt(2) * torch.erfinv(level))
+    return math.sqrt(2) * float(torch.erfinv(torch.tensor(check_level(level), dtype=torch.float64)))
 
 
 class Steady(NamedTuple):

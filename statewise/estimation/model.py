@@ -21,7 +21,7 @@ from statewise.estimation.smoothing import Lagged, LagState
 from statewise.estimation.square_root import square_root
 from statewise.estimation.steady import steady
 from statewise.operators.base import check_batch, wide
-from statewise.operators.plan import Plan, Rule, otherwise, plan, up_to
+from statewise.operators.plan import Plan, Rule, otherwise, plan
 from statewise.operators.state_shape import leaf
 from statewise.systems import ContinuousSystem
 
@@ -69,7 +69,12 @@ class LinearGaussian:
 
     forms: ClassVar[tuple[str, ...]] = ("recurrent", "square_root", "parallel", "steady")
     rules: ClassVar[tuple[Rule, ...]] = (
-        up_to(32, "square_root", "one QR decomposition a step for all rows"),
+        Rule(
+            "parallel",
+            "length >= 64 and rows <= 8",
+            lambda length, rows: length >= 64 and rows <= 8,
+            "few rows: a scan over all steps at once, where a loop would mostly wait for Python",
+        ),
         otherwise("square_root", "one QR decomposition a step for all rows"),
     )
 
@@ -143,13 +148,14 @@ class LinearGaussian:
         return int(given[0]) if given else 0
 
     def __getitem__(self, times: slice) -> Self:
-        """The model over those times, if it varies: filtering with ``model[:t]`` and then ``model[t:]`` is the whole."""
+        """The model over those times, if it varies: ``model[:t]`` and then ``model[t:]`` filter as the whole does."""
         if not isinstance(times, slice) or times.step not in (None, 1):
             raise InputError(f"a model is sliced in time by model[t0:t1], got {times!r}")
         cut = {
             key: getattr(self, key)[:, times]
             for key, axes in _AXES.items()
-            if getattr(self, key) is not None and getattr(self, key).ndim == len(axes) + 2
+            if getattr(self, key) is not None
+            and getattr(self, key).ndim == len(axes) + 2
             and getattr(self, key).shape[1] != 1
         }
         return replace(self, **cut)
@@ -205,7 +211,7 @@ class LinearGaussian:
         starts: Tensor | None = None,
         form: str | None = None,
     ) -> Smoothed:
-        """x_t given all of y, with Cov(x_t, x_{t-1}); arguments as :meth:`filter`. ``parallel`` scans backwards as well.
+        """x_t given all of y, with Cov(x_t, x_{t-1}); arguments as :meth:`filter`. ``parallel`` scans back as well.
 
         Source:  see :func:`statewise.estimation.smoothing.smooth`.
         """
@@ -230,8 +236,8 @@ class LinearGaussian:
     ) -> tuple[Lagged, LagState | None]:
         """x_{t - lag} given y_1 ... y_t, for streams: the same call for the whole and for any piece of it.
 
-        The state, from ``initial_lag_state(batch, lag)``, keeps the last ``lag`` steps. The first ``lag`` steps of a row
-        have nothing to say yet: ``valid`` is False there.
+        The state, from ``initial_lag_state(batch, lag)``, keeps the last ``lag`` steps. At the first ``lag`` steps of
+        a row there is nothing to say yet: ``valid`` is False there.
         """
         base = None if state is None else getattr(state, "filtered", None)
         smoothing.check_lag(lag)
@@ -276,8 +282,8 @@ class LinearGaussian:
         """
         if not isinstance(state, GaussianState) or not isinstance(state.mean, Tensor) or not state.mean.ndim:
             raise InputError(
-                f"{type(self).__name__}.forecast needs the state that filter returned, got {type(state).__name__}; give "
-                "filter initial_state(batch) to have one"
+                f"{type(self).__name__}.forecast needs the state that filter returned, got {type(state).__name__}; "
+                "give filter initial_state(batch) to have one"
             )
         return smoothing.forecast(self._blank(len(state.mean), length, state, u))
 
@@ -311,7 +317,7 @@ class LinearGaussian:
         check_axes(type(self).__name__, self._varying(), *y.shape[:2])
 
     def _plan(self, y: Tensor) -> Plan:
-        return plan(self.rules, length=y.shape[1])
+        return plan(self.rules, length=y.shape[1], n_taps=len(y))  # the second number is the rows here
 
     def _why(self, chosen: Plan, y: Tensor, state: Any) -> str:
         return chosen.reason

@@ -25,9 +25,9 @@ from statewise.operators.state_shape import leaf
 class NonlinearGaussian:
     """x_t = f(x_{t-1}) + w_t,  y_t = h(x_t) + v_t,  w ~ N(0, Q), v ~ N(0, R); with inputs f(x, u_t) and h(x, u_t).
 
-    f and h are written in PyTorch for one state: f takes (n,) and returns (n,), h returns (p,); ``torch.func.vmap`` runs
-    them on all rows, ``torch.func.jacrev`` differentiates them. What changes with time comes in by u. Calls, states,
-    missing numbers, ``lengths`` and ``starts`` are :class:`~statewise.estimation.LinearGaussian`'s; covariances are
+    f and h are written in PyTorch for one state: f takes (n,) and returns (n,), h returns (p,); ``torch.func.vmap``
+    runs them on all rows, ``torch.func.jacrev`` differentiates them. What changes with time comes in by u. Calls,
+    states, missing numbers, ``lengths`` and ``starts`` are :class:`~statewise.estimation.LinearGaussian`'s; covariances are
     square roots here too.
 
     method:     ``extended``, ``iterated``, ``unscented``, ``cubature``, or one with parameters, such as
@@ -106,7 +106,7 @@ class NonlinearGaussian:
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Posterior, GaussianState | None]:
-        """x_t given y_1 ... y_t and, if a state was given, x after the last real step; as the linear model's ``filter``.
+        """x_t given y_1 ... y_t and, if a state was given, x after the last real step: as a linear model's ``filter``.
 
         The innovations are those of the forecast, also where h is linearised several times.
         """
@@ -126,7 +126,7 @@ class NonlinearGaussian:
     ) -> Smoothed:
         """x_t given all of y: the method's smoother of Rauch, Tung and Striebel, in square roots.
 
-        Source:  Särkkä 2013, algorithm 9.1 (extended), 10.3 (unscented), 10.6 (cubature).
+        Source:  Särkkä 2013, ch. 9 (extended) and 10 (unscented, cubature).
         """
         call = open_call(self, y, state, u, observed, lengths, starts)
         return self._smooth(call, self._filter(call))
@@ -177,19 +177,19 @@ class NonlinearGaussian:
             if start is not None:
                 mean, L = choose(start, prior.mean, mean), choose(start, prior.factor, L)
             ahead = self._through(self._f, mean, L, u, self.residual_x)
-            x, P = ahead.mean, lower(torch.cat([ahead.M, Q.expand(batch, n, n)], -1))  # type: ignore[union-attr]
-            now = self._update(x, P, R.expand(batch, p, p), y, u, observed)  # type: ignore[union-attr, arg-type]
+            x, P = ahead.mean, lower(torch.cat([ahead.M, Q.expand(batch, n, n)], -1))
+            now = self._update(x, P, R.expand(batch, p, p), y, u, observed)
             if valid is not None:
                 now = (choose(valid, now[0], mean), choose(valid, now[1], L), *now[2:])
             mean, L = now[:2]
             rows.append(now)
         if not rows:
             empty = [call.y.new_zeros(batch, 0, *shape) for shape in ((n,), (n, n), (p,), (p, p))]
-            return Filtered(*empty, GaussianState(mean, L))
+            return Filtered(*empty, final=GaussianState(mean, L))
         results = [torch.stack(part, 1) for part in zip(*rows)]
         results[1], results[3] = positive(results[1]), positive(results[3])
         end = positive(L) if not bool(values(L).triu(1).any()) else L
-        return Filtered(*results, GaussianState(mean, end))
+        return Filtered(*results, final=GaussianState(mean, end))
 
     def _update(
         self, x: Tensor, P: Tensor, R: Tensor, y: Tensor, u: Tensor | None, observed: Tensor | None
@@ -242,7 +242,8 @@ class NonlinearGaussian:
         lag_one = P[:, 1:] @ P[:, 1:].mT @ gain.mT
         steps = (mask_time(m, masks.valid).to(call.dtype) for m in (x[:, 1:], positive(P[:, 1:]), lag_one))
         likelihood = call.posterior(filtered).log_likelihood
-        return Smoothed(*steps, x[:, 0].to(call.dtype), positive(P[:, 0]).to(call.dtype), likelihood)
+        initial = x[:, 0].to(call.dtype), positive(P[:, 0]).to(call.dtype)
+        return Smoothed(*(*steps, *initial, likelihood))
 
     def check(self, y: Any, state: Any = None) -> None:
         """Errors:  InputError unless y, and the state, are such as :meth:`filter` takes."""

@@ -1,4 +1,4 @@
-"""The filter as an associative scan: all steps at once, in a number of batched operations that grows with log(length)."""
+"""The filter as an associative scan: all steps at once, in batched operations whose number is O(log length)."""
 
 from __future__ import annotations
 

@@ -30,14 +30,16 @@ def check_learn(model: LinearGaussian, learn: Iterable[str]) -> tuple[str, ...]:
         if value.ndim != _OWN_AXES[name]:
             raise InputError(f"{name} {tuple(value.shape)} varies with time or rows; learn needs one for all")
     if "S" in names and not {"Q", "R"} <= set(names):
-        raise InputError("S is learned together with Q and R, or [[Q, S], [S^T, R]] might be no covariance; name all three")
+        raise InputError(
+            "S is learned together with Q and R, or [[Q, S], [S^T, R]] might be no covariance; name all three"
+        )
     if "S" not in names and model.S is not None and {"Q", "R"} & set(names):
         raise InputError("Q or R is learned beside a fixed S, with which it might be no covariance; name Q, R and S")
     return tuple(dict.fromkeys(names))
 
 
 def free(model: LinearGaussian, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """The numbers that stand for these coefficients; a covariance is the rows of its Cholesky factor, log on the diagonal."""
+    """The numbers that stand for these coefficients: of a covariance its Cholesky factor, with log on the diagonal."""
     numbers = {}
     for name in names:
         if name == "S" or ("S" in names and name == "R"):
@@ -77,8 +79,8 @@ def natural(model: LinearGaussian, names: tuple[str, ...], numbers: dict[str, Te
 
 
 def to_double(model: LinearGaussian) -> LinearGaussian:
-    return replace(model, **{name: m.double() for name, m in model._given().items()})
+    return replace(model, **{name: m.double() for name, m in model._given().items()})  # type: ignore[arg-type]
 
 
 def to_dtype(model: LinearGaussian, dtype: torch.dtype) -> LinearGaussian:
-    return replace(model, **{name: m.detach().to(dtype) for name, m in model._given().items()})
+    return replace(model, **{name: m.detach().to(dtype) for name, m in model._given().items()})  # type: ignore[arg-type]

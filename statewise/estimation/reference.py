@@ -1,4 +1,4 @@
-"""The definitions: Kalman's filter and the smoother of Rauch, Tung and Striebel, in float64, row by row and step by step.
+"""The definitions: Kalman's filter and the smoother of Rauch, Tung and Striebel, in float64, row by row, step by step.
 
 They are slow and meant to be read. Every other form is held against them.
 """
@@ -40,7 +40,7 @@ def filter_step(before: Moments, m: Mapping[str, Tensor], y: Tensor, observed: T
 
     m:       the coefficients of this step: A, Q, C, R, S = Cov(w, v), c = B u + b, d = D u + d
     Source:  Kalman 1960, J. Basic Eng. 82:35; Särkkä 2013, Bayesian Filtering and Smoothing, eq. 4.20 and 4.21; with
-             S, Simon 2006, Optimal State Estimation, eq. 7.17 (his M_k).
+             S, Simon 2006, Optimal State Estimation, sec. 7.1 (his M_k).
     """
     mean = m["A"] @ before.mean + m["c"]
     P = m["A"] @ before.covariance @ m["A"].T + m["Q"]
@@ -58,7 +58,7 @@ def smoother_step(now: Moments, after: Moments, m: Mapping[str, Tensor], y: Tens
     """x_t given all observations, from x_t given y_1 ... y_t and x_{t+1} given all.
 
     x_t is a linear function of (x_{t+1}, y_{t+1}) and noise that nothing later depends on. Without correlated noise
-    y_{t+1} adds nothing to x_{t+1}, and these are the equations of Rauch, Tung and Striebel, of gain P A^T P_{t+1|t}^-1.
+    y_{t+1} adds nothing to x_{t+1}, and these are the equations of Rauch, Tung and Striebel, with P A^T P_{t+1|t}^-1.
 
     m:       the coefficients of the step from t to t + 1; y, observed: those of t + 1
     Returns: the moments, and Cov(x_{t+1}, x_t | y).
@@ -75,7 +75,11 @@ def smoother_step(now: Moments, after: Moments, m: Mapping[str, Tensor], y: Tens
     expected = torch.cat([m["A"] @ now.mean + m["c"], C @ (m["A"] @ now.mean + m["c"]) + m["d"][observed]])
     joint = H @ now.covariance @ H.T + noise
     scale = torch.where(joint.diagonal() > 0, joint.diagonal(), 1).sqrt()
-    gain = now.covariance @ H.T @ (torch.linalg.pinv(joint / torch.outer(scale, scale), hermitian=True) / torch.outer(scale, scale))
+    gain = (
+        now.covariance
+        @ H.T
+        @ (torch.linalg.pinv(joint / torch.outer(scale, scale), hermitian=True) / torch.outer(scale, scale))
+    )
     known = torch.zeros_like(joint)
     known[:n, :n] = after.covariance
     mean = now.mean + gain @ (torch.cat([after.mean, y[observed]]) - expected)
@@ -84,7 +88,12 @@ def smoother_step(now: Moments, after: Moments, m: Mapping[str, Tensor], y: Tens
 
 
 def filter_rows(
-    coefficients: Mapping[str, Tensor], y: Tensor, observed: Tensor, masks: Masks, prior: list[Moments], first: list[Moments]
+    coefficients: Mapping[str, Tensor],
+    y: Tensor,
+    observed: Tensor,
+    masks: Masks,
+    prior: list[Moments],
+    first: list[Moments],
 ) -> tuple[list[list[Update | None]], list[Moments]]:
     """:func:`filter_step` for each row and step; None where a step is padding.
 
@@ -94,7 +103,8 @@ def filter_rows(
     updates: list[list[Update | None]] = []
     finals = []
     for row in range(len(y)):
-        now, own = first[row], []
+        now = first[row]
+        own: list[Update | None] = []
         for t in range(y.shape[1]):
             if masks.valid is not None and not masks.valid[row, t]:
                 own.append(None)
@@ -102,15 +112,22 @@ def filter_rows(
             if masks.starts is not None and masks.starts[row, t]:
                 now = prior[row]
             m = {name: value[row, t] for name, value in coefficients.items()}
-            own.append(filter_step(now, m, y[row, t], observed[row, t]))
-            now = own[-1].moments
+            update = filter_step(now, m, y[row, t], observed[row, t])
+            now = update.moments
+            own.append(update)
         updates.append(own)
         finals.append(now)
     return updates, finals
 
 
 def smooth_row(
-    coefficients: Mapping[str, Tensor], y: Tensor, observed: Tensor, masks: Masks, first: Moments, updates: list, row: int
+    coefficients: Mapping[str, Tensor],
+    y: Tensor,
+    observed: Tensor,
+    masks: Masks,
+    first: Moments,
+    updates: list,
+    row: int,
 ) -> tuple[list[Moments | None], list[Tensor | None], Moments]:
     """:func:`smoother_step` from the end of a row to its beginning: moments, lag-one covariances, and x_0."""
     length = y.shape[1]
@@ -155,7 +172,7 @@ def filter(call: Call) -> tuple[Posterior, GaussianState | None]:
         S = S.index_put((*here, o[:, None], o), update.S)
         densities = densities.index_put(here, update.log_density[None])
     results = (mean, factor(covariance), densities, innovation, factor(S))
-    posterior = Posterior(*(m.to(call.dtype) for m in results), call.n_observed)
+    posterior = Posterior(*(m.to(call.dtype) for m in results), n_observed=call.n_observed)
     final_mean = torch.stack([m.mean for m in finals]) if finals else y.new_zeros(0, n)
     final = torch.stack([m.covariance for m in finals]) if finals else y.new_zeros(0, n, n)
     return posterior, call.final(GaussianState(final_mean, factor(final)))
@@ -180,12 +197,12 @@ def smooth(call: Call) -> Smoothed:
     empty = y.new_zeros(0)
     shaped = [torch.stack(m) if m else empty for m in (means, covariances, lag_one)]
     mean, covariance, lag = (m.reshape(batch, length, *shape) for m, shape in zip(shaped, ((n,), (n, n), (n, n))))
-    x_0 = torch.stack([m.mean for m in initial]) if initial else y.new_zeros(0, n)
+    m_0 = torch.stack([m.mean for m in initial]) if initial else y.new_zeros(0, n)
     P_0 = torch.stack([m.covariance for m in initial]) if initial else y.new_zeros(0, n, n)
     likelihood = y.new_zeros(batch)
     for row, _, update in _real(updates):
         likelihood = likelihood.index_add(0, torch.tensor([row]).to(y.device), update.log_density[None])
-    results = (mean, factor(covariance), lag, x_0, factor(P_0), likelihood)
+    results = (mean, factor(covariance), lag, m_0, factor(P_0), likelihood)
     return Smoothed(*(m.to(call.dtype) for m in results))
 
 
@@ -197,7 +214,8 @@ def _opened(call: Call) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     c, d = call.offsets
     every = {**given, "S": (S, 2), "c": (c, 1), "d": (d, 1)}
     coefficients = {
-        key: with_axes(m, own).double().expand(batch, length, *m.shape[m.ndim - own :]) for key, (m, own) in every.items()
+        key: with_axes(m, own).double().expand(batch, length, *m.shape[m.ndim - own :])
+        for key, (m, own) in every.items()
     }
     observed = torch.ones_like(call.y, dtype=torch.bool) if call.observed is None else call.observed
     return coefficients, call.y.double(), observed

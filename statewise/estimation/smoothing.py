@@ -70,7 +70,7 @@ def smooth(call: Call, posterior: Posterior, *, scanned: bool) -> Smoothed:
     results = (smoothed.mean, positive(smoothed.factor), lag_one.expand(batch, length, n, n))
     steps = (mask_time(m, valid).to(call.dtype) for m in results)
     x_0 = initial.mean.expand(batch, n), positive(first)
-    return Smoothed(*steps, *(m.to(call.dtype) for m in x_0), posterior.log_likelihood)
+    return Smoothed(*(*steps, *(m.to(call.dtype) for m in x_0), posterior.log_likelihood))
 
 
 def forecast(call: Call) -> Forecast:
@@ -150,7 +150,9 @@ def smooth_lagged(
     if call.fresh is not None and length:  # nothing passes to the document before, which is in the state
         forget = torch.cat([call.fresh[:, None], torch.zeros_like(call.fresh[:, None]).expand(-1, length - 1)], 1)
         element = Element(*[m if k in (1, 2) else choose(~forget, m, m.new_zeros(())) for k, m in enumerate(element)])
-    past = initial_lag_state(GaussianState(posterior.mean.new_zeros(batch, n), posterior.factor.new_zeros(batch, n, n)), lag)
+    past = initial_lag_state(
+        GaussianState(posterior.mean.new_zeros(batch, n), posterior.factor.new_zeros(batch, n, n)), lag
+    )
     past = past if state is None else state
     now = [m.to(work).expand(batch, *m.shape[1:]) for m in (posterior.mean, posterior.factor, *element)]
     window = [torch.cat([old.to(work), new], 1) for old, new in zip(past[1:8], now)]
@@ -169,5 +171,5 @@ def smooth_lagged(
         ends = torch.full((batch,), length, device=time.device) if call.masks.lengths is None else call.masks.lengths
         kept = ends[:, None] + torch.arange(lag, device=time.device)
         row = torch.arange(batch, device=time.device)[:, None]
-        following = LagState(final, *[m[row, kept].to(call.dtype) for m in window], past.steps + ends)
-    return Lagged(*results, valid), following
+        following = LagState(final, *[m[row, kept].to(call.dtype) for m in window], steps=past.steps + ends)
+    return Lagged(*results, valid=valid), following

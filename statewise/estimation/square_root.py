@@ -26,7 +26,7 @@ def square_root(steps: Steps, begin: GaussianState) -> Filtered:
     for t, (G, N, offset, y, observed) in enumerate(zip(*per_step)):
         if starts[t] is not None:
             mean, factor = choose(starts[t], prior.mean, mean), choose(starts[t], prior.factor, factor)
-        now = advance(mean, factor, G, N, offset, y, observed)  # type: ignore[arg-type]
+        now = advance(mean, factor, G, N, offset, y, observed)
         if valid[t] is None:
             mean, factor = now.mean, now.factor
         else:
@@ -35,5 +35,5 @@ def square_root(steps: Steps, begin: GaussianState) -> Filtered:
     if not rows:
         n = steps.n
         empty = [steps.y.new_zeros(batch, 0, *shape) for shape in ((n,), (n, n), (p,), (p, p))]
-        return Filtered(*empty, GaussianState(mean, factor))
-    return Filtered(*[torch.stack(part, 1) for part in zip(*rows)], GaussianState(mean, factor))
+        return Filtered(*empty, final=GaussianState(mean, factor))
+    return Filtered(*[torch.stack(part, 1) for part in zip(*rows)], final=GaussianState(mean, factor))

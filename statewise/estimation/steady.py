@@ -7,9 +7,9 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.estimation.elements import Element, join
-from statewise.estimation.factors import lower, solve, times, values
+from statewise.estimation.factors import lower, times, values
 from statewise.estimation.gaussian import GaussianState, Steady
-from statewise.estimation.steps import Filtered, Steps, advance
+from statewise.estimation.steps import Advanced, Filtered, Steps, advance
 
 _MOST_DOUBLINGS = 60
 
@@ -17,13 +17,13 @@ _MOST_DOUBLINGS = 60
 def steady(steps: Steps, begin: GaussianState) -> tuple[Filtered, Steady]:
     """Steps of ``square_root`` until the covariance stands at its limit, then a linear recurrence of the means.
 
-    The limit is the solution of the Riccati equation. The gain becomes constant where the covariance is within 512 units
-    of the last place of it, beside its standard deviations, or moves no more; what is left of the difference is told.
+    The limit is the solution of the Riccati equation. The gain becomes constant where the covariance is within 512
+    units of the last place of it, beside its standard deviations, or moves no more; what is left is told.
 
     Cost:    O((n + p)^3) for each step before, then O(length n^2 log(memory)) in a few large operations, where the
              memory is how many steps it takes the closed loop to forget.
-    Errors:  InputError if a matrix varies with time, if numbers are missing or documents packed, or if there is no limit:
-             a part of the state that grows and is not observed, or one that is not moved by any noise.
+    Errors:  InputError if a matrix varies with time, if numbers are missing or documents packed, or if there is no
+             limit: a part of the state that grows and is not observed, or one that is not moved by any noise.
     Source:  Anderson & Moore 1979, Optimal Filtering, ch. 4; the limit by doubling, sec. 6.7.
     """
     _check(steps)
@@ -33,7 +33,8 @@ def steady(steps: Steps, begin: GaussianState) -> tuple[Filtered, Steady]:
     scale = _deviations(P_limit)
     mean, factor = begin.mean.expand(batch, -1).unsqueeze(1), begin.factor.unsqueeze(1)
     eps = torch.finfo(factor.dtype).eps
-    parts, error, before = [], _distance(factor, P_limit, scale), None
+    parts: list[Advanced] = []
+    error, before = _distance(factor, P_limit, scale), None
     while len(parts) < length and error > 512 * eps and not _stands(factor, before, scale, 4 * steps.n * eps):
         t, before = len(parts), factor
         offset = steps.offset[:, t : t + 1] if steps.offset.shape[1] > 1 else steps.offset
@@ -55,7 +56,7 @@ def steady(steps: Steps, begin: GaussianState) -> tuple[Filtered, Steady]:
 
 
 def limit(G: Tensor, N: Tensor, p: int) -> Tensor:
-    """The covariance (..., n, n) of x_t given y_1 ... y_t for t to infinity: the element of 2^k steps, for k = 0, 1, ...
+    """The covariance (..., n, n) of x_t given y_1 ... y_t for t to infinity, from the elements of 1, 2, 4, ... steps.
 
     Errors:  InputError if there is none.
     """

@@ -6,15 +6,15 @@ One step is one linear map from x_{t-1} to what is observed and to what comes ne
     [   ] = [   ] x_{t-1} + [  ] + [       ]   with the noise    [               ] z,    z of variance 1
     [x_t]   [ A ]           [c ]   [   w   ]                     [   L_Q       0 ]
 
-where c = B u + b, d' = C c + D u + d, and [[L_Q, 0], [X, L_R]] is a square root of the joint covariance of (w, v). With a
-square root L of the covariance of x_{t-1}, the triangular form of [G L, N] is [[S^1/2, 0], [K S^1/2, L_t]]: the
+where c = B u + b, d' = C c + D u + d, and [[L_Q, 0], [X, L_R]] is a square root of the joint covariance of (w, v).
+With a square root L of the covariance of x_{t-1}, the triangular form of [G L, N] is [[S^1/2, 0], [K S^1/2, L_t]]: the
 innovation's factor, the gain and the factor of x_t given y_t, in one decomposition (:func:`advance`).
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,16 +114,11 @@ def log_densities(innovation: Tensor, innovation_factor: Tensor, n_observed: Ten
     return -(distance + math.log(2 * math.pi) * n_observed.to(distance.dtype)) / 2 - log_determinant
 
 
-def at(value: Tensor, t: int) -> Tensor:
-    """The coefficient (batch, length or 1, ...) at a step; for what is not differentiated through long loops."""
-    return value[:, 0] if value.shape[1] == 1 else value[:, t]
-
-
-def unbound(value: Tensor | None, length: int) -> tuple[Tensor | None, ...] | list[Tensor | None]:
+def unbound(value: Tensor | None, length: int) -> list[Any]:
     """A coefficient's steps; ``unbind``, because indexing [:, t] makes the backward pass quadratic."""
     if value is None:
         return [None] * length
-    return [value[:, 0]] * length if value.shape[1] == 1 else value.unbind(1)
+    return [value[:, 0]] * length if value.shape[1] == 1 else list(value.unbind(1))
 
 
 def choose(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:

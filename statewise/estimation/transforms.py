@@ -66,7 +66,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Extended:
-    """The derivative at the mean. Source: Särkkä 2013, algorithm 5.4; Jazwinski 1970, ch. 8."""
+    """The derivative at the mean. Source: Särkkä 2013, sec. 5.2; Jazwinski 1970, ch. 8."""
 
     n_iterations: int = 1
 
@@ -83,7 +83,7 @@ class Extended:
 class IteratedExtended(Extended):
     """Extended, with h linearised anew at the updated mean: Gauss and Newton's way to the most likely state.
 
-    Source:  Bell & Cathey 1993, IEEE Trans. Automat. Contr. 38:294; Jazwinski 1970, theorem 8.2 (the iterated filter).
+    Source:  Bell & Cathey 1993, IEEE Trans. Automat. Contr. 38:294; Jazwinski 1970, ch. 8.
     """
 
     n_iterations: int = 5
@@ -113,8 +113,8 @@ class Unscented:
             raise InputError(f"Unscented needs alpha, beta and kappa as numbers, got {given!r}")
         if self.alpha <= 0 or n + self.kappa <= 0 or self._excess(n) < -1e-12:
             raise InputError(
-                f"Unscented(alpha={self.alpha:g}, beta={self.beta:g}, kappa={self.kappa:g}) may give a covariance that is "
-                f"none for {n} states: it needs alpha > 0, n + kappa > 0, n (alpha^2 - beta) <= alpha^2 (n + kappa)"
+                f"Unscented(alpha={self.alpha:g}, beta={self.beta:g}, kappa={self.kappa:g}) may give a covariance that "
+                f"is none for {n} states: it needs alpha > 0, n + kappa > 0, n (alpha^2 - beta) <= alpha^2 (n + kappa)"
             )
 
     def _excess(self, n: int) -> float:
@@ -137,7 +137,7 @@ class Unscented:
 
 @dataclass(frozen=True)
 class Cubature(Unscented):
-    """2 n points of equal weight, exact for polynomials of the third degree: unscented with alpha = 1, beta = kappa = 0.
+    """2 n points of equal weight, exact for polynomials of degree 3: unscented with alpha = 1, beta = kappa = 0.
 
     Source:  Arasaratnam & Haykin 2009, IEEE Trans. Automat. Contr. 54:1254.
     """
