@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import statewise as sw
 from statewise.estimation import GaussianState, LinearGaussian, Posterior
+from statewise.operators import plan
 
 FAST = ("square_root", "parallel")
 MASKS: dict[str, dict[str, Tensor]] = {
@@ -367,3 +369,33 @@ def refused(call: Any, match: str) -> None:
         call()
     assert "\n" not in str(error.value)
     assert len(str(error.value)) <= 400
+
+
+@pytest.mark.parametrize("form", LinearGaussian.forms)
+def test_no_rows_and_no_steps(form: str) -> None:
+    model = random_model()
+    for batch, length in ((0, 4), (2, 0), (0, 0)):
+        y, u = observations(batch, length)
+        posterior, state = model.filter(y, model.initial_state(batch), u=u, form=form)
+        assert posterior.mean.shape == (batch, length, 3)
+        assert posterior.innovation_factor.shape == (batch, length, 2, 2)
+        assert state is not None
+        close(state, model.initial_state(batch))
+        smoothed = model.smooth(y, u=u, form=form)
+        assert smoothed.lag_one.shape == (batch, length, 3, 3)
+        assert smoothed.initial_factor.shape == (batch, 3, 3)
+    assert model.forecast(model.initial_state(2), 0, u=torch.zeros(2, 0, 2, dtype=D)).observations.mean.shape == (
+        2,
+        0,
+        2,
+    )
+
+
+def test_the_page_names_every_form() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "estimation.md").read_text("utf-8")
+    assert all(f"| `{form}` |" in page for form in LinearGaussian.forms)
+    assert "at most 8 rows of at least 64 steps" in page
+    rules = LinearGaussian.rules
+    assert plan(rules, length=64, n_taps=8).form == "parallel"
+    for length, rows in ((63, 8), (64, 9), (10_000, 100)):
+        assert plan(rules, length=length, n_taps=rows).form == "square_root"

@@ -243,7 +243,7 @@ def test_float32_and_few_noises() -> None:
         model.f, g @ g.T, model.h, model.R.float(), covariance=torch.zeros(2, 2), mean=torch.tensor([0.8, 0.0])
     )
     _, y = simulated(model, 2, 300)
-    for method in ("extended", Unscented(alpha=0.5), "cubature"):
+    for method in ("extended", "iterated", Unscented(alpha=0.5), "cubature"):
         posterior, smoothed = (
             replace(narrow, method=method).filter(y.float())[0],
             replace(narrow, method=method).smooth(y.float()),

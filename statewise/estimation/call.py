@@ -103,9 +103,9 @@ class Call:
         mean, L, innovation, innovation_factor, _ = filtered
         densities = log_densities(innovation, innovation_factor, self.n_observed)
         results = (mean, L, densities, innovation, innovation_factor)
-        mean, L, *rest = (m.to(self.dtype) for m in results)
+        mean, L, densities, innovation, innovation_factor = (m.to(self.dtype) for m in results)
         mean, L = mask_time(mean, self.masks.valid), mask_time(L, self.masks.valid)
-        return Posterior(mean, L, *rest, n_observed=self.n_observed, steady=told)
+        return Posterior(mean, L, densities, innovation, innovation_factor, self.n_observed, told)
 
     def final(self, state: GaussianState) -> GaussianState | None:
         return GaussianState(*[m.to(self.dtype) for m in state]) if self.returns_state else None

@@ -27,8 +27,8 @@ class NonlinearGaussian:
 
     f and h are written in PyTorch for one state: f takes (n,) and returns (n,), h returns (p,); ``torch.func.vmap``
     runs them on all rows, ``torch.func.jacrev`` differentiates them. What changes with time comes in by u. Calls,
-    states, missing numbers, ``lengths`` and ``starts`` are :class:`~statewise.estimation.LinearGaussian`'s; covariances are
-    square roots here too.
+    states, missing numbers, ``lengths`` and ``starts`` are :class:`~statewise.estimation.LinearGaussian`'s; covariances
+    are square roots here too.
 
     method:     ``extended``, ``iterated``, ``unscented``, ``cubature``, or one with parameters, such as
                 ``Unscented(alpha=0.5)``. All are approximations; on linear functions all are Kalman's filter.
@@ -184,12 +184,13 @@ class NonlinearGaussian:
             mean, L = now[:2]
             rows.append(now)
         if not rows:
-            empty = [call.y.new_zeros(batch, 0, *shape) for shape in ((n,), (n, n), (p,), (p, p))]
-            return Filtered(*empty, final=GaussianState(mean, L))
-        results = [torch.stack(part, 1) for part in zip(*rows)]
-        results[1], results[3] = positive(results[1]), positive(results[3])
+            zero = call.y.new_zeros
+            return Filtered(
+                zero(batch, 0, n), zero(batch, 0, n, n), call.y, zero(batch, 0, p, p), GaussianState(mean, L)
+            )
+        means, factors, innovation, S = (torch.stack(part, 1) for part in zip(*rows))
         end = positive(L) if not bool(values(L).triu(1).any()) else L
-        return Filtered(*results, final=GaussianState(mean, end))
+        return Filtered(means, positive(factors), innovation, positive(S), GaussianState(mean, end))
 
     def _update(
         self, x: Tensor, P: Tensor, R: Tensor, y: Tensor, u: Tensor | None, observed: Tensor | None
@@ -198,6 +199,7 @@ class NonlinearGaussian:
         n, p = self.n_states, self.n_observations
         method, mean = self._method, x
         first: tuple[Tensor, Tensor] | None = None
+        away: Tensor | None = None
         for _ in range(method.n_iterations if isinstance(method, Extended) else 1):
             seen = method.transform(self._h, mean, P, u, self.residual_y)
             X = seen.X
@@ -206,13 +208,15 @@ class NonlinearGaussian:
             joint = lower(masked(array, observed), p)
             S, K, L = joint[:, :p, :p], joint[:, p:, :p], joint[:, p:, p:]
             innovation = self.residual_y(y, seen.mean)
-            if first is not None:  # linearised elsewhere than at x
-                back = torch.linalg.solve_triangular(P, self.residual_x(x, mean).unsqueeze(-1), upper=False)
-                innovation = innovation - (seen.M @ back).squeeze(-1)
+            if away is not None:  # linearised at mean = x + P away
+                innovation = innovation + times(seen.M, away)
+            M = seen.M
             if observed is not None:
-                innovation = innovation.masked_fill(~observed, 0)
+                innovation, M = innovation.masked_fill(~observed, 0), M.masked_fill(~observed.unsqueeze(-1), 0)
             first = first or (innovation, S)
-            mean = x + times(K, solve(S, innovation))
+            e = solve(S, innovation)
+            mean = x + times(K, e)
+            away = times(M.mT, torch.linalg.solve_triangular(S.mT, e.unsqueeze(-1), upper=True).squeeze(-1))
         assert first is not None
         return mean, L, *first
 

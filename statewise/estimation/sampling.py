@@ -54,7 +54,7 @@ def simulate(call: Call, generator: torch.Generator | None) -> tuple[Tensor, Ten
     noise = times(steps.N, _normal(x, (batch, length, steps.n + p), generator)) + steps.offset
     both = []
     for G, now in zip(unbound(steps.G, length), noise.unbind(1)):
-        both.append(times(G, x) + now)  # type: ignore[arg-type]
+        both.append(times(G, x) + now)
         x = both[-1][:, p:]
     joined = torch.stack(both, 1) if both else noise
     return joined[..., p:].to(call.dtype), joined[..., :p].to(call.dtype)

@@ -165,11 +165,12 @@ def smooth_lagged(
     valid = past.steps[:, None] + time >= lag
     if call.masks.valid is not None:
         valid = valid & call.masks.valid
-    results = (mask_time(m, valid).to(call.dtype) for m in (smoothed.mean, positive(smoothed.factor)))
-    following = None
+    mean, L = (mask_time(m, valid).to(call.dtype) for m in (smoothed.mean, positive(smoothed.factor)))
+    lagged, following = Lagged(mean, L, valid), None
     if final is not None:
         ends = torch.full((batch,), length, device=time.device) if call.masks.lengths is None else call.masks.lengths
         kept = ends[:, None] + torch.arange(lag, device=time.device)
         row = torch.arange(batch, device=time.device)[:, None]
-        following = LagState(final, *[m[row, kept].to(call.dtype) for m in window], steps=past.steps + ends)
-    return Lagged(*results, valid=valid), following
+        mean, L, A, b, U, eta, Z = (m[row, kept].to(call.dtype) for m in window)
+        following = LagState(final, mean, L, A, b, U, eta, Z, past.steps + ends)
+    return lagged, following

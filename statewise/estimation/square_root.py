@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from statewise.estimation.gaussian import GaussianState
-from statewise.estimation.steps import Filtered, Steps, advance, choose, unbound
+from statewise.estimation.steps import Advanced, Filtered, Steps, advance, choose, unbound
 
 
 def square_root(steps: Steps, begin: GaussianState) -> Filtered:
@@ -34,6 +34,8 @@ def square_root(steps: Steps, begin: GaussianState) -> Filtered:
         rows.append(now._replace(mean=mean, factor=factor))
     if not rows:
         n = steps.n
-        empty = [steps.y.new_zeros(batch, 0, *shape) for shape in ((n,), (n, n), (p,), (p, p))]
-        return Filtered(*empty, final=GaussianState(mean, factor))
-    return Filtered(*[torch.stack(part, 1) for part in zip(*rows)], final=GaussianState(mean, factor))
+        shapes = ((n,), (n, n), (p,), (p, p))
+        mean_0, factor_0, innovation, innovation_factor = (steps.y.new_zeros(batch, 0, *shape) for shape in shapes)
+        return Filtered(mean_0, factor_0, innovation, innovation_factor, GaussianState(mean, factor))
+    all_of = Advanced(*[torch.stack(part, 1) for part in zip(*rows)])
+    return Filtered(*all_of, GaussianState(mean, factor))
