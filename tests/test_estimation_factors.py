@@ -142,3 +142,21 @@ def test_models_of_lower_rank() -> None:
                 [smoothed.mean, smoothed.covariance, smoothed.lag_one],
                 1e-6,
             )
+
+
+@pytest.mark.parametrize("form", FAST)
+def test_float32_far_from_zero(form: str) -> None:
+    """A level of 10^4 and more, known to about 1, from a vague prior: nothing is lost but the last digits of the level."""
+    A, C = torch.tensor([[1.0, 1.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
+    Q, one = torch.diag(torch.tensor([1e-2, 1e-4])), torch.eye(1)
+    narrow = LinearGaussian(A, Q, C, one, mean=torch.tensor([1e4, 0.0]), covariance=1e6 * torch.eye(2))
+    given = {"mean": narrow._mean.double(), "covariance": narrow._covariance.double()}
+    wide = LinearGaussian(*[m.double() for m in (A, Q, C, one)], **given)
+    _, y = wide.simulate(1, 500, generator=torch.Generator().manual_seed(0))
+    want, got = wide.smooth(y, form="square_root"), narrow.smooth(y.float(), form=form)
+    size = float(want.mean.abs().max())
+    assert size > 5e3
+    close([got.mean[..., 0].double() / size], [want.mean[..., 0] / size], 2e-6)
+    close([got.log_likelihood.double()], [want.log_likelihood], 5e-3)
+    filtered, defined = narrow.filter(y.float(), form=form)[0], wide.filter(y, form="square_root")[0]
+    close([filtered.mean[..., 0].double() / size], [defined.mean[..., 0] / size], 2e-6)

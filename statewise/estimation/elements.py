@@ -11,7 +11,7 @@ Corenflos, Hassan & Särkkä 2022, arXiv:2207.00426, sec. 3.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,43 +38,61 @@ class Information(NamedTuple):
     Z: Tensor
 
 
-def elements(steps: Steps) -> Element:
-    """The element of each step, whatever came before it; a step of padding changes nothing.
+def elements(steps: Steps, innovation: Tensor, before: Tensor, after: Tensor) -> Element:
+    """The element of each step, for the deviations of x from what a filter found: z_t = x_t - after_t.
 
-    Where a packed document begins, A, eta and Z are zero: x there does not depend on the document before. Its b and
-    U are the caller's, as they depend on the prior.
+    Deviations are small where states are large, so that float32 is enough. A step of padding changes nothing. Where a
+    packed document begins, A, eta and Z are zero: x there does not depend on the document before it.
+
+    Shapes:  innovation: (batch, length, p); before and after: the filter's means, (batch, length, n), of x_{t-1}, x_t
     """
-    p, n = steps.p, steps.n
-    batch, length = steps.y.shape[:2]
-    G, N = steps.G, steps.N
-    X = lower(masked(N, steps.observed), p)
-    residual = steps.y - steps.offset[..., :p]
-    observe = G[..., :p, :]
+    p, (batch, length) = steps.p, steps.y.shape[:2]
+    shared = covariance_elements(steps)
+    e = solve(shared.S, innovation)
+    A, offset = steps.G[..., p:, :], steps.offset[..., p:]
+    b = times(A, before) - after + offset + times(shared.K, e)
+    eta = times(shared.H.mT, e)
+    b, eta = b.expand(batch, length, -1), eta.expand(batch, length, -1)
+    masks = steps.masks
+    if masks.starts is not None:
+        b, eta = choose(~masks.starts, b, b.new_zeros(())), choose(~masks.starts, eta, b.new_zeros(()))
+    if masks.valid is not None:
+        b, eta = choose(masks.valid, b, b.new_zeros(())), choose(masks.valid, eta, b.new_zeros(()))
+    return Element(shared.A, b, shared.U, eta, shared.Z)
+
+
+class CovarianceElements(NamedTuple):
+    """What does not depend on the data: A, U and Z of :class:`Element`; S, K and H, which b and eta are made with."""
+
+    A: Tensor
+    U: Tensor
+    Z: Tensor
+    S: Tensor
+    K: Tensor
+    H: Tensor
+
+
+def covariance_elements(steps: Steps) -> CovarianceElements:
+    """(batch, length, ...), with a batch of 1 where all rows have the same."""
+    p, n, length = steps.p, steps.n, steps.y.shape[1]
+    X = lower(masked(steps.N, steps.observed), p)
+    observe = steps.G[..., :p, :]
     if steps.observed is not None:
-        residual = residual.masked_fill(~steps.observed, 0)
         observe = observe.masked_fill(~steps.observed.unsqueeze(-1), 0)
     S, K, U = X[..., :p, :p], X[..., p:, :p], X[..., p:, p:]
     H = torch.linalg.solve_triangular(S, observe, upper=False)
-    e = solve(S, residual)
-    Z = H.mT
-    if p <= n:
-        Z = torch.cat([Z, Z.new_zeros(*Z.shape[:-1], n - p)], -1)
-    else:
-        Z = lower(Z)
-    element = Element(G[..., p:, :] - K @ H, steps.offset[..., p:] + times(K, e), U, times(H.mT, e), Z)
-    shared = torch.broadcast_shapes(*(m.shape[:2] for m in (element.A, element.U, element.Z)))[0]
-    lead = [(shared, length), (batch, length), (shared, length), (batch, length), (shared, length)]
-    element = Element(*[m.expand(*size, *m.shape[2:]) for m, size in zip(element, lead)])
-    masks = steps.masks
+    Z = torch.cat([H.mT, H.new_zeros(*H.shape[:-2], n, n - p)], -1) if p <= n else lower(H.mT)
+    A = steps.G[..., p:, :] - K @ H
+    lead = torch.broadcast_shapes(A.shape[:2], U.shape[:2])[0], length
+    A, U, Z = (m.expand(*lead, n, n) for m in (A, U, Z))
+    zero, masks = U.new_zeros(()), steps.masks
     if masks.starts is not None:
-        element = Element(
-            *[m if k in (1, 2) else choose(~masks.starts, m, m.new_zeros(())) for k, m in enumerate(element)]
-        )
+        A, Z = choose(~masks.starts, A, zero), choose(~masks.starts, Z, zero)
     if masks.valid is not None:
-        identity = torch.eye(n, dtype=G.dtype, device=G.device)
-        zero = identity.new_zeros(())
-        element = Element(*[choose(masks.valid, m, zero if k else identity) for k, m in enumerate(element)])
-    return element
+        identity = torch.eye(n, dtype=U.dtype, device=U.device)
+        A, U, Z = choose(masks.valid, A, identity), choose(masks.valid, U, zero), choose(masks.valid, Z, zero)
+    lead = torch.broadcast_shapes(A.shape[:2], U.shape[:2])
+    return CovarianceElements(*[m.expand(*lead, n, n) for m in (A, U, Z)], S, K, H)
 
 
 def join(i: Element, j: Element) -> Element:
@@ -101,11 +119,10 @@ def pull_back(i: Element, later: Information, known: _Known | None = None) -> In
     return Information(times(i.A.mT, rest) + i.eta, _beside(i.A.mT @ known.W, i.Z))
 
 
-def given(state: GaussianState, later: Information) -> GaussianState:
-    """N(mean, factor factor^T) given what later observations tell about it: smoothing, without its inverse."""
-    V = _Known(state.factor, later.Z).V
-    rest = later.eta - times(later.Z, times(later.Z.mT, state.mean))
-    return GaussianState(state.mean + times(V, times(V.mT, rest)), lower(V))
+def given(factor: Tensor, later: Information) -> GaussianState:
+    """N(0, factor factor^T) given what later observations tell about it: smoothing, without its inverse."""
+    V = _Known(factor, later.Z).V
+    return GaussianState(times(V, times(V.mT, later.eta)), lower(V))
 
 
 def onward(i: Element, later: Information) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,21 +159,36 @@ def _beside(left: Tensor, right: Tensor) -> Tensor:
     return lower(torch.cat([left.expand(*lead, *left.shape[-2:]), right.expand(*lead, *right.shape[-2:])], -1))
 
 
-def scan(element: Element, combine: Callable[[Element, Element], Element] = join) -> Element:
+class Affine(NamedTuple):
+    """x -> A x + b: A (batch or 1, length, n, n), b (batch, length, n)."""
+
+    A: Tensor
+    b: Tensor
+
+
+def follow(i: Affine, j: Affine) -> Affine:
+    """i and then j."""
+    return Affine(j.A @ i.A, times(j.A, i.b) + j.b)
+
+
+Joined = TypeVar("Joined", Element, Affine)
+
+
+def scan(element: Joined, combine: Callable[[Joined, Joined], Joined]) -> Joined:
     """The element of steps 1 ... t, for every t: O(length) joinings, in 2 log2(length) batches of them.
 
     Source:  Blelloch 1990, Prefix sums and their applications (pairs first, then between them).
     """
-    length = element.b.shape[1]
+    length = element[0].shape[1]
     if length < 2:
         return element
     pairs = combine(_every(element, 0, length - 1), _every(element, 1, length))
     odd = scan(pairs, combine)  # 1 ... 2, 1 ... 4, and so on
-    n_even = (length - 1) // 2  # 1 ... 3, 1 ... 5
+    n_even = (length - 1) // 2
     if not n_even:
-        return _weave(element, odd, odd, length)
-    even = combine(Element(*[m[:, :n_even] for m in odd]), _every(element, 2, length))
-    return _weave(element, odd, even, length)
+        return _weave(element, odd, odd, 0)
+    even = combine(_as(element, [m[:, :n_even] for m in odd]), _every(element, 2, length))  # 1 ... 3, 1 ... 5
+    return _weave(element, odd, even, n_even)
 
 
 def scan_back(element: Element) -> Element:
@@ -165,16 +197,19 @@ def scan_back(element: Element) -> Element:
     return Element(*[m.flip(1) for m in scan(flipped, lambda later, earlier: join(earlier, later))])
 
 
-def _every(element: Element, begin: int, end: int) -> Element:
-    return Element(*[m[:, begin:end:2] for m in element])
+def _as(element: Joined, tensors: list[Tensor]) -> Joined:
+    return type(element)(*tensors)
 
 
-def _weave(element: Element, odd: Element, even: Element, length: int) -> Element:
+def _every(element: Joined, begin: int, end: int) -> Joined:
+    return _as(element, [m[:, begin:end:2] for m in element])
+
+
+def _weave(element: Joined, odd: Joined, even: Joined, n_even: int) -> Joined:
     """First the first element, then odd and even in turn."""
     woven = []
     for first, o, e in zip(element, odd, even):
-        n_even = (length - 1) // 2
         turns = torch.stack([o[:, :n_even], e[:, :n_even]], 2).flatten(1, 2)
         head = first[:, :1].expand(o.shape[0], *first[:, :1].shape[1:])
         woven.append(torch.cat([head, turns, o[:, n_even:]], 1))
-    return Element(*woven)
+    return _as(element, woven)

@@ -217,7 +217,8 @@ def _search(
     value, gradient = _gradient(score, start)
     if not math.isfinite(value):
         raise InputError("the log-likelihood is not finite where the search begins; begin with another model")
-    history, inverse, quiet = [value], torch.eye(len(theta), dtype=theta.dtype) / max(n_numbers, 1), 0
+    one = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)
+    history, inverse, quiet = [value], one / max(n_numbers, 1), 0
     for _ in range(n_iterations):
         direction = inverse @ gradient  # uphill
         longest = float(direction.abs().max())
@@ -235,8 +236,8 @@ def _search(
         curvature = float(s @ g)
         if curvature > 1e-12 * float(s.norm() * g.norm()):
             if len(history) == 1:
-                inverse = torch.eye(len(theta), dtype=theta.dtype) * curvature / float(g @ g)
-            left = torch.eye(len(theta), dtype=theta.dtype) - torch.outer(s, g) / curvature
+                inverse = one * curvature / float(g @ g)
+            left = one - torch.outer(s, g) / curvature
             inverse = left @ inverse @ left.T + torch.outer(s, s) / curvature
         quiet = quiet + 1 if new_value - value < tolerance * n_numbers else 0
         theta, value, gradient = theta + s, new_value, new_gradient

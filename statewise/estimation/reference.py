@@ -67,7 +67,8 @@ def smoother_step(now: Moments, after: Moments, m: Mapping[str, Tensor], y: Tens
     n = len(now.mean)
     C = m["C"][observed]
     H = torch.cat([m["A"], C @ m["A"]])
-    noise = torch.cat([torch.eye(n, dtype=C.dtype), C]) @ m["Q"] @ torch.cat([torch.eye(n, dtype=C.dtype), C]).T
+    pushed = torch.cat([torch.eye(n, dtype=C.dtype, device=C.device), C])
+    noise = pushed @ m["Q"] @ pushed.T
     S_wv = m["S"][:, observed]
     noise[:n, n:] += S_wv
     noise[n:, :n] += S_wv.T

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.estimation.call import Call
-from statewise.estimation.elements import elements, given, onward
+from statewise.estimation.elements import given, onward
 from statewise.estimation.factors import times
 from statewise.estimation.gaussian import Posterior
-from statewise.estimation.smoothing import later_information
+from statewise.estimation.smoothing import deviations, later_information
 from statewise.estimation.steps import choose, unbound
 from statewise.operators.masks import mask_time
 
@@ -25,16 +25,13 @@ def sample_paths(call: Call, posterior: Posterior, n_samples: int, generator: to
     if not isinstance(n_samples, int) or isinstance(n_samples, bool) or n_samples < 1:
         raise InputError(f"sample needs n_samples as a number of paths above 0, got {n_samples!r}")
     batch, length, n = posterior.mean.shape
-    element = elements(call.steps)
+    element = deviations(call, posterior)
     starts = call.masks.starts
     if starts is not None:  # a document's first state, given its own first observation
-        element = element._replace(
-            b=choose(starts, posterior.mean.to(element.b), element.b),
-            U=choose(starts, posterior.factor.to(element.b), element.U),
-        )
+        element = element._replace(U=choose(starts, posterior.factor.to(element.U), element.U))
     later = later_information(element, scanned=False)
     F, g, V = onward(element, later.of)
-    first = given(call.begin, later.initial)
+    first = given(call.begin.factor, later.initial)
     x = first.mean + times(first.factor, _normal(first.mean, (n_samples, batch, n), generator))
     noise = _normal(x, (n_samples, batch, length, n), generator)
     driven = g + times(V, noise)
@@ -42,7 +39,7 @@ def sample_paths(call: Call, posterior: Posterior, n_samples: int, generator: to
     for F_t, driven_t in zip(F.unbind(1), driven.unbind(2)):
         x = times(F_t, x) + driven_t
         path.append(x)
-    paths = torch.stack(path, 2) if path else driven
+    paths = posterior.mean + torch.stack(path, 2) if path else driven
     return mask_time(paths.flatten(0, 1), _repeated(call.masks.valid, n_samples)).reshape(paths.shape).to(call.dtype)
 
 

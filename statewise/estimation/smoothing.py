@@ -45,6 +45,14 @@ def later_information(element: Element, *, scanned: bool) -> Later:
     return Later(Information(*[torch.stack(part, 1) for part in zip(*pulled)]), now)
 
 
+def deviations(call: Call, posterior: Posterior) -> Element:
+    """The elements of a call's steps, for deviations from what the filter found."""
+    after = posterior.mean.to(call.work_dtype)
+    begin = call.begin.mean.expand(len(after), -1).unsqueeze(1)
+    before = torch.cat([begin, after[:, :-1]], 1)[:, : after.shape[1]]
+    return elements(call.steps, posterior.innovation.to(call.work_dtype), before, after)
+
+
 def smooth(call: Call, posterior: Posterior, *, scanned: bool) -> Smoothed:
     """The filter's estimate of each step, given what the steps after it tell.
 
@@ -58,18 +66,17 @@ def smooth(call: Call, posterior: Posterior, *, scanned: bool) -> Smoothed:
              lemma 8; equal to Rauch, Tung & Striebel 1965, AIAA J. 3:1445.
     """
     batch, length, _ = call.y.shape
-    element = elements(call.steps)
+    element = deviations(call, posterior)
     later = later_information(element, scanned=scanned)
-    filtered = GaussianState(posterior.mean.to(call.work_dtype), posterior.factor.to(call.work_dtype))
-    smoothed, initial = given(filtered, later.of), given(call.begin, later.initial)
+    smoothed, initial = given(posterior.factor.to(call.work_dtype), later.of), given(call.begin.factor, later.initial)
     F, _, _ = onward(element, later.of)
     first = initial.factor.expand(batch, *initial.factor.shape[1:])
     before = torch.cat([first.unsqueeze(1), smoothed.factor[:, :-1]], 1)[:, :length]
     lag_one = F @ (before @ before.mT)
     valid, n = call.masks.valid, call.model.n_states
-    results = (smoothed.mean, positive(smoothed.factor), lag_one.expand(batch, length, n, n))
+    results = (posterior.mean + smoothed.mean, positive(smoothed.factor), lag_one.expand(batch, length, n, n))
     steps = (mask_time(m, valid).to(call.dtype) for m in results)
-    x_0 = initial.mean.expand(batch, n), positive(first)
+    x_0 = call.begin.mean + initial.mean.expand(batch, n), positive(first)
     return Smoothed(*(*steps, *(m.to(call.dtype) for m in x_0), posterior.log_likelihood))
 
 
@@ -146,7 +153,7 @@ def smooth_lagged(
     """
     batch, length, n = posterior.mean.shape
     work = call.work_dtype
-    element = elements(call.steps)
+    element = deviations(call, posterior)
     if call.fresh is not None and length:  # nothing passes to the document before, which is in the state
         forget = torch.cat([call.fresh[:, None], torch.zeros_like(call.fresh[:, None]).expand(-1, length - 1)], 1)
         element = Element(*[m if k in (1, 2) else choose(~forget, m, m.new_zeros(())) for k, m in enumerate(element)])
@@ -160,12 +167,14 @@ def smooth_lagged(
     later = Information(now[0].new_zeros(batch, length, n), now[0].new_zeros(batch, length, n, n))
     for j in range(lag, 0, -1):
         later = pull_back(Element(*[m[:, j : j + length] for m in steps]), later)
-    smoothed = given(GaussianState(window[0][:, :length], window[1][:, :length]), later)
+    smoothed = given(window[1][:, :length], later)
     time = torch.arange(length, device=call.y.device)
     valid = past.steps[:, None] + time >= lag
     if call.masks.valid is not None:
         valid = valid & call.masks.valid
-    mean, L = (mask_time(m, valid).to(call.dtype) for m in (smoothed.mean, positive(smoothed.factor)))
+    mean, L = (
+        mask_time(m, valid).to(call.dtype) for m in (window[0][:, :length] + smoothed.mean, positive(smoothed.factor))
+    )
     lagged, following = Lagged(mean, L, valid), None
     if final is not None:
         ends = torch.full((batch,), length, device=time.device) if call.masks.lengths is None else call.masks.lengths

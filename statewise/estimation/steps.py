@@ -86,18 +86,23 @@ def masked(array: Tensor, observed: Tensor | None) -> Tensor:
     return torch.cat([array, own.expand(*lead, -1, p)], -1)
 
 
-def advance(
-    mean: Tensor, factor: Tensor, G: Tensor, N: Tensor, offset: Tensor, y: Tensor, observed: Tensor | None
-) -> Advanced:
-    """One step, or with a further axis many independent ones; leading axes broadcast.
+def update(factor: Tensor, G: Tensor, N: Tensor, observed: Tensor | None, p: int) -> Tensor:
+    """[[S^1/2, 0], [K S^1/2, L']] of a step from the square root ``factor``; leading axes broadcast.
 
     Cost:    one QR decomposition of (2 n + p) x (n + p), or p more rows where observations are missing.
     """
-    p = y.shape[-1]
     GL = G @ factor
     lead = torch.broadcast_shapes(GL.shape[:-2], N.shape[:-2])
     array = torch.cat([GL.expand(*lead, *GL.shape[-2:]), N.expand(*lead, *N.shape[-2:])], -1)
-    X = lower(masked(array, observed), p)
+    return lower(masked(array, observed), p)
+
+
+def advance(
+    mean: Tensor, factor: Tensor, G: Tensor, N: Tensor, offset: Tensor, y: Tensor, observed: Tensor | None
+) -> Advanced:
+    """One step, of a filter that begins it with this mean and factor; leading axes broadcast."""
+    p = y.shape[-1]
+    X = update(factor, G, N, observed, p)
     expected = times(G, mean) + offset
     innovation = y - expected[..., :p]
     if observed is not None:
