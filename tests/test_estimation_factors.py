@@ -146,7 +146,7 @@ def test_models_of_lower_rank() -> None:
 
 @pytest.mark.parametrize("form", FAST)
 def test_float32_far_from_zero(form: str) -> None:
-    """A level of 10^4 and more, known to about 1, from a vague prior: nothing is lost but the last digits of the level."""
+    """A level of 10^4 and more, known to about 1, from a vague prior: only the level's last digits are lost."""
     A, C = torch.tensor([[1.0, 1.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
     Q, one = torch.diag(torch.tensor([1e-2, 1e-4])), torch.eye(1)
     narrow = LinearGaussian(A, Q, C, one, mean=torch.tensor([1e4, 0.0]), covariance=1e6 * torch.eye(2))

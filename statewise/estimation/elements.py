@@ -92,7 +92,8 @@ def covariance_elements(steps: Steps) -> CovarianceElements:
         identity = torch.eye(n, dtype=U.dtype, device=U.device)
         A, U, Z = choose(masks.valid, A, identity), choose(masks.valid, U, zero), choose(masks.valid, Z, zero)
     lead = torch.broadcast_shapes(A.shape[:2], U.shape[:2])
-    return CovarianceElements(*[m.expand(*lead, n, n) for m in (A, U, Z)], S, K, H)
+    A, U, Z = (m.expand(*lead, n, n) for m in (A, U, Z))
+    return CovarianceElements(A, U, Z, S, K, H)
 
 
 def join(i: Element, j: Element) -> Element:
