@@ -135,6 +135,27 @@ def check_call(model: Any, y: Any, state: Any) -> None:
         check_state(name, state, model.state_shape(), len(y), y.device)
 
 
+def check_length(length: Any) -> None:
+    if not isinstance(length, int) or isinstance(length, bool) or length < 0:
+        raise InputError(f"length must be a number of steps of at least 0, got {length!r}")
+
+
+def check_forecast(name: str, state: Any, length: Any) -> None:
+    """Errors:  InputError unless there is a state to forecast from; whether it fits is for the call."""
+    if not isinstance(state, GaussianState) or not isinstance(state.mean, Tensor) or not state.mean.ndim:
+        raise InputError(
+            f"{name}.forecast needs the state that filter returned, got {type(state).__name__}; give filter "
+            "initial_state(batch) to have one"
+        )
+    check_length(length)
+
+
+def prior_state(mean: Tensor, covariance: Tensor, dtype: torch.dtype) -> GaussianState:
+    """x_0 with an axis for the batch, 1 where all rows share it."""
+    mean, L = mean.to(dtype), factor(covariance.double()).to(dtype)
+    return GaussianState(mean if mean.ndim == 2 else mean[None], L if L.ndim == 3 else L[None])
+
+
 def check_observed(name: str, y: Tensor, observed: Any) -> None:
     fits = observed is None or (isinstance(observed, Tensor) and observed.dtype == torch.bool)
     if not fits or (observed is not None and (observed.shape != y.shape or observed.device != y.device)):

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.estimation import reference, smoothing
-from statewise.estimation.call import Call, check_call, open_call
+from statewise.estimation.call import Call, check_call, check_forecast, check_length, open_call, prior_state
 from statewise.estimation.coefficients import check_axes, check_covariance, check_shape, check_tensors
 from statewise.estimation.continuous import van_loan
-from statewise.estimation.factors import factor
 from statewise.estimation.gaussian import Forecast, GaussianState, Posterior, Smoothed
 from statewise.estimation.parallel import parallel
 from statewise.estimation.sampling import sample_paths, simulate
@@ -51,7 +50,7 @@ class LinearGaussian:
     >>> walk = LinearGaussian(torch.eye(1), torch.eye(1), torch.eye(1), torch.eye(1))
     >>> posterior, state = walk.filter(torch.ones(1, 3, 1), walk.initial_state(1))
     >>> posterior.mean[0, :, 0], posterior.log_likelihood
-    (tensor([0.6667, 0.8750, 0.9524]), tensor([-4.1068]))
+    (tensor([0.6667, 0.8750, 0.9524]), tensor([-4.4696]))
     """
 
     A: Tensor
@@ -280,11 +279,7 @@ class LinearGaussian:
 
         Shapes:  u: (batch, length, m), the inputs of the future, where the model has any
         """
-        if not isinstance(state, GaussianState) or not isinstance(state.mean, Tensor) or not state.mean.ndim:
-            raise InputError(
-                f"{type(self).__name__}.forecast needs the state that filter returned, got {type(state).__name__}; "
-                "give filter initial_state(batch) to have one"
-            )
+        check_forecast(type(self).__name__, state, length)
         return smoothing.forecast(self._blank(len(state.mean), length, state, u))
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -306,8 +301,7 @@ class LinearGaussian:
     def _blank(self, batch: int, length: int, state: GaussianState | None, u: Tensor | None) -> Call:
         """A call for steps of which nothing is observed."""
         check_batch(batch)
-        if not isinstance(length, int) or isinstance(length, bool) or length < 0:
-            raise InputError(f"length must be a number of steps of at least 0, got {length!r}")
+        check_length(length)
         y = self.A.new_full((batch, length, self.n_observations), torch.nan)
         return open_call(self, y, state, u, None, None, None)
 
@@ -356,5 +350,4 @@ class LinearGaussian:
 
     def _prior(self, dtype: torch.dtype) -> GaussianState:
         """x_0 with an axis for the batch, 1 where all rows share it."""
-        mean, L = self._mean.to(dtype), factor(self._covariance.double()).to(dtype)
-        return GaussianState(mean if mean.ndim == 2 else mean[None], L if L.ndim == 3 else L[None])
+        return prior_state(self._mean, self._covariance, dtype)

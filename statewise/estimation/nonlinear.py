@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.estimation.call import Call, check_call, open_call
+from statewise.estimation.call import Call, check_call, check_forecast, open_call, prior_state
 from statewise.estimation.coefficients import check_covariance, check_shape, check_tensors, with_axes
 from statewise.estimation.factors import factor, lower, positive, solve, times, values
 from statewise.estimation.gaussian import Forecast, Gaussians, GaussianState, Posterior, Smoothed
@@ -133,12 +133,7 @@ class NonlinearGaussian:
 
     def forecast(self, state: GaussianState, length: int, *, u: Tensor | None = None) -> Forecast:
         """What follows a state for ``length`` steps: states and observations, each with ``interval(level)``."""
-        if not isinstance(state, GaussianState) or not isinstance(state.mean, Tensor) or not state.mean.ndim:
-            raise InputError(
-                f"{type(self).__name__}.forecast needs the state that filter returned, got {type(state).__name__}"
-            )
-        if not isinstance(length, int) or isinstance(length, bool) or length < 0:
-            raise InputError(f"length must be a number of steps of at least 0, got {length!r}")
+        check_forecast(type(self).__name__, state, length)
         y = self.R.new_full((len(state.mean), length, self.n_observations), torch.nan)
         call = open_call(self, y, state, u, None, None, None)
         filtered = self._filter(call)
@@ -266,8 +261,7 @@ class NonlinearGaussian:
     def _prior(self, dtype: torch.dtype) -> GaussianState:
         assert self.mean is not None
         assert self.covariance is not None
-        mean, L = self.mean.to(dtype), factor(self.covariance.double()).to(dtype)
-        return GaussianState(mean if mean.ndim == 2 else mean[None], L if L.ndim == 3 else L[None])
+        return prior_state(self.mean, self.covariance, dtype)
 
 
 def _factors(P: Tensor, call: Call) -> Tensor:
