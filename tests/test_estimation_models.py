@@ -16,6 +16,7 @@ from torch import Tensor
 import statewise as sw
 from statewise.estimation import GaussianState, LinearGaussian
 from statewise.estimation.continuous import van_loan
+from statewise.precision import products_at
 from statewise.systems import ContinuousSystem
 
 # -- continuous systems ------------------------------------------------------------------------------------------------
@@ -88,6 +89,9 @@ def test_gradients_of_a_time_step() -> None:
 
     leaves = [torch.tensor(z, dtype=D, requires_grad=True) for z in (0.4, 0.3)]
     assert torch.autograd.gradcheck(likelihood, leaves)
+    zero = torch.zeros(1, dtype=D)  # two observations at one time: no noise between them
+    irregular = torch.tensor([0.4, 1.0, 0.2], dtype=D, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda dt, q: likelihood(torch.cat([zero, dt]), q), [irregular, leaves[1]])
 
 
 def test_wrong_continuous_systems() -> None:
@@ -257,3 +261,21 @@ def test_dtypes() -> None:
             close([narrow.filter(y, form=form)[0].mean], [posterior.mean], 1e-6)
     assert isinstance(narrow.initial_state(2, dtype=torch.bfloat16), GaussianState)
     assert narrow.initial_state(2, dtype=torch.bfloat16).mean.dtype == torch.float32
+
+
+def test_where_products_may_be_rounded() -> None:
+    """TF32, or bfloat16 on a CPU that has it: a filter computes in float64 then, and gives float32 back."""
+    model = LinearGaussian(*[m.float() for m in (0.9 * torch.eye(2), torch.eye(2), torch.eye(2), torch.eye(2))])
+    C = torch.eye(2)
+    other = sw.NonlinearGaussian(lambda x: 0.9 * (C @ x), model.Q, lambda x: C @ x, model.R)
+    y = torch.randn(2, 70, 2)
+    want, smoothed = model.filter(y)[0], model.smooth(y)
+    with products_at("high"):
+        lagged, _ = model.smooth_lagged(y, model.initial_lag_state(2, 2), lag=2)
+        assert lagged.mean.dtype == torch.float32
+        for form in LinearGaussian.forms:
+            got, state = model.filter(y, model.initial_state(2), form=form)
+            assert state is not None
+            assert got.factor.dtype == state.factor.dtype == torch.float32
+            close([got.mean, model.smooth(y, form=form).mean], [want.mean, smoothed.mean], 1e-4)
+        close([other.filter(y)[0].mean, other.smooth(y).mean], [want.mean, smoothed.mean], 1e-2)

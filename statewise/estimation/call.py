@@ -37,11 +37,7 @@ class Call:
     fresh: Tensor | None  # (batch,) bool, the rows that begin with a document, whatever the state
     returns_state: bool
     dtype: torch.dtype  # of results
-
-    @property
-    def work_dtype(self) -> torch.dtype:
-        """float64 as well where the process lets products of float32 be rounded: a filter does not bear that."""
-        return torch.float64 if rounds_products() else self.dtype
+    work_dtype: torch.dtype  # in which they are computed
 
     @cached_property
     def offsets(self) -> tuple[Tensor, Tensor]:
@@ -205,7 +201,8 @@ def open_call(model: Any, y: Any, state: Any, u: Any, observed: Any, lengths: An
     masks = build_masks(y, lengths, starts)
     y, kept = seen(name, y, observed, masks)
     dtype = wide(y.dtype, model._like().dtype)
-    work = torch.float64 if rounds_products() else dtype
+    # a filter does not bear products of float32 that the process lets be rounded; but a function has its own dtype
+    work = torch.float64 if rounds_products() and model.n_inputs is not None else dtype
     prior = model._prior(work)
     begin = prior if state is None else GaussianState(*[m.to(work) for m in state])
     fresh = None
@@ -220,4 +217,4 @@ def open_call(model: Any, y: Any, state: Any, u: Any, observed: Any, lengths: An
         masks = masks._replace(starts=later)
     if u is not None:
         u = mask_time(u, masks.valid).to(work)
-    return Call(model, y.to(work), u, kept, masks, begin, prior, fresh, state is not None, dtype)
+    return Call(model, y.to(work), u, kept, masks, begin, prior, fresh, state is not None, dtype, work)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.estimation.call import Call, check_call, check_forecast, open_call, prior_state
+from statewise.estimation.call import Call, check_call, check_forecast, is_triangular, open_call, prior_state
 from statewise.estimation.coefficients import check_covariance, check_shape, check_tensors, with_axes
 from statewise.estimation.factors import factor, lower, positive, solve, times, values
 from statewise.estimation.gaussian import Forecast, Gaussians, GaussianState, Posterior, Smoothed
@@ -184,7 +184,7 @@ class NonlinearGaussian:
                 zero(batch, 0, n), zero(batch, 0, n, n), call.y, zero(batch, 0, p, p), GaussianState(mean, L)
             )
         means, factors, innovation, S = (torch.stack(part, 1) for part in zip(*rows))
-        end = positive(L) if not bool(values(L).triu(1).any()) else L
+        end = positive(L) if is_triangular(L) else L
         return Filtered(means, positive(factors), innovation, positive(S), GaussianState(mean, end))
 
     def _update(
