@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from statewise import configuration as configuration
     from statewise import data as data
     from statewise import errors as errors
+    from statewise import estimation as estimation
     from statewise import evaluate as evaluate
     from statewise import export as export
     from statewise import generation as generation
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from statewise.errors import InputError as InputError
     from statewise.errors import StatewiseError as StatewiseError
     from statewise.errors import TrainingError as TrainingError
+    from statewise.estimation import LinearGaussian as LinearGaussian
+    from statewise.estimation import NonlinearGaussian as NonlinearGaussian
     from statewise.evaluate import evaluate_questions as evaluate_questions
     from statewise.evaluate import open_tasks as open_tasks
     from statewise.export import export_onnx as export_onnx

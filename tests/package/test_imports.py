@@ -21,6 +21,7 @@ ORDER = (
     ("hippo",),
     ("kernels",),
     ("operators",),
+    ("estimation",),
     ("mixers",),
     ("models",),
     ("decoding",),

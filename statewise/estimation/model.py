@@ -1,0 +1,353 @@
+"""Linear-Gaussian state-space models: their coefficients, and the calls that filter, smooth, sample and forecast."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.estimation import reference, smoothing
+from statewise.estimation.call import Call, check_call, check_forecast, check_length, open_call, prior_state
+from statewise.estimation.coefficients import check_axes, check_covariance, check_shape, check_tensors
+from statewise.estimation.continuous import van_loan
+from statewise.estimation.gaussian import Forecast, GaussianState, Posterior, Smoothed
+from statewise.estimation.parallel import parallel
+from statewise.estimation.sampling import sample_paths, simulate
+from statewise.estimation.smoothing import Lagged, LagState
+from statewise.estimation.square_root import square_root
+from statewise.estimation.steady import steady
+from statewise.operators.base import check_batch, wide
+from statewise.operators.plan import Plan, Rule, otherwise, plan
+from statewise.operators.state_shape import leaf
+from statewise.systems import ContinuousSystem
+
+_AXES = {"A": "nn", "Q": "nn", "C": "pn", "R": "pp", "B": "nm", "b": "n", "D": "pm", "d": "p", "S": "np"}
+_FILTERS = {"square_root": square_root, "parallel": parallel, "steady": steady}
+
+
+@dataclass(frozen=True, eq=False)
+class LinearGaussian:
+    """x_t = A x_{t-1} + B u_t + b + w_t,  y_t = C x_t + D u_t + d + v_t,  w ~ N(0, Q), v ~ N(0, R), Cov(w_t, v_t) = S.
+
+    n states, p observations, m inputs. The first step begins from x_0 ~ N(mean, covariance), the state before it; so
+    every step is the same, wherever a sequence is cut. A coefficient may change with time and from row to row: it then
+    has the axes (batch, length) before its own, either of which may be 1.
+
+    Shapes:  A, Q: (n, n)   C: (p, n)   R: (p, p)   B: (n, m)   b: (n,)   D: (p, m)   d: (p,)   S: (n, p), each also
+             with (batch, length) before; mean (n,) or (batch, n), default 0; covariance (n, n) or (batch, n, n),
+             default the identity. float32 or float64, one for all.
+    Forms:   ``recurrent``, the definition: covariances, float64, one row and one step after the other;
+             ``square_root``, one QR decomposition a step for all rows; ``parallel``, an associative scan;
+             ``steady``, a constant gain as soon as it has settled, for time-invariant models with nothing missing.
+             All but the first keep square roots: no covariance is ever indefinite.
+    Errors:  InputError in one line for wrong shapes and dtypes, NaN, a covariance that is not symmetric or not
+             positive semi-definite, also Q, S and R together.
+    Source:  Kalman 1960, J. Basic Eng. 82:35; Särkkä 2013, Bayesian Filtering and Smoothing, ch. 4 (A, Q, H = C, R).
+
+    >>> walk = LinearGaussian(torch.eye(1), torch.eye(1), torch.eye(1), torch.eye(1))
+    >>> posterior, state = walk.filter(torch.ones(1, 3, 1), walk.initial_state(1))
+    >>> posterior.mean[0, :, 0], posterior.log_likelihood
+    (tensor([0.6667, 0.8750, 0.9524]), tensor([-4.4696]))
+    """
+
+    A: Tensor
+    Q: Tensor
+    C: Tensor
+    R: Tensor
+    _: KW_ONLY
+    B: Tensor | None = None
+    b: Tensor | None = None
+    D: Tensor | None = None
+    d: Tensor | None = None
+    S: Tensor | None = None
+    mean: Tensor | None = None
+    covariance: Tensor | None = None
+
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "square_root", "parallel", "steady")
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "parallel",
+            "length >= 64 and rows <= 8",
+            lambda length, rows: length >= 64 and rows <= 8,
+            "few rows: a scan over all steps at once, where a loop would mostly wait for Python",
+        ),
+        otherwise("square_root", "one QR decomposition a step for all rows"),
+    )
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check_tensors(name, self._given())
+        if self.A.ndim < 2 or self.C.ndim < 2 or not self.A.shape[-1] or not self.C.shape[-2]:
+            raise InputError(
+                f"{name} needs A (n, n) and C (p, n), n and p above 0, got {tuple(self.A.shape)}, {tuple(self.C.shape)}"
+            )
+        inputs = [z.shape[-1] for z in (self.B, self.D) if z is not None and z.ndim]
+        sizes = {"n": self.n_states, "p": self.n_observations, "m": inputs[0] if inputs else 0}
+        for key, axes in _AXES.items():
+            if getattr(self, key) is not None:
+                check_shape(name, key, getattr(self, key), tuple(sizes[axis] for axis in axes))
+        if self.mean is None:
+            object.__setattr__(self, "mean", self.A.new_zeros(self.n_states))
+        if self.covariance is None:
+            object.__setattr__(self, "covariance", torch.eye(self.n_states, dtype=self.A.dtype, device=self.A.device))
+        check_shape(name, "mean", self._mean, (self.n_states,), varies=False)
+        check_shape(name, "covariance", self._covariance, (self.n_states, self.n_states), varies=False)
+        for key, P in (("Q", self.Q), ("R", self.R), ("covariance", self._covariance)):
+            check_covariance(name, key, P)
+        if self.S is not None:
+            check_covariance(name, "[[Q, S], [S^T, R]]", self._joint())
+
+    @classmethod
+    def from_continuous(
+        cls,
+        system: ContinuousSystem,
+        dt: Tensor | float,
+        *,
+        Q: Tensor,
+        R: Tensor,
+        b: Tensor | None = None,
+        d: Tensor | None = None,
+        mean: Tensor | None = None,
+        covariance: Tensor | None = None,
+        noise_of: str = "states",
+    ) -> Self:
+        """x'(t) = A x(t) + B u(t) + white noise of density Q, observed at times with noise of covariance R: exactly.
+
+        u is constant over each step. A system with B expects u in every call; ``noise_of="inputs"`` says that the noise
+        comes in where u does, and that there is no other input: Q is (m, m), and B is only its way in.
+
+        Shapes:  dt: a number, or the time that passed before each step, (length,) or (batch, length); 0 where two
+                 observations are of one time, as before the first step, if the prior is of its time:
+                 ``torch.diff(times, prepend=times[:1])``
+                 Q: (n, n), variance per unit of time; R: (p, p), of one observation
+        Errors:  InputError for a complex system, a dt below 0, wrong shapes.
+        Source:  Van Loan 1978, IEEE Trans. Automat. Contr. 23:395; see
+                 :func:`~statewise.estimation.continuous.van_loan`.
+        """
+        A, B, C, D, Q = van_loan(system, dt, Q, noise_of)
+        return cls(A, Q, C, R, B=B, b=b, D=D, d=d, mean=mean, covariance=covariance)
+
+    # -- sizes, slices, states ---------------------------------------------------------------------------------------
+
+    @property
+    def n_states(self) -> int:
+        return int(self.A.shape[-1])
+
+    @property
+    def n_observations(self) -> int:
+        return int(self.C.shape[-2])
+
+    @property
+    def n_inputs(self) -> int:
+        """The width of u; 0 if there is none."""
+        given = [z.shape[-1] for z in (self.B, self.D) if z is not None]
+        return int(given[0]) if given else 0
+
+    def __getitem__(self, times: slice) -> Self:
+        """The model over those times, if it varies: ``model[:t]`` and then ``model[t:]`` filter as the whole does."""
+        if not isinstance(times, slice) or times.step not in (None, 1):
+            raise InputError(f"a model is sliced in time by model[t0:t1], got {times!r}")
+        cut = {
+            key: getattr(self, key)[:, times]
+            for key, axes in _AXES.items()
+            if getattr(self, key) is not None
+            and getattr(self, key).ndim == len(axes) + 2
+            and getattr(self, key).shape[1] != 1
+        }
+        return replace(self, **cut)
+
+    def initial_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> GaussianState:
+        """x_0, from which a sequence begins where no state is given. float32 or wider."""
+        check_batch(batch)
+        dtype = wide(self.A.dtype if dtype is None else dtype)
+        n = self.n_states
+        if self._mean.ndim == 2 and self._mean.shape[0] not in (1, batch):
+            raise InputError(f"this model has a mean for {self._mean.shape[0]} rows; initial_state({batch}) needs one")
+        prior = self._prior(dtype)
+        state = GaussianState(prior.mean.expand(batch, n), prior.factor.expand(batch, n, n))
+        return GaussianState(*[m.to(self.A.device if device is None else device) for m in state])
+
+    # -- the calls ---------------------------------------------------------------------------------------------------
+
+    def filter(
+        self,
+        y: Tensor,
+        state: GaussianState | None = None,
+        *,
+        u: Tensor | None = None,
+        observed: Tensor | None = None,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        form: str | None = None,
+    ) -> tuple[Posterior, GaussianState | None]:
+        """x_t given y_1 ... y_t for every t and, if a state was given, x after the last real step of each row.
+
+        Shapes:  y: (batch, length, p); NaN is a missing number, and so is one where ``observed`` (batch, length, p),
+                 bool, is False. A step may have no number at all.
+                 u: (batch, length, m) where the model has inputs
+                 lengths: (batch,), rows are right-padded and end there; starts: (batch, length) bool, a packed
+                 document begins at x_0, and nothing passes
+        form:    one of ``forms``; else the rules choose, and ``statewise.explain(model, y)`` says which and why
+        Errors:  InputError for y of another width, infinite, complex or of integers, a state of another model,
+                 and where the form cannot run.
+        """
+        call = open_call(self, y, state, u, observed, lengths, starts)
+        return self._filter(call, form)
+
+    def smooth(
+        self,
+        y: Tensor,
+        state: GaussianState | None = None,
+        *,
+        u: Tensor | None = None,
+        observed: Tensor | None = None,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        form: str | None = None,
+    ) -> Smoothed:
+        """x_t given all of y, with Cov(x_t, x_{t-1}); arguments as :meth:`filter`. ``parallel`` scans back as well.
+
+        Source:  see :func:`statewise.estimation.smoothing.smooth`.
+        """
+        call = open_call(self, y, state, u, observed, lengths, starts)
+        form = self._form(call, form)
+        if form == "recurrent":
+            return reference.smooth(call)
+        posterior, _ = self._filter(call, form)
+        return smoothing.smooth(call, posterior, scanned=form == "parallel")
+
+    def smooth_lagged(
+        self,
+        y: Tensor,
+        state: LagState | None = None,
+        *,
+        lag: int,
+        u: Tensor | None = None,
+        observed: Tensor | None = None,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        form: str | None = None,
+    ) -> tuple[Lagged, LagState | None]:
+        """x_{t - lag} given y_1 ... y_t, for streams: the same call for the whole and for any piece of it.
+
+        The state, from ``initial_lag_state(batch, lag)``, keeps the last ``lag`` steps. At the first ``lag`` steps of
+        a row there is nothing to say yet: ``valid`` is False there.
+        """
+        base = None if state is None else getattr(state, "filtered", None)
+        smoothing.check_lag(lag)
+        call = open_call(self, y, base, u, observed, lengths, starts)
+        smoothing.check_lag_state(type(self).__name__, state, self.n_states, lag, y)
+        posterior, final = self._filter(call, form)
+        return smoothing.smooth_lagged(call, posterior, final, state, lag)
+
+    def initial_lag_state(self, batch: int, lag: int, *, dtype: torch.dtype | None = None) -> LagState:
+        """The state of :meth:`smooth_lagged` before the first step."""
+        smoothing.check_lag(lag)
+        return smoothing.initial_lag_state(self.initial_state(batch, dtype=dtype), lag)
+
+    def sample(
+        self,
+        y: Tensor,
+        n_samples: int,
+        state: GaussianState | None = None,
+        *,
+        u: Tensor | None = None,
+        observed: Tensor | None = None,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        form: str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Whole paths x_1 ... x_T drawn from their joint distribution given all of y: (n_samples, batch, length, n)."""
+        call = open_call(self, y, state, u, observed, lengths, starts)
+        posterior, _ = self._filter(call, self._form(call, form))
+        return sample_paths(call, posterior, n_samples, generator)
+
+    def simulate(
+        self, batch: int, length: int, *, u: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """States and observations drawn from the model: x (batch, length, n), y (batch, length, p)."""
+        return simulate(self._blank(batch, length, None, u), generator)
+
+    def forecast(self, state: GaussianState, length: int, *, u: Tensor | None = None) -> Forecast:
+        """What follows a state for ``length`` steps: states and observations, each with ``interval(level)``.
+
+        Shapes:  u: (batch, length, m), the inputs of the future, where the model has any
+        """
+        check_forecast(type(self).__name__, state, length)
+        return smoothing.forecast(self._blank(len(state.mean), length, state, u))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _filter(self, call: Call, form: str | None) -> tuple[Posterior, GaussianState | None]:
+        form = self._form(call, form)
+        if form == "recurrent":
+            return reference.filter(call)
+        filtered, told = call.filtered(_FILTERS[form])
+        return call.posterior(filtered, told), call.final(filtered.final)
+
+    def _form(self, call: Call, form: str | None) -> str:
+        if form is None:
+            return self._plan(call.y).form
+        if form not in self.forms:
+            raise InputError(f"{type(self).__name__} has no form {form!r}; its forms are {', '.join(self.forms)}")
+        return form
+
+    def _blank(self, batch: int, length: int, state: GaussianState | None, u: Tensor | None) -> Call:
+        """A call for steps of which nothing is observed."""
+        check_batch(batch)
+        check_length(length)
+        y = self.A.new_full((batch, length, self.n_observations), torch.nan)
+        return open_call(self, y, state, u, None, None, None)
+
+    def check(self, y: Any, state: Any = None) -> None:
+        """Errors:  InputError unless y, and the state, are such as :meth:`filter` takes."""
+        check_call(self, y, state)
+        check_axes(type(self).__name__, self._varying(), *y.shape[:2])
+
+    def _plan(self, y: Tensor) -> Plan:
+        return plan(self.rules, length=y.shape[1], n_taps=len(y))  # the second number is the rows here
+
+    def _why(self, chosen: Plan, y: Tensor, state: Any) -> str:
+        return chosen.reason
+
+    def state_shape(self) -> GaussianState:
+        n = self.n_states
+        return GaussianState(leaf(n), leaf(n, n))
+
+    def _like(self) -> Tensor:
+        return self.A
+
+    @property
+    def _mean(self) -> Tensor:
+        assert self.mean is not None
+        return self.mean
+
+    @property
+    def _covariance(self) -> Tensor:
+        assert self.covariance is not None
+        return self.covariance
+
+    def _given(self) -> dict[str, Tensor]:
+        names = (*_AXES, "mean", "covariance")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def _varying(self) -> dict[str, tuple[Tensor, int]]:
+        """The coefficients that may have the axes (batch, length), and how many axes are their own."""
+        return {key: (getattr(self, key), len(axes)) for key, axes in _AXES.items() if getattr(self, key) is not None}
+
+    def _joint(self) -> Tensor:
+        """The covariance of (w, v)."""
+        assert self.S is not None
+        lead = torch.broadcast_shapes(*(m.shape[:-2] for m in (self.Q, self.R, self.S)))
+        Q, R, S = (m.expand(*lead, *m.shape[-2:]) for m in (self.Q, self.R, self.S))
+        return torch.cat([torch.cat([Q, S], -1), torch.cat([S.mT, R], -1)], -2)
+
+    def _prior(self, dtype: torch.dtype) -> GaussianState:
+        """x_0 with an axis for the batch, 1 where all rows share it."""
+        return prior_state(self._mean, self._covariance, dtype)

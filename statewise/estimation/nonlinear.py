@@ -1,0 +1,278 @@
+"""Models whose functions are not linear: extended, iterated, unscented and cubature filters, and their smoothers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.estimation.call import Call, check_call, check_forecast, is_triangular, open_call, prior_state
+from statewise.estimation.coefficients import check_covariance, check_shape, check_tensors, with_axes
+from statewise.estimation.factors import factor, lower, positive, solve, times, values
+from statewise.estimation.gaussian import Forecast, Gaussians, GaussianState, Posterior, Smoothed
+from statewise.estimation.steps import Filtered, choose, masked, unbound
+from statewise.estimation.transforms import METHODS, Extended, Residual, Rows, Transformed, Unscented, difference
+from statewise.operators.base import check_batch, wide
+from statewise.operators.masks import mask_time
+from statewise.operators.state_shape import leaf
+
+
+@dataclass(frozen=True, eq=False)
+class NonlinearGaussian:
+    """x_t = f(x_{t-1}) + w_t,  y_t = h(x_t) + v_t,  w ~ N(0, Q), v ~ N(0, R); with inputs f(x, u_t) and h(x, u_t).
+
+    f and h are written in PyTorch for one state: f takes (n,) and returns (n,), h returns (p,); ``torch.func.vmap``
+    runs them on all rows, ``torch.func.jacrev`` differentiates them. What changes with time comes in by u. Calls,
+    states, missing numbers, ``lengths`` and ``starts`` are :class:`~statewise.estimation.LinearGaussian`'s; covariances
+    are square roots here too.
+
+    method:     ``extended``, ``iterated``, ``unscented``, ``cubature``, or one with parameters, such as
+                ``Unscented(alpha=0.5)``. All are approximations; on linear functions all are Kalman's filter.
+    residual_x, residual_y: what to take for a - b of two states, two observations, (..., n) and (..., p), where some
+                are angles: ``angles(0)`` says that the first is.
+    Shapes:     Q: (n, n), R: (p, p), either with (batch, length) before it; mean (n,) or (batch, n), default 0;
+                covariance (n, n) or (batch, n, n), default the identity: of x_0, the state before the first step
+    Cost:       two Jacobians a step, or 4 n + 2 evaluations, for all rows at once, and two QR decompositions.
+    Errors:     InputError for covariances that are none, an f or h that returns another shape, wrong parameters.
+    Source:     Särkkä 2013, Bayesian Filtering and Smoothing, ch. 5 and 6 (filters), 9 and 10 (smoothers).
+    """
+
+    f: Callable[..., Tensor]
+    Q: Tensor
+    h: Callable[..., Tensor]
+    R: Tensor
+    _: KW_ONLY
+    mean: Tensor | None = None
+    covariance: Tensor | None = None
+    method: str | Extended | Unscented = "extended"
+    residual_x: Residual = difference
+    residual_y: Residual = difference
+
+    n_inputs = None  # u may have any width
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        for key in ("f", "h", "residual_x", "residual_y"):
+            if not callable(getattr(self, key)):
+                raise InputError(f"{name} needs {key} as a function, got {type(getattr(self, key)).__name__}")
+        given = {"Q": self.Q, "R": self.R, "mean": self.mean, "covariance": self.covariance}
+        check_tensors(name, {key: value for key, value in given.items() if value is not None})
+        if self.Q.ndim < 2 or self.R.ndim < 2 or not self.Q.shape[-1] or not self.R.shape[-1]:
+            raise InputError(f"{name} needs Q (n, n) and R (p, p), got {tuple(self.Q.shape)}, {tuple(self.R.shape)}")
+        n, p = self.n_states, self.n_observations
+        if self.mean is None:
+            object.__setattr__(self, "mean", self.Q.new_zeros(n))
+        if self.covariance is None:
+            object.__setattr__(self, "covariance", torch.eye(n, dtype=self.Q.dtype, device=self.Q.device))
+        assert self.mean is not None
+        assert self.covariance is not None
+        check_shape(name, "Q", self.Q, (n, n))
+        check_shape(name, "R", self.R, (p, p))
+        check_shape(name, "mean", self.mean, (n,), varies=False)
+        check_shape(name, "covariance", self.covariance, (n, n), varies=False)
+        for key, P in (("Q", self.Q), ("R", self.R), ("covariance", self.covariance)):
+            check_covariance(name, key, P)
+        if isinstance(self.method, str) and self.method not in METHODS:
+            raise InputError(f"{name} has no method {self.method!r}; its methods are {', '.join(METHODS)}")
+        if not isinstance(self.method, (str, Extended, Unscented)):
+            raise InputError(f"{name} needs method as a name or one of its classes, got {type(self.method).__name__}")
+        self._method.check(n)
+
+    @property
+    def n_states(self) -> int:
+        return int(self.Q.shape[-1])
+
+    @property
+    def n_observations(self) -> int:
+        return int(self.R.shape[-1])
+
+    def initial_state(self, batch: int, *, dtype: torch.dtype | None = None) -> GaussianState:
+        """x_0, from which a sequence begins where no state is given."""
+        check_batch(batch)
+        prior = self._prior(wide(self.Q.dtype if dtype is None else dtype))
+        return GaussianState(*[m.expand(batch, *m.shape[1:]) for m in prior])
+
+    def filter(
+        self,
+        y: Tensor,
+        state: GaussianState | None = None,
+        *,
+        u: Tensor | None = None,
+        observed: Tensor | None = None,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Posterior, GaussianState | None]:
+        """x_t given y_1 ... y_t and, if a state was given, x after the last real step: as a linear model's ``filter``.
+
+        The innovations are those of the forecast, also where h is linearised several times.
+        """
+        call = open_call(self, y, state, u, observed, lengths, starts)
+        filtered = self._filter(call)
+        return call.posterior(filtered), call.final(filtered.final)
+
+    def smooth(
+        self,
+        y: Tensor,
+        state: GaussianState | None = None,
+        *,
+        u: Tensor | None = None,
+        observed: Tensor | None = None,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> Smoothed:
+        """x_t given all of y: the method's smoother of Rauch, Tung and Striebel, in square roots.
+
+        Source:  Särkkä 2013, ch. 9 (extended) and 10 (unscented, cubature).
+        """
+        call = open_call(self, y, state, u, observed, lengths, starts)
+        return self._smooth(call, self._filter(call))
+
+    def forecast(self, state: GaussianState, length: int, *, u: Tensor | None = None) -> Forecast:
+        """What follows a state for ``length`` steps: states and observations, each with ``interval(level)``."""
+        check_forecast(type(self).__name__, state, length)
+        y = self.R.new_full((len(state.mean), length, self.n_observations), torch.nan)
+        call = open_call(self, y, state, u, None, None, None)
+        filtered = self._filter(call)
+        mean, L = filtered.mean.flatten(0, 1), filtered.factor.flatten(0, 1)
+        seen = self._through(self._h, mean, L, None if call.u is None else call.u.flatten(0, 1), self.residual_y)
+        R = _factors(self.R, call).expand(*y.shape[:2], -1, -1).flatten(0, 1)
+        S = positive(lower(torch.cat([seen.M, R], -1)))
+        observations = Gaussians(seen.mean.reshape(y.shape), S.reshape(*y.shape, -1))
+        return Forecast(Gaussians(filtered.mean, filtered.factor), observations)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _method(self) -> Extended | Unscented:
+        return METHODS[self.method] if isinstance(self.method, str) else self.method
+
+    @property
+    def _f(self) -> Rows:
+        return Rows("f", self.f, self.n_states)
+
+    @property
+    def _h(self) -> Rows:
+        return Rows("h", self.h, self.n_observations)
+
+    def _through(self, g: Rows, mean: Tensor, L: Tensor, u: Tensor | None, residual: Residual) -> Transformed:
+        return self._method.transform(g, mean, L, u, residual)
+
+    def _filter(self, call: Call) -> Filtered:
+        batch, length, p = call.y.shape
+        n, masks, prior = self.n_states, call.masks, call.prior
+        mean, L = (m.expand(batch, *m.shape[1:]) for m in call.begin)
+        coefficients = [unbound(_factors(m, call), length) for m in (self.Q, self.R)]
+        per_step = [unbound(m, length) for m in (call.y, call.u, call.observed, masks.valid, masks.starts)]
+        rows = []
+        for Q, R, y, u, observed, valid, start in zip(*coefficients, *per_step):
+            if start is not None:
+                mean, L = choose(start, prior.mean, mean), choose(start, prior.factor, L)
+            ahead = self._through(self._f, mean, L, u, self.residual_x)
+            x, P = ahead.mean, lower(torch.cat([ahead.M, Q.expand(batch, n, n)], -1))
+            now = self._update(x, P, R.expand(batch, p, p), y, u, observed)
+            if valid is not None:
+                now = (choose(valid, now[0], mean), choose(valid, now[1], L), *now[2:])
+            mean, L = now[:2]
+            rows.append(now)
+        if not rows:
+            zero = call.y.new_zeros
+            return Filtered(
+                zero(batch, 0, n), zero(batch, 0, n, n), call.y, zero(batch, 0, p, p), GaussianState(mean, L)
+            )
+        means, factors, innovation, S = (torch.stack(part, 1) for part in zip(*rows))
+        end = positive(L) if is_triangular(L) else L
+        return Filtered(means, positive(factors), innovation, positive(S), GaussianState(mean, end))
+
+    def _update(
+        self, x: Tensor, P: Tensor, R: Tensor, y: Tensor, u: Tensor | None, observed: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """mean, factor, innovation, its factor."""
+        n, p = self.n_states, self.n_observations
+        method, mean = self._method, x
+        first: tuple[Tensor, Tensor] | None = None
+        away: Tensor | None = None
+        for _ in range(method.n_iterations if isinstance(method, Extended) else 1):
+            seen = method.transform(self._h, mean, P, u, self.residual_y)
+            X = seen.X
+            top = torch.cat([seen.M, R], -1)
+            array = torch.cat([top, torch.cat([X, X.new_zeros(len(X), n, p)], -1)], -2)
+            joint = lower(masked(array, observed), p)
+            S, K, L = joint[:, :p, :p], joint[:, p:, :p], joint[:, p:, p:]
+            innovation = self.residual_y(y, seen.mean)
+            if away is not None:  # linearised at mean = x + P away
+                innovation = innovation + times(seen.M, away)
+            M = seen.M
+            if observed is not None:
+                innovation, M = innovation.masked_fill(~observed, 0), M.masked_fill(~observed.unsqueeze(-1), 0)
+            first = first or (innovation, S)
+            e = solve(S, innovation)
+            mean = x + times(K, e)
+            away = times(M.mT, torch.linalg.solve_triangular(S.mT, e.unsqueeze(-1), upper=True).squeeze(-1))
+        assert first is not None
+        return mean, L, *first
+
+    def _smooth(self, call: Call, filtered: Filtered) -> Smoothed:
+        batch, length, _ = call.y.shape
+        n, masks = self.n_states, call.masks
+        begin = [m.expand(batch, *m.shape[1:]).unsqueeze(1) for m in call.begin]
+        mean = torch.cat([begin[0], filtered.mean], 1)  # from x_0 on
+        L = torch.cat([begin[1], filtered.factor], 1)
+        u = None if call.u is None else call.u.flatten(0, 1)
+        ahead = self._through(self._f, mean[:, :-1].flatten(0, 1), L[:, :-1].flatten(0, 1), u, self.residual_x)
+        Q = _factors(self.Q, call).expand(batch, length, n, n).flatten(0, 1)
+        below = torch.cat([ahead.X, torch.zeros_like(Q)], -1)
+        joint = lower(torch.cat([torch.cat([ahead.M, Q], -1), below], -2)).reshape(batch, length, 2 * n, 2 * n)
+        gain, rest = joint[..., n:, :n] @ _inverse(joint[..., :n, :n]), joint[..., n:, n:]
+        expected = ahead.mean.reshape(batch, length, n)
+        for here in (masks.valid, None if masks.starts is None else ~masks.starts):
+            if here is not None:  # nothing comes back from padding, nor from another document
+                gain, rest = choose(here, gain, gain.new_zeros(())), choose(here, rest, L[:, :-1])
+        x, P = mean[:, -1], L[:, -1]
+        smoothed = [(x, P)]
+        for t in reversed(range(length)):
+            x = mean[:, t] + times(gain[:, t], self.residual_x(x, expected[:, t]))
+            P = lower(torch.cat([gain[:, t] @ P, rest[:, t]], -1))
+            smoothed.append((x, P))
+        x, P = (torch.stack(part[::-1], 1) for part in zip(*smoothed))
+        lag_one = P[:, 1:] @ P[:, 1:].mT @ gain.mT
+        steps = (mask_time(m, masks.valid).to(call.dtype) for m in (x[:, 1:], positive(P[:, 1:]), lag_one))
+        likelihood = call.posterior(filtered).log_likelihood
+        initial = x[:, 0].to(call.dtype), positive(P[:, 0]).to(call.dtype)
+        return Smoothed(*(*steps, *initial, likelihood))
+
+    def check(self, y: Any, state: Any = None) -> None:
+        """Errors:  InputError unless y, and the state, are such as :meth:`filter` takes."""
+        check_call(self, y, state)
+
+    def state_shape(self) -> GaussianState:
+        n = self.n_states
+        return GaussianState(leaf(n), leaf(n, n))
+
+    def _like(self) -> Tensor:
+        return self.Q
+
+    def _varying(self) -> dict[str, tuple[Tensor, int]]:
+        return {"Q": (self.Q, 2), "R": (self.R, 2)}
+
+    def _prior(self, dtype: torch.dtype) -> GaussianState:
+        assert self.mean is not None
+        assert self.covariance is not None
+        return prior_state(self.mean, self.covariance, dtype)
+
+
+def _factors(P: Tensor, call: Call) -> Tensor:
+    return factor(with_axes(P, 2).double()).to(call.work_dtype)
+
+
+def _inverse(L: Tensor) -> Tensor:
+    """The inverse of triangular factors; the pseudo-inverse where one of them has none."""
+    own = values(L).diagonal(dim1=-2, dim2=-1).abs()
+    size = values(L).abs().amax(-1).clamp(min=torch.finfo(L.dtype).tiny)
+    if bool((own > 64 * torch.finfo(L.dtype).eps * size).all()):
+        one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
+        return torch.linalg.solve_triangular(L, one, upper=False)
+    return torch.linalg.pinv(L)

@@ -1,0 +1,236 @@
+"""The definitions: Kalman's filter and the smoother of Rauch, Tung and Striebel, in float64, row by row, step by step.
+
+They are slow and meant to be read. Every other form is held against them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from statewise.estimation.call import Call
+from statewise.estimation.coefficients import with_axes
+from statewise.estimation.factors import factor
+from statewise.estimation.gaussian import GaussianState, Posterior, Smoothed
+from statewise.operators.masks import Masks
+
+
+class Moments(NamedTuple):
+    """A normal distribution: mean (n,), covariance (n, n)."""
+
+    mean: Tensor
+    covariance: Tensor
+
+
+class Update(NamedTuple):
+    """One step: x_t given y_1 ... y_t, the innovation of what was observed, its covariance, log p(y_t | ...)."""
+
+    moments: Moments
+    innovation: Tensor
+    S: Tensor
+    log_density: Tensor
+
+
+def filter_step(before: Moments, m: Mapping[str, Tensor], y: Tensor, observed: Tensor) -> Update:
+    """x_t = A x_{t-1} + c + w, y_t = C x_t + d + v, for the numbers of y_t that were observed.
+
+    m:       the coefficients of this step: A, Q, C, R, S = Cov(w, v), c = B u + b, d = D u + d
+    Source:  Kalman 1960, J. Basic Eng. 82:35; Särkkä 2013, Bayesian Filtering and Smoothing, eq. 4.20 and 4.21; with
+             S, Simon 2006, Optimal State Estimation, sec. 7.1 (his M_k).
+    """
+    mean = m["A"] @ before.mean + m["c"]
+    P = m["A"] @ before.covariance @ m["A"].T + m["Q"]
+    C, d, R, S_wv = m["C"][observed], m["d"][observed], m["R"][observed][:, observed], m["S"][:, observed]
+    innovation = y[observed] - C @ mean - d
+    S = C @ P @ C.T + C @ S_wv + S_wv.T @ C.T + R
+    K = torch.linalg.solve(S, P @ C.T + S_wv, left=False)
+    distance = innovation @ torch.linalg.solve(S, innovation)
+    log_density = -(distance + torch.linalg.slogdet(S).logabsdet + len(innovation) * math.log(2 * math.pi)) / 2
+    P = P - K @ S @ K.T
+    return Update(Moments(mean + K @ innovation, (P + P.T) / 2), innovation, S, log_density)
+
+
+def smoother_step(now: Moments, after: Moments, m: Mapping[str, Tensor], y: Tensor, observed: Tensor) -> tuple:
+    """x_t given all observations, from x_t given y_1 ... y_t and x_{t+1} given all.
+
+    x_t is a linear function of (x_{t+1}, y_{t+1}) and noise that nothing later depends on. Without correlated noise
+    y_{t+1} adds nothing to x_{t+1}, and these are the equations of Rauch, Tung and Striebel, with P A^T P_{t+1|t}^-1.
+
+    m:       the coefficients of the step from t to t + 1; y, observed: those of t + 1
+    Returns: the moments, and Cov(x_{t+1}, x_t | y).
+    Source:  Rauch, Tung & Striebel 1965, AIAA J. 3:1445; Särkkä 2013, eq. 8.6.
+    """
+    n = len(now.mean)
+    C = m["C"][observed]
+    H = torch.cat([m["A"], C @ m["A"]])
+    pushed = torch.cat([torch.eye(n, dtype=C.dtype, device=C.device), C])
+    noise = pushed @ m["Q"] @ pushed.T
+    S_wv = m["S"][:, observed]
+    noise[:n, n:] += S_wv
+    noise[n:, :n] += S_wv.T
+    noise[n:, n:] += C @ S_wv + S_wv.T @ C.T + m["R"][observed][:, observed]
+    expected = torch.cat([m["A"] @ now.mean + m["c"], C @ (m["A"] @ now.mean + m["c"]) + m["d"][observed]])
+    joint = H @ now.covariance @ H.T + noise
+    scale = torch.where(joint.diagonal() > 0, joint.diagonal(), 1).sqrt()
+    gain = (
+        now.covariance
+        @ H.T
+        @ (torch.linalg.pinv(joint / torch.outer(scale, scale), hermitian=True) / torch.outer(scale, scale))
+    )
+    known = torch.zeros_like(joint)
+    known[:n, :n] = after.covariance
+    mean = now.mean + gain @ (torch.cat([after.mean, y[observed]]) - expected)
+    covariance = now.covariance + gain @ (known - joint) @ gain.T
+    return Moments(mean, (covariance + covariance.T) / 2), after.covariance @ gain[:, :n].T
+
+
+def filter_rows(
+    coefficients: Mapping[str, Tensor],
+    y: Tensor,
+    observed: Tensor,
+    masks: Masks,
+    prior: list[Moments],
+    first: list[Moments],
+) -> tuple[list[list[Update | None]], list[Moments]]:
+    """:func:`filter_step` for each row and step; None where a step is padding.
+
+    coefficients: each (batch, length, ...), without axes of 1; prior: x_0 of each row's documents, first: x before
+    its first step, which is the prior or a state
+    """
+    updates: list[list[Update | None]] = []
+    finals = []
+    for row in range(len(y)):
+        now = first[row]
+        own: list[Update | None] = []
+        for t in range(y.shape[1]):
+            if masks.valid is not None and not masks.valid[row, t]:
+                own.append(None)
+                continue
+            if masks.starts is not None and masks.starts[row, t]:
+                now = prior[row]
+            m = {name: value[row, t] for name, value in coefficients.items()}
+            update = filter_step(now, m, y[row, t], observed[row, t])
+            now = update.moments
+            own.append(update)
+        updates.append(own)
+        finals.append(now)
+    return updates, finals
+
+
+def smooth_row(
+    coefficients: Mapping[str, Tensor],
+    y: Tensor,
+    observed: Tensor,
+    masks: Masks,
+    first: Moments,
+    updates: list,
+    row: int,
+) -> tuple[list[Moments | None], list[Tensor | None], Moments]:
+    """:func:`smoother_step` from the end of a row to its beginning: moments, lag-one covariances, and x_0."""
+    length = y.shape[1]
+    smoothed: list[Moments | None] = [None] * length
+    lags: list[Tensor | None] = [None] * length
+    after: Moments | None = None
+    for t in reversed(range(-1, length)):
+        if t >= 0 and updates[t] is None:
+            continue
+        now = first if t < 0 else updates[t].moments
+        if after is not None:
+            if masks.starts is None or not masks.starts[row, t + 1]:
+                m = {name: value[row, t + 1] for name, value in coefficients.items()}
+                now, lags[t + 1] = smoother_step(now, after, m, y[row, t + 1], observed[row, t + 1])
+            else:
+                lags[t + 1] = torch.zeros_like(now.covariance)
+        if t < 0:
+            return smoothed, lags, now
+        smoothed[t] = after = now
+    raise AssertionError("a row begins before its first step")
+
+
+# -- the definitions behind the call of a model ------------------------------------------------------------------------
+
+
+def filter(call: Call) -> tuple[Posterior, GaussianState | None]:
+    """:func:`filter_rows` in and out of the types that the other forms have."""
+    coefficients, y, observed = _opened(call)
+    batch, length, p = y.shape
+    first, prior = _moments(call.begin, batch), _moments(call.prior, batch)
+    updates, finals = filter_rows(coefficients, y, observed, call.masks, prior, first)
+    n = call.model.n_states
+    mean, covariance = y.new_zeros(batch, length, n), y.new_zeros(batch, length, n, n)
+    innovation, S = torch.zeros_like(y), torch.eye(p).to(y).repeat(batch, length, 1, 1)
+    densities = y.new_zeros(batch, length)
+    for row, t, update in _real(updates):
+        o = observed[row, t].nonzero().flatten()
+        here = torch.tensor([row]).to(o), torch.tensor([t]).to(o)
+        mean = mean.index_put(here, update.moments.mean[None])
+        covariance = covariance.index_put(here, update.moments.covariance[None])
+        innovation = innovation.index_put((*here, o), update.innovation)
+        S = S.index_put((*here, o[:, None], o), update.S)
+        densities = densities.index_put(here, update.log_density[None])
+    results = (mean, factor(covariance), densities, innovation, factor(S))
+    mean, L, densities, innovation, S = (m.to(call.dtype) for m in results)
+    posterior = Posterior(mean, L, densities, innovation, S, call.n_observed)
+    final_mean = torch.stack([m.mean for m in finals]) if finals else y.new_zeros(0, n)
+    final = torch.stack([m.covariance for m in finals]) if finals else y.new_zeros(0, n, n)
+    return posterior, call.final(GaussianState(final_mean, factor(final)))
+
+
+def smooth(call: Call) -> Smoothed:
+    """:func:`smooth_row` of each row."""
+    coefficients, y, observed = _opened(call)
+    batch, length, _ = y.shape
+    first, prior = _moments(call.begin, batch), _moments(call.prior, batch)
+    updates, _ = filter_rows(coefficients, y, observed, call.masks, prior, first)
+    n = call.model.n_states
+    nothing = Moments(y.new_zeros(n), y.new_zeros(n, n))
+    means, covariances, lag_one, initial = [], [], [], []
+    for row in range(batch):
+        moments, lags, x_0 = smooth_row(coefficients, y, observed, call.masks, first[row], updates[row], row)
+        own = [m or nothing for m in moments]
+        means += [m.mean for m in own]
+        covariances += [m.covariance for m in own]
+        lag_one += [nothing.covariance if m is None else m for m in lags]
+        initial.append(x_0)
+    empty = y.new_zeros(0)
+    shaped = [torch.stack(m) if m else empty for m in (means, covariances, lag_one)]
+    mean, covariance, lag = (m.reshape(batch, length, *shape) for m, shape in zip(shaped, ((n,), (n, n), (n, n))))
+    m_0 = torch.stack([m.mean for m in initial]) if initial else y.new_zeros(0, n)
+    P_0 = torch.stack([m.covariance for m in initial]) if initial else y.new_zeros(0, n, n)
+    likelihood = y.new_zeros(batch)
+    for row, _, update in _real(updates):
+        likelihood = likelihood.index_add(0, torch.tensor([row]).to(y.device), update.log_density[None])
+    results = (mean, factor(covariance), lag, m_0, factor(P_0), likelihood)
+    return Smoothed(*(m.to(call.dtype) for m in results))
+
+
+def _opened(call: Call) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Every coefficient for every row and step, y, and what was observed of it."""
+    model, (batch, length, p) = call.model, call.y.shape
+    given = {key: (getattr(model, key), 2) for key in ("A", "Q", "C", "R")}
+    S = model.A.new_zeros(model.n_states, p) if model.S is None else model.S
+    c, d = call.offsets
+    every = {**given, "S": (S, 2), "c": (c, 1), "d": (d, 1)}
+    coefficients = {
+        key: with_axes(m, own).double().expand(batch, length, *m.shape[m.ndim - own :])
+        for key, (m, own) in every.items()
+    }
+    observed = torch.ones_like(call.y, dtype=torch.bool) if call.observed is None else call.observed
+    return coefficients, call.y.double(), observed
+
+
+def _moments(state: GaussianState, batch: int) -> list[Moments]:
+    mean = state.mean.double().expand(batch, -1)
+    L = state.factor.double().expand(batch, -1, -1)
+    return [Moments(m, P) for m, P in zip(mean, L @ L.mT)]
+
+
+def _real(updates: list[list[Update | None]]) -> Iterator[tuple[int, int, Update]]:
+    for row, own in enumerate(updates):
+        for t, update in enumerate(own):
+            if update is not None:
+                yield row, t, update

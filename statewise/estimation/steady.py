@@ -1,0 +1,153 @@
+"""The filter with a constant gain, once it has settled: what a long time-invariant series comes to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.estimation.elements import Element, join
+from statewise.estimation.factors import lower, times, values
+from statewise.estimation.gaussian import GaussianState, Steady
+from statewise.estimation.steps import Advanced, Filtered, Steps, advance
+
+_MOST_DOUBLINGS = 60
+
+
+def steady(steps: Steps, begin: GaussianState) -> tuple[Filtered, Steady]:
+    """Steps of ``square_root`` until the covariance stands at its limit, then a linear recurrence of the means.
+
+    The limit is the solution of the Riccati equation. The gain becomes constant where the covariance is within 512
+    units of the last place of it, beside its standard deviations, or moves no more; what is left is told.
+
+    Cost:    O((n + p)^3) for each step before, then O(length n^2 log(memory)) in a few large operations, where the
+             memory is how many steps it takes the closed loop to forget.
+    Errors:  InputError if a matrix varies with time, if numbers are missing or documents packed, or if there is no
+             limit: a part of the state that grows and is not observed, or one that is not moved by any noise.
+    Source:  Anderson & Moore 1979, Optimal Filtering, ch. 4; the limit by doubling, sec. 6.7.
+    """
+    _check(steps)
+    batch, length, p = steps.y.shape
+    G, N = steps.G[:, :1], steps.N[:, :1]
+    P_limit = limit(G, N, p)
+    scale = _deviations(P_limit)
+    mean, factor = begin.mean.expand(batch, -1).unsqueeze(1), begin.factor.unsqueeze(1)
+    eps = torch.finfo(factor.dtype).eps
+    parts: list[Advanced] = []
+    error, before = _distance(factor, P_limit, scale), None
+    while len(parts) < length and error > 512 * eps and not _stands(factor, before, scale, 4 * steps.n * eps):
+        t, before = len(parts), factor
+        offset = steps.offset[:, t : t + 1] if steps.offset.shape[1] > 1 else steps.offset
+        parts.append(advance(mean, factor, G, N, offset, steps.y[:, t : t + 1], None))
+        mean, factor = parts[-1].mean, parts[-1].factor
+        error = _distance(factor, P_limit, scale)
+    switched = len(parts)
+    rows = [[m.expand(batch, *m.shape[1:]) for m in part] for part in parts]
+    if switched < length:
+        rows.append(_constant_gain(steps, switched, mean, factor))
+    mean, L, innovation, innovation_factor = (torch.cat(part, 1) for part in zip(*rows))
+    valid = steps.masks.valid
+    if valid is not None:
+        innovation = innovation.masked_fill(~valid.unsqueeze(-1), 0)
+        one = torch.eye(p, dtype=L.dtype, device=L.device)
+        innovation_factor = torch.where(valid[..., None, None], innovation_factor, one)
+    final = _at_the_end(steps, begin, mean, L)
+    return Filtered(mean, L, innovation, innovation_factor, final), Steady(switched, error)
+
+
+def limit(G: Tensor, N: Tensor, p: int) -> Tensor:
+    """The covariance (..., n, n) of x_t given y_1 ... y_t for t to infinity, from the elements of 1, 2, 4, ... steps.
+
+    Errors:  InputError if there is none.
+    """
+    X = lower(N.detach(), p)
+    S, K, U = X[..., :p, :p], X[..., p:, :p], X[..., p:, p:]
+    CA, A = G.detach()[..., :p, :], G.detach()[..., p:, :]
+    H = torch.linalg.solve_triangular(S, CA, upper=False)
+    Z = lower(H.mT)
+    zero = A.new_zeros(*A.shape[:-1])
+    element = Element(A - K @ H, zero, U, zero, Z)
+    P = U @ U.mT
+    for _ in range(_MOST_DOUBLINGS):
+        element = join(element, element)
+        previous, P = P, element.U @ element.U.mT
+        if not bool(P.isfinite().all()):
+            break
+        scale = _deviations(P)
+        change = float(((P - previous).abs() / (scale.unsqueeze(-1) * scale.unsqueeze(-2))).max())
+        if change <= 4 * P.shape[-1] * torch.finfo(P.dtype).eps and float(element.A.abs().max()) < 1e-3:
+            return P
+    raise InputError(
+        "form 'steady' needs a covariance that settles; this model's has no limit (a part of the state grows "
+        "unobserved, or no noise moves it); use form='square_root'"
+    )
+
+
+def _check(steps: Steps) -> None:
+    refusal = None
+    if steps.varies:
+        refusal = "a time-invariant model; a matrix has several steps"
+    elif steps.masks.starts is not None:
+        refusal = "one document a row; starts has more"
+    elif steps.observed is not None:
+        valid = steps.masks.valid
+        if valid is None or not bool((steps.observed == valid.unsqueeze(-1)).all()):
+            refusal = "every number of y; some are missing"
+    if refusal is not None:
+        raise InputError(f"form 'steady' needs {refusal}; use form='square_root'")
+
+
+def _constant_gain(steps: Steps, begin: int, mean: Tensor, factor: Tensor) -> list[Tensor]:
+    """The steps from ``begin`` on with the gain of the next one, all at once."""
+    batch, length, p = steps.y.shape
+    rest = length - begin
+    G = steps.G[:, 0]
+    CA, A = G[:, :p], G[:, p:]
+    GL = G @ factor[:, 0]
+    lead = torch.broadcast_shapes(GL.shape[:1], steps.N.shape[:1])
+    N = steps.N[:, 0].expand(*lead, *steps.N.shape[2:])
+    X = lower(torch.cat([GL.expand(*lead, *GL.shape[1:]), N], -1), p)
+    S, L = X[:, :p, :p], X[:, p:, p:]
+    K = torch.linalg.solve_triangular(S, X[:, p:, :p], upper=False, left=False)
+    offset = steps.offset[:, begin:] if steps.offset.shape[1] > 1 else steps.offset
+    driven = times(K.unsqueeze(1), steps.y[:, begin:] - offset[..., :p]) + offset[..., p:]
+    closed = A - K @ CA
+    driven = torch.cat([driven[:, :1] + times(closed.unsqueeze(1), mean), driven[:, 1:]], 1)
+    means = recurrence(closed, driven)
+    before = torch.cat([mean, means[:, :-1]], 1)
+    innovation = steps.y[:, begin:] - times(CA.unsqueeze(1), before) - offset[..., :p]
+    L, S = (m.unsqueeze(1).expand(batch, rest, *m.shape[1:]) for m in (L, S))
+    return [means, L, innovation, S]
+
+
+def recurrence(A: Tensor, g: Tensor) -> Tensor:
+    """h_t = A h_{t-1} + g_t from rest, for a constant A (batch or 1, n, n) and g (batch, length, n), by doubling."""
+    reach, length = 1, g.shape[1]
+    while reach < length and bool((A.detach().abs() > 1e-30).any()):
+        g = torch.cat([g[:, :reach], g[:, reach:] + g[:, :-reach] @ A.mT], 1)
+        A, reach = A @ A, 2 * reach
+    return g
+
+
+def _at_the_end(steps: Steps, begin: GaussianState, mean: Tensor, factor: Tensor) -> GaussianState:
+    if steps.masks.lengths is None:
+        return GaussianState(mean[:, -1], factor[:, -1])
+    row, ends = torch.arange(len(mean), device=mean.device), steps.masks.lengths
+    mean = torch.cat([begin.mean.expand(len(mean), -1).unsqueeze(1), mean], 1)
+    factor = torch.cat([begin.factor.expand(len(mean), -1, -1).unsqueeze(1), factor], 1)
+    return GaussianState(mean[row, ends], factor[row, ends])
+
+
+def _deviations(P: Tensor) -> Tensor:
+    own = P.diagonal(dim1=-2, dim2=-1)
+    return torch.where(own > 0, own, 1).sqrt()
+
+
+def _distance(factor: Tensor, P: Tensor, scale: Tensor) -> float:
+    factor = factor.detach()
+    difference = (factor @ factor.mT - P).abs() / (scale.unsqueeze(-1) * scale.unsqueeze(-2))
+    return float(values(difference).max()) if difference.numel() else 0.0
+
+
+def _stands(factor: Tensor, before: Tensor | None, scale: Tensor, most: float) -> bool:
+    return before is not None and _distance(factor, (before @ before.mT).detach(), scale) <= most

@@ -1,0 +1,282 @@
+"""Extended, iterated, unscented and cubature filters: Kalman's on linear models, and as published on others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from estimation_models import D, covariance, observations, random_model
+from test_estimation import MASKS, close, numbers, random_state, refused
+from torch import Tensor
+
+from statewise.estimation import (
+    Cubature,
+    Extended,
+    GaussianState,
+    IteratedExtended,
+    LinearGaussian,
+    NonlinearGaussian,
+    Unscented,
+    acceptance,
+    angles,
+    nees,
+    nis,
+)
+from statewise.estimation.transforms import Rows, difference
+
+METHODS: list[Any] = [
+    *("extended", "iterated", "unscented", "cubature"),
+    *(Unscented(alpha=0.5, beta=0.0, kappa=1.0), Unscented(alpha=1.0, beta=2.0, kappa=0.0), Extended(n_iterations=3)),
+]
+
+
+def as_functions(model: LinearGaussian, method: Any) -> NonlinearGaussian:
+    A, B, b, C, D_, d = (getattr(model, name) for name in ("A", "B", "b", "C", "D", "d"))
+    return NonlinearGaussian(
+        lambda x, u: A @ x + B @ u + b,
+        model.Q,
+        lambda x, u: C @ x + D_ @ u + d,
+        model.R,
+        mean=model.mean,
+        covariance=model.covariance,
+        method=method,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("masks", MASKS)
+def test_on_a_linear_model_all_are_kalmans(method: Any, masks: str) -> None:
+    linear = random_model(correlated=False)
+    y, u = observations(3, 9, missing=True)
+    model, state = as_functions(linear, method), random_state(linear, 3)
+    atol = 1e-7 if method == "unscented" else 1e-9  # alpha of 1e-3 costs three digits, squared six
+    for begin in (None, state):
+        want, final = linear.filter(y, begin, u=u, **MASKS[masks])
+        got, after = model.filter(y, begin, u=u, **MASKS[masks])
+        close(numbers(got), numbers(want), atol)
+        if begin is not None:
+            close(after, final, atol)  # type: ignore[arg-type]
+        smoothed, defined = model.smooth(y, begin, u=u, **MASKS[masks]), linear.smooth(y, begin, u=u, **MASKS[masks])
+        close(vars(smoothed).values(), vars(defined).values(), 10 * atol)
+    forecast, told = model.forecast(state, 4, u=u[:, :4]), linear.forecast(state, 4, u=u[:, :4])  # type: ignore[index]
+    close(
+        [forecast.observations.mean, forecast.observations.factor],
+        [told.observations.mean, told.observations.factor],
+        atol,
+    )
+
+
+# -- a pendulum observed through its sine ------------------------------------------------------------------------------
+
+
+def pendulum(method: Any, dt: float = 0.05, **more: Any) -> NonlinearGaussian:
+    q = 0.1 * torch.tensor([[dt**3 / 3, dt**2 / 2], [dt**2 / 2, dt]], dtype=D)
+
+    def f(x: Tensor) -> Tensor:
+        return torch.stack([x[0] + dt * x[1], x[1] - dt * 9.81 * torch.sin(x[0])])
+
+    given = {"mean": torch.tensor([0.8, 0.0], dtype=D), "covariance": 0.05 * torch.eye(2, dtype=D)} | more
+    return NonlinearGaussian(f, q, lambda x: torch.sin(x[:1]), 0.05 * torch.eye(1, dtype=D), method=method, **given)
+
+
+def simulated(model: NonlinearGaussian, batch: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    assert model.mean is not None
+    assert model.covariance is not None
+    n, p = model.n_states, model.n_observations
+    x = model.mean + torch.randn(batch, n, dtype=D, generator=g) @ torch.linalg.cholesky(model.covariance).T
+    states, seen = [], []
+    for _ in range(length):
+        x = torch.func.vmap(model.f)(x) + torch.randn(batch, n, dtype=D, generator=g) @ torch.linalg.cholesky(model.Q).T
+        states.append(x)
+        noise = torch.randn(batch, p, dtype=D, generator=g) @ torch.linalg.cholesky(model.R).T
+        seen.append(torch.func.vmap(model.h)(x) + noise)
+    return torch.stack(states, 1), torch.stack(seen, 1)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_the_pendulum(method: Any) -> None:
+    """The smoother is better than the filter, that is better than the observations, and both know how good they are."""
+    model = pendulum(method, mean=torch.tensor([0.4, 0.0], dtype=D))
+    x, y = simulated(model, 200, 60)
+    posterior, _ = model.filter(y)
+    smoothed = model.smooth(y)
+    errors = [float((m[..., 0] - x[..., 0]).square().mean().sqrt()) for m in (posterior.mean, smoothed.mean)]
+    raw = float((torch.asin(y.clamp(-1, 1))[..., 0] - x[..., 0]).square().mean().sqrt())
+    assert errors[1] < errors[0] < raw / 2
+    assert 1.6 < float(nees(posterior, x)[:, 20:].mean()) < 2.6
+    assert 1.6 < float(nees(smoothed, x)[:, 20:].mean()) < 2.6
+    low, high = acceptance(200, 1, 0.999)
+    inside = (nis(posterior).mean(0) > low) & (nis(posterior).mean(0) < high)
+    assert float(inside.double().mean()) > 0.9
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_cuts_rows_and_padding(method: Any) -> None:
+    model = pendulum(method)
+    atol = 1e-7 if method == "unscented" else 1e-10
+    _, y = simulated(model, 3, 10)
+    whole, final = model.filter(y, model.initial_state(3))
+    state, pieces = model.initial_state(3), []
+    for a, b in pairwise([0, 1, 1, 6, 10]):
+        posterior, state = model.filter(y[:, a:b], state)  # type: ignore[assignment]
+        pieces.append(numbers(posterior))
+    close([torch.cat(part, 1) for part in zip(*pieces)], numbers(whole), atol)
+    close(state, final, atol)  # type: ignore[arg-type]
+    dirty = y.clone()
+    dirty[1, 4:] = torch.nan
+    padded = model.smooth(dirty, lengths=torch.tensor([10, 4, 0]))
+    alone = model.smooth(y[1:2, :4])
+    close([padded.mean[1, :4], padded.factor[1, :4]], [alone.mean[0], alone.factor[0]], atol)
+    starts = torch.zeros(3, 10, dtype=torch.bool)
+    starts[2, 6] = True
+    packed, document = model.smooth(y, starts=starts), model.smooth(y[2:, 6:])
+    close([packed.mean[2, 6:], packed.lag_one[2, 7:]], [document.mean[0], document.lag_one[0, 1:]], atol)
+
+
+def published_weights(n: int, alpha: float, beta: float, kappa: float) -> tuple[float, Tensor, Tensor]:
+    """lambda, and the weights of mean and covariance: Wan & van der Merwe 2000, eq. 15."""
+    scale = alpha**2 * (n + kappa) - n
+    mean = torch.full((2 * n + 1,), 1 / (2 * (n + scale)), dtype=D)
+    mean[0] = scale / (n + scale)
+    cov = mean.clone()
+    cov[0] += 1 - alpha**2 + beta
+    return scale, mean, cov
+
+
+@pytest.mark.parametrize(
+    "parameters", [(1.0, 0.0, 0.0), (0.5, 2.0, 0.0), (0.3, 0.0, 1.5), (1.0, 2.0, -1.0), (1.2, 0.7, 0.0)]
+)
+def test_the_unscented_transform_as_published(parameters: tuple[float, float, float]) -> None:
+    """With weights of any sign, from square roots alone; and the joint columns give the cross-covariance."""
+    g = torch.Generator().manual_seed(0)
+    mean, P = torch.randn(3, dtype=D, generator=g), covariance(3, 3, generator=g)
+    L = torch.linalg.cholesky(P)
+
+    def function(x: Tensor) -> Tensor:
+        return torch.stack([x[0] * x[1], torch.sin(x[2]) + x[0] ** 2])
+
+    scale, wm, wc = published_weights(3, *parameters)
+    points = torch.cat([mean[None], mean + math.sqrt(3 + scale) * L.T, mean - math.sqrt(3 + scale) * L.T])
+    images = torch.func.vmap(function)(points)
+    want = (wm[:, None] * images).sum(0)
+    away = images - want
+    method = Cubature() if parameters == (1.0, 0.0, 0.0) else Unscented(*parameters)
+    method.check(3)
+    got = method.transform(Rows("f", function, 2), mean[None], L[None], None, difference)
+    close([got.mean[0], got.M[0] @ got.M[0].T], [want, torch.einsum("i,ia,ib->ab", wc, away, away)], 1e-12)
+    close([got.X[0] @ got.M[0].T], [torch.einsum("i,ia,ib->ab", wc, points - mean, away)], 1e-12)
+    close([got.X[0] @ got.X[0].T], [P], 1e-12)
+
+
+def test_the_iterated_filter_finds_the_most_likely_state() -> None:
+    model = pendulum(IteratedExtended(n_iterations=30), covariance=0.5 * torch.eye(2, dtype=D))
+    model = replace(model, R=0.01 * model.R)
+    y = torch.tensor([[[0.2]]], dtype=D)
+    posterior, _ = model.filter(y)
+    ahead = replace(model, R=1e12 * model.R).filter(y)[0]  # the forecast, as nothing is learned
+
+    def misfit(x: Tensor) -> Tensor:
+        e = torch.linalg.solve_triangular(ahead.factor[0, 0], (x - ahead.mean[0, 0])[:, None], upper=False)
+        return e.square().sum() + (y[0, 0] - torch.sin(x[:1])).square().sum() / model.R[0, 0]
+
+    slope = torch.func.grad(misfit)(posterior.mean[0, 0])
+    assert float(slope.abs().max()) < 1e-5
+    once = replace(model, method="extended").filter(y)[0].mean[0, 0]
+    assert float(misfit(posterior.mean[0, 0])) < float(misfit(once))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_angles_around_the_circle(method: Any) -> None:
+    """A bearing that turns through pi, observed within [-pi, pi): with residuals the filter never sees a jump."""
+    eye = torch.eye(2, dtype=D)
+    A = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=D)
+
+    def wrapped(x: Tensor) -> Tensor:
+        return torch.remainder(x + math.pi, 2 * math.pi) - math.pi
+
+    model = NonlinearGaussian(
+        lambda x: A @ x,
+        1e-4 * eye,
+        lambda x: wrapped(x[:1]),
+        0.01 * eye[:1, :1],
+        mean=torch.tensor([0.0, 0.3], dtype=D),
+        covariance=0.01 * eye,
+        method=method,
+        residual_y=angles(0),
+    )
+    truth = 0.3 * torch.arange(1, 41, dtype=D)
+    noise = 0.1 * torch.randn(40, dtype=D, generator=torch.Generator().manual_seed(0))
+    y = wrapped(truth + noise)[None, :, None]
+    posterior, _ = model.filter(y)
+    linear = LinearGaussian(A, model.Q, eye[:1], model.R, mean=model.mean, covariance=model.covariance)
+    want, _ = linear.filter((truth + noise)[None, :, None])
+    close([posterior.mean, posterior.log_likelihood], [want.mean, want.log_likelihood], 1e-6)
+    jumps = replace(model, residual_y=difference).filter(y)[0].mean
+    assert float((jumps[0, :, 0] - truth).abs().max()) > 1
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_gradients_of_what_f_is_made_of(method: Any) -> None:
+    _, y = simulated(pendulum("extended"), 2, 4)
+
+    def likelihood(gravity: Tensor, r: Tensor) -> Tensor:
+        def f(x: Tensor) -> Tensor:
+            return torch.stack([x[0] + 0.05 * x[1], x[1] - 0.05 * gravity * torch.sin(x[0])])
+
+        base = pendulum(method)
+        return replace(base, f=f, R=r * torch.eye(1, dtype=D)).filter(y)[0].log_likelihood.sum()
+
+    leaves = [torch.tensor(z, dtype=D, requires_grad=True) for z in (9.81, 0.05)]
+    loose = 1e-4 if method == "unscented" else 1e-6
+    assert torch.autograd.gradcheck(likelihood, leaves, atol=loose, rtol=loose)
+
+
+def test_float32_and_few_noises() -> None:
+    model = pendulum("extended")
+    g = torch.tensor([[0.0], [0.1]])
+    narrow = NonlinearGaussian(
+        model.f, g @ g.T, model.h, model.R.float(), covariance=torch.zeros(2, 2), mean=torch.tensor([0.8, 0.0])
+    )
+    _, y = simulated(model, 2, 300)
+    for method in ("extended", "iterated", Unscented(alpha=0.5), "cubature"):
+        posterior, smoothed = (
+            replace(narrow, method=method).filter(y.float())[0],
+            replace(narrow, method=method).smooth(y.float()),
+        )  # type: ignore[arg-type]
+        assert posterior.mean.dtype == torch.float32
+        assert bool(smoothed.mean.isfinite().all())
+        assert bool((smoothed.variance <= posterior.variance * 1.01 + 1e-6).all())
+
+
+def test_wrong_input() -> None:
+    model = pendulum("extended")
+    y = torch.zeros(1, 3, 1, dtype=D)
+    refused(lambda: replace(model, f=lambda x: x[:1]).filter(y), r"f gets one state \(2,\).*must return \(2,\)")
+    refused(lambda: replace(model, h=lambda x: x).filter(y), r"h gets one state.*must return \(1,\)")
+    refused(lambda: replace(model, h=lambda x: 1.0).filter(y), "it returned float")  # type: ignore[arg-type, return-value]
+    refused(lambda: replace(model, h=lambda x: x[:1].float()).filter(y), "it returned torch.float32")
+    refused(lambda: replace(model, h=lambda x: x[:1].float(), method="cubature").filter(y), "it returned torch.float32")
+    refused(lambda: replace(model, f=3), "f as a function")  # type: ignore[arg-type]
+    refused(lambda: replace(model, method="particle"), "its methods are extended, iterated, unscented, cubature")
+    refused(lambda: replace(model, method=3), "method as a name")  # type: ignore[arg-type]
+    refused(lambda: replace(model, method=Unscented(alpha=0.0)), "may give a covariance that is none")
+    refused(
+        lambda: replace(model, method=Unscented(alpha=1.0, beta=0.0, kappa=-1.0)), "may give a covariance that is none"
+    )
+    refused(lambda: replace(model, method=IteratedExtended(n_iterations=0)), "n_iterations")
+    refused(lambda: replace(model, Q=-model.Q), "positive semi-definite")
+    refused(lambda: replace(model, mean=torch.zeros(3, dtype=D)), "mean of shape")
+    refused(lambda: model.filter(y[..., :0]), r"y \(batch, length, 1\)")
+    refused(lambda: model.filter(y, u=torch.zeros(1, 2, 1, dtype=D)), "u of shape")
+    refused(
+        lambda: model.filter(y, GaussianState(torch.zeros(1, 3, dtype=D), torch.zeros(1, 3, 3, dtype=D))), "state.mean"
+    )
+    refused(lambda: model.forecast(None, 3), "the state that filter returned")  # type: ignore[arg-type]
+    refused(lambda: nees(model.filter(y)[0], y), "true states")
+    refused(lambda: acceptance(0, 2), "n_runs")
+    refused(lambda: acceptance(5, 2, 1.5), "between 0 and 1")
