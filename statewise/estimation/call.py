@@ -16,10 +16,9 @@ from statewise.estimation.factors import factor, positive, times, values
 from statewise.estimation.gaussian import GaussianState, Posterior, Steady
 from statewise.estimation.square_root import square_root
 from statewise.estimation.steps import Filtered, Steps, log_densities
-from statewise.operators.base import wide
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import check_state
-from statewise.precision import rounds_products, without_autocast
+from statewise.precision import full_precision, rounds_products, without_autocast
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +199,7 @@ def open_call(model: Any, y: Any, state: Any, u: Any, observed: Any, lengths: An
             raise InputError(f"{name}: {key} is {tuple(value.shape)}, for {value.shape[0]} rows; y has {batch}")
     masks = build_masks(y, lengths, starts)
     y, kept = seen(name, y, observed, masks)
-    dtype = wide(y.dtype, model._like().dtype)
+    dtype = full_precision(y.dtype, model._like().dtype)
     # a filter does not bear products of float32 that the process lets be rounded; but a function has its own dtype
     work = torch.float64 if rounds_products() and model.n_inputs is not None else dtype
     prior = model._prior(work)

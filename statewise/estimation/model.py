@@ -19,9 +19,10 @@ from statewise.estimation.sampling import sample_paths, simulate
 from statewise.estimation.smoothing import Lagged, LagState
 from statewise.estimation.square_root import square_root
 from statewise.estimation.steady import steady
-from statewise.operators.base import check_batch, wide
+from statewise.operators.base import check_batch
 from statewise.operators.plan import Plan, Rule, otherwise, plan
 from statewise.operators.state_shape import leaf
+from statewise.precision import full_precision
 from statewise.systems import ContinuousSystem
 
 _AXES = {"A": "nn", "Q": "nn", "C": "pn", "R": "pp", "B": "nm", "b": "n", "D": "pm", "d": "p", "S": "np"}
@@ -164,7 +165,7 @@ class LinearGaussian:
     ) -> GaussianState:
         """x_0, from which a sequence begins where no state is given. float32 or wider."""
         check_batch(batch)
-        dtype = wide(self.A.dtype if dtype is None else dtype)
+        dtype = full_precision(self.A.dtype if dtype is None else dtype)
         n = self.n_states
         if self._mean.ndim == 2 and self._mean.shape[0] not in (1, batch):
             raise InputError(f"this model has a mean for {self._mean.shape[0]} rows; initial_state({batch}) needs one")

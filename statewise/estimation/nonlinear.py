@@ -16,9 +16,10 @@ from statewise.estimation.factors import factor, lower, positive, solve, times, 
 from statewise.estimation.gaussian import Forecast, Gaussians, GaussianState, Posterior, Smoothed
 from statewise.estimation.steps import Filtered, choose, masked, unbound
 from statewise.estimation.transforms import METHODS, Extended, Residual, Rows, Transformed, Unscented, difference
-from statewise.operators.base import check_batch, wide
+from statewise.operators.base import check_batch
 from statewise.operators.masks import mask_time
 from statewise.operators.state_shape import leaf
+from statewise.precision import full_precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,7 @@ class NonlinearGaussian:
     def initial_state(self, batch: int, *, dtype: torch.dtype | None = None) -> GaussianState:
         """x_0, from which a sequence begins where no state is given."""
         check_batch(batch)
-        prior = self._prior(wide(self.Q.dtype if dtype is None else dtype))
+        prior = self._prior(full_precision(self.Q.dtype if dtype is None else dtype))
         return GaussianState(*[m.expand(batch, *m.shape[1:]) for m in prior])
 
     def filter(
