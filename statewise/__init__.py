@@ -19,6 +19,7 @@ _EXPORTS = {
     "AssociativeRecallConfig": "statewise.data.synthetic_languages.config",
     "AttentionConfig": "statewise.mixers.attention",
     "BlockConfig": "statewise.models.block",
+    "BudgetConfig": "statewise.train.config",
     "ByteTokenizer": "statewise.data.tokenizers",
     "CausalConvolution": "statewise.operators.causal_convolution",
     "CheckpointError": "statewise.errors",
@@ -56,13 +57,16 @@ _EXPORTS = {
     "MixerConfig": "statewise.mixers.base",
     "MultiQueryRecallConfig": "statewise.data.synthetic_languages.config",
     "Operator": "statewise.operators.base",
+    "OptimizerConfig": "statewise.train.config",
     "PairClassifierConfig": "statewise.models.pair_classifier",
     "ParallelConfig": "statewise.train.config",
+    "ReportingConfig": "statewise.train.config",
     "RunConfig": "statewise.train.config",
     "S4Config": "statewise.mixers.s4",
     "S4DConfig": "statewise.mixers.s4d",
     "S5Config": "statewise.mixers.s5",
     "SSD": "statewise.operators.ssd",
+    "ScheduleConfig": "statewise.train.config",
     "SelectiveCopyingConfig": "statewise.data.synthetic_languages.config",
     "SelectiveDiagonal": "statewise.operators.selective",
     "SequenceClassifierConfig": "statewise.models.classifier",
@@ -202,8 +206,12 @@ if TYPE_CHECKING:
     from statewise.systems import DiscreteSystem as DiscreteSystem
     from statewise.systems import discretize as discretize
     from statewise.systems import mass_spring_damper as mass_spring_damper
+    from statewise.train.config import BudgetConfig as BudgetConfig
+    from statewise.train.config import OptimizerConfig as OptimizerConfig
     from statewise.train.config import ParallelConfig as ParallelConfig
+    from statewise.train.config import ReportingConfig as ReportingConfig
     from statewise.train.config import RunConfig as RunConfig
+    from statewise.train.config import ScheduleConfig as ScheduleConfig
     from statewise.train.config import TrainConfig as TrainConfig
     from statewise.train.stacked import train_stack as train_stack
 

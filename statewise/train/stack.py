@@ -83,8 +83,8 @@ class Stack:
 
     def _join(self, members: Sequence[Member]) -> None:
         """Copies what the members have side by side, and makes theirs views of it."""
-        rates = [m.state.config.lr for m in members]
-        self.members = sorted(members, key=lambda m: rates.index(m.state.config.lr))
+        rates = [m.state.config.optimizer.lr for m in members]
+        self.members = sorted(members, key=lambda m: rates.index(m.state.config.optimizer.lr))
         states = [member.state for member in self.members]
         self.flat = [self._flat([state.groups[g].parameters for state in states]) for g in range(len(states[0].groups))]
         trained = {name for group in states[0].groups for name, _ in group.parameters}
@@ -115,13 +115,13 @@ class Stack:
         built, begin = [], 0
         while begin < len(self.members):
             first = self.members[begin].state
-            end = begin + sum(member.state.config.lr == first.config.lr for member in self.members)
+            end = begin + sum(member.state.config.optimizer.lr == first.config.optimizer.lr for member in self.members)
             rows = slice(begin, end)
             leaves = [nn.Parameter(flat.detach()[rows]) for flat in self.flat]
             groups = tuple(
                 replace(group, parameters=((group.name, leaf),)) for group, leaf in zip(first.groups, leaves)
             )
-            optimizer = build_optimizer(groups, first.config)
+            optimizer = build_optimizer(groups, first.config.optimizer)
             for g, leaf in enumerate(leaves):
                 optimizer.state[leaf] = self._moments(self.members[rows], g, leaf)
             built.append((rows, optimizer, leaves))
@@ -266,8 +266,8 @@ class Stack:
                 went.append(Step(member, loss, norm, learning_rate(member.state)))
             else:
                 wrong.append((member, self._diagnose(member, *before[i], loss, norm)))
-        if first.config.clip_norm is not None:
-            factor = (first.config.clip_norm / (norms + 1e-6)).clamp(max=1.0)
+        if first.config.optimizer.clip_norm is not None:
+            factor = (first.config.optimizer.clip_norm / (norms + 1e-6)).clamp(max=1.0)
             gradients = [gradient * factor[:, None] for gradient in gradients]
         if wrong and went:
             lost = [member for member, _ in wrong]

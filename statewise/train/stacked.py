@@ -93,7 +93,7 @@ def train_stack(
     the CPU, with the same number of
     threads, every number is then the same, bit for bit, as if the stack had never been stopped.
 
-    A run that reaches ``train.stop_at`` before the others leaves the stack with a checkpoint, and a last line of kind
+    A run that reaches ``stop_at`` before the others leaves the stack with a checkpoint, and a last line of kind
     "reached" in its metrics; the others go on.
 
     Where ``torch.func.vmap`` cannot run the model, the runs are trained one after the other, and the reporter is told.
@@ -159,7 +159,7 @@ def train_stack(
         result = _one_by_one(runs, names, folder, resume, reporter, refusal, diverged)
     result = replace(result, runs={name: result.runs[name] for name in runs if name in result.runs})
     if result.signal is None and any(run.validation is not None for run in result.runs.values()):
-        reporter.event(summary(result, {name: read_run(folder / name).train.lr for name in runs}))
+        reporter.event(summary(result, {name: read_run(folder / name).train.optimizer.lr for name in runs}))
     return result
 
 
@@ -211,7 +211,9 @@ def _loop(
             save_all()
         for member in members:
             course, step = courses.pop(member.name), member.state.progress.step
-            message = f"{member.state.config.stop_at:g} on the validation split was reached and has held; it ends here"
+            message = (
+                f"{member.state.config.budget.stop_at:g} on the validation split was reached and has held; it ends here"
+            )
             course.write({"kind": REACHED, "step": step, "message": message})
             ended[member.name] = course.result(None)
         joined.drop(members)
@@ -332,14 +334,15 @@ def _require_alike(runs: Mapping[str, RunConfig]) -> None:
     plain = {}
     for name, run in runs.items():
         data: Any = json.loads(json.dumps(to_dict(run)))
-        plain[name] = data | {"train": {k: v for k, v in data["train"].items() if k not in ("seed", "lr")}}
+        del data["train"]["seed"], data["train"]["optimizer"]["lr"]
+        plain[name] = data
     for name, data in plain.items():
         first, expected = next(iter(plain.items()))
         if data != expected:
             part = next(key for key in expected if data[key] != expected[key])
             raise ConfigError(
                 f"{name} and {first} differ in {part}; runs that are trained side by side may differ in train.seed and "
-                "train.lr alone"
+                "train.optimizer.lr alone"
             )
 
 
