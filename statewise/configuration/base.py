@@ -67,7 +67,7 @@ class Config(metaclass=ConfigType):
     Traceback (most recent call last):
     statewise.errors.ConfigError: S4DConfig.d_state=0 is out of range; expected an integer of at least 1
 
-    former_names: names that fields have had, and where they stand now, as {"lr": "optimizer.lr"}: JSON may use them still
+    former_names: names that fields have had, and where they stand now: {"lr": "optimizer.lr"}. JSON may still use them
     """
 
     former_names: ClassVar[Mapping[str, str]] = {}

@@ -115,7 +115,7 @@ class OptimizerConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Config):
-    """The learning rate over a run, as a ratio of the highest: see :func:`~statewise.train.schedule.learning_rate_factor`.
+    """The learning rate over a run, as a fraction of the highest: ``learning_rate_factor`` of train/schedule.py.
 
     kind:          "cosine" or "linear" from the highest rate to the last; "wsd": warm-up, stable, decay
     warmup:        fraction of the run in which the rate rises
@@ -149,12 +149,12 @@ class ScheduleConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportingConfig(Config):
-    """What a run leaves on its way, besides at its end: looks at the validation split and checkpoints, each every so many
-    steps, after so many minutes, by both, or not at all; and lines of metrics.jsonl.
+    """What a run leaves on its way, besides at its end: looks at the validation split and checkpoints, each by steps, by
+    minutes, by both, or not at all; and lines of metrics.jsonl.
 
     evaluate_items:  of the validation split, from its beginning; None: all (text: 65,536 tokens)
-    evaluate_window: text: read the validation split from rest in windows of so many tokens, as training does; None: with
-                     the state carried through it, where that is possible
+    evaluate_window: text: read the validation split from rest in windows of so many tokens, as training does; None:
+                     with the state carried through it, where that is possible
     keep_last:       so many checkpoints
     keep_best:       also the one that is best on the validation split, saved when it is found
     log_every:       steps between two lines of metrics.jsonl; a line holds the mean loss of its steps

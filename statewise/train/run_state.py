@@ -153,7 +153,8 @@ class RunState:
         if self.checkpoint is None:
             smaller = f"--resume {shlex.quote(str(self.run.path))} --lr {self.config.optimizer.lr / 3:.2g}"
             return f"To begin anew with a smaller learning rate: statewise train {smaller}"
-        return "A smaller train.optimizer.lr, or a longer train.schedule.warmup, may help; for that begin a new run with another --out"
+        settings = "A smaller train.optimizer.lr, or a longer train.schedule.warmup"
+        return f"{settings}, may help; for that begin a new run with another --out"
 
     def _restore(self, checkpoint: Path) -> None:
         tensors, data = self.ranks.agree(lambda: checkpoints.read_trainer(checkpoint, mapped=True))
