@@ -22,7 +22,7 @@ from distributed_harness import Place, case
 from distributed_killed import killed_config
 from distributed_models import ATTENTION, MAMBA2, a_run, parallel, steps, together
 from resident_memory import give_back_at_once
-from training import curve
+from training import curve, with_train
 
 from statewise import checkpoints, cli
 from statewise.benchmark.memory import raised_by
@@ -234,7 +234,7 @@ def clock(begin: float) -> Iterator[float]:
 def all_refuse_alike(place: Place) -> None:
     """What one rank, or rank 0 alone, cannot do is one error for all, and leaves no run."""
     run = a_run(place)
-    other = replace(run, train=replace(run.train, lr=run.train.lr * (1 + place.rank)))
+    other = with_train(run, lr=run.train.lr * (1 + place.rank))
     with pytest.raises(ConfigError, match=r"train.lr is 0.01 on rank 0 and 0.02 on rank 1"):
         train(other, place.folder / "refused")
     with pytest.raises(ConfigError, match=r"out is 'refused0' on rank 0 and 'refused1' on rank 1"):
@@ -250,7 +250,7 @@ def all_refuse_alike(place: Place) -> None:
         train(parallel(run, tensor=3), place.folder / "refused")
     assert not (place.folder / "refused" / "run.json").exists()
     dist.barrier()
-    train(replace(run, train=replace(run.train, steps=1)), place.folder / "refused")
+    train(with_train(run, steps=1), place.folder / "refused")
     with pytest.raises(CheckpointError, match="already holds a run"):
         train(run, place.folder / "refused")
     refused = pytest.raises(CheckpointError, match=r"the disk is full; the last good checkpoint is .*00000001")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from places import ROOT
 
 from statewise.cli import run as command_line
 from statewise.data.labelled_batches import LabelledBatches, batches_in_order
@@ -29,7 +30,7 @@ from statewise.train.tasks import open_task, task_type
 from statewise.train.tasks.pairs import PairClassificationTask
 
 PLOTS = find_spec("matplotlib") is not None
-FILES = Path(__file__).parents[1] / "experiments" / "lra"
+FILES = ROOT / "experiments" / "lra"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from training import Recorder, curve
+from training import Recorder, curve, train_config
 
 from statewise import cli
 from statewise.data.synthetic_languages import (
@@ -29,7 +29,7 @@ from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
-from statewise.train import RunConfig, TrainConfig, open_task, train
+from statewise.train import RunConfig, open_task, train
 from statewise.train.presets import PRESETS, fit_model
 from statewise.train.stack_folder import seeds_and_rates
 from statewise.train.stacked import train_stack
@@ -58,7 +58,7 @@ def run_config(data: SyntheticLanguageConfig, vocab_size: int | None = None, **o
     needed = data.vocab_size if vocab_size is None else vocab_size
     model = LanguageModelConfig(vocab_size=needed, d_model=16, layers=layers, embedding_dropout=0.1)
     settings = {"steps": 9, "batch_size": 8, "lr": 1e-2, "log_every": 1, "save_minutes": None, "threads": 1, **options}
-    return RunConfig(model=model, data=data, train=TrainConfig(**settings))
+    return RunConfig(model=model, data=data, train=train_config(**settings))
 
 
 @pytest.mark.parametrize("task", TASKS)

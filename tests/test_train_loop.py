@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from training import Recorder, curve, small_model, small_run
+from training import Recorder, curve, small_model, small_run, train_config, with_train
 
 import statewise as sw
 from statewise.data.batches import Batches
@@ -18,7 +18,7 @@ from statewise.data.text import TextDataConfig, open_corpus
 from statewise.errors import ConfigError, DataError
 from statewise.evaluate.perplexity import evaluate_split
 from statewise.mixers.attention import AttentionConfig
-from statewise.train import RunConfig, TrainConfig, read_run, train
+from statewise.train import RunConfig, read_run, train
 from statewise.train import loop as loop_module
 from statewise.train.report import Reporter
 from statewise.train.tasks import language as language_module
@@ -219,9 +219,9 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
 def test_on_cuda(tmp_path: Path, carry_state: bool) -> None:
     config = small_run(tmp_path, model=small_model(dropout=0.0), steps=4, device="cpu", carry_state=carry_state)
     train(config, tmp_path / "a")
-    train(replace(config, train=replace(config.train, device="cuda")), tmp_path / "b")
+    train(with_train(config, device="cuda"), tmp_path / "b")
     assert losses(tmp_path / "a") == pytest.approx(losses(tmp_path / "b"), rel=1e-4)
-    longer = replace(config, train=replace(config.train, device="cuda", steps=6))
+    longer = with_train(config, device="cuda", steps=6)
     assert train(longer, tmp_path / "b", resume=True).step == 6
 
 
@@ -249,7 +249,7 @@ def test_minutes_alone_drive_the_schedule(tmp_path: Path, monkeypatch: pytest.Mo
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
     assert rates[-1] < 0.001
     assert 4 <= len(curve(tmp_path / "run", "evaluation")) <= 5
-    again = train(replace(config, train=replace(config.train, minutes=2.0)), tmp_path / "run", resume=True)
+    again = train(with_train(config, minutes=2.0), tmp_path / "run", resume=True)
     assert 120 <= again.seconds < 130  # the first minute counted
 
 
@@ -331,7 +331,7 @@ def test_a_sequence_longer_than_the_data(tmp_path: Path) -> None:
 
 def test_nothing_to_read(tmp_path: Path) -> None:
     config = RunConfig(
-        model=small_model(), data=TextDataConfig(source=str(tmp_path / "none")), train=TrainConfig(steps=1)
+        model=small_model(), data=TextDataConfig(source=str(tmp_path / "none")), train=train_config(steps=1)
     )
     with pytest.raises(DataError):
         train(config, tmp_path / "run")

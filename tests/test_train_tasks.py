@@ -15,13 +15,13 @@ import pytest
 import torch
 from test_train_resume import StopAt, assert_same, disturb, everything
 from toy_task import Toy, ToyBatch, ToyBatches, ToyConfig, ToyDataConfig, ToyTask, toy, toy_run
-from training import Recorder, curve, small_model, small_run
+from training import Recorder, curve, small_model, small_run, train_config, with_train
 
 import statewise as sw
 from statewise import checkpoints, cli
 from statewise.data.base import DataConfig
 from statewise.errors import CheckpointError, ConfigError, DataError, InputError, TrainingError
-from statewise.train import RunConfig, TrainConfig, read_metrics, read_run, run_from_dict, train
+from statewise.train import RunConfig, read_metrics, read_run, run_from_dict, train
 from statewise.train.plotting import figure
 from statewise.train.tasks import Task, open_task
 
@@ -68,7 +68,7 @@ def test_bit_for_bit(tmp_path: Path, looks: int) -> None:
         assert result.signal == (None if stop == 99 else signal.SIGTERM)
     assert curve(tmp_path / "run") == curve(tmp_path / "straight")
     assert_same(everything(tmp_path / "run"), everything(tmp_path / "straight"))
-    seldom = replace(config, train=replace(config.train, evaluate_every=None))
+    seldom = with_train(config, evaluate_every=None)
     train(seldom, tmp_path / "seldom")
     assert curve(tmp_path / "seldom", "train") == curve(tmp_path / "straight", "train")
 
@@ -165,7 +165,7 @@ def test_model_and_data_have_to_fit(tmp_path: Path) -> None:
         train(replace(small_run(tmp_path), model=ToyConfig()), tmp_path / "b")
     assert not (tmp_path / "a" / "run.json").exists()
     with pytest.raises(ConfigError, match=r"RunConfig\.data='plane' has the wrong type .*; expected DataConfig"):
-        RunConfig(model=ToyConfig(), data="plane", train=TrainConfig(steps=1))  # type: ignore[arg-type]
+        RunConfig(model=ToyConfig(), data="plane", train=train_config(steps=1))  # type: ignore[arg-type]
 
     @dataclass(frozen=True, kw_only=True)
     class Stray(DataConfig):

@@ -149,8 +149,8 @@ class ScheduleConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportingConfig(Config):
-    """What a run leaves on its way, besides at its end: looks at the validation split and checkpoints, each by steps, by
-    minutes, by both, or not at all; and lines of metrics.jsonl.
+    """What a run leaves on its way, besides at its end: looks at the validation split and checkpoints, each by steps,
+    by minutes, by both, or not at all; and lines of metrics.jsonl.
 
     evaluate_items:  of the validation split, from its beginning; None: all (text: 65,536 tokens)
     evaluate_window: text: read the validation split from rest in windows of so many tokens, as training does; None:

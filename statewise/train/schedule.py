@@ -17,13 +17,13 @@ def learning_rate_factor(
 ) -> float:
     """What the highest learning rate is multiplied by when a fraction ``progress`` of the run is done.
 
-    The arguments are the fields of ``ScheduleConfig``. The factor rises in a straight line from ``start_ratio`` over the
-    first ``warmup`` of the run. Then "cosine" falls to ``min_ratio`` along half a cosine (Loshchilov and Hutter 2017,
-    arXiv:1608.03983, eq. 5); "linear" falls to it in a straight line; "wsd" stays at 1 and falls as 1 - sqrt over the
-    last ``decay`` of the run (Hägele et al. 2024, arXiv:2405.18392, sec. 4.1), so that a run can be made longer without
-    having known it. Beyond the end it stays at ``min_ratio``. With ``warmup_prefix=False`` the cosine and the line begin
-    where the run does, under the warm-up: at its end the factor drops from 1 to where they are by then (the line to
-    1 - ``warmup``). That is timm's ``warmup_prefix=False``.
+    The arguments are the fields of ``ScheduleConfig``. The factor rises in a straight line from ``start_ratio`` over
+    the first ``warmup`` of the run. Then "cosine" falls to ``min_ratio`` along half a cosine (Loshchilov and Hutter
+    2017, arXiv:1608.03983, eq. 5); "linear" falls to it in a straight line; "wsd" stays at 1 and falls as 1 - sqrt over
+    the last ``decay`` of the run (Hägele et al. 2024, arXiv:2405.18392, sec. 4.1), so that a run can be made longer
+    without having known it. Beyond the end it stays at ``min_ratio``. With ``warmup_prefix=False`` the cosine and the
+    line begin where the run does, under the warm-up: at its end the factor drops from 1 to where they are by then (the
+    line to 1 - ``warmup``). That is timm's ``warmup_prefix=False``.
 
     >>> [round(learning_rate_factor(p, warmup=0.25, min_ratio=0.1), 3) for p in (0.0, 0.125, 0.25, 0.625, 1.0)]
     [0.0, 0.5, 1.0, 0.55, 0.1]
