@@ -179,7 +179,7 @@ def no_rank_has_all_of_a_divided_model(place: Place) -> None:
     begin, _ = raised_by(lambda: states.append(RunState(folder, ranks=ranks)))
     state = states[0]
     eager = loss_function(state)
-    update(state, run.train.lr, ranks.loss_function(eager), eager)
+    update(state, run.train.optimizer.lr, ranks.loss_function(eager), eager)
     with mock.patch.object(RunFolder, "require_own"):  # there is no lock
         save, _ = raised_by(lambda: state.save(lambda: None, prune=False) and None)
     give_back_at_once(1 << 25)  # as it is by itself in the long run
@@ -234,8 +234,8 @@ def clock(begin: float) -> Iterator[float]:
 def all_refuse_alike(place: Place) -> None:
     """What one rank, or rank 0 alone, cannot do is one error for all, and leaves no run."""
     run = a_run(place)
-    other = with_train(run, lr=run.train.lr * (1 + place.rank))
-    with pytest.raises(ConfigError, match=r"train.lr is 0.01 on rank 0 and 0.02 on rank 1"):
+    other = with_train(run, lr=run.train.optimizer.lr * (1 + place.rank))
+    with pytest.raises(ConfigError, match=r"train.optimizer.lr is 0.01 on rank 0 and 0.02 on rank 1"):
         train(other, place.folder / "refused")
     with pytest.raises(ConfigError, match=r"out is 'refused0' on rank 0 and 'refused1' on rank 1"):
         train(run, place.folder / f"refused{place.rank}")

@@ -64,7 +64,7 @@ def steps(place: Place, run: RunConfig, ranks: Ranks, n: int = N_STEPS) -> tuple
     state = RunState(RunFolder(place.folder / "nowhere", run), ranks=ranks)
     eager = loss_function(state)
     loss_of = ranks.loss_function(eager)
-    return [update(state, run.train.lr, loss_of, eager) for _ in range(n)], state
+    return [update(state, run.train.optimizer.lr, loss_of, eager) for _ in range(n)], state
 
 
 def single(place: Place, run: RunConfig) -> list[tuple[float, float]]:

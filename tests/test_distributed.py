@@ -143,9 +143,8 @@ def test_distributed_run_goes_on_after_killed_ranks(distributed_folder: Path, tm
 
 def test_distributed_command(distributed_folder: Path, tmp_path: Path) -> None:
     """torchrun itself, with the command of docs/distributed.md."""
-    config = replace(read_run(distributed_folder / "saved-by-two").train, steps=2, parallel=ParallelConfig())
+    run = with_train(read_run(distributed_folder / "saved-by-two"), steps=2, parallel=ParallelConfig())
     file = tmp_path / "run.json"
-    run = replace(read_run(distributed_folder / "saved-by-two"), train=config)
     file.write_text(json.dumps(to_dict(run)))
     words = ["-m", "statewise", "train", "--config", str(file), "--out", str(tmp_path / "run")]
     result = subprocess.run(

@@ -233,7 +233,7 @@ def small_run(folder: Path, **options: Any) -> RunConfig:
 
 def test_a_run_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None:
     run = small_run(tmp_path)
-    part = with_train(run, steps=3, schedule="wsd", warmup=0.0, decay=0.0)
+    part = with_train(run, steps=3, kind="wsd", warmup=0.0, decay=0.0)
     train(part, tmp_path / "parts")
     longer = with_train(part, steps=6)
     resumed = train(longer, tmp_path / "parts", resume=True)

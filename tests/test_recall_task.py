@@ -271,7 +271,9 @@ def test_a_model_that_does_not_fit() -> None:
 
 def test_stop_at_needs_validation_rows() -> None:
     run_config(data_config("mqar"), stop_at=0.9)
-    with pytest.raises(ConfigError, match=r"train.stop_at=0.9 is of the validation split, and data.n_validation is 0"):
+    with pytest.raises(
+        ConfigError, match=r"train.budget.stop_at=0.9 is of the validation split, and data.n_validation is 0"
+    ):
         run_config(data_config("mqar", n_validation=0), stop_at=0.9)
 
 
@@ -287,7 +289,7 @@ def test_presets(task: str) -> None:
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sets = ["train.steps=4", "train.batch_size=8", "data.vocab_size=12", "data.n_train=64", "data.n_test=50"]
+    sets = ["train.budget.steps=4", "train.batch_size=8", "data.vocab_size=12", "data.n_train=64", "data.n_test=50"]
     arguments = [part for text in sets for part in ("--set", text)]
     run = str(tmp_path / "run")
     assert cli.run(["train", "--preset", "associative-recall", "--out", run, *arguments]) == 0

@@ -39,7 +39,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_begins_anew(
     assert {name: (run / f"{name}.failed").read_bytes() for name in first} == first
     train(other, tmp_path / "straight")
     assert curve(run) == curve(tmp_path / "straight")
-    assert read_run(run).train.lr == 0.00033
+    assert read_run(run).train.optimizer.lr == 0.00033
 
 
 def broken_at(step: int, monkeypatch: pytest.MonkeyPatch, break_it: Any) -> None:

@@ -329,7 +329,7 @@ def test_a_run_of_the_first_version(run: Callable[..., str]) -> None:
     assert "evaluate_tokens" in raw["train"]
     config = read_run("old/run")
     assert isinstance(config.model, sw.LanguageModelConfig)
-    assert (config.train.evaluate_items, config.train.length) == (200, 8)
+    assert (config.train.reporting.evaluate_items, config.train.length) == (200, 8)
     assert run_from_dict(raw) == config
 
     found = checkpoints.list_checkpoints("old/run")

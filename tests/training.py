@@ -52,6 +52,11 @@ def train_setting(config: TrainConfig, name: str) -> Any:
     return getattr(getattr(config, GROUP_OF[name]) if name in GROUP_OF else config, name)
 
 
+def train_path(name: str) -> str:
+    """Where a run has this field."""
+    return f"train.{GROUP_OF[name]}.{name}" if name in GROUP_OF else f"train.{name}"
+
+
 def _grouped(settings: dict[str, Any]) -> dict[str, Any]:
     grouped: dict[str, Any] = {}
     for name, value in settings.items():

@@ -9,7 +9,7 @@ import types as python_types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from statewise.configuration.kinds import (
     TYPE_KEY,
@@ -104,18 +104,14 @@ def make(cls: Any, fields: Mapping[str, Any], at: Place, prefix: str) -> Any:
 
 
 def no_such_field(cls: Any, name: str) -> str:
-    """Names the nearest field, also of a config that it has, and all of them."""
+    """Names the nearest field, of this config or of one that it has, and all of this one."""
     if name in cls.former_names:
         return f"{cls.__name__} has no field {excerpt(name)} any more; use {cls.former_names[name]}"
-    groups = {field: list(schema(kind.classes[0])) for field, kind in schema(cls).items() if _is_of_one_class(kind)}
-    near = {name: join(group, name) for group, names in groups.items() for name in names}
-    near |= {field: field for field in schema(cls)}
-    listed = [f"{field} ({', '.join(groups[field])})" if field in groups else field for field in schema(cls)]
-    return f"{cls.__name__} has no field {excerpt(name)}; {suggest(name, listed, 'Its fields', near)}"
-
-
-def _is_of_one_class(kind: Kind) -> TypeGuard[Nested]:
-    return isinstance(kind, Nested) and not kind.is_open
+    near = {field: field for field in schema(cls)}
+    for group, kind in schema(cls).items():
+        if isinstance(kind, Nested) and not kind.is_open:
+            near = {field: join(group, field) for field in schema(kind.classes[0])} | near
+    return f"{cls.__name__} has no field {excerpt(name)}; {suggest(name, list(schema(cls)), 'Its fields', near)}"
 
 
 def current_path(cls: Any, name: str, *, is_group: bool) -> list[str]:
