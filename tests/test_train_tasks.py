@@ -279,7 +279,7 @@ def test_flags_of_the_data(run: Callable[..., str], tmp_path: Path) -> None:
     assert again == printed
     run("train", "--config", "toy.json", "--steps", "2", "--out", "b")
     assert read_run("b").data == ToyDataConfig(source="space", folder=str(tmp_path / "here"))
-    budget = json.loads(run("train", "--preset", "toy", "--epochs", "3", "--print-config"))["train"]
+    budget = json.loads(run("train", "--preset", "toy", "--epochs", "3", "--print-config"))["train"]["budget"]
     assert (budget["steps"], budget["epochs"], budget["minutes"]) == (None, 3.0, None)
 
 
