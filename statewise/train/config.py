@@ -115,14 +115,14 @@ class OptimizerConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Config):
-    """The learning rate over a run, as a fraction of the highest: ``learning_rate_factor`` of train/schedule.py.
+    """The learning rate over a run: what ``learning_rate_factor`` of train/schedule.py is given.
 
     kind:          "cosine" or "linear" from the highest rate to the last; "wsd": warm-up, stable, decay
     warmup:        fraction of the run in which the rate rises
     warmup_prefix: the fall begins where the warm-up ends; false: where the run begins, under it
     decay:         fraction of the run in which the rate falls, at its end ("wsd" only)
-    start_ratio:   the rate that the warm-up rises from
-    min_ratio:     the last rate
+    start_ratio:   the rate that the warm-up rises from, as a fraction of the highest
+    min_ratio:     the last rate, as a fraction of the highest
     """
 
     kind: Literal["cosine", "linear", "wsd"] = "cosine"
