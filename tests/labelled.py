@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from places import SHARED
 
 from statewise.data.labelled import LabelledData, LabelledDataConfig, open_labelled
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
 SPOKEN = SHARED / "free_spoken_digits.tar.gz"
 JPEG = SHARED / "cifar10_jpeg.tar.gz"
 

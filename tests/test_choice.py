@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from places import SHARED
 from questions import MAKERS, QUESTION, write_rows
 from scored_models import MODELS, defined
 
@@ -32,7 +33,7 @@ from statewise.evaluate.choice.run import measure
 from statewise.evaluate.choice.superglue import MACRO_F1, PROMPTS, superglue_task, word_f1
 from statewise.evaluate.likelihood import Score
 
-DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+DATA = SHARED
 TOKENIZER = ByteTokenizer()
 
 

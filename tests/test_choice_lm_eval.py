@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from places import SHARED
 from questions import MAKERS, write_superglue
 
 import statewise as sw
@@ -33,7 +34,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from statewise.integrations.transformers import fast_tokenizer, from_statewise
 
 FILES = Path(lm_eval.__file__).parent / "tasks"
-DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+DATA = SHARED
 NORMALIZED = {"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True}
 
 

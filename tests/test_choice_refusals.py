@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import SHARED
 from questions import QUESTION, write_rows
 from scored_models import MODELS
 
@@ -24,7 +25,7 @@ from statewise.evaluate.choice import (
 )
 from statewise.evaluate.choice.question import asked
 
-DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+DATA = SHARED
 TOKENIZER = ByteTokenizer()
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from places import SHARED
 from test_data_tokenizers import byte_level
 
 from statewise.data.text import Corpus, TextDataConfig, open_corpus
 from statewise.errors import ConfigError, DataError
 
-SHAKESPEARE = Path(__file__).parents[2] / "shared" / "data" / "tinyshakespeare.txt"
+SHAKESPEARE = SHARED / "tinyshakespeare.txt"
 needs_shakespeare = pytest.mark.skipif(
     not SHAKESPEARE.is_file(), reason="../shared/data/tinyshakespeare.txt is not on this machine"
 )

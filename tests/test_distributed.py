@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from distributed_harness import load_cases, outcome_of, run_program
+from places import ROOT, TESTS
 from training import curve, train_config, with_train
 
 from statewise import checkpoints
@@ -120,7 +121,7 @@ def test_distributed_run_goes_on_after_killed_ranks(distributed_folder: Path, tm
     and the run is to the bit what it is when nobody disturbs it."""
     undisturbed = outcome_of(distributed_folder, 2, "nobody_disturbs_it").returned[0]
     kills = [(1, "step", 3), (0, "save", 6), (1, "save", 4)]
-    program = Path(__file__).with_name("distributed_killed.py")
+    program = TESTS / "distributed_killed.py"
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
@@ -156,7 +157,7 @@ def test_distributed_command(distributed_folder: Path, tmp_path: Path) -> None:
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "PYTHONPATH": str(ROOT),
         },
         check=False,
     )

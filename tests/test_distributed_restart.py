@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from distributed_killed import killed_config
+from places import TESTS
 from training import curve
 
 from statewise.errors import CheckpointError
@@ -24,7 +25,7 @@ from statewise.train.distributed.begun_by import goes_on, sign
 
 def test_distributed_run_of_one_process_goes_on(tmp_path: Path) -> None:
     """torchrun --nproc-per-node 1: nobody to agree with, and killed all the same."""
-    program = Path(__file__).with_name("distributed_killed.py")
+    program = TESTS / "distributed_killed.py"
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",

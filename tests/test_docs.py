@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from places import ROOT
 
 from statewise.cli import app
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import ROOT
 
 from statewise.data.synthetic_languages import (
     LANGUAGES,
@@ -18,7 +18,7 @@ from statewise.data.synthetic_languages import (
 from statewise.reproduce.h3_synthetics import TASKS, H3SyntheticsSettings, run_config
 from statewise.train.tasks import open_task
 
-FOLDER = Path(__file__).resolve().parents[1] / "experiments"
+FOLDER = ROOT / "experiments"
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from places import ROOT
 
 import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer
@@ -25,7 +26,6 @@ from statewise.cli import run as run_command
 from statewise.integrations.lm_eval import StatewiseLM
 from statewise.integrations.lm_eval.tasks import evaluate_tasks, task_tables
 
-ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
 N_ITEMS = 12
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from disks import protected, small_disk  # noqa: F401
+from places import ROOT
 from training import Recorder, curve, small_run, with_train
 
 from statewise import checkpoints
@@ -20,7 +21,7 @@ from statewise.train import train
 from statewise.train.config import RunConfig
 from statewise.train.metrics import MetricsFile
 
-EXPERIMENT = Path(__file__).resolve().parents[1] / "experiments" / "kill_training.py"
+EXPERIMENT = ROOT / "experiments" / "kill_training.py"
 
 
 @pytest.mark.skipif(not (hasattr(os, "fork") and EXPERIMENT.exists()), reason="children are forked, by the experiment")

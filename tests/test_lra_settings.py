@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from places import ROOT
 
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.s4 import S4Config
@@ -20,7 +20,7 @@ from statewise.reproduce.lra.published import ACCURACY, AVERAGE, SETTINGS, TASKS
 from statewise.train.optimizer import parameter_groups
 from statewise.train.run_folder import run_from_dict
 
-FILES = Path(__file__).parents[1] / "experiments" / "lra"
+FILES = ROOT / "experiments" / "lra"
 EACH = [(model, task) for model in SETTINGS for task in TASKS]
 
 # d_model, layers, N, norm, placement, dropout, n_ssm, batch, lr, epochs, steps, warm-up, dt apart, lr of A and B,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from places import TESTS
 from toy_task import toy, toy_run
 from training import small_run, train_config, with_train
 from typer.testing import CliRunner
@@ -21,6 +22,7 @@ import statewise as sw
 from statewise import cli, kernels
 from statewise.checkpoints.empty import TooLargeError, build_empty
 from statewise.cli import app
+from statewise.configuration import assign
 from statewise.data.synthetic_languages import InductionHeadConfig
 from statewise.errors import ConfigError
 from statewise.memory import available_memory
@@ -31,8 +33,9 @@ from statewise.train import RunConfig, memory_check, memory_estimate, train
 from statewise.train.config import ParallelConfig
 from statewise.train.memory_check import require_memory
 from statewise.train.memory_estimate import estimate_memory
+from statewise.train.presets import PRESETS
 from statewise.train.rehearsal import rehearsing
-from statewise.train.tasks import open_task
+from statewise.train.tasks import open_task, run_types
 
 LAYERS: dict[str, Any] = {
     "mamba": sw.MambaConfig(),
@@ -53,7 +56,7 @@ def run_of(folder: Path, layer: Any, n_layers: int = 2, **settings: Any) -> RunC
 
 def measured(config: RunConfig) -> int:
     """How far a micro-batch, forwards and backwards, raises the resident memory of a process of its own."""
-    here = Path(__file__).parent
+    here = TESTS
     done = subprocess.run(
         [sys.executable, here / "resident_memory.py"],
         input=pickle.dumps(config),
@@ -169,6 +172,17 @@ def test_several_processes_share(tmp_path: Path) -> None:
     assert sharded.save == of(2, tensor=2).save == 2 * largest
     assert ("share of the beginning", memory_estimate.size(sharded.begin)) in sharded.table().rows
     assert ("to save", memory_estimate.size(sharded.save)) in sharded.table().rows
+
+
+def test_parameters_that_no_machine_holds_are_not_followed() -> None:
+    """A convolution of 10^12 heads is a loop over them."""
+    run = assign(
+        PRESETS["copying"](),
+        ['model.layers=[{"type": "S4DConfig"}]', "model.layers.0.n_heads=1000000000000"],
+        types=run_types(),
+    )
+    with pytest.raises(ConfigError, match=r"TB of parameters, which no machine holds; use a smaller one"):
+        estimate_memory(run)
 
 
 @pytest.mark.usefixtures(toy.__name__)

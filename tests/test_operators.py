@@ -6,7 +6,6 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from operator_laws import (
     random_state,
     with_gradients,
 )
+from places import ROOT
 from torch.utils import _pytree as pytree
 
 import statewise as sw
@@ -308,7 +308,7 @@ def test_every_family_of_the_package_is_in_the_table() -> None:
 
 
 def test_the_documented_table_is_the_plan() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "operators.md").read_text("utf-8")
+    page = (ROOT / "docs" / "operators.md").read_text("utf-8")
     assert page.split("<!-- plan -->\n")[1].split("\n<!-- /plan -->")[0] == table()
 
 

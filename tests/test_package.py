@@ -10,10 +10,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 import statewise
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 CORE = {"torch", "numpy", "einops", "safetensors", "tokenizers", "typer", "rich"}
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from places import ROOT
 from torch import Tensor, nn
 
 from statewise.reproduce.h3_synthetics import TASKS, H3SyntheticsSettings, run_config
 from statewise.train.schedule import learning_rate_factor
 
-FILE = Path(__file__).resolve().parents[1] / "experiments" / "published_h3_synthetics.py"
+FILE = ROOT / "experiments" / "published_h3_synthetics.py"
 _spec = importlib.util.spec_from_file_location("published_h3_synthetics", FILE)
 assert _spec is not None
 assert _spec.loader is not None

@@ -10,8 +10,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from places import ROOT
 
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "same_numbers.py"
+SCRIPT = ROOT / "benchmarks" / "same_numbers.py"
 
 
 @pytest.fixture(scope="module")

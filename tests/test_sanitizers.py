@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from fuzz.sanitized import NoSanitizer
 from fuzz.sanitized import environment as sanitized_environment
+from places import TESTS
 
-HERE = Path(__file__).resolve().parent
+HERE = TESTS
 # Those that run every kernel over the shapes of the laws, on every instruction set and several threads.
 SUITES = sorted(path.name for path in HERE.glob("test_*native*.py")) + [
     "test_decoding.py",

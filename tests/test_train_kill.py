@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from places import TESTS
 from toy_task import toy, toy_run
 from training import curve, small_run, with_train
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are fo
 
 
 def run_killed(folder: Path, *how: str) -> list[dict[str, Any]]:
-    script = Path(__file__).with_name("killed_runs.py")
+    script = TESTS / "killed_runs.py"
     path = os.pathsep.join([str(Path(checkpoints.__file__).parents[2]), str(script.parent)])
     result = subprocess.run(
         [sys.executable, str(script), str(folder), *how],

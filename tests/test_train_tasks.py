@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from places import TESTS
 from test_train_resume import StopAt, assert_same, disturb, everything
 from toy_task import Toy, ToyBatch, ToyBatches, ToyConfig, ToyDataConfig, ToyTask, toy, toy_run
 from training import Recorder, curve, small_model, small_run, train_config, with_train
@@ -25,7 +26,7 @@ from statewise.train import RunConfig, read_metrics, read_run, run_from_dict, tr
 from statewise.train.plotting import figure
 from statewise.train.tasks import Task, open_task
 
-OLD = Path(__file__).parent / "run_0_1_0"  # a text and a run on it, written by the first version
+OLD = TESTS / "run_0_1_0"  # a text and a run on it, written by the first version
 pytestmark = pytest.mark.usefixtures(toy.__name__)
 
 

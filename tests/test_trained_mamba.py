@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from places import ROOT
 from torch import Tensor
 
 from statewise.errors import ConfigError, DataError
@@ -41,7 +42,7 @@ def expected(model: TrainedMamba, tokens: Tensor) -> Tensor:
 @needs_weights
 def test_logits_of_a_trained_model(model: TrainedMamba) -> None:
     """Code and prose, one row alone and both in a padded batch."""
-    page = (Path(__file__).parents[1] / "docs" / "operators.md").read_bytes()
+    page = (ROOT / "docs" / "operators.md").read_bytes()
     texts = [torch.tensor(list(page[1500:2100])), torch.tensor(list(Path(__file__).read_bytes()[600:860]))]
     want = [expected(model, text) for text in texts]
     for form in ("scan", "recurrent"):

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from places import ROOT
 
 from statewise import native
 from statewise.native import build
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "statewise")
 
 RUN = """

@@ -20,6 +20,7 @@ from statewise.train.environment import autocast, choose_device
 from statewise.train.tasks import Table, Task, open_task
 
 MOMENTS = 2  # of AdamW, for each parameter
+BEYOND = 2**50  # bytes of parameters that no machine holds: following their shapes could take for ever
 LOOKED_AT = 8  # batches, of which the largest counts where the rows have lengths of their own
 
 
@@ -119,11 +120,16 @@ def estimate_memory(config: RunConfig, task: Task[Any, Any] | None = None, *, n_
               CPU the gaps may then be several times the rest (see docs/distributed.md). Rank 0 draws the whole model:
               on a CPU every process of its machine counts a share of that, on a GPU it lies in the machine's memory
               and is not counted.
-    Errors:   ConfigError, DataError as the run itself; ConfigError for a model whose way depends on its numbers.
+    Errors:   ConfigError, DataError as the run itself; ConfigError for a model whose way depends on its numbers, and
+              for one whose parameters alone are more than a pebibyte.
     """
     task = open_task(config) if task is None else task
     device, share = choose_device(config.train.device), Share.of(config.train.parallel, n_ranks)
-    return rehearse(config, task, shapes_of(config.model), largest_batch(task, share), device, share)
+    model = shapes_of(config.model)
+    parameters = sum(map(n_bytes, model.parameters()))
+    if parameters > BEYOND:
+        raise ConfigError(f"the model has {size(parameters)} of parameters, which no machine holds; use a smaller one")
+    return rehearse(config, task, model, largest_batch(task, share), device, share)
 
 
 def shapes_of(config: ModelConfig) -> Model:

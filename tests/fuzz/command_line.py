@@ -130,8 +130,8 @@ def resume(draw: Draw) -> list[str]:
         path.write_bytes(_mutated(draw, path.read_bytes()))
     given = [_field(draw, _paths("tiny")) for _ in range(draw.integer(0, 1))]
     words = ["train", "--resume", "run", *(word for one in given for word in ("--set", one))]
-    budget = (*(one for one in BUDGET if draw.chance(0.5)), "train.budget.steps=3")
-    return [*words, *(word for one in budget for word in ("--set", one))]
+    budget = (*(one for one in BUDGET if draw.chance(0.5)), "train.budget.steps=3", "train.compile=false")
+    return [*words, *(word for one in budget for word in ("--set", one))]  # compiling takes a minute
 
 
 def damaged(draw: Draw) -> list[str]:
