@@ -20,7 +20,7 @@ from published_h3_synthetics import ROWS, TASKS, TEST_ROWS, open_checkout
 from statewise.data.synthetic_languages import LanguageSplit, Rows
 from statewise.reproduce.files import write_json
 from statewise.reproduce.h3_synthetics import MIXERS, H3SyntheticsSettings, run_config
-from statewise.reproduce.training import told, train_and_test
+from statewise.reproduce.training import is_diverged, train_and_test
 from statewise.reproduce.work import Stopped
 from statewise.train.report import make_reporter
 
@@ -75,7 +75,8 @@ def main() -> None:
     except Stopped:
         sys.exit("stopped; the same command goes on from here")
     for name, seed in part["seeds"].items():
-        print(name, told(seed, lambda s: f"{100 * s['accuracy']:.1f} in epoch {1 + int(np.argmax(s['course']))}"))
+        lost = is_diverged(seed)
+        print(name, "-" if lost else f"{100 * seed['accuracy']:.1f} in epoch {1 + int(np.argmax(seed['course']))}")
     if arguments.out is not None:
         record = {"task": arguments.task, "model": arguments.model, "epochs": epochs, **part}
         write_json(arguments.out, record)

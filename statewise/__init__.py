@@ -10,113 +10,13 @@ The names below are imported when they are first used, so that ``import statewis
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import re
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Where each public name lives. Tests hold this table against the imports for type checkers below.
-_EXPORTS = {
-    "AssociativeRecallConfig": "statewise.data.synthetic_languages.config",
-    "AttentionConfig": "statewise.mixers.attention",
-    "BlockConfig": "statewise.models.block",
-    "BudgetConfig": "statewise.train.config",
-    "ByteTokenizer": "statewise.data.tokenizers",
-    "CausalConvolution": "statewise.operators.causal_convolution",
-    "CheckpointError": "statewise.errors",
-    "ConfigError": "statewise.errors",
-    "ContinuousSystem": "statewise.systems",
-    "DataError": "statewise.errors",
-    "Decoder": "statewise.decoding",
-    "DenseLTI": "statewise.operators.dense",
-    "DenseLTV": "statewise.operators.dense",
-    "DiagonalLTI": "statewise.operators.diagonal",
-    "DiagonalMIMO": "statewise.operators.diagonal_mimo",
-    "DiagonalPlusLowRank": "statewise.operators.diagonal_low_rank",
-    "DiscreteSystem": "statewise.systems",
-    "FileTokenizer": "statewise.data.tokenizers",
-    "ForecasterConfig": "statewise.models.forecaster",
-    "GSSConfig": "statewise.mixers.gss",
-    "H3Config": "statewise.mixers.h3",
-    "InductionHeadConfig": "statewise.data.synthetic_languages.config",
-    "InputError": "statewise.errors",
-    "LMUConfig": "statewise.mixers.lmu",
-    "LSSLConfig": "statewise.mixers.lssl",
-    "LabelledDataConfig": "statewise.data.labelled",
-    "LanguageModel": "statewise.models.language_model",
-    "LanguageModelConfig": "statewise.models.language_model",
-    "LanguageModelState": "statewise.models.language_model",
-    "LinearAttentionConfig": "statewise.mixers.linear_attention",
-    "LongInductionHeadConfig": "statewise.data.synthetic_languages.config",
-    "LongRangeDataConfig": "statewise.data.long_range",
-    "MLPConfig": "statewise.models.mlp",
-    "Mamba2Config": "statewise.mixers.mamba2",
-    "Mamba3Config": "statewise.mixers.mamba3",
-    "MambaConfig": "statewise.mixers.mamba",
-    "MemoryDataConfig": "statewise.data.memory_tasks",
-    "Mixer": "statewise.mixers.base",
-    "MixerConfig": "statewise.mixers.base",
-    "MultiQueryRecallConfig": "statewise.data.synthetic_languages.config",
-    "Operator": "statewise.operators.base",
-    "OptimizerConfig": "statewise.train.config",
-    "PairClassifierConfig": "statewise.models.pair_classifier",
-    "ParallelConfig": "statewise.train.config",
-    "ReportingConfig": "statewise.train.config",
-    "RunConfig": "statewise.train.config",
-    "S4Config": "statewise.mixers.s4",
-    "S4DConfig": "statewise.mixers.s4d",
-    "S5Config": "statewise.mixers.s5",
-    "SSD": "statewise.operators.ssd",
-    "ScheduleConfig": "statewise.train.config",
-    "SelectiveCopyingConfig": "statewise.data.synthetic_languages.config",
-    "SelectiveDiagonal": "statewise.operators.selective",
-    "SequenceClassifierConfig": "statewise.models.classifier",
-    "SequenceRegressorConfig": "statewise.models.regressor",
-    "SeriesDataConfig": "statewise.data.series",
-    "StatewiseError": "statewise.errors",
-    "SyntheticLanguageConfig": "statewise.data.synthetic_languages.config",
-    "TextDataConfig": "statewise.data.text",
-    "TrainConfig": "statewise.train.config",
-    "TrainingError": "statewise.errors",
-    "bidirectional": "statewise.operators.bidirectional",
-    "discretize": "statewise.systems",
-    "evaluate_questions": "statewise.evaluate",
-    "explain": "statewise.operators.plan",
-    "export_onnx": "statewise.export",
-    "export_step": "statewise.export",
-    "generate": "statewise.generation",
-    "hybrid_layers": "statewise.models.hybrid",
-    "load": "statewise.checkpoints",
-    "mass_spring_damper": "statewise.systems",
-    "open_labelled": "statewise.data.labelled",
-    "open_long_range": "statewise.data.long_range",
-    "open_series": "statewise.data.series",
-    "open_tasks": "statewise.evaluate",
-    "save": "statewise.checkpoints",
-    "save_as": "statewise.checkpoints.convert",
-    "set_rate": "statewise.mixers.base",
-    "train_stack": "statewise.train.stacked",
-}
-# Parts of the package that are reached by attribute as well.
-_MODULES = (
-    "checkpoints",
-    "configuration",
-    "data",
-    "errors",
-    "evaluate",
-    "export",
-    "generation",
-    "hippo",
-    "kernels",
-    "mixers",
-    "models",
-    "native",
-    "operators",
-    "reproduce",
-    "semiseparable",
-    "systems",
-    "train",
-)
-
+# The one list of public names. Type checkers and editors follow it; what runs reads it as text, and imports by it.
 if TYPE_CHECKING:
     from statewise import checkpoints as checkpoints
     from statewise import configuration as configuration
@@ -213,17 +113,20 @@ if TYPE_CHECKING:
     from statewise.train.config import RunConfig as RunConfig
     from statewise.train.config import ScheduleConfig as ScheduleConfig
     from statewise.train.config import TrainConfig as TrainConfig
-    from statewise.train.stacked import train_stack as train_stack
+    from statewise.train.several import train_several as train_several
 
-__all__ = sorted((*_EXPORTS, *_MODULES, "__version__"))
+# Name: the module that it is imported from, which is "statewise" for a part of the package
+_LIST = re.compile(rb"^    from (\S+) import (\w+) as \2\r?$", re.MULTILINE)
+_HOME = {name.decode(): home.decode() for home, name in _LIST.findall(pkgutil.get_data(__name__, "__init__.py") or b"")}
+__all__ = sorted((*_HOME, "__version__"))
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"statewise.{name}")
-    if name not in _EXPORTS:
+    if name not in _HOME:
         raise AttributeError(f"module 'statewise' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_EXPORTS[name]), name)
+    if _HOME[name] == "statewise":
+        return importlib.import_module(f"statewise.{name}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value  # found directly from now on
     return value
 

@@ -7,6 +7,9 @@ The command line prints that line and exits with 2 (1 where a run cannot go on: 
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 
 
 class StatewiseError(Exception):
@@ -49,6 +52,37 @@ class DivergedError(TrainingError):
         self.what = message if what is None else what
 
 
+# -- errors of one kind told as another ------------------------------------------------------------------------------
+
+
+@contextmanager
+def retold(as_: type[StatewiseError], *of: type[StatewiseError], where: str = "") -> Iterator[None]:
+    """Errors of the kinds ``of`` that are raised within, as one of the kind ``as_`` that says the same."""
+    try:
+        yield
+    except of as error:
+        raise as_(f"{where}{error}") from error
+
+
+@contextmanager
+def reading(path: object, as_: type[StatewiseError] = DataError) -> Iterator[None]:
+    """What the system says within it of a file that cannot be read, as one line."""
+    try:
+        yield
+    except OSError as error:
+        raise as_(f"cannot read {path}: {error.strerror or error}") from error
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def require_least(as_: type[StatewiseError], **given: tuple[float | None, float]) -> None:
+    """An error of the kind ``as_`` for the first number below the least that it may be: name=(number, least)."""
+    for name, (value, least) in given.items():
+        if value is not None and value < least:
+            raise as_(f"{name}={value} is out of range; use at least {least}")
+
+
 # -- what others wrote, in a message ---------------------------------------------------------------------------------
 
 
@@ -82,6 +116,11 @@ def excerpt(text: object, longest: int = 80, *, quoted: bool = True) -> str:
             shown = repr(text[:n])
     dots = "" if shown == repr(text[: longest + 1]) else "..."
     return (shown if quoted else shown[1:-1]) + dots
+
+
+def few(names: Iterable[str]) -> str:
+    """The first of names that a file has, with commas between."""
+    return excerpt(", ".join(islice(names, 20)), 120, quoted=False)
 
 
 def reason(error: BaseException, longest: int = 160) -> str:

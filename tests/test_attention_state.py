@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 import statewise as sw
 from statewise.errors import InputError
 from statewise.mixers.attention import AttentionConfig
-from statewise.mixers.attention_state import AttentionState
+from statewise.mixers.attention_state import AttentionState, Context
+from statewise.operators.state_shape import StandIn
 
 
 def test_window_bounds_the_state() -> None:
@@ -100,13 +101,39 @@ def test_with_room_refuses_what_is_no_state_of_the_model() -> None:
         (plain, state, 1.5, "length=1.5 is out of range"),
         (plain, state.layers[0], 1, "must be a LanguageModelState or None, got AttentionState"),
         (plain, state._replace(layers=()), 1, "state is for 0 layers; this model has 1"),
-        (convolved, state, 1, "must be a ConvolvedAttentionState or None, got AttentionState"),
-        (plain, convolved.initial_state(1), 1, "must be an AttentionState or None, got ConvolvedAttentionState"),
+        (convolved, state, 1, "needs state of type ConvolvedAttentionState, got AttentionState"),
+        (plain, convolved.initial_state(1), 1, "needs state of type AttentionState, got ConvolvedAttentionState"),
     ):
         with pytest.raises(InputError, match=message):
             model.with_room(given, length)
     rest = mamba.initial_state(1)
     assert mamba.with_room(rest, 10**12).layers[0] is rest.layers[0]
+
+
+class Elsewhere(StandIn):
+    """A history of our own: the keys and values of each call in a tuple."""
+
+    def __init__(self, *calls: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.calls = calls
+        self.position = torch.full((2,), sum(keys.shape[1] for keys, _ in calls))
+
+    def extend(self, own: Context) -> tuple[Context, Elsewhere]:
+        after = Elsewhere(*self.calls, (own.keys, own.values))
+        keys, values = (torch.cat(parts, 1) for parts in zip(*after.calls))
+        return own._replace(keys=keys, values=values, n_history=keys.shape[1] - own.keys.shape[1]), after
+
+    def attend(self, q: torch.Tensor, context: Context, dropout: Any = None) -> torch.Tensor:
+        return context.attend(q, dropout)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 4}, {"n_taps": 3}])
+def test_a_history_needs_to_extend_and_attend_and_nothing_else(options: dict[str, Any]) -> None:
+    mixer = build(n_heads=2, **options)
+    x = torch.randn(2, 11, 8, dtype=torch.float64)
+    state: Any = Elsewhere()
+    if mixer.convolution is not None:
+        state = mixer.initial_state(2)._replace(history=state)
+    laws.same(laws.through(mixer, x.split((5, 1, 5), 1), state), mixer(x)[0], 1e-12, "a history kept elsewhere")
 
 
 def test_the_first_continuation_shares_the_buffer_and_the_second_copies() -> None:

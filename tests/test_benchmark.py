@@ -50,7 +50,7 @@ def assert_same(found: dict[str, list[torch.Tensor]], relative: float) -> None:
 @pytest.mark.parametrize(
     ("workload", "name"),
     [
-        ("scan", lambda gradients: scan.case_name(8192, gradients)),
+        ("scan", lambda gradients: scan.case_name("L=8,192", gradients)),
         ("convolution", lambda gradients: time_invariant.case_name("256 x 4,096", gradients)),
         ("filters", lambda gradients: time_invariant.case_name("S4D filter, L=4,096", gradients)),
         ("filters", lambda gradients: time_invariant.case_name("S4D layer, L=4,096", gradients)),
@@ -63,7 +63,7 @@ def test_the_sides_compute_the_same(workload: str, name: Callable[[bool], str], 
 
 @pytest.mark.parametrize("gradients", [False, True])
 def test_the_sides_of_ssd_compute_the_same(gradients: bool) -> None:
-    found = values_of(WORKLOADS["ssd"].case(ssd.case_name(8192, gradients), True))
+    found = values_of(WORKLOADS["ssd"].case(ssd.case_name("L=8,192", gradients), True))
     attention = found.pop(ssd.ATTENTION)  # another function, of the same shape
     assert attention[0].transpose(1, 2).shape == found[OURS_WITHOUT_C][0].shape
     assert_same(found, 2e-5)

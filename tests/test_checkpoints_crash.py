@@ -25,6 +25,7 @@ from statewise.checkpoints import atomic
 from statewise.checkpoints.atomic import MACHINE
 from statewise.checkpoints.convert import source
 from statewise.errors import CheckpointError
+from statewise.files import disk
 
 
 def fill(model: sw.LanguageModel, value: float) -> sw.LanguageModel:
@@ -177,7 +178,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(atomic, "_sync", interrupt)
+    monkeypatch.setattr(disk, "sync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         sw.save(tiny_model(1), tmp_path / "model", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -238,14 +239,14 @@ def test_a_disk_that_says_so_only_when_synced(
 
 def test_a_name_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the last rename the new checkpoint is there, and the message may not say that it is not."""
-    sync = atomic._sync
+    sync = disk.sync
 
     def failing(path: Path) -> None:
         if path == tmp_path:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(path)
 
-    monkeypatch.setattr(atomic, "_sync", failing)
+    monkeypatch.setattr(disk, "sync", failing)
     said = refusal(sw.save, tiny_model(), tmp_path / "model")
     assert said.startswith(f"{tmp_path / 'model'} is written, but may not outlive a power failure: Input/output error")
     sw.load(tmp_path / "model")

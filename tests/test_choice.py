@@ -15,7 +15,7 @@ from scored_models import MODELS, defined
 
 from statewise.data.tokenizers import ByteTokenizer
 from statewise.errors import DataError
-from statewise.evaluate.choice import (
+from statewise.evaluate.questions import (
     GROUPS,
     PERPLEXITY,
     SUPERGLUE,
@@ -27,11 +27,11 @@ from statewise.evaluate.choice import (
     open_tasks,
     superglue_rows,
 )
-from statewise.evaluate.choice.lambada import lambada_task
-from statewise.evaluate.choice.rows import Row
-from statewise.evaluate.choice.run import measure
-from statewise.evaluate.choice.superglue import MACRO_F1, PROMPTS, superglue_task, word_f1
-from statewise.evaluate.likelihood import Score
+from statewise.evaluate.questions.lambada import lambada_task
+from statewise.evaluate.questions.rows import Row
+from statewise.evaluate.questions.run import measure
+from statewise.evaluate.questions.superglue import MACRO_F1, PROMPTS, superglue_task, word_f1
+from statewise.evaluate.text.likelihood import Score
 
 DATA = SHARED
 TOKENIZER = ByteTokenizer()
@@ -59,7 +59,7 @@ def test_the_answer_is_the_likeliest_choice(tmp_path: Path) -> None:
 
 
 def test_examples_come_from_the_other_questions(tmp_path: Path) -> None:
-    from statewise.evaluate.choice.shots import contexts
+    from statewise.evaluate.questions.shots import contexts
 
     rows = [{"question": f"Q{i}", "choices": ["A", "B"], "answer": i % 2} for i in range(6)]
     (task,) = open_tasks([str(write_rows(tmp_path / "letters.jsonl", rows))], n_shots=3)

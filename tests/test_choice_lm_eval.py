@@ -17,8 +17,8 @@ from questions import MAKERS, write_superglue
 
 import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer
-from statewise.evaluate.choice import QuestionResults, evaluate_questions, open_tasks
-from statewise.evaluate.choice.shots import contexts
+from statewise.evaluate.questions import QuestionResults, evaluate_questions, open_tasks
+from statewise.evaluate.questions.shots import contexts
 
 pytest.importorskip("lm_eval", reason='lm-eval is not installed; pip install "statewise[eval]"')
 pytest.importorskip("transformers", reason='transformers is not installed; pip install "statewise[hf]"')

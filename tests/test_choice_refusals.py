@@ -18,12 +18,12 @@ from scored_models import MODELS
 import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer
 from statewise.errors import ConfigError, DataError, InputError
-from statewise.evaluate.choice import (
+from statewise.evaluate.questions import (
     QuestionTask,
     evaluate_questions,
     open_tasks,
 )
-from statewise.evaluate.choice.question import asked
+from statewise.evaluate.questions.question import asked
 
 DATA = SHARED
 TOKENIZER = ByteTokenizer()
@@ -197,7 +197,7 @@ def test_bad_requests(superglue: Path, tmp_path: Path) -> None:
     (task,) = open_tasks(["rte"], superglue)
     small = sw.LanguageModelConfig(vocab_size=20, d_model=8, layers=(sw.MambaConfig(d_state=4),)).build()
     for model, options, reason in (
-        (small, {}, "257 ids and the model 20"),
+        (small, {}, "257 ids and the model only 20"),
         (MODELS["mamba"], {"batch_size": 0}, "batch_size=0"),
         (MODELS["mamba"], {"max_length": 0}, "max_length=0"),
     ):

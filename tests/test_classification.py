@@ -13,7 +13,7 @@ from statewise.data.labelled import LabelledDataConfig, open_labelled
 from statewise.data.labelled_batches import batches_in_order
 from statewise.data.memory_tasks import MemoryDataConfig, open_memory_task
 from statewise.errors import InputError
-from statewise.evaluate.classification import (
+from statewise.evaluate.labelled.classification import (
     confusion_matrix,
     cross_entropy,
     draw_confusion,
@@ -21,7 +21,7 @@ from statewise.evaluate.classification import (
     f1_scores,
     macro_f1,
 )
-from statewise.evaluate.regression import evaluate_regressor, squared_error
+from statewise.evaluate.labelled.regression import evaluate_regressor, squared_error
 from statewise.models.classifier import SequenceClassifier, SequenceClassifierConfig
 from statewise.models.regressor import SequenceRegressor, SequenceRegressorConfig
 

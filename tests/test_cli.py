@@ -167,7 +167,7 @@ class TestProcess:
         def interrupt() -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("statewise.info.environment", interrupt)
+        monkeypatch.setattr("statewise.cli.facts.environment", interrupt)
         result = run("info")
         assert (result.code, result.out, result.err) == (130, "", "")
 
@@ -175,11 +175,11 @@ class TestProcess:
         def full() -> None:
             raise OSError(28, "No space left on device", "out.json")
 
-        monkeypatch.setattr("statewise.info.environment", full)
+        monkeypatch.setattr("statewise.cli.facts.environment", full)
         assert run("info").err == "statewise: error: out.json: No space left on device\n"
 
     def test_a_mistake_of_ours_is_not_hidden(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("statewise.info.environment", lambda: 1 / 0)
+        monkeypatch.setattr("statewise.cli.facts.environment", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run("info")
 
@@ -560,7 +560,7 @@ class TestBadInput:
         def fail(*_: object, **__: object) -> None:
             np.empty(2**57)
 
-        monkeypatch.setattr("statewise.info.environment", fail)
+        monkeypatch.setattr("statewise.cli.facts.environment", fail)
         result = run("info")
         assert result.code == 1
         assert result.err.startswith("statewise: error: there is not enough memory: Unable to allocate")

@@ -12,8 +12,8 @@ from published_folder import CONFIG, build_model, publish, same_logits
 
 import statewise as sw
 from statewise.cli import run
+from statewise.cli.model_folder import open_model
 from statewise.errors import InputError
-from statewise.model_folder import open_model
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ def test_data_shorter_than_asked_for_is_refused_with_both_numbers() -> None:
     with pytest.raises(DataError, match=r"the train split has 65 tokens, but batch_size 6 of length 12 needs 78; use"):
         Batches(split, 6, 12, 0, carry=False)
     for name, arguments in {"batch_size=0": (0, 1, 0), "length=0": (1, 0, 0), "seed=-1": (1, 1, -1)}.items():
-        with pytest.raises(ConfigError, match=f"{name} must be at least"):
+        with pytest.raises(ConfigError, match=f"{name} is out of range; use at least"):
             Batches(split, *arguments, carry=False)
     with pytest.raises(IndexError, match="step -1"):
         Batches(split, 1, 1, 0, carry=False)[-1]

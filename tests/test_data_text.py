@@ -122,6 +122,7 @@ def test_splits_have_three_names(stdlib: Corpus) -> None:
 def test_the_data_is_reached_from_the_package() -> None:
     import statewise.data as data
 
-    assert all(getattr(data, name) is not None for name in data.__all__)
+    for name in ("Batch", "Batches", "LabelledBatch", "LabelledBatches", "SeriesBatch", "SeriesBatches"):
+        assert getattr(data, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Batcher'"):
         data.Batcher  # noqa: B018

@@ -15,13 +15,13 @@ from training import with_train
 
 import statewise as sw
 from statewise import native
+from statewise.cli.model_folder import open_model
 from statewise.decoding import PRECISIONS, Decoder, dequantised, why_not
 from statewise.decoding.packing import pack, quantise
 from statewise.errors import InputError
 from statewise.generation import generate, read
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.mamba import MambaConfig
-from statewise.model_folder import open_model
 from statewise.train import train
 from statewise.train.presets import PRESETS as TRAINING_PRESETS
 

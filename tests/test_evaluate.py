@@ -31,8 +31,8 @@ from statewise.evaluate import (
     evaluate_text,
     evaluate_tokens,
     has_bounded_state,
-    perplexity,
 )
+from statewise.evaluate.text import perplexity
 
 DOCUMENT = 30
 MAMBA = sw.Mamba2Config(d_state=8, d_head=8, chunk_length=16)

@@ -20,11 +20,11 @@ from statewise.data.tokenizers import FileTokenizer
 from statewise.errors import ConfigError, DivergedError, TrainingError
 from statewise.mixers.attention import AttentionConfig
 from statewise.reproduce import find, reproduce, settings
-from statewise.reproduce.h3_language.claim import H3LanguageSettings, run_config, train_and_test, train_tokenizer
 from statewise.reproduce.h3_language.models import LABELS, PUBLISHED, attention_places, build_config, n_parameters
 from statewise.reproduce.h3_language.order import EQUAL, REVERSED, T_95, UNKNOWN, chain, compare_order, margin
 from statewise.reproduce.h3_language.report import Found
 from statewise.reproduce.h3_language.report import report as make_report
+from statewise.reproduce.h3_language.runs import H3LanguageSettings, run_config, train_and_test, train_tokenizer
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import markdown
 from statewise.reproduce.training import choose_rate
@@ -347,7 +347,7 @@ class TestEvaluateWindow:
     def test_models_are_read_alike(self, text: Path, tmp_path: Path) -> None:
         """With a window the loss of a recurrent model is that of windows from rest, as of attention."""
         from statewise.data.text import TextDataConfig
-        from statewise.evaluate.perplexity import evaluate_split
+        from statewise.evaluate.text.perplexity import evaluate_split
         from statewise.mixers.mamba2 import Mamba2Config
         from statewise.models.evaluation_mode import evaluation_mode
         from statewise.models.language_model import LanguageModelConfig

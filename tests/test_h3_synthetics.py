@@ -1,4 +1,4 @@
-"""The synthetic languages of H3: the published settings, seeds side by side, stopped and gone on with."""
+"""The synthetic languages of H3: the published settings, several seeds, stopped and gone on with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,6 @@ from statewise.reproduce.h3_synthetics import (
     H3SyntheticsSettings,
     is_everything,
     run_config,
-    told_differences,
 )
 from statewise.reproduce.h3_synthetics import report as make_report
 from statewise.reproduce.progress import Watcher
@@ -76,14 +76,14 @@ def test_other_settings_are_told() -> None:
     )
     train = run_config(config, TASKS[0], "h3", 0).train
     assert (train.clip_norm, train.weight_decay_of) == (1.0, "maps")
-    told = " ".join(set(told_differences(config)) - set(told_differences(H3SyntheticsSettings())))
+    told = " ".join({*differences(config)} - {*differences(H3SyntheticsSettings())})
     assert "clipped to a norm of 1;" in told
     assert "matrices of maps alone decay" in told
     assert "dropout of 0.1 on each branch" in told
     assert "fill no batch are left out; published" in told
     assert run_config(config, TASKS[0], "h3", 0).train.evaluate_every == 156
     prefix = replace(H3SyntheticsSettings(), warmup_prefix=True)
-    assert "begins where the warm-up ends; published: where" in " ".join(told_differences(prefix))
+    assert "begins where the warm-up ends; published: where" in " ".join(differences(prefix))
     assert [run_config(prefix, task, "h3", 0).train.warmup_prefix for task in TASKS] == [True, True]
     assert not is_everything(prefix)
     layers: Any = run_config(config, TASKS[0], "attention", 0).model.layers  # type: ignore[attr-defined]
@@ -147,7 +147,7 @@ class Stopping(Watcher):
 
 
 def test_stopped_and_gone_on_with_to_the_same_numbers(tmp_path: Path) -> None:
-    """Two seeds in one stack; the bars are there when they are asked for."""
+    """Two seeds in one part; the bars are there when they are asked for."""
     changes = [*SMALL, 'models=["attention"]', "seeds=[3,5]", "epochs=[2,1]", "bars=true"]
     config = settings("h3-synthetics", quick=True, assignments=changes)
     whole: Any = reproduce("h3-synthetics", tmp_path / "whole", config, plots=False).record
@@ -234,7 +234,14 @@ def test_only_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def made(cpu_seconds: float = 600.0, **changes: Any) -> Report:
-    config = H3SyntheticsSettings(**changes)
+    return made_of(H3SyntheticsSettings(**changes), cpu_seconds)
+
+
+def differences(config: H3SyntheticsSettings) -> Sequence[str]:
+    return made_of(config, 1.0).differences
+
+
+def made_of(config: H3SyntheticsSettings, cpu_seconds: float) -> Report:
     seed = {"accuracy": 1.0, "validation": 0.99, "epochs": 3.0, "course": [0.99]}
     part = {
         "seeds": {f"seed-{s}": seed for s in config.seeds},
@@ -271,7 +278,7 @@ class TestReport:
     def test_it_says_nothing_of_what_was_not_run(self) -> None:
         report = made(models=("h3",), tasks=TASKS[1:], epochs=(5,), seeds=(0,))
         page = markdown(report, {"date": "", "seconds": 0.0, "environments": [], "settings": {}}, [])
-        for word in ("Mamba", "GSS", "S4D", "Transformer", "hybrid", "cosine", "18 ordinary", "ends early", "stack"):
+        for word in ("Mamba", "GSS", "S4D", "Transformer", "hybrid", "cosine", "18 ordinary", "ends early"):
             assert word not in page
         for word in ("seeds", "more than one"):
             assert word not in report.setting + " ".join([*report.tables[0].notes, *report.differences])

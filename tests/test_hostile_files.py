@@ -32,7 +32,7 @@ from statewise.data.long_range import LongRangeDataConfig, open_long_range
 from statewise.data.series import SeriesDataConfig, open_series
 from statewise.data.tokenizers import FileTokenizer
 from statewise.errors import CheckpointError, ConfigError, DataError, StatewiseError, excerpt
-from statewise.evaluate.choice import open_tasks
+from statewise.evaluate.questions import open_tasks
 from statewise.files.arrays import map_npy, read_npy, read_npz
 from statewise.files.limits import VARIABLE, most
 from statewise.files.opening import read_file, tar_members

@@ -19,7 +19,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from statewise.evaluate import evaluate_text
-from statewise.evaluate.likelihood import encode_pair
+from statewise.evaluate.text.likelihood import encode_pair
 from statewise.integrations.lm_eval import StatewiseLM
 from statewise.integrations.lm_eval.texts import write
 
@@ -147,7 +147,7 @@ def test_opening(tmp_path: Path) -> None:
     assert StatewiseLM(tmp_path / "wrapped", tokenizer="bytes").get_model_info()["add_bos_token"]
     small = sw.LanguageModelConfig(vocab_size=20, d_model=8, layers=(MAMBA,)).build()
     for arguments, reason in (
-        ({"pretrained": small, "tokenizer": "bytes"}, "257 ids and the model 20"),
+        ({"pretrained": small, "tokenizer": "bytes"}, "257 ids and the model only 20"),
         ({"pretrained": small}, "without its tokenizer"),
         ({"pretrained": MODELS["mamba"], "tokenizer": "bytes", "parallelize": True}, "no argument 'parallelize'"),
         ({"pretrained": MODELS["mamba"], "tokenizer": "bytes", "batch_size": 0}, "batch_size=0"),

@@ -311,5 +311,5 @@ def test_what_does_not_fit_is_refused() -> None:
     assert wrapped.resize_token_embeddings(VOCABULARY) is model.embedding
     with pytest.raises(sw.InputError, match="got a frozen model"):
         from_statewise(build("s4d").freeze())
-    with pytest.raises(sw.InputError, match="257 tokens and the model only 31"):
+    with pytest.raises(sw.InputError, match="257 ids and the model only 31"):
         from_statewise(model, sw.ByteTokenizer())

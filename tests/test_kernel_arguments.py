@@ -197,7 +197,6 @@ def everything() -> dict[str, list[Any]]:
         "cauchy_backward": [torch.rand(2, 1, 3) + 0j, *sums, torch.rand(2, 4) + 0j, True],
         "gelu_tanh": [x],
         "linear": [x[0, :, :, 0], torch.rand(4, 2), torch.rand(4)],
-        "stacked_linear": [x[..., 0], torch.rand(1, 4, 2), torch.rand(1, 4)],
     }
 
 

@@ -190,7 +190,7 @@ def test_batches_are_checked() -> None:
     split = opened().split("validation")
     with pytest.raises(DataError, match="the validation split has 143 sequences, fewer than batch_size 200"):
         LabelledBatches(split, 200, 0)
-    with pytest.raises(ConfigError, match="batch_size=0 must be at least 1"):
+    with pytest.raises(ConfigError, match="batch_size=0 is out of range; use at least 1"):
         LabelledBatches(split, 0, 0)
     with pytest.raises(IndexError, match="step -1"):
         LabelledBatches(split, 2, 0)[-1]

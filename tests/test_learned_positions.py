@@ -184,7 +184,7 @@ def test_they_are_evaluated_in_windows_and_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_stacked_models(packed: bool) -> None:
+def test_vmap_over_models(packed: bool) -> None:
     """vmap over models: each its own table; a document too long is still seen."""
     models = [build(), build()]
     with torch.no_grad():

@@ -11,8 +11,8 @@ from scored_models import MAMBA, MODELS, defined, model_of
 import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer
 from statewise.errors import DataError, InputError, NotFiniteError
-from statewise.evaluate.likelihood import encode_pair, keep_the_end, score
-from statewise.evaluate.prefixes import prefix_tree, walk
+from statewise.evaluate.text.likelihood import encode_pair, keep_the_end, score
+from statewise.evaluate.text.prefixes import prefix_tree, walk
 
 Pairs = list[tuple[list[int], list[int]]]
 

@@ -17,7 +17,7 @@ from statewise.cli import run as command_line
 from statewise.data.labelled_batches import LabelledBatches, batches_in_order
 from statewise.data.long_range import LongRangeDataConfig, TokenRowsSplit
 from statewise.errors import ConfigError, DataError
-from statewise.evaluate.classification import evaluate_classifier
+from statewise.evaluate.labelled.classification import evaluate_classifier
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.pair_classifier import PairClassifierConfig

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.func import functional_call, stack_module_state, vmap
 
 import statewise as sw
 from statewise.errors import ConfigError
@@ -14,7 +13,6 @@ from statewise.mixers.dropout import TiedDropout
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.classifier import SequenceClassifier, SequenceClassifierConfig
-from statewise.train.stacked_dropout import RandomNumbers, drawing_from, replace_dropout
 
 
 def classifier(norm: str | None, block: str = "batch", **options: Any) -> SequenceClassifier:
@@ -77,19 +75,3 @@ class TestTiedDropout:
         torch.manual_seed(1)
         again, _ = model(torch.cat([x, x], 1))  # one draw a row, however long it is: the same masks
         torch.testing.assert_close(again[:, :6], first)
-
-    def test_side_by_side_each_with_its_own_numbers(self) -> None:
-        """What stacked training does with dropout reaches this one too."""
-        models = [TiedDropout(0.5) for _ in range(2)]
-        x = torch.randn(2, 3, 5, 4)
-        expected, numbers = [], []
-        for seed, one in enumerate(x):
-            torch.manual_seed(seed)
-            numbers.append(RandomNumbers(torch.device("cpu")))
-            expected.append(models[0](one))
-        stacked = TiedDropout(0.5)
-        replace_dropout(stacked)
-        parameters, _ = stack_module_state(models)  # type: ignore[arg-type]
-        with drawing_from(numbers):
-            found = vmap(lambda one: functional_call(stacked, parameters, (one,)), randomness="error")(x)
-        torch.testing.assert_close(found, torch.stack(expected))

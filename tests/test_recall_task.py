@@ -1,4 +1,4 @@
-"""RecallTask and its batches: what the loss and the accuracy are; a run of it stops, goes on and is stacked."""
+"""RecallTask and its batches: what the loss and the accuracy are; a run of it stops and goes on."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.train import RunConfig, open_task, train
 from statewise.train.presets import PRESETS, fit_model
-from statewise.train.stack_folder import seeds_and_rates
-from statewise.train.stacked import train_stack
 from statewise.train.tasks.recall import RecallTask, by_distance
 
 TASKS = list(LANGUAGES)
@@ -176,7 +174,7 @@ def test_batches_are_the_rows_held_or_not(task: str, monkeypatch: pytest.MonkeyP
         made[-1]
     with pytest.raises(DataError, match="has 70 sequences, fewer than batch_size 71; use a batch_size of at most 70"):
         RecallBatches(split, 71, seed=0)
-    with pytest.raises(ConfigError, match="batch_size=0 must be at least 1"):
+    with pytest.raises(ConfigError, match="batch_size=0 is out of range; use at least 1"):
         RecallBatches(split, 0, seed=0)
 
 
@@ -243,20 +241,6 @@ def test_a_run_over_every_row_stops_and_goes_on_bit_for_bit(tmp_path: Path) -> N
     assert (result.step, result.exit_code) == (6, 0)
     assert curve(tmp_path / "cut") == curve(tmp_path / "straight")
     assert [line["sequences"] for line in curve(tmp_path / "cut", "train")] == [32, 64, 70, 102, 134, 140]
-
-
-@pytest.mark.parametrize("task", ["induction-head", "mqar"])
-def test_seeds_are_stacked(task: str, tmp_path: Path) -> None:
-    """Two seeds side by side go as each alone, and vmap refuses none of it."""
-    run = run_config(data_config(task), evaluate_every=9)
-    runs = seeds_and_rates(run, 2, [1e-2])
-    reporter = Recorder()
-    train_stack(runs, tmp_path / "stacked", reporter=reporter)
-    for name, alone in runs.items():
-        train(alone, tmp_path / name)
-        expected, found = curve(tmp_path / name, "train"), curve(tmp_path / "stacked" / name, "train")
-        assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in expected], rel=2e-3)
-    assert not [event for event in reporter.events if "one after the other" in json.dumps(event)]
 
 
 def test_a_model_that_does_not_fit() -> None:

@@ -1,4 +1,4 @@
-"""What reproductions are made of: time and memory side by side, JSON, tables, findings, plots, and what is shown."""
+"""What reproductions are made of: time and memory side by side, JSON, pages, plots, and what is shown."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from statewise.errors import DataError, InputError
-from statewise.reproduce import Bar
+from statewise.reproduce import PLACES, Bar
 from statewise.reproduce.files import compact, finite
 from statewise.reproduce.hardware import environment, require_memory
 from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_side
+from statewise.reproduce.page import PAGES, cell, fill
 from statewise.reproduce.progress import JsonWatcher, PartReporter, TerminalWatcher, make_watcher
-from statewise.reproduce.report import Curve, Panel, Report, curves, drawn, findings, markdown, table
+from statewise.reproduce.report import Curve, Panel, Report, curves, drawn, markdown
 from statewise.train.tasks import Table
 
 needs_plot = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs the extra plot")
@@ -93,12 +94,67 @@ def test_json_has_a_record_in_a_line() -> None:
 
 
 class TestReport:
-    def test_tables_and_findings(self) -> None:
-        made = table("t", [("", str), ("double", lambda i: f"{2 * i}")], [1, 2], ["a note"])
-        assert made == Table("t", ("", "double"), [("1", "2"), ("2", "4")], ("a note",))
-        text = "\n- One of {n}.\n- [two] Two,\n  and\n  more.\n- [a-b] Three.\n"
-        assert findings(text, n=4) == ["One of 4."]
-        assert findings(text, n=4, two="2", **{"a-b": True}) == ["One of 4.", "Two, and more.", "Three."]
+    def test_a_page_is_filled_in(self) -> None:
+        """Tables once and several times, a list of columns, what is conditional, and what is a list."""
+        text = """
+# Of {n}
+
+One,
+two.
+
+[no] Not this.
+
+## A table of {n}
+
+| | double | *names |
+| {i} | {twice} | *each:.1f |
+
+a note
+
+*notes
+
+## {name}
+
+| x |
+| {x:.1p} % |
+
+- One of {n}.
+- [two] Two,
+  and
+  more.
+- [not two] Three.
+- [a-b in names] Four.
+- [y in names] Five.
+- [not y in names] Six.
+"""
+        rows = [{"i": 1, "twice": 2, "each": [0.5, "diverged"]}, {"i": 2, "twice": None, "each": [None, 1]}]
+        several = [({"name": "a"}, [{"x": 0.25}]), ({"name": "b"}, [{"x": None}, {"x": "diverged"}])]
+        values = {"n": 4, "two": "2", "names": ["y", "z"], "notes": ["b", "c"], "no": ""}
+        report = fill(text, values, rows, several, figures={"n": 4})
+        assert (report.title, report.setting, report.figures) == ("Of 4", "One, two.", {"n": 4})
+        assert report.differences == ["One of 4.", "Two, and more.", "Five."]
+        assert list(report.tables) == [
+            Table(
+                "A table of 4",
+                ("", "double", "y", "z"),
+                [("1", "2", "0.5", "diverged"), ("2", "-", "-", "1.0")],
+                ("a note", "b", "c"),
+            ),
+            Table("a", ("x",), [("25.0 %",)]),
+            Table("b", ("x",), [("-",), ("diverged %",)]),
+        ]
+
+    def test_cells(self) -> None:
+        row = {"a": {"b": 2}, "none": None, "many": [1.0, None, "diverged"]}
+        assert cell("{a[b]:,}x", row) == "2x"
+        assert [cell(text, row) for text in ("{a[c]}x", "{none:.1f}", "{none[0]}")] == ["-", "-", "-"]
+        assert cell("{many:.1f}", row) == "1.0 - diverged"
+        with pytest.raises(KeyError, match="wrong"):  # a mistake, not a value that is not there
+            cell("{wrong[0]}", row)
+
+    @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda path: path.stem)
+    def test_each_page_belongs_to_a_claim(self, page: Path) -> None:
+        assert page.stem == "trained-task" or page.stem in PLACES
 
     @needs_plot
     def test_panels(self, tmp_path: Path) -> None:

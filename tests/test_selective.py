@@ -249,3 +249,18 @@ def test_bad_inputs_are_refused() -> None:
         op(u, (1,))
     with pytest.raises(InputError, match=r"\(1, 4, 3\), got \(2, 4, 3\)"):
         op(u, op.initial_state(2))
+
+
+def test_the_definition_adds_the_gradients_of_half_precision_coefficients_in_full() -> None:
+    """Two thousand steps of a float16 bias: a float16 sum of their gradients would lose the small ones."""
+    torch.manual_seed(0)
+    dt, B, C = torch.rand(1, 2000, 1), torch.randn(1, 2000, 1, 2), torch.randn(1, 2000, 1, 2)
+    u, A, bias = torch.randn(1, 2000, 1), -torch.rand(1, 2), torch.rand(1)
+    gradients = {}
+    for dtype in (torch.float16, D):
+        halves = [m.half().to(dtype) for m in (dt, A, B, C, bias, u)]
+        leaf = halves[4].requires_grad_()
+        op = SelectiveDiagonal(*halves[:4], dt_bias=leaf)
+        y, _ = op(halves[5], form="recurrent")
+        (gradients[dtype],) = torch.autograd.grad(y.double().sum(), leaf)
+    assert abs(gradients[torch.float16].double() / gradients[D] - 1) < 2e-3

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import statewise as sw
 from statewise.decoding import Decoder
 from statewise.mixers import attention_state
-from statewise.mixers.attention_state import AttentionState, append, claim, release
+from statewise.mixers.attention_state import AttentionState, Context, claim, release
 from statewise.models.evaluation_mode import evaluation_mode
 
 N_THREADS = 4
@@ -167,14 +167,14 @@ def test_evaluation_mode_lasts_until_the_last_thread_leaves() -> None:
 def history(batch: int, length: int) -> AttentionState:
     state = sw.AttentionConfig(n_heads=1, n_kv_heads=1).build(2).double().initial_state(batch)
     keys, values = torch.randn(2, batch, length, 1, 2, dtype=torch.float64)
-    return append(state, keys, values)[1]
+    return state.extend(Context(keys, values))[1]
 
 
 def test_slots_of_padding_are_kept_until_they_have_been_looked_at() -> None:
     """Another row of the same memory cannot put its NaN where the padding of this call lies."""
     state = history(2, 5)
     new = torch.randn(2, 1, 1, 2, dtype=torch.float64)
-    _, after = append(state, new, new, lengths=torch.tensor([0, 1]))
+    _, after = state.extend(Context(new, new, lengths=torch.tensor([0, 1])))
     row = AttentionState(*(leaf[:1] for leaf in state))
     assert claim(row, 1)[0].keys.data_ptr() != state.keys.data_ptr()
     release(after)
@@ -187,7 +187,7 @@ def test_a_mark_that_is_also_a_count_is_left_alone() -> None:
     state = history(2, 5)
     state = state._replace(filled=state.end)
     new = torch.randn(2, 1, 1, 2, dtype=torch.float64)
-    _, after = append(state, new, new)
+    _, after = state.extend(Context(new, new))
     assert state.end.tolist() == [5, 5]
     assert after.end.tolist() == after.filled.tolist() == [6, 6]
 

@@ -16,7 +16,7 @@ import statewise as sw
 from statewise.data.batches import Batches
 from statewise.data.text import TextDataConfig, open_corpus
 from statewise.errors import ConfigError, DataError
-from statewise.evaluate.perplexity import evaluate_split
+from statewise.evaluate.text.perplexity import evaluate_split
 from statewise.mixers.attention import AttentionConfig
 from statewise.train import RunConfig, read_run, train
 from statewise.train import loop as loop_module

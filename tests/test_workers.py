@@ -18,10 +18,10 @@ import training
 import worker_jobs
 
 from statewise.errors import ConfigError, DataError
-from statewise.reproduce import workers
 from statewise.reproduce.progress import JsonWatcher, TerminalWatcher, Watcher, make_watcher
 from statewise.reproduce.work import Job, Stopped, Work, open_work
-from statewise.reproduce.workers import WorkerError, threads_each
+from statewise.train import workers
+from statewise.train.workers import WorkerError, threads_each
 
 
 class Heard(Watcher):

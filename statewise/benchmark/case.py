@@ -55,6 +55,10 @@ class Workload:
         return next(case for case in self.cases(quick) if case.name == name)
 
 
+def case_name(what: str, gradients: bool) -> str:
+    return f"{what}, {'forward and backward' if gradients else 'forward'}"
+
+
 def kernel_case(
     name: str,
     setting: str,

@@ -36,16 +36,12 @@ def peak_memory(workload: str, case: str, side: str, *, quick: bool = False, thr
 
     Errors:  Missing where the side cannot run.
     """
-    threads = torch.get_num_threads() if threads is None else threads
+    asked = (workload, case, side, quick, torch.get_num_threads() if threads is None else threads)
     if quick:
-        found = _measure_in_this_process(workload, case, side, quick, threads)
-        return _peak(found)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        found = pool.submit(_measure_in_this_process, workload, case, side, quick, threads).result()
-    return _peak(found)
-
-
-def _peak(found: tuple[int, int] | str) -> Peak:
+        found = _measure_in_this_process(*asked)
+    else:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            found = pool.submit(_measure_in_this_process, *asked).result()
     if isinstance(found, str):
         raise Missing(found)
     return Peak(*found)

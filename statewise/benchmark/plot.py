@@ -11,7 +11,7 @@ from typing import Any
 
 from statewise.benchmark.case import Workload
 from statewise.errors import ConfigError, DataError
-from statewise.train.plotting import require_plot
+from statewise.train.plotting import figure, require_plot
 
 
 def require_cost_plot(workload: Workload, path: Path, *, quick: bool = False) -> None:
@@ -41,23 +41,19 @@ def plot_cost(record: Mapping[str, Any], path: Path) -> None:
     lines = _lines(record["cases"])
     if not any(len(points) > 1 for sides in lines.values() for points in sides.values()):
         raise DataError(f"{record['workload']} is measured at one length, so there is no cost against length to draw")
-    require_plot(path)
-    from matplotlib.figure import Figure
-
     drawn = {kind: sides for kind, sides in lines.items() if any(len(points) > 1 for points in sides.values())}
-    figure = Figure(figsize=(5 * len(drawn), 4), layout="constrained")
-    panels = figure.subplots(1, len(drawn), squeeze=False, sharey=True)[0]
-    for axes, (kind, sides) in zip(panels, drawn.items()):
-        for side, points in sides.items():
-            lengths, costs = zip(*sorted(points.items()))
-            axes.plot(lengths, costs, marker="o", label=side, linewidth=2 if side.startswith("ours") else 1)
-        axes.set(xscale="log", yscale="log", xlabel="length", title=kind)
-        axes.set_xscale("log", base=2)
-        axes.grid(True, alpha=0.3)
-    panels[0].set_ylabel("microseconds per step")
-    panels[-1].legend(fontsize="small")
-    figure.suptitle(f"{record['workload']}: {record['cases'][0]['setting']}", fontsize="medium")
-    figure.savefig(path, dpi=150)
+    with figure(path, 5 * len(drawn), 4) as page:
+        panels = page.subplots(1, len(drawn), squeeze=False, sharey=True)[0]
+        for axes, (kind, sides) in zip(panels, drawn.items()):
+            for side, points in sides.items():
+                lengths, costs = zip(*sorted(points.items()))
+                axes.plot(lengths, costs, marker="o", label=side, linewidth=2 if side.startswith("ours") else 1)
+            axes.set(xscale="log", yscale="log", xlabel="length", title=kind)
+            axes.set_xscale("log", base=2)
+            axes.grid(True, alpha=0.3)
+        panels[0].set_ylabel("microseconds per step")
+        panels[-1].legend(fontsize="small")
+        page.suptitle(f"{record['workload']}: {record['cases'][0]['setting']}", fontsize="medium")
 
 
 def _lines(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[int, float]]]:

@@ -21,6 +21,7 @@ from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import FunctionEvent
 
 from statewise.benchmark.timing import time_once
+from statewise.benchmark.workloads.models import prompt, training_action
 from statewise.mixers.attention import Attention
 from statewise.models.language_model import LanguageModel
 from statewise.reproduce.hardware import environment
@@ -177,19 +178,12 @@ def _match(name: str, rules: Sequence[tuple[str, str]]) -> str | None:
     return next((part for pattern, part in rules if re.match(pattern, name)), None)
 
 
-def _tokens(model: LanguageModel, batch: int, length: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(model.config.vocab_size, (batch, length), generator=generator)
-
-
 def _training(model: LanguageModel, batch: int, length: int) -> tuple[Step, int]:
-    from statewise.benchmark.workloads.models import training_action
-
-    return training_action(model, _tokens(model, batch, length + 1)), batch * length
+    return training_action(model, prompt(model, length + 1, batch)), batch * length
 
 
 def _prefill(model: LanguageModel, batch: int, length: int) -> tuple[Step, int]:
-    tokens = _tokens(model, batch, length)
+    tokens = prompt(model, length, batch)
 
     def read() -> object:
         model.eval()

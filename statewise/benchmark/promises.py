@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statewise.benchmark import accuracy
 from statewise.benchmark.bars import Bar, growth, memory, speed
-from statewise.benchmark.case import OURS, OURS_WITHOUT_C
+from statewise.benchmark.case import OURS, OURS_WITHOUT_C, case_name
 from statewise.benchmark.measured import Measured
 from statewise.benchmark.workloads import models, scan, ssd, streaming
 from statewise.benchmark.workloads import time_invariant as lti
@@ -16,7 +16,7 @@ def scan_bars() -> list[Bar]:
     """Selective scan, batch 1, 1536 channels, N = 16."""
     found = []
     for gradients in BOTH:
-        case = scan.case_name(2048, gradients)
+        case = case_name("L=2,048", gradients)
         what = "forward and backward" if gradients else "forward"
         found += [
             speed(f"scan: {what}, against mambapy", "scan", case, "mambapy", OURS, 30),
@@ -25,7 +25,7 @@ def scan_bars() -> list[Bar]:
             growth(
                 f"scan: cost of a token, {what}",
                 "scan",
-                [scan.case_name(length, gradients) for length in scan.LONG],
+                [case_name(f"L={length:,}", gradients) for length in scan.LONG],
                 OURS,
                 1.4,
                 "largest over smallest, L=4,096 to 131,072",
@@ -66,7 +66,7 @@ def ssd_bars() -> list[Bar]:
     """SSD, batch 1, 24 heads of 64, N = 128."""
     found = []
     for gradients in BOTH:
-        case = ssd.case_name(2048, gradients)
+        case = case_name("L=2,048", gradients)
         what = "forward and backward" if gradients else "forward"
         listing = "published listing"
         found.append(speed(f"ssd: {what}, against the listing", "ssd", case, listing, OURS, 4 if gradients else 6))
@@ -77,7 +77,7 @@ def ssd_bars() -> list[Bar]:
                 speed(
                     f"ssd: {what}, against causal attention",
                     "ssd",
-                    ssd.case_name(length, gradients),
+                    case_name(f"L={length:,}", gradients),
                     ssd.ATTENTION,
                     OURS,
                     25 if length == 8192 else 1,
@@ -87,7 +87,7 @@ def ssd_bars() -> list[Bar]:
             growth(
                 f"ssd: cost of a token, {what}",
                 "ssd",
-                [ssd.case_name(length, gradients) for length in ssd.LONG],
+                [case_name(f"L={length:,}", gradients) for length in ssd.LONG],
                 OURS,
                 1.4,
                 "largest over smallest, L=4,096 to 65,536",
@@ -100,7 +100,7 @@ def ssd_bars() -> list[Bar]:
 def time_invariant_bars() -> list[Bar]:
     """S4D layer 256 x 4096, batch 8; the Cauchy sums of S4; without C half of each."""
     found = []
-    layer = lti.case_name(f"S4D layer, L={lti.LAYER:,}", True)
+    layer = case_name(f"S4D layer, L={lti.LAYER:,}", True)
     for side, suffix, share in ((OURS, "", 1.0), (OURS_WITHOUT_C, " without C", 0.5)):
         plain = "everything in memory"
         found += [
@@ -108,9 +108,9 @@ def time_invariant_bars() -> list[Bar]:
             speed(f"S4D layer{suffix}: against two levels", "filters", layer, "two-level", side, 1.3 * share),
         ]
         for gradients in BOTH:
-            sums = lti.case_name(f"S4 Cauchy sums, {lti.CAUCHY_NODES:,} nodes", gradients)
+            sums = case_name(f"S4 Cauchy sums, {lti.CAUCHY_NODES:,} nodes", gradients)
             found.append(speed(f"S4 Cauchy sums{suffix}", "filters", sums, plain, side, 50 * share))
-        whole = lti.case_name("S4 filter, L=4,096", False)
+        whole = case_name("S4 filter, L=4,096", False)
         found.append(speed(f"S4 whole filter{suffix}", "filters", whole, plain, side, None))
         for gradients in BOTH:
             found.append(_no_large_temporary(side, suffix, gradients))
@@ -120,7 +120,7 @@ def time_invariant_bars() -> list[Bar]:
 
 def _no_large_temporary(side: str, suffix: str, gradients: bool) -> Bar:
     """A temporary of (H, N/2, L) complex64 would be of 1 GiB."""
-    case = lti.case_name("S4D filter, L=16,384", gradients)
+    case = case_name("S4D filter, L=16,384", gradients)
 
     def measure(measured: Measured) -> float:
         width, length = (8, 256) if measured.quick else (256, 16_384)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from statewise.errors import CheckpointError
+from statewise.files import disk
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 HIDDEN_NAME = re.compile(
@@ -52,7 +53,7 @@ def write_folder(target: Path, n_bytes: int, may_replace: Callable[[Path], None]
             target.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
             yield folder
-            _sync_tree(folder)
+            disk.sync_tree(folder)
             _put_in_place(folder, target, may_replace)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -73,7 +74,7 @@ def write_file(
             target.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
             write(folder / target.name)
-            _sync(folder / target.name)
+            disk.sync(folder / target.name)
             if may_replace is None:
                 os.replace(folder / target.name, target)
             elif not take_free_name(folder / target.name, target):
@@ -189,7 +190,7 @@ def _errors_of(target: Path, n_bytes: int) -> Iterator[None]:
 def _confirm(target: Path) -> None:
     """The last steps, when the target has its name already."""
     try:
-        _sync(target.parent)
+        disk.sync(target.parent)
     except OSError as error:
         reason = error.strerror or str(error)
         raise CheckpointError(f"{target} is written, but may not outlive a power failure: {reason}") from error
@@ -277,21 +278,3 @@ def _changed(path: Path) -> int:
         return path.stat().st_ctime_ns
     except FileNotFoundError:
         return -1
-
-
-def _sync_tree(folder: Path) -> None:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            _sync(Path(parent, name))
-        _sync(Path(parent))
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
-    if sys.platform == "win32" and path.is_dir():  # cannot be opened there
-        return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -49,7 +49,7 @@ from statewise.checkpoints.tensor_files import (
     write_tensors,
 )
 from statewise.configuration import parse_json
-from statewise.errors import CheckpointError, ConfigError, InputError
+from statewise.errors import CheckpointError, ConfigError, InputError, retold
 from statewise.memory import size
 from statewise.models.base import Model, ModelConfig
 from statewise.models.language_model import LanguageModelConfig
@@ -236,10 +236,8 @@ def read_trainer_data(path: Path, manifest: Manifest) -> dict[str, Any]:
     if TRAINER_DATA not in manifest.files:
         raise CheckpointError(f"{path} was saved without a trainer's state, so no run can go on from it")
     file = verify_file(path, TRAINER_DATA, manifest.files[TRAINER_DATA])
-    try:
+    with retold(CheckpointError, ConfigError):
         data = parse_json(file.read_bytes(), str(file))
-    except ConfigError as error:
-        raise CheckpointError(str(error)) from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{file} holds no JSON object")
     return data

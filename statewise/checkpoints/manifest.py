@@ -18,7 +18,7 @@ import torch
 
 from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, WEIGHT_SUFFIXES, dtype_name, refuse_pickle
 from statewise.configuration import parse_json
-from statewise.errors import CheckpointError, ConfigError, excerpt
+from statewise.errors import CheckpointError, ConfigError, excerpt, reading, retold
 from statewise.models.base import ModelConfig
 from statewise.models.registry import model_from_dict, model_to_dict
 
@@ -91,10 +91,9 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / CONFIG_FILE
     _require_file(folder, CONFIG_FILE)
     try:
-        raw = path.read_bytes()
+        with reading(path, CheckpointError):
+            raw = path.read_bytes()
         data = parse_json(raw, str(path))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except ConfigError as error:
         raise CheckpointError(f"{error}; the checkpoint is damaged") from error
     if not isinstance(data, dict):
@@ -186,10 +185,8 @@ def _decode(data: dict[str, Any], path: Path) -> Manifest:
     require(
         carried == (TOKENIZER_FILE in files), f"{TOKENIZER_FILE} and the kind of the tokenizer contradict each other"
     )
-    try:
+    with retold(CheckpointError, ConfigError):
         model = model_from_dict(data["model"], f"{path}: model")
-    except ConfigError as error:
-        raise CheckpointError(str(error)) from error
     return Manifest(
         statewise_version=data["statewise_version"],
         model=model,

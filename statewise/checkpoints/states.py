@@ -25,7 +25,7 @@ from statewise.checkpoints.tensor_files import (
 )
 from statewise.checkpoints.trees import flatten_tree, unflatten_into
 from statewise.configuration import parse_json
-from statewise.errors import CheckpointError, ConfigError, InputError
+from statewise.errors import CheckpointError, ConfigError, InputError, reading, retold
 from statewise.models.language_model import LanguageModel, LanguageModelState
 from statewise.models.registry import model_from_dict, model_to_dict
 
@@ -67,10 +67,8 @@ def load_state(path: str | os.PathLike[str], *, model: LanguageModel) -> Languag
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"{path} is a folder, not a state" if path.exists() else f"there is no state at {path}")
-    try:
+    with reading(path, CheckpointError):
         tensors, data = read_tensors(path), _read_data(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     if _digest({key: value for key, value in data.items() if key != "sha256"}, tensors) != data.get("sha256"):
         raise CheckpointError(f"{path} is damaged: its checksum does not match")
     try:
@@ -88,10 +86,8 @@ def load_state(path: str | os.PathLike[str], *, model: LanguageModel) -> Languag
     position = tensors.get(f"{PREFIX}.position")
     if position is None or position.ndim != 1:
         raise CheckpointError(f"{path} is not a state of a model known here: it has no position of each row")
-    try:
+    with retold(CheckpointError, CheckpointError, where=f"{path}: "):
         state = unflatten_into(model.initial_state(len(position)), tensors, PREFIX, same_shapes=False)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
     assert isinstance(state, LanguageModelState)
     return state
 

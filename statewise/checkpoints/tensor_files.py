@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from statewise.configuration import parse_json
-from statewise.errors import CheckpointError, ConfigError, InputError, reason
+from statewise.errors import CheckpointError, ConfigError, InputError, reason, retold
 
 LONGEST_NAME = 200  # that a message shows in full
 GGUF = ".gguf"
@@ -242,10 +242,8 @@ def _require_unique_names(path: Path) -> None:
     with open(path, "rb") as file:
         n = int.from_bytes(file.read(8), "little")
         header = file.read(n) if n <= LONGEST_HEADER else b""  # else the library refuses it
-    try:
+    with retold(CheckpointError, ConfigError):
         parse_json(header.rstrip(b" ") or b"{}", f"{path} is not a safetensors file that can be read: its header")
-    except ConfigError as error:
-        raise CheckpointError(str(error)) from error
 
 
 @contextmanager

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from statewise.console import counted
+from statewise.cli.console import counted
+from statewise.cli.model_folder import ModelFolder
 from statewise.errors import ConfigError
-from statewise.evaluate.choice import (
+from statewise.evaluate.questions import (
     PERPLEXITY,
     SUPERGLUE_ORDER,
     SUPERGLUE_SIZES,
@@ -17,7 +18,6 @@ from statewise.evaluate.choice import (
     evaluate_questions,
     superglue_rows,
 )
-from statewise.model_folder import ModelFolder
 from statewise.train.metrics import write_bytes
 from statewise.train.tasks import Table
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from statewise.data.text import TokenSplit
-from statewise.errors import ConfigError, DataError
+from statewise.data.whole_batches import NumberedBatches
+from statewise.errors import ConfigError, DataError, require_least
 
 
 class Batch(NamedTuple):
@@ -25,17 +26,14 @@ class Batch(NamedTuple):
 class _Epoch(NamedTuple):
     """The order of one epoch: its documents shuffled, joined to a ring, and read from ``phase`` on."""
 
-    number: int
     ends: np.ndarray  # (n_documents,) where each shuffled document ends in the ring
     shifts: np.ndarray  # (n_documents,) from a place in the ring to its place in the split
     phase: int
     windows: np.ndarray | None  # the order of the windows; None where the state is carried
 
 
-class Batches:
-    """``batches[step]`` is the batch of that step, for any step from 0 on; there is no end.
-
-    In each epoch the documents are shuffled and joined to a ring, which is entered at a random place.
+class Batches(NumberedBatches[_Epoch, Batch]):
+    """In each epoch the documents are shuffled and joined to a ring, which is entered at a random place.
 
     carry=False: the ring is cut in windows of ``length`` targets, and the windows are shuffled. Each is to be read from
     rest. Within an epoch every token is a target at most once, and all are but fewer than ``length`` that fill no
@@ -52,9 +50,7 @@ class Batches:
     """
 
     def __init__(self, split: TokenSplit, batch_size: int, length: int, seed: int, carry: bool) -> None:
-        for name, value, least in (("batch_size", batch_size, 1), ("length", length, 1), ("seed", seed, 0)):
-            if value < least:
-                raise ConfigError(f"{name}={value} must be at least {least}")
+        require_least(ConfigError, batch_size=(batch_size, 1), length=(length, 1), seed=(seed, 0))
         needed = batch_size * (length + 1)
         if split.n_tokens < needed:
             raise DataError(
@@ -62,48 +58,34 @@ class Batches:
                 f"needs {needed:,}; use a smaller batch_size or length, or more text"
             )
         self.split, self.batch_size, self.length, self.seed, self.carry = split, batch_size, length, seed, carry
-        self._epoch: _Epoch | None = None
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many batches make one pass over the split."""
         if self.carry:
             return self.split.n_tokens // self.batch_size // self.length
         return self.split.n_tokens // self.length // self.batch_size
 
-    def __getitem__(self, step: int) -> Batch:
-        if step < 0:
-            raise IndexError(f"step {step}: batches are numbered from 0")
-        number, within = divmod(step, self.steps_per_epoch)
-        epoch = self._open_epoch(number)
+    def _epoch(self, generator: np.random.Generator) -> _Epoch:
+        offsets = self.split.document_offsets
+        order = generator.permutation(self.split.n_documents)
+        begins = offsets[order]
+        ends = np.cumsum(offsets[order + 1] - begins)
+        shifts = begins - np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+        phase = int(generator.integers(self.split.n_tokens))
+        windows = None if self.carry else generator.permutation(self.split.n_tokens // self.length)
+        return _Epoch(ends, shifts, phase, windows)
+
+    def _read(self, epoch: _Epoch, within: int) -> Batch:
         rows = np.arange(self.batch_size)
         if epoch.windows is None:
             begins = rows * (self.split.n_tokens // self.batch_size) + within * self.length
         else:
             begins = epoch.windows[within * self.batch_size + rows] * self.length
-        window = torch.from_numpy(self._read(epoch, begins))
+        places = (begins[:, None] + np.arange(self.length + 1) + epoch.phase) % self.split.n_tokens
+        documents = np.searchsorted(epoch.ends, places, side="right")
+        window = torch.from_numpy(self.split.tokens[places + epoch.shifts[documents]].astype(np.int64))
         inputs, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()
         starts = inputs == self.split.document_token
         if self.carry and within == 0:
             starts[:, 0] = True
         return Batch(inputs, targets, starts)
-
-    def _open_epoch(self, number: int) -> _Epoch:
-        if self._epoch is None or self._epoch.number != number:
-            generator = np.random.default_rng([self.seed, number])
-            offsets = self.split.document_offsets
-            order = generator.permutation(self.split.n_documents)
-            begins = offsets[order]
-            ends = np.cumsum(offsets[order + 1] - begins)
-            shifts = begins - np.concatenate([np.zeros(1, np.int64), ends[:-1]])
-            phase = int(generator.integers(self.split.n_tokens))
-            windows = None if self.carry else generator.permutation(self.split.n_tokens // self.length)
-            self._epoch = _Epoch(number, ends, shifts, phase, windows)
-        return self._epoch
-
-    def _read(self, epoch: _Epoch, begins: np.ndarray) -> np.ndarray:
-        """The ``length + 1`` tokens from each of these places of the epoch on: (batch, length + 1) int64."""
-        places = begins[:, None] + np.arange(self.length + 1)
-        places = (places + epoch.phase) % self.split.n_tokens
-        documents = np.searchsorted(epoch.ends, places, side="right")
-        return self.split.tokens[places + epoch.shifts[documents]].astype(np.int64)

@@ -12,6 +12,7 @@ import numpy as np
 
 from statewise.data.cifar_batch import read_batch
 from statewise.data.made_once import cache_folder, made_once
+from statewise.data.progress import Progress, tell
 from statewise.data.sequences import Found, Rows
 from statewise.errors import DataError
 from statewise.files.arrays import map_npy
@@ -32,7 +33,6 @@ FORMS = (
 ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz", "cifar10_jpeg.tar.gz")
 SUBFOLDERS = (".", "cifar-10-batches-bin", "cifar-10-batches-py")
 
-Progress = Callable[[int, int], None]
 Image = tuple[str, int, np.ndarray]  # "train" or "test", class, (1024, 3) uint8
 
 
@@ -141,8 +141,7 @@ def _build(folder: Path, place: Path, progress: Progress | None) -> None:
             raise DataError(f"{place} has more than {N_IMAGES[split]:,} {split} images; expected CIFAR-10's")
         pixels[row], labels[row] = image, label
         next_row[split] += 1
-        if progress is not None and (done % 500 == 0 or done == n_images):
-            progress(done, n_images)
+        tell(progress, done, n_images)
     for split, end in ends.items():
         if next_row[split] != end:
             found = N_IMAGES[split] - (end - next_row[split])

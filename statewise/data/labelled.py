@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,11 @@ from typing import Annotated
 import numpy as np
 
 from statewise.configuration.types import Count, Fraction, Natural, OneOf
+from statewise.data.arrays import find_arrays
 from statewise.data.base import DataConfig, absolute
+from statewise.data.cifar import find_cifar10
+from statewise.data.images import find_digits, find_idx
+from statewise.data.progress import Progress
 from statewise.data.sequences import (
     Found,
     LabelledSplit,
@@ -27,14 +30,14 @@ from statewise.data.sequences import (
     standardise_rows,
 )
 from statewise.data.splits import SPLITS
+from statewise.data.spoken_digits import find_spoken_digits
+from statewise.data.ucr import find_ucr
 from statewise.errors import ConfigError, DataError
 
 SOURCES = ("digits", "fashion-mnist", "mnist", "cifar10", "spoken-digits", "arrays", "ucr:<name>")
 IMAGES = ("digits", "fashion-mnist", "mnist", "cifar10")
 NORMALIZATIONS = ("dataset", "series", "none")
 CHANNELS = ("grey", "rgb")
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,25 +247,11 @@ def _find(config: LabelledDataConfig, progress: Progress | None) -> Found:
         raise DataError(f"data.folder={config.folder!r} does not exist; give {what}")
     source = config.source
     if source == "digits":
-        from statewise.data.images import find_digits
-
         return find_digits()
     if source in ("fashion-mnist", "mnist"):
-        from statewise.data.images import find_idx
-
         return find_idx(source, folder)
     if source == "cifar10":
-        from statewise.data.cifar import find_cifar10
-
         return find_cifar10(folder, config.channels or "grey", progress)
     if source == "spoken-digits":
-        from statewise.data.spoken_digits import find_spoken_digits
-
         return find_spoken_digits(folder)
-    if source == "arrays":
-        from statewise.data.arrays import find_arrays
-
-        return find_arrays(folder)
-    from statewise.data.ucr import find_ucr
-
-    return find_ucr(source.removeprefix("ucr:"), folder)
+    return find_arrays(folder) if source == "arrays" else find_ucr(source.removeprefix("ucr:"), folder)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from statewise.data.whole_batches import count_batches, require_rows
+from statewise.data.whole_batches import RowSplit, WholeBatches
 
 POOL_BATCHES = 32  # how many batches' rows are sorted by length together
 
@@ -28,54 +28,29 @@ class LabelledBatch(NamedTuple):
     lengths: Tensor | None
 
 
-class Split(Protocol):
+class Split(RowSplit, Protocol):
     """What batches are made from: ``LabelledSplit``, ``MemorySplit``, ``TokenRowsSplit``."""
-
-    @property
-    def name(self) -> str: ...
 
     @property
     def lengths(self) -> np.ndarray:
         """(n,) int64, of the rows; or (n, 2) where each is a pair."""
 
-    def __len__(self) -> int: ...
-
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """inputs (right-padded) and targets of these rows, as :class:`LabelledBatch` has them."""
 
 
-class LabelledBatches:
-    """``batches[step]`` is the batch of that step, for any step from 0 on; there is no end.
-
-    Each epoch takes the rows in a new random order, each row at most once; fewer than ``batch_size`` are left out, or
-    with ``drop_last=False`` the last batch of the epoch.
-    Where the lengths differ, the shuffled rows are sorted by length within pools of 32 batches before they are cut in
-    batches, whose order is then shuffled: rows of like length share a batch, and little of it is padding.
+class LabelledBatches(WholeBatches[Split, list[np.ndarray], LabelledBatch]):
+    """Batches of whole rows. Where the lengths differ, the shuffled rows are sorted by length within pools of 32
+    batches before they are cut in batches, whose order is then shuffled: rows of like length share a batch, and little
+    of it is padding.
 
     Cost:    O(rows) for a new epoch, then the rows of the batch.
-    Errors:  DataError if the split has fewer than ``batch_size`` rows, or with ``drop_last=False`` none.
     """
 
-    def __init__(self, split: Split, batch_size: int, seed: int, drop_last: bool = True) -> None:
-        require_rows(split, batch_size, seed, drop_last)
-        self.split, self.batch_size, self.seed, self.drop_last = split, batch_size, seed, drop_last
-        self._epoch: tuple[int, list[np.ndarray]] | None = None  # number, the rows of each step
+    def _read(self, epoch: list[np.ndarray], within: int) -> LabelledBatch:
+        return read_batch(self.split, epoch[within])
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """How many batches make one pass over the split."""
-        return count_batches(len(self.split), self.batch_size, self.drop_last)
-
-    def __getitem__(self, step: int) -> LabelledBatch:
-        if step < 0:
-            raise IndexError(f"step {step}: batches are numbered from 0")
-        number, within = divmod(step, self.steps_per_epoch)
-        if self._epoch is None or self._epoch[0] != number:
-            self._epoch = (number, self._order(number))
-        return read_batch(self.split, self._epoch[1][within])
-
-    def _order(self, number: int) -> list[np.ndarray]:
-        generator = np.random.default_rng([self.seed, number])
+    def _epoch(self, generator: np.random.Generator) -> list[np.ndarray]:
         shuffled = generator.permutation(len(self.split))
         n_full = len(shuffled) // self.batch_size * self.batch_size
         rows, rest = shuffled[:n_full], [] if self.drop_last or n_full == len(shuffled) else [shuffled[n_full:]]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from statewise.errors import DataError
+from statewise.files.disk import sync, sync_tree
 
 ABANDONED_SECONDS = 3600  # a build that wrote nothing for so long has died
 ATTEMPTS = 5
@@ -57,6 +58,7 @@ def made_once(
                 if temporary is None:
                     temporary = _make_temporary(root, final.name)
                     build(temporary)
+                    sync_tree(temporary)
                 if _publish(temporary, final, load):
                     temporary = None
             except OSError as error:
@@ -71,17 +73,6 @@ def made_once(
         f"the {noun} in {root} does not keep what is written to it: {final.name} was damaged {ATTEMPTS} times "
         f"over; {remedy} to a folder on another disk"
     )
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the folder itself, its list of names, to the disk."""
-    if os.name == "nt":  # Windows cannot open a folder to flush it
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _make_temporary(root: Path, name: str) -> Path:
@@ -121,5 +112,5 @@ def _publish(temporary: Path, final: Path, load: Callable[[Path], Made | None]) 
             else:
                 aside.unlink(missing_ok=True)
         return False
-    sync_folder(final.parent)
+    sync(final.parent)
     return True

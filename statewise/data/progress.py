@@ -8,6 +8,12 @@ from collections.abc import Callable
 Progress = Callable[[int, int], None]
 
 
+def tell(progress: Progress | None, done: int, total: int) -> None:
+    """Every 500th, and the last."""
+    if progress is not None and (done % 500 == 0 or done == total):
+        progress(done, total)
+
+
 def on_terminal(noun: str) -> Progress | None:
     """A function that writes ``noun``, how many are done and of how many, over and over on one line of stderr; None
     where that is no terminal.

@@ -18,7 +18,7 @@ from statewise.configuration.types import EACH_ONCE, AtLeastTwo, Count, Fraction
 from statewise.data.base import DataConfig, absolute
 from statewise.data.series_files import SERIES, Frequency, SeriesTable, find_series, read_series
 from statewise.data.splits import SPLITS
-from statewise.errors import ConfigError, DataError
+from statewise.errors import ConfigError, DataError, require_least
 
 CYCLES = {"day": 86400.0, "week": 7 * 86400.0, "year": 365.2425 * 86400.0}  # in seconds
 DEFAULT_SEASONS = {"sunspots": 11}  # where the frequency does not tell
@@ -109,6 +109,9 @@ class SeriesSplit:
     data: SeriesData
     origins: tuple[Origin, ...]
 
+    def __len__(self) -> int:
+        return len(self.origins)
+
     def window(self, origin: Origin) -> Window:
         table, config = self.data.tables[origin.series], self.data.config
         past = slice(max(0, origin.row - config.history), origin.row)
@@ -122,8 +125,7 @@ class SeriesSplit:
 
     def every(self, stride: int) -> tuple[Origin, ...]:
         """The origins whose time is a multiple of ``stride`` steps after the split's first."""
-        if stride < 1:
-            raise ConfigError(f"stride={stride} is out of range; use at least 1")
+        require_least(ConfigError, stride=(stride, 1))
         tables = self.data.tables
         times = [int(tables[o.series].index[o.row]) for o in self.origins]
         return tuple(o for o, time in zip(self.origins, times) if (time - min(times)) % stride == 0)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.data.series import Origin, SeriesSplit
-from statewise.data.whole_batches import count_batches
-from statewise.errors import ConfigError, DataError
+from statewise.data.whole_batches import WholeBatches
 
 
 class SeriesBatch(NamedTuple):
@@ -27,39 +26,16 @@ class SeriesBatch(NamedTuple):
     future_covariates: Tensor
 
 
-class SeriesBatches:
-    """``batches[step]`` is the batch of that step, for any step from 0 on: in each epoch all windows, shuffled, but for
-    fewer than ``batch_size`` that fill no batch; with ``drop_last=False`` these are the epoch's last batch.
+class SeriesBatches(WholeBatches[SeriesSplit, Sequence[np.ndarray], SeriesBatch]):
+    """All windows of a split, shuffled anew in each epoch."""
 
-    Errors:  DataError if the split has fewer than ``batch_size`` windows, or with ``drop_last=False`` none.
-    """
+    noun = "windows"
 
-    def __init__(self, split: SeriesSplit, batch_size: int, seed: int, drop_last: bool = True) -> None:
-        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
-            if value < least:
-                raise ConfigError(f"{name}={value} must be at least {least}")
-        if len(split.origins) < (batch_size if drop_last else 1):
-            raise DataError(
-                f"the {split.name} split has {len(split.origins):,} windows, fewer than batch_size {batch_size}; "
-                "use a smaller batch_size, history or horizon, or train.drop_last=false"
-            )
-        self.split, self.batch_size, self.seed, self.drop_last = split, batch_size, seed, drop_last
-        self._order: tuple[int, np.ndarray] | None = None
+    def _epoch(self, generator: np.random.Generator) -> Sequence[np.ndarray]:
+        return self._shuffled(generator)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """How many batches make one pass over the split."""
-        return count_batches(len(self.split.origins), self.batch_size, self.drop_last)
-
-    def __getitem__(self, step: int) -> SeriesBatch:
-        if step < 0:
-            raise IndexError(f"step {step}: batches are numbered from 0")
-        epoch, within = divmod(step, self.steps_per_epoch)
-        if self._order is None or self._order[0] != epoch:
-            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.split.origins))
-            self._order = (epoch, order)
-        chosen = self._order[1][within * self.batch_size : (within + 1) * self.batch_size]
-        return collate(self.split, [self.split.origins[i] for i in chosen])
+    def _read(self, epoch: Sequence[np.ndarray], within: int) -> SeriesBatch:
+        return collate(self.split, [self.split.origins[i] for i in epoch[within]])
 
 
 def collate(split: SeriesSplit, origins: Sequence[Origin]) -> SeriesBatch:

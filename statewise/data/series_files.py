@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from statewise.errors import DataError, excerpt, reason
+from statewise.errors import DataError, excerpt, few, reason
 
 SERIES = {"co2": "co2/co2.csv", "sunspots": "sunspots/sunspots.csv"}  # sources by name: CSV files of statsmodels
 MISSING = frozenset({"", "na", "nan", "n/a", "null", "none", "-", "?"})
@@ -118,11 +118,11 @@ def read_series(
         named.append(("series", series))
     for field, column in named:
         if column not in header:
-            raise DataError(f"{path} has no column {column!r} (data.{field}); its columns are: {_few(header)}")
+            raise DataError(f"{path} has no column {column!r} (data.{field}); its columns are: {few(header)}")
     taken = {time, series, *covariates}
     targets = tuple(targets) or tuple(column for column in header if column not in taken)
     if not targets:
-        raise DataError(f"{path} has no column left to forecast; its columns are: {_few(header)}")
+        raise DataError(f"{path} has no column left to forecast; its columns are: {few(header)}")
     clash = [column for column in targets if column in taken]
     if clash:
         raise DataError(f"{path}: the column {excerpt(clash[0])} is a target and something else; name it once")
@@ -192,16 +192,11 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
             "put a line of names above it"
         )
     if len(set(header)) < len(header) or "" in header:
-        raise DataError(f"{path}: its first line must give each column a name of its own, got {_few(header)}")
+        raise DataError(f"{path}: its first line must give each column a name of its own, got {few(header)}")
     for line, row in lines[1:]:
         if len(row) != len(header):
             raise DataError(f"{path}, line {line}, has {len(row)} cells; the first line names {len(header)} columns")
     return header, lines[1:]
-
-
-def _few(names: Sequence[str]) -> str:
-    """Names of columns, for a message."""
-    return excerpt(", ".join(names[:20]), 120, quoted=False)
 
 
 def _is_value(cell: str) -> bool:
@@ -225,7 +220,7 @@ def _number(path: Path, line: int, column: str, cell: str) -> float:
         value = math.inf
     if math.isinf(value):
         raise DataError(
-            f"{path}, line {line}: {_few([column])}={excerpt(text)} is no finite number; leave a missing value empty, "
+            f"{path}, line {line}: {few([column])}={excerpt(text)} is no finite number; leave a missing value empty, "
             "or name the columns to use in data.targets"
         )
     return value

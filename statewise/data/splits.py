@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from statewise.data.sources import Document
-from statewise.errors import DataError
+from statewise.errors import DataError, reading
 
 SPLITS = ("train", "validation", "test")
 MIN_DOCUMENTS = 20  # fewer are too few to be divided whole
@@ -153,12 +153,9 @@ def _cut(documents: Sequence[Document], target: int, limit: int, places: set[str
 
 
 def _read(document: Document, begin: int, end: int) -> bytes:
-    try:
-        with open(document.path, "rb") as file:
-            file.seek(begin, os.SEEK_SET)
-            return file.read(end - begin)
-    except OSError as error:
-        raise DataError(f"cannot read {document.path}: {error.strerror}") from error
+    with reading(document.path), open(document.path, "rb") as file:
+        file.seek(begin, os.SEEK_SET)
+        return file.read(end - begin)
 
 
 def _too_small(documents: Sequence[Document]) -> DataError:

@@ -18,22 +18,21 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from statewise.data.made_once import cache_folder, made_once, sync_folder
+from statewise.data.made_once import cache_folder, made_once
+from statewise.data.progress import Progress
 from statewise.data.splits import Part
 from statewise.data.tokenizers import Tokenizer, token_dtype
-from statewise.errors import DataError
+from statewise.errors import DataError, reading
 
 FORMAT = 1
 PIECE_BYTES = 4 << 20  # text in memory at once; a longer document is tokenised in pieces
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -74,23 +73,20 @@ def read_part(part: Part, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
     Errors:  DataError if the file cannot be read or is not as it was when it was found.
     """
     document = part.document
-    try:
-        with open(document.path, "rb") as file:
-            status = os.fstat(file.fileno())
-            changed = (status.st_size, status.st_mtime_ns) != (document.size, document.mtime_ns)
-            file.seek(part.begin)
-            left, rest = part.n_bytes, b""
-            while left and not changed:
-                data = file.read(min(piece_bytes, left))
-                left -= len(data)
-                changed = not data
-                data = rest + data
-                end = len(data) if not left else _piece_end(data)
-                rest = data[end:]
-                if end:
-                    yield data[:end]
-    except OSError as error:
-        raise DataError(f"cannot read {document.path}: {error.strerror or error}") from error
+    with reading(document.path), open(document.path, "rb") as file:
+        status = os.fstat(file.fileno())
+        changed = (status.st_size, status.st_mtime_ns) != (document.size, document.mtime_ns)
+        file.seek(part.begin)
+        left, rest = part.n_bytes, b""
+        while left and not changed:
+            data = file.read(min(piece_bytes, left))
+            left -= len(data)
+            changed = not data
+            data = rest + data
+            end = len(data) if not left else _piece_end(data)
+            rest = data[end:]
+            if end:
+                yield data[:end]
     if changed:
         raise DataError(f"{document.path} changed while it was being read; run again when it is complete")
 
@@ -161,17 +157,13 @@ def _build(folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, progress: 
                 if progress is not None:
                     progress(done, total)
             row[0] = (writer.n_bytes - before) // dtype.itemsize
-        files["tokens.bin"] = writer.close()
+        files["tokens.bin"] = writer.record()
     with open(folder / "documents.bin", "wb") as file:
         writer = _Writer(file)
         writer.write(table.tobytes())
-        files["documents.bin"] = writer.close()
+        files["documents.bin"] = writer.record()
     meta = {"format": FORMAT, "dtype": dtype.str, "tokenizer": tokenizer.fingerprint, "files": files}
-    with open(folder / "meta.json", "wb") as file:
-        writer = _Writer(file)
-        writer.write(json.dumps(meta, indent=1).encode())
-        writer.close()
-    sync_folder(folder)
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1), "utf-8")
 
 
 def _tokenize(tokenizer: Tokenizer, data: bytes, part: Part, position: int) -> np.ndarray:
@@ -200,7 +192,5 @@ class _Writer:
         self._digest.update(data)
         self.n_bytes += len(data)
 
-    def close(self) -> dict[str, Any]:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def record(self) -> dict[str, Any]:
         return {"bytes": self.n_bytes, "blake2b": self._digest.hexdigest()}

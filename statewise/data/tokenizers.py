@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from statewise.configuration import parse_json
-from statewise.errors import DataError, excerpt, reason
+from statewise.errors import DataError, InputError, StatewiseError, excerpt, reason
 from statewise.files.limits import check_ids
 
 DOCUMENT_TOKEN_NAMES = (
@@ -281,6 +281,15 @@ def require_same_tokenizer(tokenizer: Tokenizer, fingerprint: str, owner: str) -
         raise DataError(
             f"the tokenizer does not match: {owner} was made with the tokenizer {fingerprint[:12]}, "
             f"given {describe_tokenizer(tokenizer)} {tokenizer.fingerprint[:12]}; use the one it was made with"
+        )
+
+
+def require_fits(tokenizer: Tokenizer, vocab_size: int, as_: type[StatewiseError] = InputError) -> None:
+    """An error unless a model of this vocabulary has all of its ids; it may have more, which pad it to a multiple."""
+    if tokenizer.vocab_size > vocab_size:
+        raise as_(
+            f"the tokenizer has {tokenizer.vocab_size} ids and the model only {vocab_size}; "
+            "use the tokenizer that the model was trained with"
         )
 
 

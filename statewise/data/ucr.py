@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from statewise.data.sequences import Found, Rows, join
-from statewise.errors import DataError, excerpt
+from statewise.errors import DataError, excerpt, few
 from statewise.files.opening import read_file
 
 MOST = float(np.finfo(np.float32).max)  # of a target
@@ -117,7 +115,7 @@ def read_ts(path: Path) -> _Series:
         if not channels or not label or "," in label:
             raise DataError(f"{place}: there is no label behind the values; expected channel:...:label")
         if listed and _key(label) not in listed:
-            raise DataError(f"{place}: the label {excerpt(label)} is not one of @classLabel: {_few(listed.values())}")
+            raise DataError(f"{place}: the label {excerpt(label)} is not one of @classLabel: {few(listed.values())}")
         if not kinds[0] and not _is_finite(label, MOST):
             raise DataError(f"{place}: the target {excerpt(label)} is no number")
         sequences.append(_read_channels(place, channels))
@@ -151,11 +149,7 @@ def _fault(channels: list[str]) -> str:
                 float(value)
             except ValueError:
                 return f"value {k} of channel {i}, {excerpt(value.strip())}, is no number"
-    return f"its channels have unlike lengths: {_few(str(channel.count(',') + 1) for channel in channels)}"
-
-
-def _few(names: Iterable[str]) -> str:
-    return excerpt(", ".join(islice(names, 20)), 120, quoted=False)
+    return f"its channels have unlike lengths: {few(str(channel.count(',') + 1) for channel in channels)}"
 
 
 def _key(label: str) -> float | str:

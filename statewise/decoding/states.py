@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from statewise.errors import InputError
-from statewise.mixers.attention import Attention, check_history
-from statewise.mixers.attention_state import AttentionState, claim, copy_with_room, release
+from statewise.mixers.attention import Attention
+from statewise.mixers.attention_state import AttentionState, check_history, claim, copy_with_room, release
 from statewise.operators.state_shape import check_state as fits
 
 

@@ -12,7 +12,7 @@ import torch
 
 from statewise.data.series import Origin, SeriesData, SeriesSplit
 from statewise.data.series_batches import SeriesBatch, collate
-from statewise.errors import InputError
+from statewise.errors import InputError, require_least
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.forecaster import Forecaster
 
@@ -79,9 +79,7 @@ def evaluate_forecasts(
     Errors:   InputError for a model that does not fit the data, options out of range, forecasts that are not finite.
     """
     check_fits(model, split.data)
-    for name, value in (("stride", stride), ("max_windows", max_windows), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise InputError(f"{name}={value} is out of range; use at least 1")
+    require_least(InputError, stride=(stride, 1), max_windows=(max_windows, 1), batch_size=(batch_size, 1))
     origins = split.every(stride)[:max_windows]
     targets = np.stack([split.window(origin).targets for origin in origins])
     begin = time.perf_counter()
@@ -237,14 +235,6 @@ def _filled(past: np.ndarray, season: int) -> np.ndarray:
     rows = np.where(np.isnan(seasons), 0, np.arange(len(seasons))[:, None, None])
     latest = np.maximum.accumulate(rows, 0)
     return np.take_along_axis(seasons, latest, 0).reshape(-1, past.shape[1])[padding:]
-
-
-def scores_table(evaluation: ForecastEvaluation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The columns and the rows of a table: the model first, the baselines below it."""
-    rows = [("model", evaluation.model), *evaluation.baselines.items()]
-    return ("forecast", "MAE", "MSE", "MASE"), [
-        (name, f"{s.mae:.4g}", f"{s.mse:.4g}", "-" if s.mase is None else f"{s.mase:.3f}") for name, s in rows
-    ]
 
 
 def plot_forecasts(

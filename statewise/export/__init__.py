@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from statewise.export.files import ExportedFile, export_file, export_onnx
-from statewise.export.step import export_step, refusal, state_names
-
-__all__ = ["ExportedFile", "export_file", "export_onnx", "export_step", "refusal", "state_names"]
+from statewise.export.files import ExportedFile as ExportedFile
+from statewise.export.files import export_file as export_file
+from statewise.export.files import export_onnx as export_onnx
+from statewise.export.step import export_step as export_step
+from statewise.export.step import refusal as refusal
+from statewise.export.step import state_names as state_names

@@ -1,7 +1,7 @@
 """Generation: tokens as they come, from a prompt or from a state."""
 
-from statewise.generation.decode import Token, generate, read
-from statewise.generation.reading import Reading
-from statewise.generation.sample import Sampling
-
-__all__ = ["Reading", "Sampling", "Token", "generate", "read"]
+from statewise.generation.decode import Token as Token
+from statewise.generation.decode import generate as generate
+from statewise.generation.decode import read as read
+from statewise.generation.reading import Reading as Reading
+from statewise.generation.sample import Sampling as Sampling

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from statewise import kernels, native
-from statewise.data.tokenizers import Tokenizer
+from statewise.data.tokenizers import Tokenizer, require_fits
 from statewise.decoding import Decoder, check_precision, dequantised, refusal, why_not
 from statewise.errors import ConfigError, InputError
 from statewise.generation.options import check_integer, is_integer
@@ -287,11 +287,8 @@ def _no_token(logits: Tensor, tokenizer: Tokenizer | None) -> Tensor | None:
 
 def _document_token(model: LanguageModel, tokenizer: Tokenizer | None, document_token: int | None) -> int | None:
     vocab_size = model.config.vocab_size
-    if tokenizer is not None and tokenizer.vocab_size > vocab_size:  # the model's may be padded
-        raise InputError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and the model only {vocab_size}; "
-            "use the tokenizer that the model was trained with"
-        )
+    if tokenizer is not None:
+        require_fits(tokenizer, vocab_size)
     if document_token is None:
         return None if tokenizer is None else tokenizer.document_token
     if not (is_integer(document_token) and 0 <= document_token < vocab_size):

@@ -10,7 +10,6 @@ import hashlib
 import os
 from pathlib import Path
 
-import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -18,8 +17,8 @@ from statewise.checkpoints.atomic import write_file
 from statewise.checkpoints.states import weights_digest
 from statewise.checkpoints.tensor_files import read_metadata, read_tensors
 from statewise.checkpoints.trees import flatten_tree, unflatten_into
-from statewise.errors import CheckpointError
-from statewise.generation.reading import N_RECENT, Reading
+from statewise.errors import CheckpointError, reading, retold
+from statewise.generation.reading import Reading, nothing_read
 from statewise.models.language_model import LanguageModel
 
 FORMAT_VERSION = "1"
@@ -53,10 +52,8 @@ def load_reading(path: str | os.PathLike[str], *, model: LanguageModel) -> Readi
              read with other weights.
     """
     path = Path(path)
-    try:
+    with reading(f"the state {path}", CheckpointError):
         metadata, tensors = read_metadata(path), read_tensors(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot read the state {path}: {error.strerror or error}") from error
     if metadata.get("format_version") != FORMAT_VERSION or "weights" not in metadata:
         raise CheckpointError(f"{path} is not a state of format {FORMAT_VERSION}; expected a file of --state-out")
     if metadata.get("sha256") != _digest(tensors):
@@ -69,24 +66,10 @@ def load_reading(path: str | os.PathLike[str], *, model: LanguageModel) -> Readi
     logits = tensors.get(f"{PREFIX}.logits")
     if logits is None or logits.ndim != 2:
         raise CheckpointError(f"the state {path} is damaged: it has no logits (batch, vocabulary)")
-    try:
-        reading = unflatten_into(_template(model, *logits.shape), tensors, PREFIX, same_shapes=False)
-    except CheckpointError as error:
-        raise CheckpointError(f"the state {path} does not fit this model: {error}") from error
-    assert isinstance(reading, Reading)
-    return reading
-
-
-def _template(model: LanguageModel, batch: int, vocab_size: int) -> Reading:
-    weight = model.head.weight
-    return Reading(
-        logits=torch.zeros(
-            batch, vocab_size, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device
-        ),
-        state=model.initial_state(batch),
-        seen=torch.zeros(batch, vocab_size, dtype=torch.bool, device=weight.device),
-        recent=torch.zeros(batch, N_RECENT, dtype=torch.int64, device=weight.device),
-    )
+    with retold(CheckpointError, CheckpointError, where=f"the state {path} does not fit this model: "):
+        found = unflatten_into(nothing_read(model, len(logits), None), tensors, PREFIX, same_shapes=False)
+    assert isinstance(found, Reading)
+    return found
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

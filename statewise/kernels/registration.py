@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from statewise.errors import InputError
 from statewise.kernels.arguments import Needs, checker
+from statewise.kernels.batching import one_by_one
 from statewise.precision import products_at, rounds_products, rounds_projections, without_autocast
 
 # What runs, by qualified name: for whoever follows what an operator does inside
@@ -28,18 +29,16 @@ def register(
     fake: Callable[..., Any],
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
-    vmap: Callable[..., Any] | None = None,
     is_projection: bool = False,
 ) -> Callable[..., Any]:
     """Registers ``statewise::name`` for every device and returns it.
 
     ``takes`` and ``needs`` say which arguments fit (see arguments.py): the implementation and ``fake`` get no others,
-    whoever calls. ``fake`` gives empty outputs of the right shapes, ``setup_context`` and ``backward`` the derivative,
-    ``vmap`` the rule for several models at once (see batching.py); an operator that only a ``backward`` calls needs
-    none. The parts of ``torch.library`` below are used rather than its ``custom_op``, whose first call imports
-    ``torch._dynamo``: almost two seconds before the first token, and more time in every call. A kernel chooses its own
-    precision, so autocast is off inside, and no factor of a product is rounded unless it ``is_projection`` (see
-    precision.py).
+    whoever calls. ``fake`` gives empty outputs of the right shapes, ``setup_context`` and ``backward`` the derivative.
+    Under vmap the operator is called once for each that is mapped over. The parts of ``torch.library`` below are used
+    rather than its ``custom_op``, whose first call imports ``torch._dynamo``: almost two seconds before the first
+    token, and more time in every call. A kernel chooses its own precision, so autocast is off inside, and no factor of
+    a product is rounded unless it ``is_projection`` (see precision.py).
     """
     qualified = f"statewise::{name}"
     torch.library.define(qualified, schema)
@@ -49,8 +48,7 @@ def register(
     torch.library.impl(qualified, "default", IMPLEMENTATIONS[qualified])
     torch.library.register_fake(qualified, _checked(check, fake))
     torch.library.register_autograd(qualified, _unrounded(backward), setup_context=setup_context)
-    if vmap is not None:
-        torch.library.register_vmap(qualified, vmap)
+    torch.library.register_vmap(qualified, one_by_one(operator))
     return _without_forward_mode(name, operator)
 
 

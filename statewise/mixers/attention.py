@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from statewise.configuration.types import Count, Fraction, OneOf, Positive
-from statewise.errors import ConfigError, InputError
-from statewise.kernels.batching import whole
-from statewise.mixers.attention_state import (
-    AttentionState,
-    SpreadHistory,
-    append,
-    concatenate,
-    release,
-    with_room,
-)
+from statewise.errors import ConfigError
+from statewise.mixers.attention_state import AttentionState, Context, with_room
 from statewise.mixers.base import Mixer, MixerConfig
-from statewise.mixers.causal_attention import attend
 from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.mixers.rotary import rotate
@@ -111,7 +102,7 @@ class ConvolvedAttentionState(NamedTuple):
     """convolution: the last queries, keys and values before their convolution; history: those after it."""
 
     convolution: ConvolutionState
-    history: AttentionState | SpreadHistory
+    history: AttentionState
 
 
 class Attention(Mixer):
@@ -169,153 +160,47 @@ class Attention(Mixer):
             return history
         return ConvolvedAttentionState(self.convolution.operator.state_shape(), history)
 
-    def check_state(self, state: Any, x: Tensor) -> None:
-        history = state.history if isinstance(state, ConvolvedAttentionState) else state
-        if isinstance(history, SpreadHistory):  # other processes hold it, and have checked it
-            self._split(state)
-            return
-        super().check_state(state, x)
-        check_history("Attention", history)
-
     def with_room(
         self, state: AttentionState | ConvolvedAttentionState, length: int
     ) -> AttentionState | ConvolvedAttentionState:
         if self.config.window is not None:  # the history stays short anyway
             return state
-        before, history = self._split(state)
-        if isinstance(history, SpreadHistory):  # other processes hold it
-            return state
-        history = with_room(history, length)
-        return history if before is None else ConvolvedAttentionState(before, history)
+        if isinstance(state, ConvolvedAttentionState):
+            return state._replace(history=with_room(state.history, length))
+        return with_room(state, length)
 
     def mix(
-        self, x: Tensor, state: AttentionState | SpreadHistory | ConvolvedAttentionState | None, masks: Masks
-    ) -> tuple[Tensor, AttentionState | SpreadHistory | ConvolvedAttentionState | None]:
+        self, x: Tensor, state: AttentionState | ConvolvedAttentionState | None, masks: Masks
+    ) -> tuple[Tensor, AttentionState | ConvolvedAttentionState | None]:
         before, history = state if isinstance(state, ConvolvedAttentionState) else (None, state)
-        length = x.shape[1]
-        if x.shape[0] == 0 or length == 0:
-            return self._nothing(x), state
-        lengths, starts = masks.lengths, masks.starts
-        if isinstance(history, AttentionState):
-            history, lengths, starts = _plain(history, length, lengths, starts)
+        batch, length = x.shape[:2]
         n_read = None if history is None else history.position
-        position, began = document_positions(length, n_read, starts, device=x.device)
+        position, began = document_positions(length, n_read, masks.starts, device=x.device)
         if self.positions is not None:
-            x = x + self.positions(position, lengths=lengths, at_most=length if history is None else None)
-
+            at_most = length if history is None else None  # and without rows no token has a position
+            x = x + self.positions(position[:batch], lengths=masks.lengths, at_most=at_most)
         qkv = self.in_proj(x)
-        convolution = None
         if self.convolution is not None:
-            qkv, convolution = self.convolution(qkv, before, masks=masks)
-        qkv = qkv.unflatten(-1, (-1, self.d_head))
-        if self.d_rotary:
-            n_turned = self.n_heads + self.n_kv_heads
-            qk, v = qkv[:, :, :n_turned], qkv[:, :, n_turned:]
-            qk = rotate(qk, position, d_rotary=self.d_rotary, base=self.config.rotary_base)
-            q, k = qk[:, :, : self.n_heads], qk[:, :, self.n_heads :]
-        else:
-            q, k, v = qkv.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=2)
+            qkv, before = self.convolution(qkv, before, masks=masks)
+        q, k, v = self._heads(qkv, position)
+        if x.numel() == 0:  # no attention, but a graph from x and the parameters
+            return self.out_proj(q.flatten(2)), state
+
+        context = Context(k, v, masks.lengths, began, self.config.window)
+        dropout = self.dropout if self.training and self.dropout.p > 0.0 else None
         if history is None:
-            y = self._attend(q, k, v, first=None if began is None else began.clamp(min=0))
-        elif isinstance(history, SpreadHistory):
-            y = self._attend_to_pieces(q, k, v, history, began)
+            y = context.attend(q, dropout)
         else:
-            y, history = self._attend_with_history(q, k, v, history, lengths, began)
+            context, history = history.extend(context)
+            y = history.attend(q, context, dropout)
         y = self.out_proj(y.to(qkv.dtype).flatten(2))
-        return y, history if convolution is None or history is None else ConvolvedAttentionState(convolution, history)
+        return y, history if before is None or history is None else ConvolvedAttentionState(before, history)
 
-    def _nothing(self, x: Tensor) -> Tensor:
-        """The output for an x without elements: no attention, but a graph from x and the parameters to it."""
-        if self.positions is not None:
-            x = x + self.positions(torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device), at_most=0)
-        qkv = self.in_proj(x)
-        if self.convolution is not None:
-            qkv, _ = self.convolution(qkv)
-        return self.out_proj(qkv[..., : self.n_heads * self.d_head])
-
-    def _attend_with_history(
-        self, q: Tensor, k: Tensor, v: Tensor, state: AttentionState, lengths: Tensor | None, began: Tensor | None
-    ) -> tuple[Tensor, AttentionState]:
-        """Attention in the state's dtype, so that the history is never cast."""
-        length, window = q.shape[1], self.config.window
-        q, k, v = (x.to(state.keys.dtype) for x in (q, k, v))
-        tracked = any(x.requires_grad for x in (k, state.keys, state.values)) and torch.is_grad_enabled()
-        if tracked or began is not None or (window is not None and length >= window):
-            last_start = None if began is None else began[:, -1]  # no document begins in the padding: see _plain
-            context, state = concatenate(state, k, v, lengths=lengths, last_start=last_start, window=window)
-        else:
-            context, state = append(state, k, v, lengths=lengths, window=window)
-        first = _first_seen(context.first, context.n_history, began, length)
-        y = self._attend(q, context.keys, context.values, n_history=context.n_history, first=first)
-        if lengths is not None:
-            release(state)
-        return y, state
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, n_history: int | Tensor = 0, first: Tensor | None = None
-    ) -> Tensor:
-        dropout = self.dropout if self._drops() else None
-        return attend(q, k, v, n_history=n_history, first=first, window=self.config.window, dropout=dropout)
-
-    def _drops(self) -> bool:
-        return self.training and self.dropout.p > 0.0
-
-    def _attend_to_pieces(
-        self, q: Tensor, k: Tensor, v: Tensor, history: SpreadHistory, began: Tensor | None
-    ) -> Tensor:
-        """The keys and values of the earlier pieces are fetched for this call."""
-        y = None if history.ring is None or self._drops() else history.ring(q, k, v)
-        if y is not None:
-            return y
-        keys, values = history.gather(k, v)
-        first = _first_seen(history.first, history.n_history, began, q.shape[1])
-        return self._attend(q, keys, values, n_history=history.n_history, first=first)
-
-    def _split(
-        self, state: AttentionState | SpreadHistory | ConvolvedAttentionState
-    ) -> tuple[ConvolutionState | None, AttentionState | SpreadHistory]:
-        """The convolution's state and the history, whose types are right."""
-        before, history = None, state
-        if self.convolution is not None:
-            if not isinstance(state, ConvolvedAttentionState):
-                raise InputError(f"state must be a ConvolvedAttentionState or None, got {type(state).__name__}")
-            before, history = state
-        if not isinstance(history, (AttentionState, SpreadHistory)):
-            raise InputError(f"state must be an AttentionState or None, got {type(history).__name__}")
-        return before, history
-
-
-def check_history(reader: str, history: AttentionState) -> None:
-    """Errors:  InputError unless keys and values go together; their shapes alone are as declared."""
-    keys, values = history.keys, history.values
-    if keys.shape != values.shape or keys.dtype != values.dtype:
-        raise InputError(
-            f"{reader} needs keys and values of one shape and dtype in its state, got {tuple(keys.shape)} in "
-            f"{keys.dtype} and {tuple(values.shape)} in {values.dtype}"
-        )
-
-
-def _first_seen(first: Tensor | None, n_history: int | Tensor, began: Tensor | None, length: int) -> Tensor | None:
-    """(batch, length) the time of the first key of each query's document, from that of the row's oldest key."""
-    seen = None if first is None else first[:, None].expand(-1, length)
-    if began is None:
-        return seen
-    assert isinstance(n_history, int)
-    return torch.where(began >= 0, began, -n_history if seen is None else seen)
-
-
-def _plain(
-    state: AttentionState, length: int, lengths: Tensor | None, starts: Tensor | None
-) -> tuple[AttentionState, Tensor | None, Tensor | None]:
-    """The same call without the arguments that say nothing: rows that are all full, starts that are all False."""
-    if lengths is not None:
-        lengths = lengths.to(state.end)
-        if int(whole(lengths).min()) == length:
-            lengths = None
-    if starts is not None:
-        if not whole(starts).any():
-            starts = None
-        else:  # what a row drops at once is dropped from its buffer too
-            start = torch.where(starts[:, 0], state.end, state.start)
-            state = state._replace(start=start)
-    return state, lengths, starts
+    def _heads(self, qkv: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (batch, length, heads, d_head); positions turn the first two."""
+        n_heads, n_kv_heads = self.n_heads, self.n_kv_heads
+        qk, v = qkv.unflatten(-1, (-1, self.d_head)).split((n_heads + n_kv_heads, n_kv_heads), dim=2)
+        if self.d_rotary:
+            qk = rotate(qk, position, d_rotary=self.d_rotary, base=self.config.rotary_base)
+        q, k = qk.split((n_heads, n_kv_heads), dim=2)
+        return q, k, v

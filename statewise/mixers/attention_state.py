@@ -1,5 +1,6 @@
-"""The state of attention: the keys and values so far, appended without copying them and without changing old states.
+"""What attention looks back at: the contract of a history, and the state that keeps one.
 
+The state holds the keys and values so far, which are appended to without copying them and without changing old states.
 A buffer has spare slots, and doubles when it is full, so that appending costs O(1) per token, amortised. Old states
 go on sharing the buffer: each knows which slots are its own, ``start`` to ``end``, and nobody writes into a slot
 twice. ``filled`` travels beside the buffer as its water mark and is shared as the buffer is: the first continuation
@@ -17,13 +18,58 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.mixers.causal_attention import attend
+
+Dropout = Callable[[Tensor], Tensor]  # of the weights (batch, n_heads, queries, keys)
+
+
+class Context(NamedTuple):
+    """What the queries of one call may look at: its own keys and values, and before them what a history has put there.
+
+    keys, values: (batch, n_keys, n_kv_heads, d_head)
+    lengths:   (batch,) how many of the call's own each row has; None: all
+    began:     (batch, length) time at which each query's document began, the call's first query being at time 0, or
+               -1 if before the call; None: no document begins in it
+    window:    how many keys a query sees at most, its own being the last; None: all
+    n_history: how many keys are older than the call; (batch,) where the rows differ
+    oldest:    (batch,) time of the row's oldest key; None: all are the row's
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: Tensor | None = None
+    began: Tensor | None = None
+    window: int | None = None
+    n_history: int | Tensor = 0
+    oldest: Tensor | None = None
+
+    def attend(self, q: Tensor, dropout: Dropout | None = None) -> Tensor:
+        """Causal softmax attention of q (batch, length, n_heads, d_head) to what each query may see."""
+        first = None if self.oldest is None else self.oldest[:, None].expand(-1, q.shape[1])
+        if self.began is not None:
+            first = torch.where(self.began >= 0, self.began, -self.n_history if first is None else first)
+        n_history, window = self.n_history, self.window
+        return attend(q, self.keys, self.values, n_history=n_history, first=first, window=window, dropout=dropout)
+
+
+class History(Protocol):
+    """The keys and values before a call, wherever they are."""
+
+    @property
+    def position(self) -> Tensor:
+        """(batch,) int64, tokens since the row's document began."""
+
+    def extend(self, own: Context) -> tuple[Context, Any]:
+        """What the queries of a call may look at, of which ``own`` is the call's part, and the history behind it."""
+
+    def attend(self, q: Tensor, context: Context, dropout: Dropout | None = None) -> Tensor:
+        """``context.attend``, asked once of the history behind the call whose context it is."""
 
 
 class AttentionState(NamedTuple):
@@ -45,85 +91,69 @@ class AttentionState(NamedTuple):
     position: Tensor
     filled: Tensor
 
+    def extend(self, own: Context) -> tuple[Context, AttentionState]:
+        """In the state's dtype, so that nothing old is cast. The host waits for the device."""
+        state, length, lengths, began = self, own.keys.shape[1], own.lengths, own.began
+        if lengths is not None and int(lengths.min()) == length:
+            lengths = None
+        if began is not None and not bool((began >= 0).any()):
+            began = None
+        keys, values = own.keys.to(self.keys.dtype), own.values.to(self.values.dtype)
+        own = own._replace(keys=keys, values=values, lengths=lengths, began=began)
+        if began is not None:  # what a row drops at once is dropped from its buffer too
+            state = self._replace(start=torch.where(began[:, 0] >= 0, self.end, self.start))
+        recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (keys, self.keys, self.values))
+        if recorded or began is not None or (own.window is not None and length >= own.window):
+            return concatenate(state, own)
+        return append(state, own)
 
-class Context(NamedTuple):
-    """What the queries of one call may look at.
-
-    keys, values: (batch, n_keys, n_kv_heads, d_head), old ones and the call's own
-    n_history:    how many of them are older than the call; (batch,) where the rows differ
-    first:        (batch,) time of the row's oldest key, the call's first query being at time 0; None: all are the row's
-    """
-
-    keys: Tensor
-    values: Tensor
-    n_history: int | Tensor
-    first: Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class SpreadHistory:
-    """A history that lies with other processes, each of which holds a piece of every row; see ``train.distributed``.
-
-    It stands in a state's place for one call, and comes back as it is: there is nothing to hand on.
-
-    position:  (batch,) int64, tokens of the row's document that are in earlier pieces
-    n_history: how many keys of earlier pieces ``gather`` puts before this piece's, of whatever document
-    first:     (batch,) time of the oldest key of the document that goes on; None: all that came before are of it
-    gather:    this piece's keys and values (batch, length, n_kv_heads, d_head) -> with those before them
-    ring:      q, k, v of this piece -> its outputs, by causal attention to all pieces without a mask; None, or
-               where it gives None: gather
-    """
-
-    position: Tensor
-    n_history: int
-    first: Tensor | None
-    gather: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    ring: Callable[[Tensor, Tensor, Tensor], Tensor | None] | None = None
+    def attend(self, q: Tensor, context: Context, dropout: Dropout | None = None) -> Tensor:
+        y = context.attend(q.to(self.keys.dtype), dropout)
+        if context.lengths is not None:
+            release(self)
+        return y
 
 
-def append(
-    state: AttentionState, keys: Tensor, values: Tensor, *, lengths: Tensor | None = None, window: int | None = None
-) -> tuple[Context, AttentionState]:
-    """Append in place of the spare slots, no gradients recorded. Rows take the first ``lengths`` of the new tokens.
+def append(state: AttentionState, own: Context) -> tuple[Context, AttentionState]:
+    """Append in place of the spare slots, no gradients recorded, no document beginning.
 
     With ``lengths`` the slots of the padding stay claimed while the context is looked at; then :func:`release` them.
 
     Cost: one wait for the device to read the rows' slots; O(length) per call, amortised, and O(length + window)
-    memory with a window. ``position`` is advanced by the tokens taken.
+    memory with a window.
     """
-    length = keys.shape[1]
+    length, window = own.keys.shape[1], own.window
     state, starts, ends = claim(state, length, window)
     last = max(ends)
     even = min(ends) == last
     if even:
-        state.keys[:, last : last + length] = keys
-        state.values[:, last : last + length] = values
+        state.keys[:, last : last + length] = own.keys
+        state.values[:, last : last + length] = own.values
     else:  # a row of fewer than `length` tokens leaves its padding in slots that will be free
-        rows = torch.arange(len(ends), device=keys.device)[:, None]
-        slots = state.end[:, None] + torch.arange(length, device=keys.device)
-        state.keys[rows, slots] = keys
-        state.values[rows, slots] = values
-    end = state.end + (length if lengths is None else lengths)
+        rows = torch.arange(len(ends), device=own.keys.device)[:, None]
+        slots = state.end[:, None] + torch.arange(length, device=own.keys.device)
+        state.keys[rows, slots] = own.keys
+        state.values[rows, slots] = own.values
     lows = starts if window is None else [max(s, e - window + 1) for s, e in zip(starts, ends)]
     low = min(lows)
     seen = slice(low, last + length)
-    context = Context(
-        state.keys[:, seen],
-        state.values[:, seen],
-        last - low if even else state.end - low,
-        None if even and max(lows) == low else state.start - state.end,
+    context = own._replace(
+        keys=state.keys[:, seen],
+        values=state.values[:, seen],
+        n_history=last - low if even else state.end - low,
+        oldest=None if even and max(lows) == low else state.start - state.end,
     )
-    position = state.position + (length if lengths is None else lengths)
-    return context, state._replace(end=end, position=position)
+    count = length if own.lengths is None else own.lengths
+    return context, state._replace(end=state.end + count, position=state.position + count)
 
 
-def with_room(state: AttentionState, length: int, window: int | None = None) -> AttentionState:
+def with_room(state: AttentionState, length: int) -> AttentionState:
     """The state itself if ``length`` more tokens may be written after its end, or a copy with room for them.
 
     Nothing is claimed: the room is for the first to continue the state.
     """
     _, ends, filled = _slots(state)
-    return state if _has_room(state, length, ends, filled) else copy_with_room(state, length, window)
+    return state if _has_room(state, length, ends, filled) else copy_with_room(state, length)
 
 
 def claim(state: AttentionState, length: int, window: int | None = None) -> tuple[AttentionState, list[int], list[int]]:
@@ -162,49 +192,52 @@ def copy_with_room(state: AttentionState, length: int, window: int | None = None
     return AttentionState(keys, values, start, end, state.position.clone(), end.clone())
 
 
-def concatenate(
-    state: AttentionState,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    lengths: Tensor | None = None,
-    last_start: Tensor | None = None,
-    window: int | None = None,
-) -> tuple[Context, AttentionState]:
+def concatenate(state: AttentionState, own: Context) -> tuple[Context, AttentionState]:
     """Append into new tensors of exactly the size needed: for gradients, new documents, and calls beyond the window.
 
-    last_start: (batch,) time of the last document to begin within the row's tokens, -1 where none does.
     Cost: O(history + length), with a window O(window + length); the state keeps no more than window - 1 tokens.
     """
-    old_keys, old_values, start = _recent(state, window)
-    n_history, length = old_keys.shape[1], keys.shape[1]
-    context_keys, context_values = torch.cat((old_keys, keys), 1), torch.cat((old_values, values), 1)
-    first = None if start is None else start - n_history
-    context = Context(context_keys, context_values, n_history, first)
+    old_keys, old_values, start = _recent(state, own.window)
+    n_history, length, lengths, window = old_keys.shape[1], own.keys.shape[1], own.lengths, own.window
+    all_keys, all_values = torch.cat((old_keys, own.keys), 1), torch.cat((old_values, own.values), 1)
+    oldest = None if start is None else start - n_history
+    context = own._replace(keys=all_keys, values=all_values, n_history=n_history, oldest=oldest)
 
-    count = torch.full_like(state.end, length) if lengths is None else lengths.to(state.end)
-    oldest = torch.full_like(count, -n_history) if first is None else first
+    count = torch.full_like(state.end, length) if lengths is None else lengths
+    first = torch.full_like(count, -n_history) if oldest is None else oldest
     position = state.position + count
-    if last_start is not None:
-        oldest = torch.where(last_start >= 0, last_start, oldest)
-        position = torch.where(last_start >= 0, count - last_start, position)
+    if own.began is not None:
+        last = own.began[:, -1]  # no document begins in the padding
+        first = torch.where(last >= 0, last, first)
+        position = torch.where(last >= 0, count - last, position)
     n_kept = n_history + length if window is None else min(n_history + length, window - 1)
-    start = (n_kept - (count - oldest)).clamp(min=0)
+    start = (n_kept - (count - first)).clamp(min=0)
     if lengths is None:
-        keys, values = context_keys[:, n_history + length - n_kept :], context_values[:, n_history + length - n_kept :]
+        keys, values = (x[:, n_history + length - n_kept :] for x in (all_keys, all_values))
         if n_kept < n_history + length:  # a view would keep the whole call alive
             keys, values = keys.clone(), values.clone()
     else:
         slots = (count + n_history - n_kept)[:, None] + torch.arange(n_kept, device=count.device)
-        keys, values = _take(context_keys, slots), _take(context_values, slots)
-    if lengths is not None or last_start is not None or first is not None:
+        keys, values = _take(all_keys, slots), _take(all_values, slots)
+    if lengths is not None or own.began is not None or oldest is not None:
         keys, values = _blank_before(keys, start), _blank_before(values, start)
     end = torch.full_like(count, n_kept)
     return context, AttentionState(keys, values, start, end, position, end.clone())
 
 
+def check_history(reader: str, history: AttentionState) -> None:
+    """Errors:  InputError unless keys and values go together; their shapes alone are as declared."""
+    keys, values = history.keys, history.values
+    if keys.shape != values.shape or keys.dtype != values.dtype:
+        raise InputError(
+            f"{reader} needs keys and values of one shape and dtype in its state, got {tuple(keys.shape)} in "
+            f"{keys.dtype} and {tuple(values.shape)} in {values.dtype}"
+        )
+
+
 def _slots(state: AttentionState) -> tuple[list[int], list[int], list[int]]:
     """start, end and filled of every row, on the host."""
+    check_history("Attention", state)
     starts, ends, filled = torch.stack((state.start, state.end, state.filled)).tolist()
     capacity = state.keys.shape[1]
     for row, (start, end) in enumerate(zip(starts, ends)):
@@ -225,7 +258,7 @@ def _lock(filled: Tensor) -> threading.Lock:
 
 
 def _renew_locks() -> None:
-    """In a forked process the threads that held locks are not there."""
+    """Behind a fork the threads that held locks are not there."""
     _LOCKS[:] = [threading.Lock() for _ in _LOCKS]
 
 

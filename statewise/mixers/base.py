@@ -105,11 +105,8 @@ class Freezable(nn.Module):
             )
 
 
-class Mixer(Freezable, abc.ABC):
-    """Mixes information along time. One call trains, prefills, resumes and decodes.
-
-    A family writes :meth:`mix`, the mathematics, :meth:`state_shape` and :meth:`reset_parameters`. What a call is given
-    is checked here, once for all of them.
+class Layer(nn.Module, abc.ABC):
+    """Mixes information along time: a mixer, or a block around one. One call trains, prefills, resumes and decodes.
 
     Shapes:  x: (batch, length, d_model)   ->   y: (batch, length, d_model)
              lengths: (batch,) integer, the length of each right-padded row
@@ -120,13 +117,38 @@ class Mixer(Freezable, abc.ABC):
     """
 
     d_model: int
-    bounded_state: bool = True  # False where the state grows with the tokens read, as full attention's does
-    is_causal: bool = True  # False where an output depends on later inputs: then there is no state
-    rate: float | None = None  # how many steps of the training data one step here spans; None: it has none
 
     @abc.abstractmethod
     def mix(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
         """y, and behind a state the next one. All arguments fit, and x is zero where ``masks`` say that no step is."""
+
+    def check_call(self, x: Any, state: Any) -> None:
+        """Errors:  InputError unless x, and a state that is not None, fit."""
+        check_input(x, self.d_model, type(self).__name__)
+
+    @final  # type: ignore[misc]
+    def forward(
+        self,
+        x: Tensor,
+        state: Any = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, Any]:
+        """``masks`` is what ``lengths`` and ``starts`` mean, from a caller in this package that has built them."""
+        self.check_call(x, state)
+        masks = build_masks(x, lengths, starts) if masks is None else masks
+        return self.mix(mask_time(x, masks.valid), state, masks)
+
+
+class Mixer(Freezable, Layer):
+    """A family writes :meth:`mix`, the mathematics, :meth:`state_shape` and :meth:`reset_parameters`. What a call is
+    given is checked here, once for all of them. Shapes, state and errors are those of a :class:`Layer`."""
+
+    bounded_state: bool = True  # False where the state grows with the tokens read, as full attention's does
+    is_causal: bool = True  # False where an output depends on later inputs: then there is no state
+    rate: float | None = None  # how many steps of the training data one step here spans; None: it has none
 
     @abc.abstractmethod
     def state_shape(self) -> Any:
@@ -140,25 +162,12 @@ class Mixer(Freezable, abc.ABC):
         weight: Tensor = self.in_proj.weight  # type: ignore[union-attr, assignment]
         return weight
 
-    @final  # type: ignore[misc]
-    def forward(
-        self,
-        x: Tensor,
-        state: Any = None,
-        *,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-        masks: Masks | None = None,
-    ) -> tuple[Tensor, Any]:
-        """``masks`` is what ``lengths`` and ``starts`` mean, from a caller in this package that has built them."""
-        name = type(self).__name__
-        check_input(x, self.d_model, name)
-        check_weight(x, self._like(), name)
-        masks = build_masks(x, lengths, starts) if masks is None else masks
+    def check_call(self, x: Any, state: Any) -> None:
+        super().check_call(x, state)
+        check_weight(x, self._like(), type(self).__name__)
         if state is not None:
             self.refuse_state()
             self.check_state(state, x)
-        return self.mix(mask_time(x, masks.valid), state, masks)
 
     @final
     def initial_state(

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MASK_ELEMENTS = 2**22  # the largest mask made at one time; longer queries are taken in pieces
+MASK_ELEMENTS = 2**22  # the largest mask made at one time; more queries are taken in parts
 SHORT = 64  # up to this many queries of whole rows, plain products cost less than the fused attention on a CPU
 SMALLEST_BLOCK = 32  # below this a block of the windowed form costs more to launch than to compute
 
@@ -147,17 +147,17 @@ def _attend_masked(
     window: int | None,
     dropout: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Dense with a mask, in pieces of the queries where the mask would be large."""
+    """Dense with a mask, for some of the queries at a time where the mask would be large."""
     length, n_keys = q.shape[1], k.shape[1]
     time = torch.arange(length, device=q.device)
     shift = n_history if isinstance(n_history, int) else n_history[:, None]
     key_time = torch.arange(n_keys, device=q.device)[None] - shift  # (rows, n_keys)
     low = _lowest(first, time, window)
     n_rows = max(key_time.shape[0], 1 if low is None else low.shape[0])
-    piece = max(1, MASK_ELEMENTS // (n_rows * n_keys))
+    n_at_once = max(1, MASK_ELEMENTS // (n_rows * n_keys))
     outputs = []
-    for begin, q_piece in zip(range(0, length, piece), q.split(piece, 1)):
-        end = min(begin + piece, length)
+    for begin, q_part in zip(range(0, length, n_at_once), q.split(n_at_once, 1)):
+        end = min(begin + n_at_once, length)
         n_seen = min(n_history + end, n_keys) if isinstance(n_history, int) else n_keys
         at = key_time[:, None, :n_seen]
         mask = at <= time[begin:end, None]
@@ -167,11 +167,11 @@ def _attend_masked(
         k_seen, v_seen = k[:, :n_seen], v[:, :n_seen]
         if dropout is not None:
             hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-            outputs.append(_weigh(q_piece, k_seen, v_seen, hidden, dropout))
+            outputs.append(_weigh(q_part, k_seen, v_seen, hidden, dropout))
             continue
         if length == 1:
             return _decode(q, k_seen, v_seen, mask)
-        y = F.scaled_dot_product_attention(*_heads_first(q_piece, k_seen, v_seen), attn_mask=mask, enable_gqa=True)
+        y = F.scaled_dot_product_attention(*_heads_first(q_part, k_seen, v_seen), attn_mask=mask, enable_gqa=True)
         outputs.append(y.transpose(1, 2))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
@@ -206,8 +206,8 @@ def _attend_in_blocks(
     k, v = in_pairs(k), in_pairs(v)
 
     outputs = []
-    piece = max(1, MASK_ELEMENTS // (batch * 2 * block * block))  # blocks at one time
-    for parts in zip(q.split(piece, 1), k.split(piece, 1), v.split(piece, 1), mask.split(piece, 1)):
+    n_at_once = max(1, MASK_ELEMENTS // (batch * 2 * block * block))  # blocks
+    for parts in zip(q.split(n_at_once, 1), k.split(n_at_once, 1), v.split(n_at_once, 1), mask.split(n_at_once, 1)):
         *qkv, part = parts
         part = part.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
         y = F.scaled_dot_product_attention(

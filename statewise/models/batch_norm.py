@@ -13,15 +13,14 @@ class BatchNorm(nn.Module):
 
     In training, mean and variance are those of all real positions of the batch, (batch, length) together, and move
     the running ones by ``momentum``. In evaluation they are the running ones: a fixed affine map of each step, so that
-    any cut of a sequence gives the same. In training a call with a state uses the statistics of the piece it was given:
+    any cut of a sequence gives the same. In training a call with a state uses the statistics of the chunk it was given:
     cuts change them, as the choice of a batch does.
 
     Shapes:   x: (batch, length, d_model) -> the same; lengths: (batch,)
     Numerics: computed in float32 or wider, returned in the dtype of x. The running variance is the unbiased one. A call
               without a real position leaves the running statistics alone.
-    Limits:   each process has its own statistics, but where training on several shares them
-              (``train/distributed/batch_norm.py``); a block recomputed in the backward pass (gradient checkpointing)
-              moves the running ones twice, by the same batch.
+    Limits:   a block recomputed in the backward pass (gradient checkpointing) moves the running statistics twice, by
+              the same batch.
     Source:   Ioffe & Szegedy 2015, arXiv:1502.03167, alg. 1 and 2.
     """
 

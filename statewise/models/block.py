@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from statewise.configuration import Config
 from statewise.configuration.types import Fraction, NonEmpty, NonNegative, OneOf
-from statewise.mixers.base import MixerConfig, check_input
+from statewise.mixers.base import Layer, MixerConfig
 from statewise.mixers.dropout import build_dropout
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.mlp import MLPConfig
 from statewise.models.rms_norm import RMSNorm
-from statewise.operators.masks import Masks, build_masks, mask_time
+from statewise.operators.masks import Masks
 
 NORMS = ("rms", "layer")  # those that act on each step alone
 BLOCK_NORMS = (*NORMS, "batch")
@@ -67,7 +67,7 @@ def as_block(layer: BlockConfig | MixerConfig) -> BlockConfig:
     return layer if isinstance(layer, BlockConfig) else BlockConfig(mixer=layer)
 
 
-class Block(nn.Module):
+class Block(Layer):
     """x + f(norm(x)), or with placement "post" norm(x + f(x)), for the mixer and then for the MLP, if there is one.
 
     Calls and state are its mixer's.
@@ -95,20 +95,7 @@ class Block(nn.Module):
     ) -> Any:
         return self.mixer.initial_state(batch, device=device, dtype=dtype)
 
-    def forward(
-        self,
-        x: Tensor,
-        state: Any = None,
-        *,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-        masks: Masks | None = None,
-    ) -> tuple[Tensor, Any]:
-        """``masks``, from a model that has built them: what ``lengths`` and ``starts`` mean."""
-        if masks is None:
-            check_input(x, self.d_model, "a layer")
-            masks = build_masks(x, lengths, starts)
-        x = mask_time(x, masks.valid)
+    def mix(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
         post = self.config.placement == "post"
         y, state = self.mixer(x if post else apply_norm(self.mixer_norm, x, masks), state, masks=masks)
         x = x + self.dropout(y)

@@ -1,4 +1,4 @@
-"""A classifier of sequences: of numbers or tokens, whole or step by step, ragged, read at once or in pieces."""
+"""A classifier of sequences: of numbers or tokens, whole or step by step, ragged, read at once or in chunks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SequenceClassifierConfig(SequenceModelConfig):
 class SequenceClassifier(SequenceModel):
     """x -> logits (batch, n_classes), or (batch, length, n_classes) without pooling; and the state if one was given.
 
-    A long signal read in pieces, the state handed on, ends with the logits of the whole.
+    A long signal read in chunks, the state handed on, ends with the logits of the whole.
 
     >>> import torch, statewise as sw
     >>> from statewise.models.classifier import SequenceClassifierConfig

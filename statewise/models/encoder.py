@@ -99,7 +99,7 @@ class SequenceModel(Model, abc.ABC):
              lengths: (batch,) integers, the length of each right-padded row
              starts:  (batch, length) bool, where a packed sequence begins; only for a model without pooling
     State:   :class:`SequenceState`. The pooling is in it: the outputs of each call are those of all that was read so
-             far, and after the last piece of a long signal they are those of the whole.
+             far, and after the last chunk of a long signal they are those of the whole.
     Padding: may hold anything, NaN too. Without pooling, its outputs mean nothing.
     Errors:  InputError, one line, for a wrong shape, dtype, id, state or length, and where nothing was read: with a
              pooling and without a state, each row needs a step, or a whole frame.

@@ -123,8 +123,8 @@ class Forecaster(Model):
     Shapes:  history: (batch, length, d_target), real; covariates: (batch, length, d_covariates + d_past_covariates),
              those known over the horizon first; future_covariates: (batch, horizon, d_covariates); lengths: (batch,)
              -> forecasts: (batch, horizon, d_target, n_quantiles), in the units of the history, and the state if one
-             was given. A history read in pieces gives, after the last, what it gives whole: a state may be kept while
-             values arrive, and each call forecasts from all that was read. A piece may be empty.
+             was given. A history read in chunks gives, after the last, what it gives whole: a state may be kept while
+             values arrive, and each call forecasts from all that was read. A chunk may be empty.
     Cost:    of the layers, and d_model horizon d_target n_quantiles multiply-adds for each row.
     Errors:  InputError for shapes that disagree, covariates that are missing or not finite, infinite values, and a row
              without a single step.

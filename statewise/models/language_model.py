@@ -124,6 +124,8 @@ class LanguageModel(Model):
         self._check_state(state)
         if isinstance(length, bool) or not isinstance(length, int) or length < 0:
             raise InputError(f"length={length!r} is out of range; use an integer of at least 0, in tokens of each row")
+        for block, layer in zip(self.blocks, state.layers):
+            block.mixer.check_state(layer, state.position)
         layers = (block.mixer.with_room(layer, length) for block, layer in zip(self.blocks, state.layers))
         return state._replace(layers=tuple(layers))
 

@@ -67,7 +67,7 @@ class PairClassifier(SequenceModel):
     """x -> logits (n_pairs, n_classes); rows 2 i and 2 i + 1 of x are the two sequences of pair i.
 
     Shapes:  x: (2 n_pairs, length) tokens, or (2 n_pairs, length, d_input); lengths: (2 n_pairs,), of each row. All
-             else, and the state, is as of a classifier of so many rows: both sequences are read in pieces alike.
+             else, and the state, is as of a classifier of so many rows: both sequences are read in chunks alike.
     Errors:  InputError for an odd number of rows, and as :class:`~statewise.models.encoder.SequenceModel`.
 
     >>> import torch, statewise as sw

@@ -1,7 +1,7 @@
 """From the features of every step to one feature vector a sequence: mean, last, or attention, each with a state.
 
 A pooling reads its sequence like every other part of a model: ``y, state = pooling(x, state)``. ``y`` is what all steps
-read so far pool to, so that a signal read in pieces ends with the features of the whole.
+read so far pool to, so that a signal read in chunks ends with the features of the whole.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def running_scale(
     (1 - 1/steps)^k, and with ``steps=None`` they all have the same. Where nothing is seen, everything stays. The scale
     is at least 1e-6 of the level, so that nothing is divided by zero.
 
-    All is a function of the past and of the state, so a series may be read in pieces; and value, level and scale follow
+    All is a function of the past and of the state, so a series may be read in chunks; and value, level and scale follow
     x -> a + b x exactly.
 
     Shapes:   x, observed: (batch, length, d_target), observed bool; x may be anything where it is not observed

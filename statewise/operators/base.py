@@ -146,11 +146,18 @@ class Operator(abc.ABC):
 
     def prepare(self) -> Self:
         """The same operator, detached, for decoding. Families that compute more from their coefficients keep that."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        return replace(self, **{k: v.detach() for k, v in tensors.items() if isinstance(v, Tensor)})  # type: ignore[type-var]
+        return replace(self, **{name: m.detach() for name, m in self._tensors().items()})  # type: ignore[type-var]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {name: m for name, m in values.items() if isinstance(m, Tensor)}
 
     def recurrent(self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS) -> tuple[Tensor, Any]:
         """``step`` folded over time. It unbinds, because indexing h[:, t] makes the backward pass quadratic."""
+        once = {name: m for name, m in self._tensors().items() if name not in self.time_varying}
+        narrow = {name: m for name, m in once.items() if m.dtype in (torch.float16, torch.bfloat16)}
+        if narrow:  # their gradients are sums over all steps, which a half-precision number cannot hold
+            self = self._at({name: m.to(wide(m.dtype)) for name, m in narrow.items()})
         rest = self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=self._state_dtype(u))
         state = rest if state is None else state
         coefficients = [getattr(self, name).unbind(1) for name in self.time_varying]

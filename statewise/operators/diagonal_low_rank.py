@@ -203,9 +203,9 @@ class DiagonalPlusLowRank(TimeInvariant):
         w = self.Lambda.shape[0]
         at_once = max(1, KEPT // (n_nodes * (p + rank) * (1 + rank)))
         if at_once >= w or not torch.is_grad_enabled():
-            pieces = [_impulse_response(length, *(m[i : i + at_once] for m in parts)) for i in range(0, w, at_once)]
+            responses = [_impulse_response(length, *(m[i : i + at_once] for m in parts)) for i in range(0, w, at_once)]
         else:
-            pieces = [
+            responses = [
                 checkpoint(
                     _impulse_response,
                     length,
@@ -215,7 +215,7 @@ class DiagonalPlusLowRank(TimeInvariant):
                 )
                 for i in range(0, w, at_once)
             ]
-        response = torch.cat(pieces)
+        response = torch.cat(responses)
         return response.squeeze(1) if self.C.ndim == 2 else response
 
     def dense(self) -> DenseLTI:

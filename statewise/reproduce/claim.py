@@ -14,8 +14,8 @@ from statewise.configuration import assign
 from statewise.errors import ConfigError, DataError
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import Report, write_report
-from statewise.reproduce.stopping import Stopped, stopping_at_signals
 from statewise.reproduce.work import Job, Work, open_work
+from statewise.train.signals import Stopped, stopping_at_signals
 
 Found = dict[str, dict[str, Any]]  # what each trial gave, by its name
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,8 @@ from statewise.operators import DiagonalLTI
 from statewise.operators.time_invariant import CHUNK
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.measure import compare, in_units, milliseconds
-from statewise.reproduce.report import Curve, Panel, Report, Table, curves, table
+from statewise.reproduce.page import told
+from statewise.reproduce.report import MARKED, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import Device
@@ -36,13 +37,13 @@ def forms_at(length: int) -> dict[str, str]:
 
 
 # Fu et al. 2023 (H3), arXiv:2212.14052: times as fast as a Transformer on the Long Range Arena.
-PUBLISHED_LRA = (
-    ("Transformer", "1"),
-    ("FlashAttention", "2.4"),
-    ("block-sparse FlashAttention", "2.8"),
-    ("S4", "2.9"),
-    ("S4 with FlashConv", "5.8"),
-)
+PUBLISHED_LRA = {
+    "Transformer": 1,
+    "FlashAttention": 2.4,
+    "block-sparse FlashAttention": 2.8,
+    "S4": 2.9,
+    "S4 with FlashConv": 5.8,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,74 +149,47 @@ def report(config: FlashConvSettings, found: Found) -> Report:
         part = found[f"length-{length}"]
         ms = (units := in_units(part))["ms"]
         speed = {name: ms[PLAIN] / ms[name] for name in forms_at(length)}
-        figures[length] = {**units, "over_plain_fft": speed, **part}
-        figures[length]["over_attention"] = ms[ATTENTION] / min(ms[name] for name in speed)
-        carried = part["seconds_from_a_state"].items()
-        figures[length]["ms_from_a_state"] = {name: milliseconds(seconds) for name, seconds in carried}
-    spread = max(
-        _spread(seconds)
+        carried = {name: milliseconds(seconds) for name, seconds in part["seconds_from_a_state"].items()}
+        over = ms[ATTENTION] / min(ms[name] for name in speed)
+        figures[length] = {**units, "over_plain_fft": speed, **part, "over_attention": over, "ms_from_a_state": carried}
+    rounds = [
+        seconds
         for part in figures.values()
         for seconds in (*part["seconds"].values(), *part["seconds_from_a_state"].values())
-    )
+    ]
+    rows = [
+        {
+            **part,
+            "length": n,
+            "published": published(n),
+            "ratio": part["ms_from_a_state"][OURS] / part["ms_from_a_state"][PASSING],
+        }
+        for n, part in figures.items()
+    ]
 
-    def each(what: str, names: Iterable[str], form: str = ",.1f", suffix: str = "") -> Any:
-        def text(name: str) -> Callable[[int], str]:
-            return lambda n: f"{figures[n][what][name]:{form}}{suffix}" if name in figures[n][what] else "-"
-
-        return [(name, text(name)) for name in names]
-
-    def ratio(n: int) -> str:
-        ms = figures[n]["ms_from_a_state"]
-        return f"{ms[OURS] / ms[PASSING]:.2f}x"
-
-    size: Any = [("length", lambda n: f"{n:,}"), ("batch", lambda n: str(figures[n]["batch"]))]
-    over = ("fastest over attention", lambda n: f"{figures[n]['over_attention']:.2f}x")
-    ratios = [*size, ("published", published), *each("over_plain_fft", FORMS, ".2f", "x"), over]
-    carried_columns = [*size, *each("ms_from_a_state", FROM_A_STATE), ("ratio", ratio)]
-    carried_columns[2] = ("convolve (chunks of 64)", carried_columns[2][1])
-    notes = ["Published over attention: up to 35 times. `convolve` is what runs by default from rest."]
-    if min(config.lengths) <= CHUNK:
-        notes.append(f"-: in a chunk of {CHUNK:,} steps state passing is `convolve`.")
-    by_default = "The first runs by default: on some machines the second is slower at every length."
-    least_batch, most = min(config.batches), max(config.batches)
-    batches = f"batch {most}" if least_batch == most else f"batches of {least_batch} to {most}"
+    least, most = min(config.batches), max(config.batches)
     lines = []
     for name in NAMES:
-        there = [n for n in config.lengths if name in figures[n]["ms"]]
-        rows = [figures[n]["ms"][name] / figures[n]["batch"] for n in there]
-        lines += [Curve(there, rows, name, {"marker": "o"})] if there else []
-    panel = Panel(curves=lines, log="y", ticks=config.lengths, x="length", y="milliseconds a row of the batch")
-    apart = max(value for part in figures.values() for value in part["apart"].values())
-    return Report(
-        title="FlashConv: a long convolution, forward and backward",
-        setting=(
-            f"{config.d_model} channels, in each a diagonal system of order {config.d_state}, float32, "
-            f"{device.type}: the impulse response, the convolution, and the gradients of "
-            f"the input and of A, B and C. "
-            f"Attention has {config.n_heads} heads and no projections. "
-            f"All in one process, in turns, medians of {config.rounds}; half of the rounds lie within {spread:.0%} of "
-            "the median or nearer. "
-            f"The forms are at most {apart:.1e} of the largest output apart."
-        ),
-        tables=[
-            table("Milliseconds, forward and backward", [*size, *each("ms", NAMES)], figures),
-            table("Times as fast as the plain FFT", ratios, figures, notes),
-            table(
-                "From a state to a state, milliseconds, forward and backward", carried_columns, figures, [by_default]
-            ),
-            table("Megabytes at the peak", [*size, *each("mb", NAMES)], figures),
-            Table("Published: times as fast on the Long Range Arena", ("model", "speed"), PUBLISHED_LRA),
-        ],
-        differences=(
-            "Published (arXiv:2212.14052) on an A100 at batch 8 and width 1,024; here on "
-            f"{device.type} at {batches} and width {config.d_model:,}.",
-            "Of the published micro-benchmark only what the text says of ranges of length is known, no cells.",
-            "The block FFT is made for tensor cores: it has several times the operations of an FFT, in matrix "
-            f"products.{' A CPU has none for float32.' if device.type == 'cpu' else ''}",
-            "The published state passing is fused and on chip; here it is matrix products around the same convolution.",
-            "The published attention is the standard one; PyTorch's is fused, and so faster and smaller.",
-            "The published speeds on the Long Range Arena are of whole models that train; no model is trained here.",
-        ),
+        there = {n: part["ms"][name] / part["batch"] for n, part in figures.items() if name in part["ms"]}
+        lines += [Curve([*there], [*there.values()], name, MARKED)] if there else []
+    panel = Panel(lines, log="y", ticks=config.lengths, x="length", y="milliseconds a row of the batch")
+    return told(
+        "flashconv",
+        {
+            **vars(config),
+            "type": device.type,
+            "spread": max(map(_spread, rounds)),
+            "apart": max(value for part in figures.values() for value in part["apart"].values()),
+            "CHUNK": CHUNK,
+            "short": min(config.lengths) <= CHUNK,
+            "sizes": f"batch {most}" if least == most else f"batches of {least} to {most}",
+            "on_a_cpu": " A CPU has none for float32." if device.type == "cpu" else "",
+        },
+        rows,
+        rows,
+        rows,
+        rows,
+        [{"model": model, "speed": speed} for model, speed in PUBLISHED_LRA.items()],
         figures={str(length): part for length, part in figures.items()},
         plots=[curves("flashconv", "Forward and backward against length", panel)],
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Annotated, Any, Literal
 
 from statewise.configuration.types import Count, Distinct, Limit, NonEmpty, OneOf, Seed, Share
@@ -21,20 +23,12 @@ from statewise.models.hybrid import hybrid_layers
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
-from statewise.reproduce.report import Bar, Curve, Panel, Report, Table, curves, findings, table
+from statewise.reproduce.outcomes import each, label, row_of
+from statewise.reproduce.page import told
+from statewise.reproduce.report import Bar, Curve, Panel, Report, curves
 from statewise.reproduce.settings import BEFORE, Settings
 from statewise.reproduce.synthetic import look_every
-from statewise.reproduce.training import (
-    Trial,
-    each_told,
-    is_diverged,
-    lost_text,
-    mean_text,
-    ms_text,
-    percent,
-    trained,
-    whole,
-)  # fmt: skip
+from statewise.reproduce.training import trained
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import RunConfig
 
@@ -63,26 +57,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "induction-head": {"schedule": "cosine", "lr_start_ratio": 1e-6 / LR, "lr_min_ratio": 0.1},
     "associative-recall": {"schedule": "linear", "lr_min_ratio": 0.0},  # which falls from the warm-up's end in any case
 }
-DIFFERENCES = """
-- Published training and test rows are not held against each other; here no test row is trained on.
-- The published code validates on the rows of its test and watches for the best epoch on them (ours: "watched"); here
-  the epoch that was best on rows of their own reads the test.
-- [gss] GSS has no published configuration for these tasks: this one is declared here (N = 64, gate of 4 d, bottleneck
-  of d / 4).
-- [s4d] S4D has one A for all channels and a normal B, which is not trained apart from C.
-- [mamba] Mamba (N = 16), which came later, stands in the same block with the same MLP.
-- [mamba2] Mamba-2 (N = 64, heads of 32), which came later, stands in the same block with the same MLP.
-- [hybrid] The hybrid is one layer of H3, then one of attention without positions.
-- [induction-head] Chance in induction-head is 1 in 18 ordinary tokens, 5.6 %; published: 5.0.
-- [associative-recall] Chance in associative-recall is 1 in 4 values, 25 %; published: 25.0.
-- [clip_norm] Gradients are clipped to a norm of {clip_norm:g}; published: not at all.
-- [weight_decay_of] The matrices of maps alone decay; published: every parameter but the systems'.
-- [branches] The Transformer has its dropout of 0.1 on each branch; published: on its attention's weights.
-- [dropped] The last rows of an epoch that fill no batch are left out; published: they are one.
-- [prefix] The cosine of induction-head begins where the warm-up ends; published: where it begins.
-- [seeds] The seeds are of the parameters, the dropout and the order of the rows; all read the same rows (data.seed 0),
-  so that their spread holds nothing of the data's.
-"""
 AS_PUBLISHED = ("clip_norm", "weight_decay_of", "dropout_of", "drop_last", "warmup_prefix")  # or not
 
 
@@ -91,7 +65,7 @@ class H3SyntheticsSettings(Settings):
     """models:  of "s4d", "gss", "h3", "hybrid", "attention", "mamba", "mamba2"
     tasks:    of "induction-head", "associative-recall"
     epochs:   one number for each task
-    seeds:    of the parameters, the dropout and the order of the rows; trained side by side, as one stack
+    seeds:    of the parameters, the dropout and the order of the rows; trained one after the other
     n_train, n_validation, n_test: rows of each language; no row is in two of them
     stop_at, stop_after: a run ends once its accuracy on the validation rows was at least this after so many epochs
               running; stop_at=null: never before its last epoch
@@ -181,11 +155,12 @@ def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -
 
 
 def trials(config: H3SyntheticsSettings, work: Work) -> dict[str, Job]:
-    jobs = {}
-    for part, task, model in ((f"{task}-{model}", task, model) for task in config.tasks for model in config.models):
-        runs = {f"seed-{seed}": run_config(config, task, model, seed) for seed in config.seeds}
-        jobs[part] = trained(work, part, runs)
-    return jobs
+    return {
+        f"{task}-{model}": trained(
+            work, f"{task}-{model}", {f"seed-{seed}": run_config(config, task, model, seed) for seed in config.seeds}
+        )
+        for task, model in product(config.tasks, config.models)
+    }
 
 
 def report(config: H3SyntheticsSettings, found: Found) -> Report:
@@ -195,117 +170,67 @@ def report(config: H3SyntheticsSettings, found: Found) -> Report:
     everything = f"all {len(config.seeds)} seeds of everything" if several else "everything"
     more = ", more than one seed takes" if several else ""
     bars = []
-    for task in config.tasks:
-        for model in (name for name in MUST_SOLVE if name in config.models):
-            seeds = found[f"{task}-{model}"]["seeds"].values()
-            ours = min(0.0 if is_diverged(seed) else 100 * seed["accuracy"] for seed in seeds)
+    for task, model in product(config.tasks, MUST_SOLVE):
+        if model in config.models:
+            ours = 100 * min(each(found[f"{task}-{model}"]["seeds"].values(), "accuracy", 0.0))  # type: ignore[arg-type]
             bars.append(Bar(what=f"{NAMES[model]}, {task}: every seed", ours=ours, bar=LEAST, unit=" %"))
     if is_everything(config) and (not several or minutes <= MINUTES):  # of one seed; more seeds only bound it
         what = f"minutes to spare of {MINUTES:g} on two cores, for {everything}{more}"
         bars.append(Bar(what=what, ours=MINUTES - minutes, bar=0.0))
-    epochs = " and ".join(
-        f"{n}{'' if i else ' epochs' if n > 1 else ' epoch'} of {task}"
-        for i, (task, n) in enumerate(zip(config.tasks, config.epochs))
-    )
+    (first, n), *others = zip(config.tasks, config.epochs)
+    epochs = [f"{n} epoch{'s' if n > 1 else ''} of {first}", *(f"{n} of {task}" for task, n in others)]
+    values = {"cpu_minutes": cpu_seconds / 60, "minutes": minutes, "everything": everything, "more": more}
+    values |= {"epochs_of": " and ".join(epochs), "D_MODEL": D_MODEL, "hidden": 4 * D_MODEL, "BATCH_SIZE": BATCH_SIZE}
     of_seeds = ", mean of the seeds and (thin) each" if several else ""
-    return Report(
-        title="H3's synthetic languages: what tells the models apart",
-        setting=(
-            f"Two layers of width {D_MODEL}, each with an MLP of {4 * D_MODEL}; {config.n_train:,} rows in batches of "
-            f"{BATCH_SIZE}, at most {epochs}, the loss on every next token, the "
-            f"accuracy that of the last. {config.n_validation} rows of their own are looked at after every epoch, the "
-            f"{config.n_test} of the test once, by the model that was best on them; no row is in two of these sets."
-            f"{_early(config)} Training with its validation took {cpu_seconds / 60:,.1f} minutes of processor time: "
-            f"for {everything} that is listed {minutes:,.1f} minutes of two cores that share it{more}. The start of "
-            "the processes and the tests are not in it."
-        ),
-        tables=[_table(config, task, found) for task in config.tasks],
+    title = f"Accuracy on the validation rows{of_seeds}, epoch by epoch"
+    rows = {
+        task: [row_of(NAMES[m], [found[f"{task}-{m}"]], PUBLISHED[task].get(m)) for m in config.models]
+        for task in config.tasks
+    }
+    return told(
+        "h3-synthetics",
+        {**differs(config), **values},
+        [({"task": task}, rows[task]) for task in config.tasks],
         bars=bars if config.bars else [],
-        differences=told_differences(config),
         figures={"cpu_seconds": cpu_seconds, "minutes_of_two_cores": minutes, "runs": found},  # of all seeds
         plots=[
-            curves(
-                "h3-synthetics",
-                f"Accuracy on the validation rows{of_seeds}, epoch by epoch",
-                *(_panel(config, task, found) for task in config.tasks),
-                width=10.0,
-            )
+            curves("h3-synthetics", title, *(_panel(config, task, rows[task]) for task in config.tasks), width=10.0)
         ],
     )
 
 
-def _early(config: H3SyntheticsSettings) -> str:
-    """When a run ends before its last epoch, if any can."""
-    if config.stop_at is None or config.stop_after >= max(config.epochs):
-        return ""
-    running = "after an epoch" if config.stop_after == 1 else f"after {config.stop_after} epochs running"
-    leaves = "; it then leaves the stack of seeds it is trained in" if len(config.seeds) > 1 else ""
-    return f" A run ends early once it names at least {config.stop_at:.1%} of its validation answers {running}{leaves}."
+def differs(config: H3SyntheticsSettings) -> dict[str, Any]:
+    """What the page says of these settings, and which of its sentences hold."""
+    full, several = H3SyntheticsSettings(), len(config.seeds) > 1
+    return {
+        **vars(config),
+        "clipped": config.clip_norm != full.clip_norm,
+        "maps": config.weight_decay_of != full.weight_decay_of,
+        "branches": config.dropout_of != full.dropout_of and "attention" in config.models,
+        "dropped": config.drop_last and config.n_train % BATCH_SIZE,
+        "prefix": config.warmup_prefix and "induction-head" in config.tasks,
+        "several": several,
+        "early": config.stop_at is not None and config.stop_after < max(config.epochs),
+        "plural": "s" if config.stop_after > 1 else "",
+    }
 
 
-def told_differences(config: H3SyntheticsSettings) -> list[str]:
-    """In what these settings are not the published ones."""
-    there, full = {*config.models, *config.tasks}, H3SyntheticsSettings()
-    there |= {name for name in AS_PUBLISHED[:2] if getattr(config, name) != getattr(full, name)}
-    there |= {"branches"} if config.dropout_of != full.dropout_of and "attention" in there else set()
-    there |= {"dropped"} if config.drop_last and config.n_train % BATCH_SIZE else set()
-    there |= {"prefix"} if config.warmup_prefix and "induction-head" in there else set()
-    there |= {"seeds"} if len(config.seeds) > 1 else set()
-    return findings(DIFFERENCES, **{**dict.fromkeys(there, True), "clip_norm": config.clip_norm})
-
-
-def _table(config: H3SyntheticsSettings, task: str, found: Found) -> Table:
-    def part(model: str) -> Trial:
-        return found[f"{task}-{model}"]
-
-    def each(model: str, text: Any, otherwise: str = "diverged") -> str:
-        return each_told([*part(model)["seeds"].values()], text, otherwise)
-
-    published = PUBLISHED[task]
-    columns = [
-        ("", NAMES.__getitem__),
-        ("publ.", lambda m: f"{published[m]:.1f}" if m in published else "-"),
-        ("ours", lambda m: mean_text([part(m)], 1)),
-        ("test", lambda m: each(m, lambda s: percent(s["accuracy"]))),
-        ("watched", lambda m: each(m, lambda s: percent(max(s["course"])))),
-        ("epochs", lambda m: each(m, lambda s: f"{s['epochs']:.0f}", "-")),
-        ("weights", lambda m: f"{part(m)['parameters']:,}"),
-        ("CPU s", lambda m: f"{part(m)['cpu_seconds']:,.0f}"),
-        ("ms", lambda m: ms_text(part(m))),
-    ]
-    notes = (
-        "test: on the rows of its test. watched: the best epoch on the rows looked at after each, which is "
-        "how the published figures were measured.",
-        "CPU s: of training with validation, all seeds together. ms: of processor time, for a step of all seeds "
-        "that were still training, on average."
-        if len(config.seeds) > 1
-        else "CPU s: of training with validation. ms: of processor time, for a step, on average.",
-    )
-    return table(f"{task}: accuracy of the last token, %", columns, config.models, notes)
-
-
-def _panel(config: H3SyntheticsSettings, task: str, found: Found) -> Panel:
-    lines = []
-    for i, model in enumerate(config.models):
-        part = found[f"{task}-{model}"]
-        courses = [[100 * accuracy for accuracy in seed["course"]] for seed in whole(part)]
+def _panel(config: H3SyntheticsSettings, task: str, rows: Sequence[Mapping[str, Any]]) -> Panel:
+    lines, levels = [], []
+    for i, row in enumerate(rows):
+        color = {"color": f"C{i}"}
+        courses = [[100 * accuracy for accuracy in run["course"]] for run in row["whole"]]
         longest = max(map(len, courses), default=0)
         held = [course + course[-1:] * (longest - len(course)) for course in courses]
-        mean = [statistics.mean(values) for values in zip(*held)]
-        label = NAMES[model] + lost_text(len(courses) < len(part["seeds"]))
-        lines.append(Curve(range(1, longest + 1), mean, label, {"color": f"C{i}"}))
-        thin = {"color": f"C{i}", "linewidth": 0.8, "alpha": 0.5}  # what one seed finds, the mean does not show
+        middle = [statistics.mean(values) for values in zip(*held)]
+        lines.append(Curve(range(1, longest + 1), middle, label(row), color))
+        thin = {**color, "linewidth": 0.8, "alpha": 0.5}  # what one seed finds, the mean does not show
         lines += [Curve(range(1, len(c) + 1), c, None, thin) for c in courses if len(courses) > 1]
-    published = [(i, PUBLISHED[task][m]) for i, m in enumerate(config.models) if m in PUBLISHED[task]]
-    return Panel(
-        curves=lines,
-        title=task,
-        x="epoch (dotted: published)",
-        y="accuracy, %",
-        levels=[(value, {"color": f"C{i}", "linestyle": ":"}) for i, value in published],
-        legend=task == config.tasks[-1],
-        set={"ylim": (0, 102)},
-    )
+        if row["published"] is not None:
+            levels.append((row["published"], {**color, "linestyle": ":"}))
+    x, is_last = "epoch (dotted: published)", task == config.tasks[-1]
+    axes: dict[str, Any] = {"x": x, "y": "accuracy, %", "set": {"ylim": (0, 102)}}
+    return Panel(lines, title=task, levels=levels, legend=is_last, **axes)
 
 
 CLAIM = Claim(

@@ -29,7 +29,8 @@ from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
 from statewise.reproduce.measure import n_parameters
-from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
+from statewise.reproduce.page import told
+from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.report import Reporter
@@ -202,12 +203,10 @@ def speeds(config: H3ThroughputSettings, part: Mapping[str, Any]) -> dict[str, d
 
 def report(config: H3ThroughputSettings, found: Found) -> Report:
     rounds, sizes = [*found.values()], _sizes(config)
-    parameters = {name: n_parameters(model) for name, model in configs(config).items()}
     paths, parts, figures, ratios = rounds[-1]["paths"], {}, {}, {}
     for n in config.prompts:
         part = {m: {"seconds": [one["seconds"][str(n)][m] for one in rounds], "path": paths[m]} for m in BOTH}
-        by_model = speeds(config, part)
-        old, new = by_model[TRANSFORMER], by_model[HYBRID]
+        old, new = (by_model := speeds(config, part)).values()
         totals = [[sum(stages) for stages in part[name]["seconds"]] for name in BOTH]
         ratios[n] = [ours / theirs for ours, theirs in zip(*totals)]  # of each round, one after the other
         parts[str(n)] = part
@@ -219,91 +218,45 @@ def report(config: H3ThroughputSettings, found: Found) -> Report:
             "models": by_model,
             "state_bytes": {name: state_bytes(model, n + config.n_new) for name, model in sizes.items()},
         }
-    by_length = [(m, n, ratios[m], ratios[n]) for m, n in pairwise(sorted(ratios))]
-    growth = [
-        f"Further ahead at {n:,} than at {m:,} in {sum(b > a for a, b in zip(before, now))} of {len(now)} rounds."
-        for m, n, before, now in by_length
-    ]
     bars = []  # of the full setting: ahead everywhere, and further ahead as prompts grow
     if (config.d_model, config.n_layers) == (768, 12) and set(config.prompts) == set(PUBLISHED):
         middle = {n: statistics.median(values) for n, values in sorted(ratios.items())}
         asked = [(f"hybrid H3 faster at a prompt of {n:,}", ratio, 1.0) for n, ratio in middle.items()]
         asked += [(f"further ahead at {n:,} than at {m:,}", middle[n], middle[m]) for m, n in pairwise(middle)]
         bars = [Bar(what=what, ours=ours, bar=bar, beyond=True, unit="x") for what, ours, bar in asked]
-    return Report(
-        title="Hybrid H3 beside a Transformer: generating",
-        setting=(
-            f"{config.batch} sequences at a time, {config.n_new} new tokens each, greedily, with random weights in "
-            f"{config.weights}, on the CPU with {torch.get_num_threads()} threads. Width {config.d_model}, "
-            f"{config.n_layers} layers, "
-            f"MLPs of 4 times the width. Transformer: {parameters[TRANSFORMER]:,} parameters, learned positions, the "
-            f"keys and values of all tokens so far kept. Hybrid: {parameters[HYBRID]:,} parameters, attention in the "
-            f"layers {config.attention_at} counted from 0, H3 with {config.d_state} numbers for each channel in the "
-            f"others. Both through one engine: the prompt by the model's own forward with its state, only the last "
-            f"token's logits made; the new tokens by {' or '.join(sorted({*paths.values()}))}. In one process, all "
-            f"lengths and both models in turns; medians of {config.rounds} rounds, the ratio of each round its own."
-        ),
-        tables=_tables(config, figures, growth),
+    growth = [
+        f"Further ahead at {n:,} than at {m:,} in {sum(b > a for a, b in zip(ratios[m], ratios[n]))} of "
+        f"{config.rounds} rounds."
+        for m, n in pairwise(sorted(ratios))
+    ]
+    rows = [_row(config, n, figures[str(n)]) for n in config.prompts]
+    parameters = {name: n_parameters(model) for name, model in configs(config).items()}
+    return told(
+        "h3-throughput",
+        {
+            **vars(config),
+            "threads": torch.get_num_threads(),
+            "parameters": parameters,
+            "paths": " or ".join(sorted({*paths.values()})),
+            "growth": growth,
+        },
+        rows,
+        rows,
+        rows,
         bars=bars,
-        differences=(
-            "Published on an A100 with 80 GB, in float16, at 1.3 billion parameters (24 layers of width 2,048) and a "
-            f"batch of {PUBLISHED_BATCH}, against the Transformer of another library. Here both models run in this "
-            "package, on a CPU, at a size and batch that fit it.",
-            "An accelerator reads a prompt nearly for free and spends its time on the tokens after it; on a CPU the "
-            "prompt's matrix products, which both models share, are most of the time, and pull the ratio of the whole "
-            "towards 1. The second table has both stages apart.",
-            "The Transformer's attention is fused here, and its history is written in place.",
-        ),
         figures={"by_prompt": figures, "parameters": parameters, "parts": parts},
         plots=[curves("h3-throughput", "Generating", *_panels(figures), width=8.5, height=4.0)],
     )
 
 
-def _tables(config: H3ThroughputSettings, figures: Mapping[str, Mapping[str, Any]], growth: list[str]) -> list[Any]:
-    def theirs(n: str, text: Any) -> str:
-        return text(*PUBLISHED[int(n)]) if int(n) in PUBLISHED else "-"
-
-    def ours(what: str, model: str, form: str) -> Any:
-        return lambda n: format(figures[n]["models"][model][what], form)
-
-    def ratio(what: str) -> Any:
-        return lambda n: f"{figures[n][what]:.2f}x"
-
-    def megabytes(model: str, batch: int, form: str = ",.0f") -> Any:
-        return lambda n: format(batch * figures[n]["state_bytes"][model] / 1e6, form)
-
-    prompt, h3 = ("prompt", lambda n: f"{int(n):,}"), "H3"
-    speed = [
-        prompt,
-        ("published Transformer", lambda n: theirs(n, lambda a, _: f"{a:,}")),
-        ("published H3", lambda n: theirs(n, lambda _, b: f"{b:,}")),
-        ("ratio", lambda n: theirs(n, lambda a, b: f"{b / a:.2f}x")),
-        ("Transformer, ours", ours("tokens_per_second", TRANSFORMER, ",.1f")),
-        ("H3, ours", ours("tokens_per_second", HYBRID, ",.1f")),
-        ("ratio", ratio("ratio")),
-        ("rounds", lambda n: f"{min(figures[n]['ratios']):.2f} to {max(figures[n]['ratios']):.2f}"),
-    ]
-    stages = [
-        prompt,
-        ("Transformer", ours("prefill_seconds", TRANSFORMER, ".2f")),
-        (h3, ours("prefill_seconds", HYBRID, ".2f")),
-        ("ratio", ratio("prefill_ratio")),
-        ("Transformer, decoding", ours("decode_seconds", TRANSFORMER, ".2f")),
-        ("H3, decoding", ours("decode_seconds", HYBRID, ".2f")),
-        ("ratio", ratio("decode_ratio")),
-    ]
-    labels = ((TRANSFORMER, "Transformer"), (HYBRID, h3))
-    memory = [prompt, *((label, megabytes(name, 1, ",.1f")) for name, label in labels)]
-    for batch in (config.batch, PUBLISHED_BATCH):
-        memory += [(f"{label}, batch {batch}", megabytes(name, batch)) for name, label in labels]
-    both, ends = "Seconds for the prompt (until the first new token), and for the tokens after it", "of this batch"
-    return [
-        table("Tokens a second, the prompt's time included", speed, figures, growth),
-        table(both, stages, figures),
-        table(
-            f"Megabytes of the states at the end: of one sequence, {ends}, and of the published one", memory, figures
-        ),
-    ]
+def _row(config: H3ThroughputSettings, n: int, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the tables."""
+    theirs, (old, new) = PUBLISHED.get(n), found["models"].values()
+    row = {**found, "n": n, "theirs": theirs, "their_ratio": theirs and theirs[1] / theirs[0], "old": old, "new": new}
+    row |= {"least": min(found["ratios"]), "most": max(found["ratios"])}
+    for name, batch in (("one", 1), ("here", config.batch), ("there", PUBLISHED_BATCH)):
+        row[name] = [batch * n_bytes / 1e6 for n_bytes in found["state_bytes"].values()]
+    return row
 
 
 def _panels(figures: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
@@ -316,15 +269,15 @@ def _panels(figures: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
         above = [part["range"][1] - value for value, part in zip(middle, parts)]
         bars.append(Curve(lengths, middle, name, {"yerr": (below, above), "marker": "o", "capsize": 3}))
     for key, label in (("ratio", "all"), ("prefill_ratio", "prompt"), ("decode_ratio", "decoding")):
-        lines.append(Curve(lengths, [found[key] for found in figures.values()], f"ours, {label}", {"marker": "o"}))
+        lines.append(Curve(lengths, [found[key] for found in figures.values()], f"ours, {label}", MARKED))
     known = [n for n in lengths if n in PUBLISHED]
     theirs = [PUBLISHED[n][1] / PUBLISHED[n][0] for n in known]
     lines += [Curve(known, theirs, "published", {"marker": "x", "ls": "--", "color": "k"})] if known else []
     title = "tokens a second, bars from slowest to fastest round"
     times = "times as fast as the Transformer"
     return [
-        Panel(curves=bars, title=title, x="prompt", ticks=lengths, set={"ylim": (0, None)}),
-        Panel(curves=lines, title=times, x="prompt", ticks=lengths, levels=[(1.0, {"color": "grey"})]),
+        Panel(bars, title=title, x="prompt", ticks=lengths, set={"ylim": (0, None)}),
+        Panel(lines, title=times, x="prompt", ticks=lengths, levels=[(1.0, {"color": "grey"})]),
     ]
 
 

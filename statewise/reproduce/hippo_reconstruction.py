@@ -14,7 +14,8 @@ from torch import Tensor
 from statewise import hippo
 from statewise.configuration.types import Count, Distinct, EvenCount, LongSeed, OneOf, Positive, at_least
 from statewise.reproduce.claim import Claim, Found
-from statewise.reproduce.report import Curve, Panel, Report, curves, table
+from statewise.reproduce.page import told
+from statewise.reproduce.report import MARKED, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.report import Reporter
@@ -119,57 +120,29 @@ def report(config: HippoSettings, found: Found) -> Report:
         "sunspots": "yearly sunspots, 1700 to 2008",
         "co2": "weekly CO2 at Mauna Loa, 1958 to 2001",
     }
-    errors: dict[str, dict[str, dict[str, float]]] = {name: {} for name in titles}
+    errors: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in titles}
     for measure in config.measures:
         for n in config.orders:
             for name, error in found[f"{measure}-{n}"]["error"].items():
                 errors[name].setdefault(measure, {})[str(n)] = error
     errors = {name: by_measure for name, by_measure in errors.items() if by_measure}
 
-    def shown(name: str) -> Any:
-        by_measure = errors[name]
-        columns = [(f"N = {n}", lambda m, n=n: _percent(by_measure[m].get(str(n)))) for n in config.orders]
-        notes = [_rate(config, by_measure["legs"])] if name == "noise" and "legs" in by_measure else []
-        return table(
-            f"Reconstruction error, {titles[name]}", [("measure", NAMES.__getitem__), *columns], by_measure, notes
-        )
-
+    tables, plots = [], []
+    for name, by_measure in errors.items():
+        each = {m: [by_measure[m][str(n)] for n in config.orders] for m in by_measure}
+        rate = _rate(config, by_measure["legs"]) if name == "noise" and "legs" in by_measure else ""
+        rows = [{"name": NAMES[m], "shown": [*map(_percent, found)]} for m, found in each.items()]
+        tables.append(({"title": titles[name], "rate": rate}, rows))
+        lines = [Curve(config.orders, found, NAMES[m], MARKED) for m, found in each.items()]
+        axes: dict[str, Any] = {"x": "N, states", "y": "relative error of the reconstruction"}
+        plots.append(curves(f"hippo-{name}", titles[name], Panel(lines, ticks=config.orders, log="y", **axes)))
     missing = "" if set(REAL) <= errors.keys() else " (sunspots and CO2 need the extra tasks)"
-    return Report(
-        title="HiPPO: what a state of N numbers remembers",
-        setting=(
-            f"A signal is read step by step; then its last {config.window:,} steps are reconstructed from the state "
-            f"alone. The error's root mean square, relative to the signal's, in percent{missing}."
-        ),
-        tables=[shown(name) for name in errors],
-        differences=(
-            "HiPPO's theorem for LegS is a bound, not a table: the error falls at least as N^(-1/2) for a signal with "
-            "bounded slope, faster for smoother ones. No published table has this setting; the published permuted "
-            "MNIST (98.3 % with LegS, N = 512) is a trained network.",
-            "Legendre measures begin to converge at about pi states a cycle, Fourier ones at 2; FouT and FouD treat "
-            "the window as one period, and pay for the jump between its ends.",
-            f"LagT and FouD fade: what they reconstruct badly is mostly the far end. LagT has {config.time_units:g} "
-            "units of time in the window; 128 was the best of 4 to 128 on such noise, a choice that the other measures "
-            "were not given.",
-        ),
+    return told(
+        "hippo",
+        {**vars(config), "missing": missing, "headings": [f"N = {n}" for n in config.orders]},
+        tables,
         figures={"relative_error": errors},
-        plots=[
-            curves(
-                f"hippo-{name}",
-                titles[name],
-                Panel(
-                    curves=[
-                        Curve(config.orders, [error[str(n)] for n in config.orders], NAMES[measure], {"marker": "o"})
-                        for measure, error in by_measure.items()
-                    ],
-                    ticks=config.orders,
-                    log="y",
-                    x="N, states",
-                    y="relative error of the reconstruction",
-                ),
-            )
-            for name, by_measure in errors.items()
-        ],
+        plots=plots,
     )
 
 
@@ -181,9 +154,10 @@ def _rate(config: HippoSettings, found: Mapping[str, float]) -> str:
     return f"LegS from N = {first} to {last}: the error falls as N^{rate:.2f}; the published bound falls as N^-0.50"
 
 
-def _percent(error: float | None) -> str:
+def _percent(error: float | None) -> str | None:
+    """None where an error was not finite."""
     if error is None:
-        return "-"
+        return None
     return f"{100 * error:.1f}" if error >= 0.01 else f"{100 * error:.2g}"
 
 

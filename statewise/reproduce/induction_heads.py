@@ -22,18 +22,11 @@ from statewise.models.block import BlockConfig
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce.claim import Claim
-from statewise.reproduce.report import Bar, Curve, Panel, Report, Table, curves, findings, table
+from statewise.reproduce.outcomes import LOST, label, row_of
+from statewise.reproduce.page import told
+from statewise.reproduce.report import Bar, Curve, Panel, Report, curves
 from statewise.reproduce.synthetic import SyntheticSettings
-from statewise.reproduce.training import (
-    Trial,
-    load_checkpoint,
-    lost_text,
-    ms_text,
-    percent,
-    told,
-    trained,
-    whole,
-)
+from statewise.reproduce.training import Trial, load_checkpoint, trained, whole
 from statewise.reproduce.work import Job, Work
 from statewise.train import read_run
 from statewise.train.config import RunConfig
@@ -60,21 +53,6 @@ GOES_ON = "mamba"  # what it names beyond the length of its rows still gets bett
 LENGTHS = tuple(2**i for i in range(6, 21))
 TOKENS_AT_ONCE = 2**14
 Parts = Mapping[str, Trial]
-DIFFERENCES = f"""
-- Published (appendix E.1): 8 rows in a step at a constant rate, the better of 2e-4 and 1e-3, 1e-3 for Mamba alone,
-  without weight decay; 204,800 steps for Mamba and attention with learned positions, 409,600 for rotary ones, 81,920
-  for H3. Here {{batch_size}} rows in a step and at most {{at_most}}; rates of {{rates}}, the gradient clipped to a norm
-  of 1.
-- The rate rises over the first {{rises:g}}% of the steps and falls to 0 over the last {{falls:g}}%.
-- How many rows the published tests had is not said.
-- [history] Attention is asked at lengths up to {{attention_to:,}}, by {{attention_rows}} rows at most: its time is
-  quadratic in the length.
-- [learned] The vectors of the learned positions beyond {{length}} stay what they were drawn as, since no row for
-  training reaches them.
-- [stopping] A run of {{stopping}} ends early once it named at least {{stop_at:.1%}} of its {{n_validation}} validation
-  answers in {{stop_after}} looks running, {{look_every:,}} steps apart; its rate has then not fallen.
-- [another] Published models are trained at {PUBLISHED_LENGTH} tokens, these at {{length}}.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,97 +203,65 @@ def measure(config: InductionHeadsSettings, work: Work) -> tuple[Parts, Parts]:
 
 
 def report(config: InductionHeadsSettings, found: tuple[Parts, Parts]) -> Report:
-    runs, asked = found
-    right = {
-        model: {
-            seed: [100 * asked[f"{model}-{seed}-{n}"]["accuracy"] for n in config.lengths_of(model)]
-            for seed in config.seeds
-            if whole(runs[f"{model}-{seed}"])
+    training, asked = found
+    right: dict[str, dict[int, list[float]]] = {}
+    rows, tables, best = [], [], {}
+    for model in config.models:
+        runs = {seed: row_of(f"{NAMES[model]}, seed {seed}", [training[f"{model}-{seed}"]]) for seed in config.seeds}
+        lengths = config.lengths_of(model)
+        right[model] = {
+            seed: [100 * asked[f"{model}-{seed}-{n}"]["accuracy"] for n in lengths]
+            for seed, row in runs.items()
+            if row["whole"]
         }
-        for model in config.models
-    }
-    best = {model: max(r, key=lambda seed: statistics.fmean(r[seed]), default=None) for model, r in right.items()}
-    bars = []
-    if config.bars and "mamba" in config.models:
-        seed = best["mamba"]
-        what = f"Mamba, the best of {len(config.seeds)} seeds, at each of {len(config.lengths_of('mamba'))} lengths"
-        bars.append(Bar(what=what, ours=None if seed is None else min(right["mamba"][seed]), bar=100.0, unit=" %"))
-    seconds = sum(part["cpu_seconds"] for part in runs.values())
-    tables = [_accuracies(config, model, right[model], best[model], asked) for model in config.models]
-    return Report(
-        title="Induction heads: what followed the special token, up to a million tokens before",
-        setting=(
-            f"Two layers, pre-norm, no MLP; rows of {config.length} tokens, {config.batch_size} in a step, each read "
-            "once, and the loss on the answer alone. The token to be named is the one that followed '=>', which stands "
-            "at one random place of the row and again at its end. The last checkpoint of each run is asked at all "
-            f"lengths, by {config.n_test} rows, or by so many that they hold {config.test_tokens:,} tokens; what is "
-            "longer than is read at once is read in parts, the state carried from one to the next. Chance is 1 in 15, "
-            f"6.7 %. Training took {seconds / 60:,.1f} minutes of processor time."
-        ),
-        tables=[*tables, _training(config, runs)],
-        bars=bars,
-        differences=_differences(config),
-        figures={"best_seed": best, "trained": runs, "asked": asked},
+        best[model] = max(right[model], key=lambda seed: statistics.fmean(right[model][seed]), default=None)
+        tables.append(_accuracies(config, model, right[model], best[model], asked))
+        for row in runs.values():
+            looks = [i for run in row["whole"] for i, accuracy in enumerate(run["course"], 1) if accuracy == 1.0]
+            rows.append({**row, "first": looks[0] * config.look_every if looks else None})
+    stopping = [NAMES[model] for model in config.models if model != GOES_ON and config.stop_at is not None]
+    return told(
+        "induction-heads",
+        {
+            **vars(config),
+            "minutes": sum(part["cpu_seconds"] for part in training.values()) / 60,
+            "at_most": [f"{n:,} ({NAMES[model]})" for model, n in zip(config.models, config.steps)],
+            "rates": [f"{MODELS[model][2]:g} ({NAMES[model]})" for model in config.models],
+            "rises": 100 * config.warmup,
+            "falls": 100 * config.decay,
+            "history": set(HISTORY) & set(config.models),
+            "stopping": stopping,
+            "another": config.length != PUBLISHED_LENGTH,
+        },
+        tables,
+        rows,
+        bars=_bars(config, right["mamba"], best["mamba"]) if config.bars and "mamba" in right else [],
+        figures={"best_seed": best, "trained": training, "asked": asked},
         plots=[curves("induction-heads", "Accuracy against length", _panel(config, right, best))],
     )
 
 
+def _bars(config: InductionHeadsSettings, right: Mapping[int, list[float]], best: int | None) -> list[Bar]:
+    what = f"Mamba, the best of {len(config.seeds)} seeds, at each of {len(config.lengths_of('mamba'))} lengths"
+    return [Bar(what=what, ours=None if best is None else min(right[best]), bar=100.0, unit=" %")]
+
+
 def _accuracies(
     config: InductionHeadsSettings, model: str, right: Mapping[int, list[float]], best: int | None, asked: Parts
-) -> Table:
-    lengths, several = config.lengths_of(model), len(config.seeds) > 1
-
-    def cell(seed: int) -> Callable[[int], str]:
-        return lambda n: f"{right[seed][lengths.index(n)]:.1f}" if seed in right else "diverged"
-
-    def theirs(n: int) -> str:
-        value = published(config, model, n)
-        return "-" if value is None else f"{value:.1f}"
-
-    columns = [
-        ("tokens", lambda n: f"{n:,}"),
-        ("publ.", theirs),
-        *((f"seed {seed}{' *' if several and seed == best else ''}", cell(seed)) for seed in config.seeds),
-        ("rows", lambda n: "-" if best is None else f"{asked[f'{model}-{best}-{n}']['rows']:,}"),
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A table's values, and its rows."""
+    starred = best if len(config.seeds) > 1 else None
+    seeds = [f"seed {seed}{' *' if seed == starred else ''}" for seed in config.seeds]
+    rows = [
+        {
+            "tokens": n,
+            "published": published(config, model, n),
+            "right": [right[seed][i] if seed in right else LOST for seed in config.seeds],
+            "rows": None if best is None else asked[f"{model}-{best}-{n}"]["rows"],
+        }
+        for i, n in enumerate(config.lengths_of(model))
     ]
-    notes = ["*: the seed with the highest mean over these lengths."] if several and best is not None else []
-    return table(f"{NAMES[model]}: accuracy by length, %", columns, lengths, notes)
-
-
-def _training(config: InductionHeadsSettings, runs: Parts) -> Table:
-    def first(run: Trial) -> str:
-        looks = [i for i, accuracy in enumerate(run["course"], 1) if accuracy == 1.0]
-        return f"{looks[0] * config.look_every:,}" if looks else "-"
-
-    columns = [
-        ("", lambda t: t[0]),
-        ("weights", lambda t: f"{t[1]['parameters']:,}"),
-        ("steps", lambda t: told(t[2], lambda r: f"{r['steps']:,}")),
-        ("first 100 %", lambda t: told(t[2], first)),
-        ("validation, %", lambda t: told(t[2], lambda r: percent(r["validation"]), "diverged")),
-        ("CPU s", lambda t: f"{t[1]['cpu_seconds']:,.0f}"),
-        ("ms", lambda t: ms_text(t[1])),
-    ]
-    parts = {(m, seed): runs[f"{m}-{seed}"] for m in config.models for seed in config.seeds}
-    items = [(f"{NAMES[m]}, seed {seed}", part, part["seeds"]["seed"]) for (m, seed), part in parts.items()]
-    note = f"first 100 %: the first look, every {config.look_every:,} steps, at which every answer was right."
-    return table(f"Training at {config.length} tokens", columns, items, [note])
-
-
-def _differences(config: InductionHeadsSettings) -> list[str]:
-    stopping = [NAMES[model] for model in config.models if model != GOES_ON and config.stop_at is not None]
-    return findings(
-        DIFFERENCES,
-        at_most=", ".join(f"{n:,} ({NAMES[model]})" for model, n in zip(config.models, config.steps)),
-        rates=", ".join(f"{MODELS[model][2]:g} ({NAMES[model]})" for model in config.models),
-        rises=100 * config.warmup,
-        falls=100 * config.decay,
-        history=set(HISTORY) & set(config.models),
-        learned="attention" in config.models,
-        stopping=", ".join(stopping),
-        another=config.length != PUBLISHED_LENGTH,
-        **vars(config),
-    )
+    return {"name": NAMES[model], "seeds_of": seeds, "starred": starred is not None}, rows
 
 
 def _panel(
@@ -323,19 +269,20 @@ def _panel(
 ) -> Panel:
     lines = []
     for i, (model, by_seed) in enumerate(right.items()):
-        lengths, label = config.lengths_of(model), NAMES[model] + lost_text(len(by_seed) < len(config.seeds))
-        if not by_seed:
-            lines.append(Curve((), (), label, {"color": f"C{i}"}))
+        lengths, color = config.lengths_of(model), {"color": f"C{i}"}
+        name = label({"name": NAMES[model], "lost": len(by_seed) < len(config.seeds)})
+        lines += [] if by_seed else [Curve((), (), name, color)]
         for seed, values in by_seed.items():
-            style: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.6}
-            style = style if seed == best[model] else {"linewidth": 0.6}
-            lines.append(Curve(lengths, values, label if seed == best[model] else None, {"color": f"C{i}", **style}))
-        known = [n for n in lengths if published(config, model, n) is not None]
-        theirs = [published(config, model, n) or 0.0 for n in known]
-        lines.append(Curve(known, theirs, None, {"color": f"C{i}", "linewidth": 0.8, "linestyle": ":"}))
+            thick = {"marker": "o", "markersize": 4, "linewidth": 1.6}
+            is_best = seed == best[model]
+            lines.append(
+                Curve(lengths, values, name if is_best else None, color | (thick if is_best else {"linewidth": 0.6}))
+            )
+        theirs = {n: value for n in lengths if (value := published(config, model, n)) is not None}
+        lines.append(Curve([*theirs], [*theirs.values()], None, {**color, "linewidth": 0.8, "linestyle": ":"}))
     lines.append(Curve([config.length] * 2, (0, 100), None, {"color": "grey", "linewidth": 0.8, "linestyle": "--"}))
     x = "tokens (dashed: of training; dotted: published)"
-    return Panel(curves=lines, ticks=sorted(config.lengths), x=x, y="accuracy, %", set={"ylim": (0, 103)})
+    return Panel(lines, ticks=sorted(config.lengths), x=x, y="accuracy, %", set={"ylim": (0, 103)})
 
 
 CLAIM = Claim(

@@ -19,7 +19,8 @@ from statewise import hippo
 from statewise.configuration.types import AtLeastTwo, Count, Distinct, EvenWidth, OneOf, Positive, at_least
 from statewise.operators.dense import DenseLTI
 from statewise.reproduce.claim import Claim, Found
-from statewise.reproduce.report import Curve, Panel, Report, curves, table
+from statewise.reproduce.page import told
+from statewise.reproduce.report import MARKED, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.systems import discretize_dense
@@ -226,69 +227,43 @@ def report(config: DelaySettings, found: Found) -> Report:
         for mode in MODES
     }
 
-    def at(lag: float) -> Callable[[str], str]:
-        return lambda name: f"{gradients[name]['at'][str(lag)]:.2g}"
-
-    def reach(name: str) -> str:
-        windows = gradients[name]["reach"]
-        return "8 or more" if windows >= 7.99 else f"{windows:.2f}"
-
-    def error(mode: str, delay: int) -> Callable[[str], str]:
-        return lambda name: _cell(errors[mode][name][str(delay)])
-
-    first = ("A begins as", NAMES.__getitem__)
-    columns = [first, *((f"{lag:g} window{'' if lag == 1 else 's'}", at(lag)) for lag in LAGS), ("1 % reaches", reach)]
-    tables = [table("Gradient of the state by an input so long ago, relative to the largest", columns, gradients)]
-    panels: list[Panel] = []
-    for mode, title in MODES.items():
-        columns = [first, *((f"{delay:,}", error(mode, delay)) for delay in config.delays)]
-        tables.append(table(f"Error, {title}", columns, config.initial))
-        middle = {name: [_middle(values) for values in errors[mode][name].values()] for name in config.initial}
-        lines = [Curve(config.delays, values, NAMES[name], {"marker": "o"}) for name, values in middle.items()]
-        know_nothing = (1.0, {"color": "gray"})
-        y, is_first = ("error over the signal", True) if not panels else ("", False)
-        panel = Panel(
-            curves=lines,
-            title=title,
-            log="y",
-            ticks=config.delays,
-            x="delay, steps",
-            y=y,
-            legend=is_first,
-            levels=[know_nothing],
-        )
-        panels.append(panel)
     reaches = [
-        Curve(part["lag"], [max(x or 0, 1e-12) for x in part["norm"]], NAMES[name]) for name, part in gradients.items()
+        {
+            "name": NAMES[name],
+            "norms": [part["at"][str(lag)] for lag in LAGS],
+            "reach": "8 or more" if part["reach"] >= 7.99 else f"{part['reach']:.2f}",
+        }
+        for name, part in gradients.items()
     ]
-    axes: dict[str, Any] = {"x": "lag, in windows", "y": "norm of d state(t) / d input(t - lag)"}
-    return Report(
-        title="Random A beside HiPPO A: a long delay",
-        setting=(
-            f"Gradients: N = {config.d_state}, dt = 1/{config.window}, a window being one unit of time (random as "
-            "drawn: relative to the newest input). Delay: noise of period "
-            f"{config.period} steps and longer is read, and y(t) = u(t - delay) is asked; {len(SPEEDS)} channels with "
-            f"dt from {SPEEDS[0]:g} to {SPEEDS[-1]:g} over the delay, {config.steps} steps of Adam; the error is the "
-            f"root mean square over the signal's, 1 is to know nothing; median of {config.seeds} seeds (least, most)."
-        ),
-        tables=tables,
-        differences=(
-            "Published is the effect on another task: the S4 paper says of LSSL that changing a random A to HiPPO's "
-            "took sequential MNIST from 60 % to 98 %.",
-            "The random A has LegS's spectral abscissa, so its slowest mode fades as slowly; as drawn, with "
-            "eigenvalues in the unit disc and none of that, gradients grow without bound.",
-            "The slowest decay sets how far a gradient reaches, so the random A's reaches about as far as LegS's. What "
-            "it lacks is that its states tell the past apart.",
-            f"The radius of its eigenvalues is {config.radius:g}; of 1, 8, 64 and 512 in units of time^-1, 64 did best "
-            "at N = 64.",
-        ),
+    tables, panels = [], list[Panel]()
+    for mode, title in MODES.items():
+        each = {NAMES[name]: [*by_delay.values()] for name, by_delay in errors[mode].items()}
+        tables.append(({"mode": title}, [{"name": name, "errors": [*map(_cell, each[name])]} for name in each]))
+        lines = [Curve(config.delays, [*map(_middle, found)], name, MARKED) for name, found in each.items()]
+        axes: dict[str, Any] = {"log": "y", "ticks": config.delays, "x": "delay, steps"}
+        axes |= {
+            "y": "" if panels else "error over the signal",
+            "levels": [(1.0, {"color": "gray"})],
+        }  # to know nothing
+        panels.append(Panel(lines, title=title, legend=not panels, **axes))
+    norms = [Curve(g["lag"], [max(x or 0, 1e-12) for x in g["norm"]], NAMES[name]) for name, g in gradients.items()]
+    words: dict[str, Any] = {"x": "lag, in windows", "y": "norm of d state(t) / d input(t - lag)"}
+    words |= {"log": "y", "set": {"ylim": (1e-5, 1e4)}}
+    return told(
+        "delay",
+        {
+            **vars(config),
+            "n_channels": len(SPEEDS),
+            "slowest": SPEEDS[0],
+            "fastest": SPEEDS[-1],
+            "lags": [f"{lag:g} window{'' if lag == 1 else 's'}" for lag in LAGS],
+            "delays_of": [f"{delay:,}" for delay in config.delays],
+        },
+        reaches,
+        tables,
         figures={"gradients": gradients, "error": errors},
         plots=[
-            curves(
-                "gradients",
-                "How far a gradient reaches",
-                Panel(curves=reaches, log="y", set={"ylim": (1e-5, 1e4)}, **axes),
-            ),
+            curves("gradients", "How far a gradient reaches", Panel(norms, **words)),
             curves("delay", "What it costs on a delay", *panels, width=11.0, height=4.2, sharey=True),
         ],
     )

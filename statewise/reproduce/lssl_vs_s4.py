@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +16,8 @@ from statewise.mixers.time_invariant import TimeInvariantMixer
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.hardware import require_memory
 from statewise.reproduce.measure import compare, in_units
-from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
+from statewise.reproduce.page import told
+from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import Device
@@ -100,59 +100,39 @@ def measure_width(config: LsslVsS4Settings, width: int, reporter: Reporter) -> d
 def report(config: LsslVsS4Settings, found: Found) -> Report:
     figures: dict[int, dict[str, Any]] = {}
     for width in config.widths:
-        part = found[f"width-{width}"]
-        ms, mb = (units := in_units(part)).values()
+        ms, mb = (units := in_units(found[f"width-{width}"])).values()
         ratios = {"speed_ratio": ms["LSSL"] / ms["S4"], "memory_ratio": mb["LSSL"] / mb["S4"]}
-        figures[width] = {**units, **ratios, **part}
-
-    def columns(unit: str, ratio: str, forms: tuple[str, str, str]) -> list[tuple[str, Callable[[int], str]]]:
-        def theirs(text: Callable[[float, float], str]) -> Callable[[int], str]:
-            return lambda width: text(*PUBLISHED[unit][width]) if width in PUBLISHED[unit] else "-"
-
-        return [
-            ("width = N", str),
-            ("LSSL, published", theirs(lambda lssl, _: f"{lssl:,g}")),
-            ("S4", theirs(lambda _, s4: f"{s4:g}")),
-            ("ratio", theirs(lambda lssl, s4: f"{lssl / s4:,.1f}x")),
-            ("LSSL, ours", lambda width: format(figures[width][unit]["LSSL"], forms[0])),
-            ("S4", lambda width: format(figures[width][unit]["S4"], forms[1])),
-            ("ratio", lambda width: f"{format(figures[width][ratio], forms[2])}x"),
-        ]
-
-    memory = columns("mb", "memory_ratio", (",.1f", ",.1f", ",.3g"))
-    above = "Peak of what the step allocates, gradients among it, above inputs and parameters."
-    bars = []
-    if AT_WIDTH in figures and config.length == AT_LENGTH:
-        for what, ratio, bar in (("faster", "speed_ratio", LEAST_SPEED), ("smaller", "memory_ratio", LEAST_MEMORY)):
-            bars.append(Bar(what=f"S4 {what} at width {AT_WIDTH}", ours=figures[AT_WIDTH][ratio], bar=bar, unit="x"))
-    panels = []
-    for unit, ratio, what in (("ms", "speed_ratio", "times faster"), ("mb", "memory_ratio", "times smaller")):
-        known = {width: lssl / s4 for width, (lssl, s4) in PUBLISHED[unit].items() if width in figures}
-        here = Curve(config.widths, [f[ratio] for f in figures.values()], "here", {"marker": "o"})
-        theirs = Curve([*known], [*known.values()], "published", {"marker": "s", "ls": "--"})
-        title = f"S4 is so many {what} than LSSL"
-        panels.append(Panel(curves=[here, theirs], title=title, ticks=config.widths, log="y", x="width = N"))
-    return Report(
-        title="LSSL beside S4: one layer, one training step",
-        setting=(
-            f"As many states as channels, one sequence of {config.length:,} steps, float32, {config.device}: forward, "
-            "backward and the gradients of A, B, C and dt, of every channel its own; no gradient for the input. Both "
-            f"in one process, in turns: {config.rounds} steps of LSSL, {config.rounds * config.s4_repeats} of S4, "
-            "medians."
-        ),
-        tables=[
-            table("Milliseconds a training step", columns("ms", "speed_ratio", (",.1f", ",.2f", ",.1f")), figures),
-            table("Megabytes at the peak", memory, figures, [above]),
-        ],
+        figures[width] = {**units, **ratios, **found[f"width-{width}"]}
+    known = {
+        unit: {w: lssl / s4 for w, (lssl, s4) in of_each.items() if w in figures} for unit, of_each in PUBLISHED.items()
+    }
+    rows = [
+        {
+            **part,
+            "width": width,
+            "theirs": {unit: PUBLISHED[unit].get(width) for unit in PUBLISHED},
+            "known": {unit: known[unit].get(width) for unit in PUBLISHED},
+        }
+        for width, part in figures.items()
+    ]
+    panels, bars = [], []
+    for unit, ratio, word, bar in (
+        ("ms", "speed_ratio", "faster", LEAST_SPEED),
+        ("mb", "memory_ratio", "smaller", LEAST_MEMORY),
+    ):
+        if AT_WIDTH in figures and config.length == AT_LENGTH:
+            what = f"S4 {word} at width {AT_WIDTH}"
+            bars.append(Bar(what=what, ours=figures[AT_WIDTH][ratio], bar=bar, unit="x"))
+        here = Curve(config.widths, [f[ratio] for f in figures.values()], "here", MARKED)
+        theirs = Curve([*known[unit]], [*known[unit].values()], "published", {"marker": "s", "ls": "--"})
+        title = f"S4 is so many times {word} than LSSL"
+        panels.append(Panel([here, theirs], title=title, ticks=config.widths, log="y", x="width = N"))
+    return told(
+        "lssl-vs-s4",
+        {**vars(config), "n_s4": config.rounds * config.s4_repeats},
+        rows,
+        rows,
         bars=bars,
-        differences=(
-            "The published table was measured on a GPU and names neither batch nor length nor what is learned; the "
-            "ratios are to be compared, not the milliseconds.",
-            "The LSSL here is no straw man: it gets its impulse response by squaring A some log2(length) times, not by "
-            "one product for each step; the table does not say how the published one got its.",
-            "Only the systems are measured: the skip D, the activation and the linear output, alike in both, would "
-            "make the ratios smaller.",
-        ),
         figures={str(width): part for width, part in figures.items()},
         plots=[curves("lssl-vs-s4", "LSSL over S4", *panels, width=8.5, height=4.0)],
     )

@@ -17,15 +17,17 @@ from statewise.mixers.base import MixerConfig
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.mamba2 import Mamba2Config
-from statewise.mixers.projection import PUBLISHED_WIDTH, WEIGHT_STD, weight_std_at
+from statewise.mixers.projection import WEIGHT_STD, weight_std_at
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce.claim import Claim
 from statewise.reproduce.measure import n_parameters
-from statewise.reproduce.report import Curve, Panel, Report, curves, findings, table
+from statewise.reproduce.outcomes import LOST
+from statewise.reproduce.page import told
+from statewise.reproduce.report import Curve, Panel, Report, curves
 from statewise.reproduce.settings import BEFORE, Rates, Settings, rate_name
 from statewise.reproduce.synthetic import look_every
-from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, read_looks, told, train_one
+from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, read_looks, train_one
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import RunConfig
 from statewise.train.report import Reporter
@@ -40,25 +42,6 @@ SIZES: dict[str, tuple[tuple[int, MixerConfig], ...]] = {
     "attention": tuple((d_model, AttentionConfig(n_heads=1, positions=None)) for d_model in (16, 32, 64)),
 }
 POSITIONED = ("linear", "attention")
-DIFFERENCES = f"""
-- Published: vocabulary 8,192, 100,000 rows, 64 epochs, batches of 512, widths of 64 to 512, lengths of 64 to 512, the
-  best of four rates from 1e-4 to 1e-2.
-- [one_rate] One rate for all models, {{first}}, not chosen by any run.
-- [others] Each row was trained at {{first}} and, until a run had {{goal:g}}% on rows of its own, at {{others}}; it is
-  the best of its runs on these.
-- [given] The projections of {{whose}} begin with a standard deviation of {{weight_std:g}}.
-- [scaled] The projections of {{whose}} begin with outputs that vary as much as with the published standard deviation,
-  {WEIGHT_STD}, at a width of {PUBLISHED_WIDTH}, and not with {WEIGHT_STD} at every width.
-- [random] The steps between pairs and queries hold random tokens of the vocabulary, keys of the row among them.
-- [zeros] The steps between pairs and queries hold the token 0. (random_non_queries=true draws them: with a small
-  vocabulary they then repeat keys of the row.)
-- [at_an_end] Best at an end of the list of rates, so that a better one may lie beyond: {{at_an_end}}.
-- [h3] H3 has a register of 8 keys and N = 16 here (64 and 64 in its paper), so that its state is the smaller.
-- [positioned] Learned positions: {{positioned}}.
-- [short] An accuracy short of the end may be one that more training would raise: a run that was not ended early says
-  what this budget gives, not what the state can hold.
-- [diverged] Diverged, and not tested: {{diverged}}; result.json says where.
-"""
 Tried = Mapping["Cell", Mapping[float, Trial]]  # the runs of each cell by their rate
 
 
@@ -218,50 +201,17 @@ def report(config: MqarSettings, tried: Tried) -> Report:
     }
     chances = sorted({run["chance"] for run in found.values() if not is_diverged(run)})
     of_all = "".join(f"{chance:.2%} of all values and " for chance in chances)
-    of_attention = "; of attention its keys and values at the full length" if "attention" in config.models else ""
-
-    def others(cell: Cell) -> str:
-        rest = {rate: accuracy for rate, accuracy in by_rate[cell].items() if rate != rate_name(found[cell]["lr"])}
-        return ", ".join(f"{r} {'diverged' if a is None else f'{a:.1%}'}" for r, a in rest.items()) or "-"
-
-    def steps(run: Trial) -> str:
-        return f"{run['steps']:,}{'' if run['stopped_early'] else ' (all)'}"
-
-    columns = [
-        ("", lambda c: f"{NAMES[c.model]}, width {found[c]['d_model']}"),
-        ("state", lambda c: f"{found[c]['state']:,}"),
-        ("accuracy", lambda c: told(found[c], lambda r: f"{r['accuracy']:.1%}", "diverged")),
-        ("whole rows", lambda c: told(found[c], lambda r: f"{r['accuracy_of_examples']:.1%}")),
-        ("parameters", lambda c: f"{found[c]['parameters']:,}"),
-        ("rate", lambda c: rate_name(found[c]["lr"])),
-        ("others tried", others),
-        ("steps", lambda c: told(found[c], steps)),
-        ("s", lambda c: told(found[c], lambda r: f"{r['training_seconds']:,.0f}")),
-    ]
     tables = [
-        table(
-            f"Length {length}, {pairs} pairs: test accuracy by state",
-            columns,
-            [cell for cell in tried if cell.i == i],
-            [
-                f"Chance is {of_all}{1 / pairs:.1%} among those of the row. State: numbers of all layers"
-                f"{of_attention}. Published as a plot, without figures."
-            ],
+        (
+            {"row_length": length, "row_pairs": pairs, "of_all": of_all, "of_a_row": 1 / pairs},
+            [_row(cell, found[cell], by_rate[cell]) for cell in tried if cell.i == i],
         )
         for i, (length, pairs) in enumerate(zip(config.lengths, config.pairs))
     ]
-    epochs = f"{', '.join(f'{e:g}' for e in config.epochs)} epoch{'' if config.epochs == (1,) else 's'}"
-    return Report(
-        title="MQAR: what a state of so many numbers recalls",
-        setting=(
-            f"Two layers without MLP, pre-norm; vocabulary {config.vocab_size}, {config.n_train:,} rows for training, "
-            f"{config.n_test:,} for the test, the loss at the queries. Lengths "
-            f"{', '.join(f'{n} with {p} pairs' for n, p in zip(config.lengths, config.pairs))}; at most "
-            f"{epochs} of batches of {config.batch_size}, ended at "
-            f"{100 * config.stop_at:g}% on rows of their own; one seed."
-        ),
-        tables=tables,
-        differences=_differences(config, found, lost),
+    return told(
+        "mqar",
+        _words(config, found, lost),
+        tables,
         figures={
             cell.name(config): {
                 "model": cell.model,
@@ -277,6 +227,15 @@ def report(config: MqarSettings, tried: Tried) -> Report:
     )
 
 
+def _row(cell: Cell, run: Trial, by_rate: Mapping[str, float | None]) -> dict[str, Any]:
+    """Of a table; a run that diverged has no more than its accuracy, a word."""
+    rest = [(r, "diverged" if a is None else f"{a:.1%}") for r, a in by_rate.items() if r != rate_name(run["lr"])]
+    others = ", ".join(map(" ".join, rest)) or None
+    absent = dict.fromkeys(("accuracy_of_examples", "steps", "training_seconds"))
+    early = "" if run.get("stopped_early") else " (all)"
+    return {"name": NAMES[cell.model], "accuracy": LOST, **absent, **run, "others": others, "early": early}
+
+
 def _best(runs: Mapping[float, Trial]) -> Trial:
     """The run that was best on rows of its own; of those that diverged only if all did."""
     whole = [run for run in runs.values() if not is_diverged(run)]
@@ -285,38 +244,35 @@ def _best(runs: Mapping[float, Trial]) -> Trial:
     return max(whole, key=lambda run: max(accuracy for _, accuracy in run["course"]))
 
 
-def _differences(
-    config: MqarSettings, found: Mapping[Cell, Trial], lost: Mapping[Cell, Mapping[str, str]]
-) -> list[str]:
+def _words(config: MqarSettings, found: Mapping[Cell, Trial], lost: Mapping[Cell, Mapping[str, str]]) -> dict[str, Any]:
+    """What the page is filled in with."""
     first, *others = map(rate_name, config.rates)
     begin = [NAMES[model] for model in config.models if model != "mamba2"]
-    whose = f"{', '.join(begin[:-1])} and {begin[-1]}" if len(begin) > 1 else "".join(begin)
     at_an_end = []  # the models whose best rate is the lowest or the highest of all, and in how many rows of the tables
-    for model in config.models:
+    for model in config.models if others else ():
         best = [run["lr"] for cell, run in found.items() if cell.model == model and not is_diverged(run)]
         if n := sum(rate in (min(config.rates), max(config.rates)) for rate in best):
             at_an_end.append(f"{NAMES[model]} in {n} of {len(best)} rows")
-    positioned = " and ".join(NAMES[model] for model in config.models if model in POSITIONED)
-    rest = " and ".join(NAMES[model] for model in config.models if model not in POSITIONED)
-    diverged = ", ".join(f"{cell.name(config)} at {rate}" for cell, where in lost.items() for rate in where)
-    return findings(
-        DIFFERENCES,
-        first=first,
-        one_rate=not others,
-        others=" and then ".join(others),
-        goal=100 * config.stop_at,
-        whose=whose,
-        weight_std=config.weight_std,
-        given=begin and config.weight_std is not None,
-        scaled=begin and config.weight_std is None,
-        random=config.random_non_queries,
-        zeros=not config.random_non_queries,
-        at_an_end=", ".join(at_an_end if others else ()),
-        h3="h3" in config.models,
-        positioned=f"{positioned}{f'; {rest}: none' if rest else ''}" if positioned else "",
-        short=not all(run["stopped_early"] for run in found.values() if not is_diverged(run)),
-        diverged=diverged,
+    positioned, rest = (
+        " and ".join(NAMES[model] for model in config.models if (model in POSITIONED) == is_there)
+        for is_there in (True, False)
     )
+    return {
+        **vars(config),
+        "rows": [f"{n} with {p} pairs" for n, p in zip(config.lengths, config.pairs)],
+        "plural": "" if config.epochs == (1,) else "s",
+        "of_attention": "; of attention its keys and values at the full length" if "attention" in config.models else "",
+        "first": first,
+        "others": " and then ".join(others),
+        "goal": 100 * config.stop_at,
+        "whose": f"{', '.join(begin[:-1])} and {begin[-1]}" if len(begin) > 1 else "".join(begin),
+        "given": begin and config.weight_std is not None,
+        "scaled": begin and config.weight_std is None,
+        "at_an_end": at_an_end,
+        "positioned": f"{positioned}{f'; {rest}: none' if rest else ''}" if positioned else "",
+        "short": not all(run["stopped_early"] for run in found.values() if not is_diverged(run)),
+        "diverged": [f"{cell.name(config)} at {rate}" for cell, where in lost.items() for rate in where],
+    }
 
 
 def _panel(config: MqarSettings, found: Mapping[Cell, Trial]) -> Panel:
@@ -335,7 +291,7 @@ def _panel(config: MqarSettings, found: Mapping[Cell, Trial]) -> Panel:
     if lost:
         cross = {"marker": "x", "linestyle": "none", "color": "black"}
         lines.append(Curve(lost, [0.0] * len(lost), "diverged", cross))
-    return Panel(curves=lines, log="x", x="numbers in the state", y="test accuracy", set={"ylim": (0, 1.03)})
+    return Panel(lines, log="x", x="numbers in the state", y="test accuracy", set={"ylim": (0, 1.03)})
 
 
 CLAIM = Claim(

@@ -108,7 +108,7 @@ class TerminalWatcher(Watcher):
 
     def event_within(self, part: str, record: Mapping[str, Any], line: str | None) -> None:
         """Only what somebody has to know: the bar shows how it goes."""
-        if line is not None and record["kind"] in ("warning", "diverged", "reached"):
+        if line is not None and record["kind"] in ("warning", "diverged"):
             self._print(f"{part}: {line}")
 
     def progress(self, part: str, fraction: float, shown: str = "") -> None:

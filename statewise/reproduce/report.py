@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from statewise import __version__
 from statewise.configuration import to_dict
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 RESULT_FILE = "result.json"
 REPORT_FILE = "report.md"
-Item = TypeVar("Item")
+MARKED = {"marker": "o"}  # the style of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,29 +52,6 @@ class Bar:
         return f"{verdict}: {self.what}: {ours}, {words} {self.bar:,.4g}{self.unit} was asked"
 
 
-def table(
-    title: str, columns: Sequence[tuple[str, Callable[[Item], str]]], items: Iterable[Item], notes: Sequence[str] = ()
-) -> Table:
-    """A row for each item, a cell of it for each column: its heading, and what it says of an item."""
-    rows = [tuple(text(item) for _, text in columns) for item in items]
-    return Table(title, tuple(heading for heading, _ in columns), rows, tuple(notes))
-
-
-def findings(text: str, **values: Any) -> list[str]:
-    """The sentences of ``text``, each behind a dash, with the values filled in; one that begins with the name of a
-    value in brackets only where that is true.
-
-    >>> findings("- One of {n}.\\n- [two] Two.\\n- [three]\\n  Three.", three=True, n=4)
-    ['One of 4.', 'Three.']
-    """
-    told = []
-    for sentence in text.strip().removeprefix("- ").split("\n- "):
-        name, _, words = re.fullmatch(r"(\[(\w|-)+\] )?(.*)", " ".join(sentence.split())).groups()  # type: ignore[union-attr]
-        if name is None or values.get(name[1:-2]):
-            told.append(words.format(**values))
-    return told
-
-
 class Plot(NamedTuple):
     """A figure for the file ``<name>.png``: ``write`` makes it."""
 
@@ -93,7 +69,7 @@ class Curve(NamedTuple):
     style: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Panel:
     """Curves on one pair of axes.
 

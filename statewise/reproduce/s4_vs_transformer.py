@@ -16,7 +16,8 @@ from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.measure import compare, in_units
-from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, table
+from statewise.reproduce.page import told
+from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import Device
@@ -105,59 +106,31 @@ def measure_length(config: S4VsTransformerSettings, length: int, batch: int, rep
 def report(config: S4VsTransformerSettings, found: Found) -> Report:
     figures: dict[int, dict[str, Any]] = {}
     for length in config.lengths:
-        part = found[f"length-{length}"]
-        ms, mb = (units := in_units(part)).values()
+        ms, mb = (units := in_units(found[f"length-{length}"])).values()
         ratios = {"speed_ratio": ms["Transformer"] / ms["S4"], "memory_share": mb["S4"] / mb["Transformer"]}
-        figures[length] = {**units, **ratios, **part}
-
-    def columns(unit: str, ratio: str, published: dict[int, float], form: str, suffix: str) -> Any:
-        return [
-            ("length", lambda n: f"{n:,}"),
-            ("batch", lambda n: str(figures[n]["batch"])),
-            ("published", lambda n: f"{published[n]:g}{suffix}" if n in published else "-"),
-            ("Transformer, ours", lambda n: f"{figures[n][unit]['Transformer']:,.0f}"),
-            ("S4", lambda n: f"{figures[n][unit]['S4']:,.0f}"),
-            ("ratio", lambda n: f"{figures[n][ratio]:{form}}{suffix}"),
-        ]
-
-    time = columns("ms", "speed_ratio", PUBLISHED_SPEED, ".2f", "x")
-    memory = columns("mb", "memory_share", PUBLISHED_MEMORY, ".3f", "")
-    above = "Peak of what the step allocates, gradients among it, above inputs, parameters and Adam's moments."
+        figures[length] = {**units, **ratios, **found[f"length-{length}"]}
+    rows = [
+        {**part, "n": n, "faster": PUBLISHED_SPEED.get(n), "share": PUBLISHED_MEMORY.get(n)}
+        for n, part in figures.items()
+    ]
     panels = []
     for unit, title in (("ms", "microseconds a time step"), ("mb", "kilobytes a time step")):
-        each = {
-            name: [1e3 * f[unit][name] / (f["batch"] * n) for n, f in figures.items()] for name in ("Transformer", "S4")
-        }
-        lines = [Curve(config.lengths, values, name, {"marker": "o"}) for name, values in each.items()]
-        panels.append(Panel(curves=lines, title=title, ticks=config.lengths, log="y", x="length"))
-    parameters = figures[config.lengths[0]]["parameters"]
+        lines = [
+            Curve(config.lengths, [1e3 * f[unit][name] / (f["batch"] * n) for n, f in figures.items()], name, MARKED)
+            for name in ("Transformer", "S4")
+        ]
+        panels.append(Panel(lines, title=title, ticks=config.lengths, log="y", x="length"))
     is_full = (config.d_model, config.n_layers) == (256, 4)
-    return Report(
-        title="S4 beside a Transformer: one training step",
-        setting=(
-            f"Width {config.d_model}, {config.n_layers} layers, float32, {config.device}: forward, backward and AdamW. "
-            f"The Transformer has {config.n_heads} heads, PyTorch's fused causal attention, no positions, and MLPs of "
-            f"{config.expand:g} times the width: {parameters['Transformer']:,} parameters. S4 has N = "
-            f"{config.d_state}, GELU and a gated output, and no MLP, as published: {parameters['S4']:,} parameters. "
-            f"Both in one process, in turns, medians of {config.rounds}."
-        ),
-        tables=[
-            table("Milliseconds a training step", time, figures),
-            table("Megabytes at the peak; the ratio is S4's share", memory, figures, [above]),
-        ],
+    return told(
+        "s4-vs-transformer",
+        {**vars(config), "parameters": figures[config.lengths[0]]["parameters"]},
+        rows,
+        rows,
         bars=[
             Bar(what=f"S4 faster at length {n:,}", ours=figures[n]["speed_ratio"], bar=bar, unit="x")
             for n, bar in LEAST_SPEED.items()
             if n in figures and is_full
         ],
-        differences=(
-            "The published ratios are against a Transformer whose attention is not fused and holds the whole matrix of "
-            "scores; that one is slower and needs memory that grows with the square of the length. They were measured "
-            "on a GPU.",
-            "The fused attention needs memory in proportion to the length, so that the published memory shares cannot "
-            "be expected against it.",
-            "The parameter counts differ, as in the published comparison: an S4 layer has no MLP.",
-        ),
         figures={str(length): part for length, part in figures.items()},
         plots=[curves("s4-vs-transformer", "A training step", *panels, width=8.5, height=4.0)],
     )

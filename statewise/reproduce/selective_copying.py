@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from statewise.configuration.types import Count, Distinct, OneOf, Positive, Width
 from statewise.mixers.base import MixerConfig
@@ -16,9 +16,11 @@ from statewise.mixers.s4 import S4Config
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.reproduce.claim import Claim, Found
-from statewise.reproduce.report import Bar, Curve, Panel, Report, curves, findings, table
+from statewise.reproduce.outcomes import label, row_of
+from statewise.reproduce.page import told
+from statewise.reproduce.report import Bar, Curve, Panel, Report, curves
 from statewise.reproduce.synthetic import SyntheticSettings
-from statewise.reproduce.training import Trial, each_told, lost_text, mean_text, percent, trained, whole
+from statewise.reproduce.training import trained
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import RunConfig
 
@@ -34,16 +36,6 @@ MIXERS: dict[str, MixerConfig] = {
     "mamba2": Mamba2Config(d_state=64, d_head=32),
 }
 SELECTIVE = ("mamba", "mamba2")
-DIFFERENCES = """
-- Scaled (sec. 4.1.1 and appendix E.1): published are rows of 4,096 tokens with 16 symbols, 400,000 steps of 64 rows at
-  1e-4. Here {length:,} tokens with {n_copied} symbols, {steps:,} steps of {batch_size} rows at most, at {lr:g} with a
-  warm-up and a cosine, the gradient clipped to a norm of 1.
-- The paper names no marker; ours is the last token of the vocabulary, as in the authors' copying task.
-- [stop_at] A run ends early once it named at least {stop_at:.1%} of its validation answers in {stop_after} looks
-  running, {look_every:,} steps apart.
-- [gss] GSS stands for S4 in a gated block; the published one is S4 in Mamba's block, with 56.4 %.
-- [mamba2] Mamba-2 (N = 64, heads of 32) came later; it has no published figure here.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,67 +72,41 @@ def trials(config: SelectiveCopyingSettings, work: Work) -> dict[str, Job]:
 
 
 def report(config: SelectiveCopyingSettings, found: Found) -> Report:
-    parts = {model: [found[f"{model}-{seed}"] for seed in config.seeds] for model in config.models}
-    runs = {model: [run for part in parts[model] for run in whole(part)] for model in config.models}
-    best = {model: max((100 * run["accuracy"] for run in runs[model]), default=None) for model in config.models}
-    theirs = [accuracy for model, accuracy in best.items() if model not in SELECTIVE and accuracy is not None]
-    ours = [accuracy for model, accuracy in best.items() if model in SELECTIVE and accuracy is not None]
-    bars = [
-        Bar(what=f"{NAMES[model]}, the best seed", ours=best[model], bar=LEAST, unit=" %")
-        for model in config.models
-        if model in SELECTIVE
-    ]
-    if ours and theirs and len(ours) + len(theirs) == len(best):
-        what = "how far the best time-invariant layer is below the worst selective one"
-        bars.append(Bar(what=what, ours=min(ours) - max(theirs), bar=GAP, unit=" points"))
-
-    def milliseconds(model: str) -> str:
-        times = [part["ms_per_step"] for part in parts[model] if part["ms_per_step"] is not None]
-        return f"{statistics.fmean(times):.1f}" if times else "-"
-
-    def seeds(model: str) -> list[Trial]:
-        return [run for part in parts[model] for run in part["seeds"].values()]
-
-    columns = [
-        ("", NAMES.__getitem__),
-        ("selective", lambda m: "yes" if m in SELECTIVE else "no"),
-        ("publ.", lambda m: f"{PUBLISHED[m]:.1f}" if m in PUBLISHED else "-"),
-        ("ours", lambda m: mean_text(parts[m], 1)),
-        ("seeds", lambda m: each_told(seeds(m), lambda r: percent(r["accuracy"]), "diverged")),
-        ("steps", lambda m: each_told(seeds(m), lambda r: f"{r['steps']:,}")),
-        ("weights", lambda m: f"{parts[m][0]['parameters']:,}"),
-        ("CPU s", lambda m: f"{sum(part['cpu_seconds'] for part in parts[m]):,.0f}"),
-        ("ms", milliseconds),
-    ]
-    note = "ours: the mean of the seeds. CPU s: of all seeds. ms: of processor time, for a step, with its validation."
-    minutes = sum(part["cpu_seconds"] for part in found.values()) / 60
-    return Report(
-        title="Selective copying: what matters among what does not",
-        setting=(
-            f"{config.n_copied} symbols at random places among noise, and as many markers, at which they are asked for "
-            f"in their order: rows of {config.length} tokens, a vocabulary of {config.vocab_size}. Two layers, width "
-            f"64, pre-norm, no MLP; at most {config.steps:,} steps of {config.batch_size} rows, each read once, and "
-            f"the loss on the answers alone; {config.n_test} test rows. Chance is {1 / (config.vocab_size - 2):.1%}. "
-            f"Training with its validation took {minutes:,.1f} minutes of processor time."
-        ),
-        tables=[table("Accuracy of the copied symbols, %", columns, config.models, [note])],
-        bars=bars if config.bars else [],
-        differences=findings(DIFFERENCES, **vars(config), **dict.fromkeys(config.models, True)),
+    rows, lines = {}, []
+    for i, model in enumerate(config.models):
+        row = row_of(NAMES[model], [found[f"{model}-{seed}"] for seed in config.seeds], PUBLISHED.get(model))
+        rows[model] = row | {"selective": "yes" if model in SELECTIVE else "no"}
+        style = {"color": f"C{i}", "linewidth": 1.2, "linestyle": "-" if model in SELECTIVE else "--"}
+        for run in row["whole"] or [{"course": [], "steps": 0}]:
+            steps = [min((k + 1) * config.look_every, run["steps"]) for k in range(len(run["course"]))]
+            lines.append(Curve(steps, [100 * accuracy for accuracy in run["course"]], label(row), style))
+    x, y = "step (dashed: time-invariant)", "validation accuracy, %"
+    return told(
+        "selective-copying",
+        {
+            **vars(config),
+            "chance": 1 / (config.vocab_size - 2),
+            "minutes": sum(part["cpu_seconds"] for part in found.values()) / 60,
+        },
+        rows.values(),
+        bars=_bars(rows) if config.bars else [],
         figures={"runs": found},
-        plots=[curves("selective-copying", "Validation accuracy", _panel(config, runs))],
+        plots=[curves("selective-copying", "Validation accuracy", Panel(lines, x=x, y=y, set={"ylim": (0, 102)}))],
     )
 
 
-def _panel(config: SelectiveCopyingSettings, runs: dict[str, list[Trial]]) -> Panel:
-    lines = []
-    for i, model in enumerate(config.models):
-        style = {"color": f"C{i}", "linewidth": 1.2, "linestyle": "-" if model in SELECTIVE else "--"}
-        label = NAMES[model] + lost_text(len(runs[model]) < len(config.seeds))
-        for course, last in [(run["course"], run["steps"]) for run in runs[model]] or [([], 0)]:
-            steps = [min((k + 1) * config.look_every, last) for k in range(len(course))]
-            lines.append(Curve(steps, [100 * accuracy for accuracy in course], label, style))
-    x, y = "step (dashed: time-invariant)", "validation accuracy, %"
-    return Panel(curves=lines, x=x, y=y, set={"ylim": (0, 102)})
+def _bars(rows: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
+    best = {model: 100 * row["best"] for model, row in rows.items() if row["best"] is not None}
+    bars = [
+        Bar(what=f"{NAMES[model]}, the best seed", ours=best.get(model), bar=LEAST, unit=" %")
+        for model in rows
+        if model in SELECTIVE
+    ]
+    ours, theirs = ([x for model, x in best.items() if (model in SELECTIVE) == is_ours] for is_ours in (True, False))
+    if ours and theirs and len(best) == len(rows):
+        what = "how far the best time-invariant layer is below the worst selective one"
+        bars.append(Bar(what=what, ours=min(ours) - max(theirs), bar=GAP, unit=" points"))
+    return bars
 
 
 CLAIM = Claim(

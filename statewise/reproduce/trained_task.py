@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -22,10 +21,12 @@ from statewise.errors import ConfigError
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.reproduce.claim import Claim
 from statewise.reproduce.nearest_neighbour import nearest_neighbour, require_aeon
+from statewise.reproduce.outcomes import LOST
+from statewise.reproduce.page import told
 from statewise.reproduce.progress import PartReporter
-from statewise.reproduce.report import Bar, Plot, Report, table
+from statewise.reproduce.report import Bar, Plot, Report
 from statewise.reproduce.settings import Settings
-from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, told, train_runs
+from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, train_runs
 from statewise.reproduce.work import Job, Work
 from statewise.train.config import RunConfig
 from statewise.train.presets import PRESETS, fit_model
@@ -44,6 +45,9 @@ NOTES = {
     "MNIST, which is easier.",
     "co2": "There is no published figure for this series; the forecasts beside it are made here, without a model.",
 }
+
+
+BLANK = {"training_seconds": "", "cpu": "", "step": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,22 +116,15 @@ def measure(config: TrainedTaskSettings, work: Work) -> Found:
 
 
 def _train_all(config: TrainedTaskSettings, work: Work, seeds: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Trains these seeds side by side, or goes on with runs that were stopped; what each took.
-
-    The time is that of all seeds together, for each the same.
-    """
+    """Trains these seeds, as many at once as cores, or goes on with runs that were stopped; what each took."""
     runs = {f"run-{seed}": run_config(config, seed) for seed in seeds}
-    started = any((work.folder / name / RUN_FILE).exists() for name in runs)
-    begun = time.process_time()
-    results, diverged, side_by_side = train_runs(runs, work.folder, PartReporter(work.watcher, "training"))
-    shared = {
-        "cpu_seconds": time.process_time() - begun,  # of all threads; if resumed, of the last session
-        "resumed": started,
-        "side_by_side": len(seeds) if side_by_side else 1,
-    }
+    started = {name: (work.folder / name / RUN_FILE).exists() for name in runs}
+    results, diverged, cpu_seconds = train_runs(runs, work.folder, PartReporter(work.watcher, "training"))
     took: dict[int, dict[str, Any]] = {}
     for seed, name in zip(seeds, runs):
-        took[seed] = {"diverged": diverged.get(name), **shared}
+        took[seed] = {"diverged": diverged.get(name), "resumed": started[name]}
+        if name in cpu_seconds:  # of all threads; if resumed, of the last session
+            took[seed]["cpu_seconds"] = cpu_seconds[name]
         if name in results:
             took[seed] |= {"step": results[name].step, "training_seconds": results[name].seconds}
     return took
@@ -183,17 +180,12 @@ def report(config: TrainedTaskSettings, found: Found) -> Report:
     ours = {seed: float(record[config.measured]) for seed, record in evaluations.items()}
     mean = statistics.mean(ours.values()) if len(ours) == len(records) else None
 
-    def cpu_seconds(record: Trial) -> str:  # a part from before this was measured has none
+    rows = []
+    for seed, record in records.items():
         last = " (last session)" if record.get("resumed") else ""
-        return f"{record['cpu_seconds']:,.0f}{last}" if "cpu_seconds" in record else "-"
-
-    columns = [
-        ("", lambda seed: f"seed {seed}"),
-        (config.measured, lambda seed: f"{ours[seed]:.4f}" if seed in ours else "diverged"),
-        ("training, s", lambda seed: told(records[seed], lambda r: f"{r['training_seconds']:,.0f}")),
-        ("of CPU, s", lambda seed: cpu_seconds(records[seed])),
-        ("steps", lambda seed: told(records[seed], lambda r: f"{r['step']:,}")),
-    ]
+        row = {"name": f"seed {seed}", "ours": ours.get(seed, LOST), "training_seconds": None, "step": None, **record}
+        # A part from before this was measured has none
+        rows.append({**row, "cpu": f"{record['cpu_seconds']:,.0f}{last}" if "cpu_seconds" in record else None})
     others: dict[str, str] = {}
     if mean is not None and len(ours) > 1:
         others["mean (standard deviation)"] = f"{mean:.4f} ({statistics.stdev(ours.values()):.4f})"
@@ -210,8 +202,7 @@ def report(config: TrainedTaskSettings, found: Found) -> Report:
         if config.max_rows is None:
             best = max(part["accuracy"] for part in neighbour.values() if isinstance(part, dict))
             bars.append(Bar(what="mean accuracy beyond DTW's", ours=mean, bar=best, beyond=True))
-    summary = table(f"{config.preset}, test split", columns, records)
-    summary = summary._replace(rows=[*summary.rows, *((name, text, "", "", "") for name, text in others.items())])
+    rows += [{"name": name, "ours": text, **BLANK} for name, text in others.items()]
     tables, plots, first = [], [], next(iter(evaluations), None)
     if first is not None:
         task = open_task(run_config(config, first))
@@ -220,17 +211,17 @@ def report(config: TrainedTaskSettings, found: Found) -> Report:
         if task.plot_of is not None:
             plots.append(Plot(config.preset, task.plot_of, partial(_plot, config, found.folder, first, shown)))
     n_together = max(record.get("side_by_side", 1) for record in records.values())
-    together = f" {n_together} of them were trained side by side: times are of all together." if n_together > 1 else ""
-    changed = f" with {', '.join(config.settings)}" if config.settings else ""
-    return Report(
-        title=f"{config.preset}: a model trained and tested",
-        setting=(
-            f"The preset {config.preset!r} of statewise train{changed}; of each run the checkpoint that is "
-            f"best on the validation split, tested once. All seeds have the same splits.{together}"
-        ),
-        tables=[summary, *tables],
+    return told(
+        "trained-task",
+        {
+            **vars(config),
+            "changed": " with " if config.settings else "",
+            "together": n_together if n_together > 1 else "",
+            "preset_note": NOTES.get(config.preset),
+        },
+        rows,
+        tables=tables,
         bars=bars,
-        differences=[NOTES[config.preset]] if config.preset in NOTES else [],
         figures={
             "measured": {seed: ours.get(seed) for seed in config.seeds},
             "diverged": {seed: record["diverged"] for seed, record in records.items() if is_diverged(record)},

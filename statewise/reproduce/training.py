@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from statewise.train.loop import train
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
 from statewise.train.run_folder import METRICS_FILE, RUN_FILE
-from statewise.train.stacked import train_stack
+from statewise.train.several import train_several
 from statewise.train.tasks import Task, open_task
 
 CPU_FILE = "cpu-seconds.json"  # of all sessions so far
@@ -51,7 +50,7 @@ def read_looks(folder: Path) -> list[dict[str, Any]]:
 
 
 def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporter) -> dict[str, Any]:
-    """A trial: trains the runs, which differ in their seeds, or goes on with them; then tests each of them.
+    """A trial: trains the runs, which differ in their seeds, one after the other, or goes on; then tests each.
 
     A seed that diverged is a result: "diverged" says where, and nothing was tested. Where all did, there are no
     milliseconds of a step.
@@ -61,7 +60,7 @@ def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporte
     path = Path(folder)
     counting = Counting(path / CPU_FILE, reporter)
     try:
-        results, diverged, _ = train_runs(runs, path, counting)
+        results, diverged, _ = train_runs(runs, path, counting, workers=1)  # its CPU seconds are of this process
     finally:
         counting.write()
     cpu_seconds = json.loads((path / CPU_FILE).read_text())
@@ -93,37 +92,6 @@ def whole(part: Trial) -> list[Trial]:
     return [seed for seed in part["seeds"].values() if not is_diverged(seed)]
 
 
-def mean_text(parts: Sequence[Trial], digits: int) -> str:
-    """The mean accuracy of all seeds, in %; "diverged" if one of them did."""
-    seeds = [seed for part in parts for seed in part["seeds"].values()]
-    if any(map(is_diverged, seeds)):
-        return "diverged"
-    return f"{100 * statistics.fmean(seed['accuracy'] for seed in seeds):.{digits}f}"
-
-
-def told(seed: Trial, text: Callable[[Trial], str], otherwise: str = "-") -> str:
-    """What ``text`` says of a seed, and of one that diverged the other."""
-    return otherwise if is_diverged(seed) else text(seed)
-
-
-def each_told(seeds: Sequence[Trial], text: Callable[[Trial], str], otherwise: str = "-") -> str:
-    return " ".join(told(seed, text, otherwise) for seed in seeds)
-
-
-def percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f}"
-
-
-def ms_text(part: Trial, digits: int = 1) -> str:
-    ms = part["ms_per_step"]
-    return "-" if ms is None else f"{ms:,.{digits}f}"
-
-
-def lost_text(n_lost: object) -> str:
-    """Behind a name in a plot."""
-    return " (a seed diverged)" if n_lost else ""
-
-
 def choose_rate(tuned: Mapping[float, Trial]) -> float | None:
     """The learning rate with the least loss on the validation split, of those at which the run did not diverge; None if
     it diverged at every one.
@@ -133,31 +101,29 @@ def choose_rate(tuned: Mapping[float, Trial]) -> float | None:
 
 
 class TrainedRuns(NamedTuple):
-    """results: of the runs that did not diverge; diverged: of the others, where they did"""
+    """results: of the runs that did not diverge; diverged: of the others, where they did; cpu_seconds: of each run, of
+    all its threads in this session"""
 
     results: dict[str, TrainResult]
     diverged: dict[str, str]
-    side_by_side: bool
+    cpu_seconds: dict[str, float]
 
 
-def train_runs(runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter) -> TrainedRuns:
-    """Trains runs that differ in their seeds side by side, each in ``folder / name``, or goes on with them.
+def train_runs(
+    runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter, workers: int | None = None
+) -> TrainedRuns:
+    """Trains runs, each in ``folder / name``, or goes on with them; so many at once (None: as there are cores).
 
-    Errors: as ``train_stack``, but for a DivergedError: that is a result; Stopped, with everything saved.
+    Errors: as ``train_several``, but for a DivergedError: that is a result; Stopped, with everything saved.
     """
     try:
-        if len(runs) == 1:
-            ((name, run),) = runs.items()
-            return TrainedRuns({name: train_one(run, folder / name, reporter)}, {}, False)
-        begun = any((folder / name / RUN_FILE).exists() for name in runs)
-        result = train_stack(runs, folder, resume=begun, reporter=reporter)
+        result = train_several(runs, folder, resume=True, workers=workers, reporter=reporter)
     except DivergedError as error:
-        return TrainedRuns({}, {name: _where(folder / name / METRICS_FILE, error.what) for name in runs}, len(runs) > 1)
-    stopped = [one.signal for one in result.runs.values() if one.signal is not None]
-    if stopped:
-        raise Stopped(stopped[0])
+        return TrainedRuns({}, {name: _where(folder / name / METRICS_FILE, error.what) for name in runs}, {})
+    if result.signal is not None:
+        raise Stopped(result.signal)
     diverged = {name: _where(folder / name / METRICS_FILE, message) for name, message in result.diverged.items()}
-    return TrainedRuns(result.runs, diverged, result.stacked)
+    return TrainedRuns(result.runs, diverged, result.cpu_seconds)
 
 
 def _where(metrics: Path, otherwise: str) -> str:

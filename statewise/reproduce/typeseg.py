@@ -24,7 +24,8 @@ from statewise.errors import DataError
 from statewise.files.arrays import read_npz
 from statewise.operators import CausalConvolution, SelectiveDiagonal, bidirectional
 from statewise.reproduce.claim import Claim, Found
-from statewise.reproduce.report import Bar, Report, table
+from statewise.reproduce.page import told
+from statewise.reproduce.report import Bar, Report
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.train.report import Reporter
@@ -176,29 +177,16 @@ def report(config: TypesegSettings, found: Found) -> Report:
     texts = {text["name"]: text for text in found.values()}
     total, other = (sum(text[what] for text in texts.values()) for what in ("n_bytes", "n_other_labels"))
     worst = max(text["largest_difference"] for text in texts.values())
-    columns = [
-        ("file", lambda t: t["name"]),
-        ("bytes", lambda t: f"{t['n_bytes']:,}"),
-        ("largest difference", lambda t: f"{t['largest_difference']:.1e}"),
-        ("largest logit", lambda t: f"{t['largest_logit']:.1f}" if "largest_logit" in t else ""),
-        ("other labels", lambda t: str(t["n_other_labels"])),
-        ("mostly", lambda t: t["label"]),
-    ]
-    together = {"name": "all", "n_bytes": total, "largest_difference": worst, "n_other_labels": other, "label": ""}
+    together = {"name": "all", "n_bytes": total, "largest_difference": worst, "n_other_labels": other}
     what = f"{MOST:g}, over the largest difference of a logit"
     bars = [
         Bar(what=what, ours=MOST / max(worst, 1e-12), bar=1, unit="x"),
         Bar(what="bytes with the same label", ours=100 * (total - other) / total, bar=100, unit=" %"),
     ]
-    return Report(
-        title="A trained Mamba of others, from our operators",
-        setting=(
-            f"The byte-level bidirectional Mamba of typeseg {VERSION}, six layers that label each byte with one of 35 "
-            f"kinds of text, float32: {total:,} bytes of real files, our operators beside its own ONNX file in "
-            "onnxruntime."
-        ),
-        tables=[table("Logits of both", columns, [*texts.values(), together])],
-        differences=("None is meant: the same weights and the same inputs. What is left is rounding.",),
+    return told(
+        "typeseg",
+        {"VERSION": VERSION, "total": total},
+        [*texts.values(), {**together, "largest_logit": "", "label": ""}],
         figures={"texts": texts, "largest_difference": worst, "n_bytes": total, "n_other_labels": other},
         bars=bars if config.n_bytes >= TypesegSettings().n_bytes else [],
     )

@@ -23,8 +23,9 @@ from statewise.reproduce.files import finite, write_json
 from statewise.reproduce.hardware import environment, measured
 from statewise.reproduce.progress import PartReporter, Watcher
 from statewise.reproduce.settings import BEFORE
-from statewise.reproduce.stopping import Stopped
-from statewise.reproduce.workers import Job, run_jobs
+from statewise.train.report import Reporter
+from statewise.train.signals import Stopped
+from statewise.train.workers import Job, run_jobs
 
 __all__ = ["Job", "Stopped", "Work", "open_work"]
 
@@ -98,8 +99,19 @@ class Work:
             results[name] = self._done(name, record, found=False)
 
         if missing:
-            run_jobs(missing, n_workers, self.watcher, finished)
+            try:
+                run_jobs(
+                    {part: Job(measure, (job,)) for part, job in missing.items()}, n_workers, self._heard, finished
+                )
+            finally:
+                self.watcher.close()
         return {name: results[name] for name in jobs}
+
+    def _heard(self, part: str, message: Mapping[str, Any]) -> None:
+        if message["kind"] == "progress":
+            self.watcher.progress(part, message["fraction"], message["shown"])
+        else:
+            self.watcher.event_within(part, message["record"], message["line"])
 
     def _here(self, name: str, job: Job) -> dict[str, Any]:
         return self.part(name, lambda: job.function(*job.arguments, PartReporter(self.watcher, name)))
@@ -123,6 +135,11 @@ class Work:
     def is_done(self, name: str) -> bool:
         """Whether an earlier run has done this part."""
         return (self.folder / PARTS / f"{name}.json").exists()
+
+
+def measure(job: Job, reporter: Reporter) -> dict[str, Any]:
+    """A part in another process, with its machine and its seconds."""
+    return measured(lambda: job.function(*job.arguments, reporter))
 
 
 def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | None = None) -> Work:

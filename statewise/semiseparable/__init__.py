@@ -6,26 +6,13 @@ sec. 3), so a product with them takes O(T) steps and never needs their T x T ent
 walks through this package.
 """
 
-from statewise.semiseparable.contractions import (
-    LinearSteps,
-    QuadraticSteps,
-    masked_attention_contraction,
-    ssm_contraction,
-)
-from statewise.semiseparable.matrix import StructuredMatrix
-from statewise.semiseparable.one_semiseparable import CumulativeSum, OneSemiseparable
-from statewise.semiseparable.ranks import block_ranks, semiseparable_rank
-from statewise.semiseparable.sequentially_semiseparable import SequentiallySemiseparable
-
-__all__ = [
-    "CumulativeSum",
-    "LinearSteps",
-    "OneSemiseparable",
-    "QuadraticSteps",
-    "SequentiallySemiseparable",
-    "StructuredMatrix",
-    "block_ranks",
-    "masked_attention_contraction",
-    "semiseparable_rank",
-    "ssm_contraction",
-]
+from statewise.semiseparable.contractions import LinearSteps as LinearSteps
+from statewise.semiseparable.contractions import QuadraticSteps as QuadraticSteps
+from statewise.semiseparable.contractions import masked_attention_contraction as masked_attention_contraction
+from statewise.semiseparable.contractions import ssm_contraction as ssm_contraction
+from statewise.semiseparable.matrix import StructuredMatrix as StructuredMatrix
+from statewise.semiseparable.one_semiseparable import CumulativeSum as CumulativeSum
+from statewise.semiseparable.one_semiseparable import OneSemiseparable as OneSemiseparable
+from statewise.semiseparable.ranks import block_ranks as block_ranks
+from statewise.semiseparable.ranks import semiseparable_rank as semiseparable_rank
+from statewise.semiseparable.sequentially_semiseparable import SequentiallySemiseparable as SequentiallySemiseparable

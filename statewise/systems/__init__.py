@@ -3,16 +3,10 @@
 ``docs/math/discretisation.md`` walks through this package.
 """
 
-from statewise.systems.continuous import ContinuousSystem, discretize, mass_spring_damper
-from statewise.systems.discrete import DiscreteSystem
-from statewise.systems.rules import METHODS, discretize_dense, discretize_diagonal
-
-__all__ = [
-    "METHODS",
-    "ContinuousSystem",
-    "DiscreteSystem",
-    "discretize",
-    "discretize_dense",
-    "discretize_diagonal",
-    "mass_spring_damper",
-]
+from statewise.systems.continuous import ContinuousSystem as ContinuousSystem
+from statewise.systems.continuous import discretize as discretize
+from statewise.systems.continuous import mass_spring_damper as mass_spring_damper
+from statewise.systems.discrete import DiscreteSystem as DiscreteSystem
+from statewise.systems.rules import METHODS as METHODS
+from statewise.systems.rules import discretize_dense as discretize_dense
+from statewise.systems.rules import discretize_diagonal as discretize_diagonal

@@ -48,15 +48,10 @@ class TrainResult:
 
 
 class Course:
-    """What one run leaves on its way: lines of metrics, looks at the validation split, checkpoints.
+    """What one run leaves on its way: lines of metrics, looks at the validation split, checkpoints."""
 
-    name: of the run among others that are trained with it; its records then have it under "run"
-    """
-
-    def __init__(
-        self, state: RunState, metrics: MetricsFile | NoMetrics, reporter: Reporter, name: str | None = None
-    ) -> None:
-        self.state, self.metrics, self.reporter, self.name = state, metrics, reporter, name
+    def __init__(self, state: RunState, metrics: MetricsFile | NoMetrics, reporter: Reporter) -> None:
+        self.state, self.metrics, self.reporter = state, metrics, reporter
         self.reporting = reporting = state.config.reporting
         seconds = state.progress.seconds
         self._evaluate_due = Cadence(reporting.evaluate_every, reporting.evaluate_minutes, seconds)
@@ -106,7 +101,7 @@ class Course:
 
     def save(self) -> None:
         path = self.state.save(self.metrics.sync)
-        self.event({"kind": "checkpoint", "step": self.state.progress.step, "path": str(path)})
+        self.reporter.event({"kind": "checkpoint", "step": self.state.progress.step, "path": str(path)})
 
     @property
     def is_saved(self) -> bool:
@@ -119,10 +114,7 @@ class Course:
             self.state.ranks.by_first(lambda: self.metrics.write(record))  # no rank waits for one that has stopped
         except CheckpointError as error:
             raise CheckpointError(f"{error}; {self.state.what_remains()}") from error
-        self.event(record)
-
-    def event(self, record: dict[str, Any]) -> None:
-        self.reporter.event(record if self.name is None else {"kind": record["kind"], "run": self.name, **record})
+        self.reporter.event(record)
 
     def result(self, stopped_by: int | None) -> TrainResult:
         state = self.state
@@ -230,24 +222,19 @@ def diverged_record(step: int, error: DivergedError) -> dict[str, Any]:
     return {"kind": DIVERGED, "step": step + 1, "message": str(error), "what": error.what}
 
 
-def end_record(state: RunState, stopped_by: int | None, folder: Path | None = None) -> dict[str, Any]:
-    """folder: that of several runs side by side, of which this is one; None: the run is alone"""
+def end_record(state: RunState, stopped_by: int | None) -> dict[str, Any]:
     step, seconds, checkpoint = state.progress.step, state.progress.seconds, state.checkpoint
-    if folder is not None and checkpoint is not None:
-        checkpoint = folder / "*" / checkpoint.relative_to(state.run.path)
-    last, each = ("checkpoint is", "") if folder is None else ("checkpoints are", " each")
     unit, units = state.task.unit, units_in(state, step)
     if stopped_by is None:
         message = (
-            f"done after step {step:,}: {units:,} {unit}{each} in {seconds:,.0f} s, "
-            f"{units / max(seconds, 1e-9):,.0f} a second; the last {last} {checkpoint}"
+            f"done after step {step:,}: {units:,} {unit} in {seconds:,.0f} s, "
+            f"{units / max(seconds, 1e-9):,.0f} a second; the last checkpoint is {checkpoint}"
         )
         kind = "end"
     else:
         saved = f"saved in {checkpoint}" if step else "nothing to save"
         name = signal.Signals(stopped_by).name
-        again = f"statewise train --resume {folder or state.run.path}"
-        message = f"stopped by {name} after step {step:,}, {saved}; to go on: {again}"
+        message = f"stopped by {name} after step {step:,}, {saved}; to go on: statewise train --resume {state.run.path}"
         kind = "stop"
     return {
         "kind": kind,

@@ -35,7 +35,7 @@ NUMBERS_PER_WIDTH = 256
 def require_memory(config: RunConfig, task: Task[Any, Any], *, copies: int = 1, n_ranks: int = 1) -> None:
     """Refuses a run that cannot fit into what is free, before it starts. Call it before its model is built.
 
-    copies:  of the model, for runs that are trained side by side
+    copies:  of the run, which are trained at once in processes of their own
     n_ranks: processes that train one model together
 
     Where a bound from the shapes of the parameters alone says that it fits, nothing is followed, so that a small run

@@ -26,9 +26,9 @@ class Reporter:
     is called after every step with the fraction of the run that is done and that step's "train" record. Before all,
     ``begin`` tells what is trained for.
 
-    Of runs that are trained side by side "train", "evaluation" and "diverged" (one was dropped) have the name of theirs
-    under "run", the others the names of all under "runs"; ``progress`` hears of the mean, and at the end, if all came
-    there, there is a "summary": the last validation of each run, and of the seeds of the best learning rate their mean.
+    Of several runs all these, and the records of ``progress``, have the name of theirs under "run", but for one "stop"
+    of all, with their names under "runs". A run that went wrong is told by "diverged". At the end, if all came there,
+    there is a "summary": the last validation of each run, and of the seeds of the best learning rate their mean.
     """
 
     def begin(self, task: Task[Any, Any]) -> None:
@@ -60,16 +60,17 @@ class TerminalReporter(Reporter):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.bar: Any = None
-        self.row: Any = None  # of the bar
+        self.rows: dict[str, Any] = {}  # of the bar, by the name of the run
         self.task: Any = None
+        self.is_described = False
 
     def begin(self, task: Task[Any, Any]) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.task, self.row = task, None
+        self.task, self.rows, self.is_described = task, {}, False
         self.bar = Progress(
             # Every column in one line of 80 characters, whatever is left for the bar
-            TextColumn("step {task.fields[step]}"),
+            TextColumn("{task.description}step {task.fields[step]}"),
             BarColumn(bar_width=None),
             TextColumn("{task.percentage:.0f}%"),
             TextColumn("{task.fields[shown]}"),
@@ -80,11 +81,15 @@ class TerminalReporter(Reporter):
         )
 
     def event(self, record: Mapping[str, Any]) -> None:
-        if record["kind"] == "start":
+        kind, run = record["kind"], record.get("run")
+        if kind == "start" and not self.is_described:  # of several runs the first: they differ in little
+            self.is_described = True
             self._print(record["data"])
             self.console.print(groups_table(record["groups"]))
-        if record["kind"] == "summary":
+        if kind == "summary":
             self.console.print(summary_table(record))
+        if kind in ("end", "diverged") and run in self.rows:
+            self.bar.remove_task(self.rows.pop(run))
         line = event_line(record, self.task)
         if line is not None:
             self._print(line)
@@ -95,10 +100,11 @@ class TerminalReporter(Reporter):
             "gradient_norm": record["gradient_norm"],
             "shown": progress_line(record, self.task),
         }
-        if self.row is None:
-            self.row = self.bar.add_task("", total=1.0, **shown)
+        run = record.get("run", "")
+        if run not in self.rows:
+            self.rows[run] = self.bar.add_task(run and f"{run} ", total=1.0, **shown)
             self.bar.start()
-        self.bar.update(self.row, completed=fraction, **shown)
+        self.bar.update(self.rows[run], completed=fraction, **shown)
 
     def close(self) -> None:
         if self.bar is not None:
@@ -120,7 +126,7 @@ def event_line(record: Mapping[str, Any], task: Task[Any, Any] | None) -> str | 
         return f"{name}step {record['step']:,}: validation {task.evaluation_line.format(**record)}{best}"
     if kind == "checkpoint":
         return f"step {record['step']:,}: saved {record['path']}"
-    if kind in ("diverged", "reached"):
+    if kind == "diverged":
         return f"{record['run']}: {record['message']}; the others go on"
     return str(record["message"]) if kind in ("warning", "changed", "stop", "end") else None
 
@@ -132,7 +138,7 @@ def progress_line(record: Mapping[str, Any], task: Task[Any, Any]) -> str:
 
 
 def summary_table(record: Mapping[str, Any]) -> Table:
-    """The "summary" of runs that were trained side by side, as a table that rich can print."""
+    """The "summary" of several runs, as a table that rich can print."""
     from rich.table import Table
 
     table = Table("run", title="after the last step, validation split", title_justify="left")

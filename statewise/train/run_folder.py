@@ -3,7 +3,6 @@
     run.json                      the configuration
     metrics.jsonl                 see metrics.py
     checkpoints/step-00000500/    complete as soon as it has its name
-    checkpoints/abandoned/        checkpoints that the run has gone back behind
 
 Hidden names are unfinished writes, except for ``.lock``: empty, or under torchrun the name of the launch.
 """
@@ -37,7 +36,6 @@ from statewise.train.tasks import run_types
 
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = ".lock"
-ABANDONED = "abandoned"  # within CHECKPOINTS
 RUN = "run"  # in a checkpoint's trainer/state.json: the configuration that it was trained with, as run.json has it
 SHOWN = 80  # characters of a value in a message
 
@@ -121,21 +119,6 @@ class RunFolder:
         data = {"statewise_version": __version__, **to_dict(self.config)}
         text = (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
         write_bytes(self.path / RUN_FILE, text)
-
-
-def set_aside(checkpoint: Path) -> Path:
-    """Moves a checkpoint of a run to where it no longer counts as one; returns its new place."""
-    folder, number = checkpoint.parent / ABANDONED, 1
-    aside = folder / checkpoint.name
-    while os.path.lexists(aside):
-        number += 1
-        aside = folder / f"{checkpoint.name}-{number}"
-    try:
-        folder.mkdir(exist_ok=True)
-        checkpoint.rename(aside)
-    except OSError as error:
-        raise CheckpointError(f"cannot move {checkpoint} to {aside}: {error.strerror}") from error
-    return aside
 
 
 @contextmanager

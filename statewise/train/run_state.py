@@ -44,15 +44,10 @@ class Progress:
 class RunState:
     """A model in training, its optimiser, its data, and how far it is."""
 
-    def __init__(
-        self, run: RunFolder, at: int | None = None, *, stacked: bool = False, ranks: Ranks | None = None
-    ) -> None:
+    def __init__(self, run: RunFolder, *, ranks: Ranks | None = None) -> None:
         """Begins the run, or takes it up where its last checkpoint left it.
 
-        ranks:   the processes that share it; None: this one alone
-        at:      take up the checkpoint of this step (0: begin); those that come after it have to be out of the way
-                 before the next one is saved
-        stacked: it is trained side by side with others, which its checkpoints then say
+        ranks: the processes that share it; None: this one alone
         """
         self.run, self.config = run, run.config.train
         self.ranks = ranks = Ranks() if ranks is None else ranks
@@ -61,12 +56,10 @@ class RunState:
         ranks.divide(run.config)
         self.batches = self.task.batches
         self.total_steps = self._total_steps()
-        if not stacked:
-            ranks.agree(lambda: require_memory(run.config, self.task, n_ranks=ranks.size))
+        ranks.agree(lambda: require_memory(run.config, self.task, n_ranks=ranks.size))
         self.progress = Progress()
-        latest = ranks.by_first(run.latest) if at is None else run.checkpoint_path(at) if at else None
+        latest = ranks.by_first(run.latest)
         self.checkpoint = latest
-        self.stacked = stacked
         seed_generators(self.config.seed)
         self.model = ranks.build(run.config, self.task, self.device, latest).train()
         self.model.gradient_checkpointing = self.config.gradient_checkpointing
@@ -87,8 +80,8 @@ class RunState:
             epochs = max(1, math.ceil(budget.epochs * self.batches.steps_per_epoch / self.config.accumulation))
         return min((n for n in (budget.steps, epochs) if n is not None), default=None)
 
-    def save(self, before: Callable[[], None], *, prune: bool = True) -> Path:
-        """Writes a checkpoint and, with ``prune``, deletes those that are no longer kept. ``before`` is called first.
+    def save(self, before: Callable[[], None]) -> Path:
+        """Writes a checkpoint, and deletes those that are no longer kept. ``before`` is called first.
 
         Errors: DivergedError, before anything is written, if a parameter is not finite; CheckpointError if the
                 disk does not take it, saying which checkpoint remains.
@@ -107,8 +100,7 @@ class RunState:
             lambda whole: self._write(path, trainer, generators, before, whole),
         )
         self.checkpoint = path
-        if prune:
-            ranks.by_first(self.prune)
+        ranks.by_first(self._prune)
         return path
 
     def _write(
@@ -126,7 +118,6 @@ class RunState:
             **generators,
             "data": self.task.fingerprint,
             RUN: to_dict(self.run.config),
-            **({"stacked": True} if self.stacked else {}),
         }
         try:
             self.run.require_own()
@@ -135,8 +126,7 @@ class RunState:
         except (OSError, CheckpointError) as error:
             raise CheckpointError(f"{error}; {self.what_remains()}") from error
 
-    def prune(self) -> None:
-        """Deletes the checkpoints that are no longer kept."""
+    def _prune(self) -> None:
         try:
             reporting = self.config.reporting
             checkpoints.prune(self.run.path, reporting.keep_last, reporting.keep_best)

@@ -5,9 +5,38 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
+
+
+class Stopped(BaseException):
+    """A signal asked for the end; what was finished is kept. Nothing that catches errors on the way stops it."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"stopped by signal {signal}")
+        self.signal = signal
+
+
+@contextmanager
+def stopping_at_signals() -> Iterator[None]:
+    """Within it Ctrl-C and SIGTERM are :class:`Stopped`, at once: what is not finished is not kept anyway."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            before[number] = signal.signal(number, stop)
+        except ValueError:  # not the main thread, which alone may: Ctrl-C then reaches that one
+            break
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class StopSignals:
@@ -18,6 +47,8 @@ class StopSignals:
     before_the_end: is called before the second one kills
     """
 
+    present: ClassVar[StopSignals | None] = None  # that which is in use
+
     def __init__(self, before_the_end: Callable[[], None] | None = None) -> None:
         self.received: int | None = None
         self._before_the_end = before_the_end
@@ -27,6 +58,7 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
+            StopSignals.present = self
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -42,3 +74,5 @@ class StopSignals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if StopSignals.present is self:
+            StopSignals.present = None

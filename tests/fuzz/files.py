@@ -199,7 +199,7 @@ def write_questions(folder: Path) -> None:
 
 
 def read_questions(folder: Path) -> None:
-    from statewise.evaluate.choice import open_tasks
+    from statewise.evaluate.questions import open_tasks
 
     for form in ("official", "columns"):
         for name in ("superglue", "lambada"):
@@ -214,7 +214,7 @@ def write_blimp(folder: Path) -> None:
 
 
 def read_blimp(folder: Path) -> None:
-    from statewise.evaluate.choice import open_tasks
+    from statewise.evaluate.questions import open_tasks
 
     open_tasks(["blimp_causative"], folder)
 

@@ -127,8 +127,6 @@ def fitting(draw: Draw, name: str) -> list[Any]:
         given, grads = [stored(b, l, w)], [stored(b, l, w)]
     elif base == "linear":
         given, grads = [real(b, k), real(w, k), maybe(real(w))], []
-    elif base == "stacked_linear":
-        given, grads = [real(n, b, k), real(n, w, k), maybe(real(n, w))], []
     elif base in ("linear_cross_entropy", "linear_cross_entropy_sum"):
         targets = torch.randint(0, max(w, 1), (b,), generator=draw.generator)
         given = [stored(b, k), stored(w, k), targets, *([real(b), flag] if base.endswith("sum") else [])]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statewise.benchmark.case import Case, Function, Workload, kernel_case, ours
+from statewise.benchmark.case import Case, Function, Workload, case_name, kernel_case, ours
 from statewise.benchmark.peers import scan as peers
 
 LENGTHS = (512, 2048, 8192)
@@ -52,7 +52,7 @@ def cases(quick: bool) -> list[Case]:
                     sides |= {"published loop": lambda: peers.paper_loop}
             found.append(
                 kernel_case(
-                    case_name(length, gradients),
+                    case_name(f"L={length:,}", gradients),
                     f"batch 1, {width} channels, N=16, with D, gate and softplus",
                     functools.partial(inputs, steps, width),
                     sides,
@@ -64,13 +64,9 @@ def cases(quick: bool) -> list[Case]:
     return found
 
 
-def case_name(length: int, gradients: bool) -> str:
-    return f"L={length:,}, {'forward and backward' if gradients else 'forward'}"
-
-
 WORKLOAD = Workload(
     name="scan",
     summary="selective scan (Mamba): the published loop, chunks in PyTorch, mambapy",
     cases=cases,
-    memory=tuple(case_name(2048, gradients) for gradients in (False, True)),
+    memory=tuple(case_name("L=2,048", gradients) for gradients in (False, True)),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statewise.benchmark.case import Case, Function, Workload, kernel_case, ours
+from statewise.benchmark.case import Case, Function, Workload, case_name, kernel_case, ours
 from statewise.benchmark.peers import ssd as peers
 
 LENGTHS = (256, 512, 1024, 2048, 8192)
@@ -56,7 +56,7 @@ def cases(quick: bool) -> list[Case]:
                 sides["published listing"] = lambda: peers.paper_listing
             found.append(
                 kernel_case(
-                    case_name(length, gradients),
+                    case_name(f"L={length:,}", gradients),
                     f"batch 1, {heads} heads of 64, N=128, one group",
                     functools.partial(inputs, shown, heads),
                     sides,
@@ -68,13 +68,9 @@ def cases(quick: bool) -> list[Case]:
     return found
 
 
-def case_name(length: int, gradients: bool) -> str:
-    return f"L={length:,}, {'forward and backward' if gradients else 'forward'}"
-
-
 WORKLOAD = Workload(
     name="ssd",
     summary="state-space duality (Mamba-2): the published listing, batched matmul, causal attention",
     cases=cases,
-    memory=tuple(case_name(2048, gradients) for gradients in (False, True)),
+    memory=tuple(case_name("L=2,048", gradients) for gradients in (False, True)),
 )

@@ -9,7 +9,17 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from statewise.benchmark.case import Action, Case, Function, Workload, kernel_case, our_sides, ours, with_kernels
+from statewise.benchmark.case import (
+    Action,
+    Case,
+    Function,
+    Workload,
+    case_name,
+    kernel_case,
+    our_sides,
+    ours,
+    with_kernels,
+)
 from statewise.benchmark.peers import time_invariant as peers
 from statewise.mixers.s4 import S4Config
 from statewise.operators import diagonal_low_rank
@@ -73,10 +83,6 @@ def our_cauchy(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
 def layer(generate: Function, convolve: Function) -> Function:
     """Generation and convolution, what an S4D layer is without its projections."""
     return lambda u, c, log_A: convolve(u, generate(c, log_A, u.shape[1]))
-
-
-def case_name(what: str, gradients: bool) -> str:
-    return f"{what}, {'forward and backward' if gradients else 'forward'}"
 
 
 def convolutions(quick: bool) -> list[Case]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from statewise.checkpoints.convert.read import Progress, Published, load_published, open_published
-from statewise.checkpoints.convert.write import WRITTEN, save_as
-
-__all__ = ["WRITTEN", "Progress", "Published", "load_published", "open_published", "save_as"]
+from statewise.checkpoints.convert.read import Progress as Progress
+from statewise.checkpoints.convert.read import Published as Published
+from statewise.checkpoints.convert.read import load_published as load_published
+from statewise.checkpoints.convert.read import open_published as open_published
+from statewise.checkpoints.convert.write import WRITTEN as WRITTEN
+from statewise.checkpoints.convert.write import save_as as save_as

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from statewise.errors import CheckpointError
+from statewise.errors import CheckpointError, retold
 
 Compute = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -35,6 +35,11 @@ class Entry:
 def same(theirs: str, ours: str) -> Entry:
     """One tensor under two names."""
     return Entry((theirs,), (ours,))
+
+
+def affine(theirs: str, ours: str, *, bias: bool = True) -> list[Entry]:
+    """The weight and, where there is one, the bias of a map or a norm."""
+    return [same(f"{theirs}.{part}", f"{ours}.{part}") for part in ("weight", "bias")[: 1 + bias]]
 
 
 def reshaped(
@@ -160,10 +165,8 @@ def write_entries(
 def _compute(function: Compute | None, given: tuple[Tensor, ...], where: str) -> tuple[Tensor, ...]:
     if function is None:
         return given
-    try:
+    with retold(CheckpointError, CheckpointError, where=f"{where}: "):
         made = function(*given)
-    except CheckpointError as error:
-        raise CheckpointError(f"{where}: {error}") from error
     return made if isinstance(made, tuple) else (made,)
 
 

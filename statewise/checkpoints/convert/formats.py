@@ -19,7 +19,7 @@ Tensors = Mapping[str, Tensor]
 class Format:
     """What others publish models in.
 
-    name:       for messages and ``--to``      summary: one line
+    name:       for messages and ``--to``
     recognises: (config, names of the tensors) -> whether it is this format. ``config`` is the JSON beside the tensors,
                 empty if there is none; for a file by Lightning with "pytorch-lightning_version" and "hyper_parameters"
                 (plain data). Names are as in the file, also where all begin with "model."
@@ -30,7 +30,6 @@ class Format:
     """
 
     name: str
-    summary: str
     recognises: Callable[[Config, frozenset[str]], bool]
     read: Callable[[Config, Tensors], tuple[ModelConfig, dict[str, Tensor]]]
     write: Callable[[ModelConfig, Tensors], tuple[dict[str, Any], dict[str, Tensor]]] | None = None

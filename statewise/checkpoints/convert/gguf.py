@@ -23,7 +23,7 @@ from statewise.checkpoints.convert.gguf_tokenizer import read_tokenizer, write_t
 from statewise.checkpoints.empty import expected_shapes
 from statewise.checkpoints.files import SavedTokenizer
 from statewise.checkpoints.tensor_files import require_held, shown
-from statewise.errors import CheckpointError, ConfigError, InputError
+from statewise.errors import CheckpointError, ConfigError, InputError, retold
 from statewise.models.base import ModelConfig
 from statewise.models.language_model import LanguageModelConfig
 
@@ -59,11 +59,9 @@ def read_gguf(path: str | os.PathLike[str]) -> tuple[LanguageModelConfig, dict[s
             f"with tensors in {', '.join(found) or 'no type'}; "
             f"read are {' and '.join(ARCHITECTURES)}, in {', '.join(TYPES)}" + _advice(unread)
         )
-    try:
+    with retold(CheckpointError, CheckpointError, ConfigError, where=f"{path}: "):
         config = read_config(architecture, file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
         shapes = expected_shapes(config)
-    except (CheckpointError, ConfigError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
     entries = build_entries(config)
     tensors = {name: file.read(name) for name in file.tensors}
     return config, read_entries(entries, tensors, shapes, where=str(path))

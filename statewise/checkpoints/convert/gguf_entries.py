@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -113,7 +113,7 @@ def build_entries(config: LanguageModelConfig) -> list[Entry]:
             same(f"{theirs}attn_norm.weight", f"layers.{i}.mixer_norm.weight"),
             same(f"{theirs}ssm_in.weight", f"{ours}in_proj.weight"),
             same(f"{theirs}ssm_out.weight", f"{ours}out_proj.weight"),
-            _computed(f"{theirs}ssm_conv1d.weight", f"{ours}convolution.weight", _reversed, _reversed),
+            Entry((f"{theirs}ssm_conv1d.weight",), (f"{ours}convolution.weight",), _reversed, _reversed),
             same(f"{theirs}ssm_conv1d.bias", f"{ours}convolution.bias"),
             same(f"{theirs}ssm_dt.bias", f"{ours}dynamics.dt_bias"),
             reshaped(f"{theirs}ssm_d", f"{ours}dynamics.D", **column),
@@ -122,12 +122,13 @@ def build_entries(config: LanguageModelConfig) -> list[Entry]:
             groups = (block.mixer.n_groups, d_inner // block.mixer.n_groups)
             shape: dict[str, Any] = {"theirs_shape": groups, "ours_shape": (d_inner,), "drops_ones": True}
             norm = reshaped(f"{theirs}ssm_norm.weight", f"{ours}norm.weight", **shape)
-            entries += [norm, _computed(f"{theirs}ssm_a", f"{ours}dynamics.A_log", _log_of_column, _A_as_column)]
+            table = Entry((f"{theirs}ssm_a",), (f"{ours}dynamics.A_log",), lambda A: log_of_A(A).flatten(), _column)
+            entries += [norm, table]
         else:
             entries += [
                 same(f"{theirs}ssm_x.weight", f"{ours}x_proj.weight"),
                 same(f"{theirs}ssm_dt.weight", f"{ours}dt_proj.weight"),
-                _computed(f"{theirs}ssm_a", f"{ours}dynamics.A_log", log_of_A, A_of_log),
+                Entry((f"{theirs}ssm_a",), (f"{ours}dynamics.A_log",), log_of_A, A_of_log),
             ]
     return entries
 
@@ -156,23 +157,13 @@ def A_of_log(A_log: Tensor) -> Tensor:
     return A
 
 
-def _log_of_column(A: Tensor) -> Tensor:
-    return log_of_A(A).flatten()
-
-
-def _A_as_column(A_log: Tensor) -> Tensor:
+def _column(A_log: Tensor) -> Tensor:
     return A_of_log(A_log)[:, None]
 
 
 def _reversed(taps: Tensor) -> Tensor:
     """Theirs are oldest first, ours newest first."""
     return taps.flip(-1)
-
-
-def _computed(
-    theirs: str, ours: str, to_ours: Callable[[Tensor], Tensor], to_theirs: Callable[[Tensor], Tensor]
-) -> Entry:
-    return Entry((theirs,), (ours,), to_ours, to_theirs)
 
 
 def _sizes(mixer: MixerConfig, d_model: int) -> dict[str, Value]:

@@ -105,7 +105,14 @@ def _h3_entries(d_model: int, block: BlockConfig, names: Names, theirs: str, our
     table = []
     for part in ("weight", "bias"):
         split = tuple(names(f"{theirs}.mixer.{letter}_proj.{part}") for letter in "qkv")
-        table.append(Entry(split, (f"{ours}.mixer.in_proj.{part}",), _stacked, _thirds))
+        table.append(
+            Entry(
+                split,
+                (f"{ours}.mixer.in_proj.{part}",),
+                lambda *parts: torch.cat(parts),
+                lambda stacked: stacked.chunk(3),
+            )
+        )
     table += _both(names, f"{theirs}.mixer.output_linear", f"{ours}.mixer.out_proj")
     shift, diagonal = f"{theirs}.mixer.ssm_k_kernel.kernel", f"{theirs}.mixer.kernel.kernel"
     shapes = {f"{shift}.C": (d_shift,), f"{diagonal}.C": (n, 2)}
@@ -134,10 +141,6 @@ def _stacked(*parts: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _thirds(stacked: Tensor) -> tuple[Tensor, ...]:
-    return stacked.chunk(3)
-
-
 def _frequencies(mixer: AttentionConfig, config: LanguageModelConfig) -> Tensor:
     """The turn of each pair of features from one position to the next."""
     d_rotary = mixer.rotary_width(mixer.head_width(config.d_model))
@@ -163,7 +166,6 @@ def _check_frequencies(name: str, tensors: Mapping[str, Tensor], mixer: Attentio
 FORMATS = (
     Format(
         name="h3",
-        summary="H3's released models (Fu et al. 2023): model.pt, without a config",
         recognises=recognises,
         read=read,
         write=write,

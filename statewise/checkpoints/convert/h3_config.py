@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import require_tensor
-from statewise.checkpoints.convert.fields import dropout_of, refuse_unknown, require, section
+from statewise.checkpoints.convert.fields import count, dropout_of, number, refuse_unknown, require, section
 from statewise.checkpoints.convert.h3_names import Names
-from statewise.checkpoints.convert.mamba_fields import count, number
 from statewise.errors import CheckpointError, excerpt
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.h3 import H3Config
@@ -27,17 +26,9 @@ EPS = 1e-5
 
 # Arguments of the published constructor, and what else a config.json may hold, that change no output.
 _NO_EFFECT = (
-    *("resid_dropout", "embed_dropout", "initializer_cfg", "fused_mlp", "fused_dropout_add_ln", "residual_in_fp32"),
-    *(
-        "pytorch-lightning_version",
-        "hyper_parameters",
-        "pad_vocab_size_multiple",
-        "model_type",
-        "architectures",
-        "torch_dtype",
-        "dtype",
-        "transformers_version",
-    ),
+    "resid_dropout embed_dropout initializer_cfg fused_mlp fused_dropout_add_ln residual_in_fp32 "
+    "pytorch-lightning_version hyper_parameters pad_vocab_size_multiple model_type architectures torch_dtype dtype "
+    "transformers_version"
 )
 _ATTENTION_NO_EFFECT = ("use_flash_attn", "fused_bias_fc", "checkpointing")
 _ATTENTION_FIXED = {"causal": True, "bias": True, "dwconv": False, "softmax_scale": None, "rotary_emb_scale_base": 0}
@@ -141,7 +132,7 @@ def _read_config(config: Mapping[str, Any], *, vocab_size: int, **of_the_file: A
     stored = section(section(config, "hyper_parameters", _WHERE), "model", _WHERE)  # of a file by Lightning
     attention = section(config, "attn_cfg", _WHERE) or section(stored, "attn_cfg", _WHERE)
     ssm = section(config, "ssm_cfg", _WHERE)
-    known = ("n_heads", "attn_cfg", "ssm_cfg", "layer_norm_epsilon", "vocab_size", *of_the_file, *_NO_EFFECT)
+    known = ("n_heads", "attn_cfg", "ssm_cfg", "layer_norm_epsilon", "vocab_size", *of_the_file, *_NO_EFFECT.split())
     refuse_unknown(config, known, _WHERE)
     known = ("num_heads", "rotary_emb_dim", "dropout", *_ATTENTION_FIXED, *_ATTENTION_NO_EFFECT)
     refuse_unknown(attention, known, f"{_WHERE}: attn_cfg")

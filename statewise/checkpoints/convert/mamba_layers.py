@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statewise.checkpoints.convert.entries import Entry, repeated, require_shape, same
+from statewise.checkpoints.convert.entries import Entry, affine, repeated, require_shape, same
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
@@ -36,13 +36,13 @@ def model_entries(
         table = [repeated(embedding, lm_head, "embedding.weight")]
     else:
         table = [same(embedding, "embedding.weight")]
-    table += _norm(f"{prefix}backbone.norm_f", "norm", config.norm)
+    table += affine(f"{prefix}backbone.norm_f", "norm", bias=config.norm == "layer")
     for i, block in enumerate(config.blocks):
         theirs, ours = f"{prefix}backbone.layers.{i}", f"layers.{i}"
-        table += _norm(f"{theirs}.norm", f"{ours}.mixer_norm", block.norm)
+        table += affine(f"{theirs}.norm", f"{ours}.mixer_norm", bias=block.norm == "layer")
         table += _mixer(block.mixer, f"{theirs}.mixer.", f"{ours}.mixer.")
         if block.mlp is not None:
-            table += _norm(f"{theirs}.norm2", f"{ours}.mlp_norm", block.norm)
+            table += affine(f"{theirs}.norm2", f"{ours}.mlp_norm", bias=block.norm == "layer")
             table.append(Entry((f"{theirs}.mlp.fc1.weight",), (f"{ours}.mlp.in_proj.weight",), _swapped, _swapped))
             table.append(same(f"{theirs}.mlp.fc2.weight", f"{ours}.mlp.out_proj.weight"))
     return table
@@ -53,28 +53,19 @@ def check_embedding(config: LanguageModelConfig, name: str, tensors: Mapping[str
     require_shape(f"{where}: {name}", tensors[name], (config.vocab_size, config.d_model))
 
 
-def _norm(theirs: str, ours: str, kind: str) -> list[Entry]:
-    return _affine(theirs, ours, bias=kind == "layer")
-
-
-def _affine(theirs: str, ours: str, *, bias: bool) -> list[Entry]:
-    names = ("weight", "bias") if bias else ("weight",)
-    return [same(f"{theirs}.{name}", f"{ours}.{name}") for name in names]
-
-
 def _mixer(config: MixerConfig, theirs: str, ours: str) -> list[Entry]:
     if isinstance(config, AttentionConfig):
         output_bias = config.bias if config.output_bias is None else config.output_bias
         return [
-            *_affine(f"{theirs}in_proj", f"{ours}in_proj", bias=config.bias),
+            *affine(f"{theirs}in_proj", f"{ours}in_proj", bias=config.bias),
             *([] if config.n_taps is None else _convolution(theirs, ours, bias=True)),
-            *_affine(f"{theirs}out_proj", f"{ours}out_proj", bias=output_bias),
+            *affine(f"{theirs}out_proj", f"{ours}out_proj", bias=output_bias),
         ]
     assert isinstance(config, (MambaConfig, Mamba2Config))
     table = [
-        *_affine(f"{theirs}in_proj", f"{ours}in_proj", bias=config.bias),
+        *affine(f"{theirs}in_proj", f"{ours}in_proj", bias=config.bias),
         *_convolution(theirs, ours, bias=config.convolution_bias),
-        *_affine(f"{theirs}out_proj", f"{ours}out_proj", bias=config.bias),
+        *affine(f"{theirs}out_proj", f"{ours}out_proj", bias=config.bias),
         *(same(f"{theirs}{name}", f"{ours}dynamics.{name}") for name in ("A_log", "D")),
     ]
     if isinstance(config, MambaConfig):

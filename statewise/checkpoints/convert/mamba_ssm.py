@@ -15,9 +15,20 @@ from typing import Any
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import read_entries, require_tensor, write_entries
-from statewise.checkpoints.convert.fields import refuse_unknown, require, require_layers, section
+from statewise.checkpoints.convert.fields import (
+    NO_LIMIT,
+    bounded,
+    count,
+    flag,
+    interval,
+    number,
+    refuse_unknown,
+    require,
+    require_layers,
+    section,
+    wrong,
+)
 from statewise.checkpoints.convert.formats import Config, Format, Tensors
-from statewise.checkpoints.convert.mamba_fields import NO_LIMIT, bounded, count, flag, interval, number, wrong
 from statewise.checkpoints.convert.mamba_layers import check_embedding, model_entries, only, uniform
 from statewise.checkpoints.empty import expected_shapes
 from statewise.errors import CheckpointError
@@ -34,20 +45,8 @@ NORM_EPS = 1e-5  # of all norms; no field says it
 MLP_MULTIPLE = 128
 CODESTRAL_PREFIX = "model."
 
-_FIELDS = [
-    "d_model",
-    "d_intermediate",
-    "n_layer",
-    "vocab_size",
-    "ssm_cfg",
-    "attn_layer_idx",
-    "attn_cfg",
-    "rms_norm",
-    "residual_in_fp32",
-    "fused_add_norm",
-    "pad_vocab_size_multiple",
-    "tie_embeddings",
-]
+_SHARED = "vocab_size rms_norm residual_in_fp32 fused_add_norm pad_vocab_size_multiple tie_embeddings"
+_FIELDS = f"d_model d_intermediate n_layer ssm_cfg attn_layer_idx attn_cfg {_SHARED}"
 _MAMBA = "layer d_state d_conv expand dt_rank dt_min dt_max dt_init dt_scale dt_init_floor conv_bias bias use_fast_path"
 _MAMBA2 = (
     "layer d_state d_conv conv_init expand headdim d_ssm ngroups A_init_range D_has_hdim rmsnorm norm_before_gate "
@@ -57,17 +56,7 @@ _ATTENTION = (
     "num_heads num_heads_kv head_dim mlp_dim qkv_proj_bias out_proj_bias softmax_scale causal d_conv rotary_emb_dim "
     "rotary_emb_base rotary_emb_interleaved"
 )
-_CODESTRAL = {"dim": "d_model", "n_layers": "n_layer"} | {
-    name: name
-    for name in [
-        "vocab_size",
-        "rms_norm",
-        "residual_in_fp32",
-        "fused_add_norm",
-        "pad_vocab_size_multiple",
-        "tie_embeddings",
-    ]
-}
+_CODESTRAL = {"dim": "d_model", "n_layers": "n_layer", **{name: name for name in _SHARED.split()}}
 
 
 def recognises(config: Config, names: frozenset[str]) -> bool:
@@ -110,7 +99,7 @@ def write(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[s
 def from_theirs(config: Config) -> LanguageModelConfig:
     """Our config of the same model."""
     where = "mamba_ssm's config"
-    refuse_unknown(config, _FIELDS, where)
+    refuse_unknown(config, _FIELDS.split(), where)
     d_model, n_layers = (count(config, name, None, where) for name in ("d_model", "n_layer"))
     vocab_size, multiple = count(config, "vocab_size", 50277, where), count(config, "pad_vocab_size_multiple", 8, where)
     d_intermediate = count(config, "d_intermediate", 0, where, at_least=0)
@@ -301,7 +290,6 @@ def _codestral(config: Config) -> dict[str, Any]:
 FORMATS = (
     Format(
         name="mamba_ssm",
-        summary="mamba_ssm's Mamba, Mamba-2 and hybrids with attention, and Codestral Mamba",
         recognises=recognises,
         read=read,
         write=write,

@@ -15,7 +15,7 @@ from statewise.checkpoints.convert.source import Source, find_source
 from statewise.checkpoints.convert.weights import owned, read_weights
 from statewise.checkpoints.empty import build_empty, fill
 from statewise.checkpoints.tensor_files import GGUF, require_finite, stored_tensors
-from statewise.errors import CheckpointError, ConfigError, excerpt
+from statewise.errors import CheckpointError, ConfigError, excerpt, retold
 from statewise.mixers.base import Dynamics
 from statewise.models.base import Model, ModelConfig
 
@@ -78,10 +78,8 @@ def open_published(path: Path) -> Published:
         return Published(source, "gguf", *read_gguf(source.weights), {})
     their_config, theirs = read_weights(source)
     found = recognise(source, their_config, frozenset(theirs))
-    try:
+    with retold(CheckpointError, CheckpointError, ConfigError, where=f"{path}, read as {found.name}: "):
         config, ours = found.read(their_config, theirs)
-    except (CheckpointError, ConfigError) as error:
-        raise CheckpointError(f"{path}, read as {found.name}: {error}") from error
     return Published(source, found.name, config, dict(ours), theirs)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from statewise.checkpoints.convert import s4d
-from statewise.checkpoints.convert.entries import Entry, read_entries, same, write_entries
+from statewise.checkpoints.convert.entries import Entry, affine, read_entries, same, write_entries
 from statewise.checkpoints.convert.formats import Config, Format, Tensors
 from statewise.checkpoints.convert.s4_config import Settings
 from statewise.checkpoints.convert.s4_layers import Layer, find_layers, written_layers
@@ -117,9 +117,9 @@ def _ends(
         table.append(same(f"{encoder}bias", "embedding.bias"))
     if folded:
         return [*table, *_folded_head(f"{prefix}norm.norm.", decoder, config.norm_eps)]
-    table += [same(f"{decoder}{part}", f"head.{part}") for part in ("weight", "bias")]
+    table += affine(decoder.removesuffix("."), "head")
     if config.final_norm is not None:
-        table += [same(f"{prefix}norm.norm.{part}", f"norm.{part}") for part in ("weight", "bias")]
+        table += affine(f"{prefix}norm.norm", "norm")
     return table
 
 
@@ -149,7 +149,6 @@ def _is_system(name: str) -> bool:
 FORMATS = (
     Format(
         name="s4d",
-        summary="the minimal S4D of the S4 repository, in the model of its example.py",
         recognises=s4d.recognises,
         read=s4d.read,
         write=s4d.write,
@@ -157,7 +156,6 @@ FORMATS = (
     ),
     Format(
         name="s4",
-        summary="S4 and S4D models of the S4 repository, versions 3 and 4",
         recognises=recognises,
         read=read,
         write=write,

@@ -23,8 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from statewise.checkpoints.convert.fields import dropout_of, refers, refuse_unknown, require, section
-from statewise.checkpoints.convert.mamba_fields import number
+from statewise.checkpoints.convert.fields import dropout_of, number, refers, refuse_unknown, require, section
 from statewise.checkpoints.convert.s4_kernel import POSITIVE
 from statewise.errors import CheckpointError, excerpt
 from statewise.mixers.activations import ACTIVATIONS

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import Entry, require_shape
-from statewise.checkpoints.convert.mamba_fields import LARGEST_COUNT
+from statewise.checkpoints.convert.fields import LARGEST_COUNT
 from statewise.errors import CheckpointError, excerpt
 from statewise.kernels.pairs import as_complex
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from statewise.checkpoints.convert.entries import Entry, same
+from statewise.checkpoints.convert.entries import Entry, affine, same
 from statewise.checkpoints.convert.fields import count_layers
 from statewise.checkpoints.convert.formats import Tensors
 from statewise.checkpoints.convert.s4_config import EPS, MODES, OUTPUTS, LayerSettings, Settings
@@ -62,7 +62,7 @@ class Layer:
         table += _norm(self.prefix, f"{ours}mixer_norm", self.block.norm)
         if self.mlp is not None:
             for theirs, target in (("ff.0.0", "in_proj"), ("ff.2", "out_proj")):
-                table += [same(f"{self.mlp}layer.{theirs}.{p}", f"{ours}mlp.{target}.{p}") for p in ("weight", "bias")]
+                table += affine(f"{self.mlp}layer.{theirs}", f"{ours}mlp.{target}")
             table += _norm(self.mlp, f"{ours}mlp_norm", self.block.norm)
         if self.unused is not None:
             table.append(Entry((self.unused,), (), optional=True))
@@ -70,7 +70,7 @@ class Layer:
 
 
 def _norm(theirs: str, ours: str, kind: str) -> list[Entry]:
-    table = [same(f"{theirs}norm.norm.{part}", f"{ours}.{part}") for part in ("weight", "bias")]
+    table = affine(f"{theirs}norm.norm", ours)
     if kind == "batch":
         table.append(same(f"{theirs}norm.norm.running_mean", f"{ours}.running_mean"))
         table.append(same(f"{theirs}norm.norm.running_var", f"{ours}.running_variance"))

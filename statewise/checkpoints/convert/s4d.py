@@ -13,6 +13,7 @@ from torch import Tensor
 
 from statewise.checkpoints.convert.entries import (
     Entry,
+    affine,
     read_entries,
     require_tensor,
     reshaped,
@@ -46,20 +47,19 @@ def recognises(config: Config, names: frozenset[str]) -> bool:
 
 def minimal_kernel(prefix: str, tensors: Tensors) -> Kernel:
     """The systems of a layer of this kind, whose names begin with ``prefix``."""
-    names = {"inv_dt": "log_dt", "A_real": "log_A_real", "A_imag": "A_imag", "C": "C"}
     require_tensor(f"{prefix}kernel.log_A_real", tensors, _WHERE)
     A = tensors[f"{prefix}kernel.log_A_real"]
     if A.ndim != 2:
         raise CheckpointError(
             f"{_WHERE}: {prefix}kernel.log_A_real has shape {tuple(A.shape)}, expected (d_model, d_state / 2)"
         )
-    d_model, n = A.shape
-    return _minimal_kernel(prefix, d_model, n, {ours: f"{prefix}kernel.{theirs}" for ours, theirs in names.items()})
+    return _minimal_kernel(prefix, *A.shape)
 
 
-def _minimal_kernel(prefix: str, d_model: int, n: int, names: dict[str, str]) -> Kernel:
+def _minimal_kernel(prefix: str, d_model: int, n: int) -> Kernel:
+    names = {"inv_dt": "log_dt", "A_real": "log_A_real", "A_imag": "A_imag", "C": "C"}
     return Kernel(
-        names={**names, "D": f"{prefix}D"},
+        names={ours: f"{prefix}kernel.{theirs}" for ours, theirs in names.items()} | {"D": f"{prefix}D"},
         d_model=d_model,
         n_heads=1,
         n_systems=d_model,
@@ -128,12 +128,10 @@ def read(config: Config, tensors: Tensors) -> tuple[ModelConfig, dict[str, Tenso
 
 
 def _entries(kernels: list[Kernel]) -> list[Entry]:
-    table = []
-    for theirs, ours in (("encoder", "embedding"), ("decoder", "head")):
-        table += [same(f"{theirs}.{part}", f"{ours}.{part}") for part in ("weight", "bias")]
+    table = [*affine("encoder", "embedding"), *affine("decoder", "head")]
     for i, kernel in enumerate(kernels):
         table += minimal_layer(kernel, f"s4_layers.{i}.", f"layers.{i}.mixer.")
-        table += [same(f"norms.{i}.{part}", f"layers.{i}.mixer_norm.{part}") for part in ("weight", "bias")]
+        table += affine(f"norms.{i}", f"layers.{i}.mixer_norm")
     return table
 
 
@@ -144,18 +142,7 @@ def write(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[s
     """
     config, mixer = _check_written(config)
     block, n_layers = config.blocks[0], len(config.blocks)
-    kernels = [
-        _minimal_kernel(
-            f"s4_layers.{i}.",
-            config.d_model,
-            mixer.n_stored,
-            {
-                name: f"s4_layers.{i}.kernel.{theirs}"
-                for name, theirs in (("inv_dt", "log_dt"), ("A_real", "log_A_real"), ("A_imag", "A_imag"), ("C", "C"))
-            },
-        )
-        for i in range(n_layers)
-    ]
+    kernels = [_minimal_kernel(f"s4_layers.{i}.", config.d_model, mixer.n_stored) for i in range(n_layers)]
     arguments = {
         "d_input": config.d_input,
         "d_output": config.n_outputs,
@@ -185,19 +172,9 @@ def _check_written(config: ModelConfig) -> tuple[SequenceModelConfig, S4DConfig]
         raise refuse(f"its layers have norm_eps={first.norm_eps}; published: {EPS}")
     mixer = first.mixer
     plain = S4DConfig(initialization="lin", learn_B=False)
-    fields = (
-        "n_heads",
-        "bidirectional",
-        "tied_dt",
-        "activation",
-        "gated_output",
-        "method",
-        "learn_B",
-        "B",
-        "n_systems",
-    )
+    fields = "n_heads bidirectional tied_dt activation gated_output method learn_B B n_systems"
     if not isinstance(mixer, S4DConfig) or not mixer.is_complex:
         raise refuse("published: its layers are S4D with complex A")
-    if any(getattr(mixer, field) != getattr(plain, field) for field in fields):
+    if any(getattr(mixer, field) != getattr(plain, field) for field in fields.split()):
         raise refuse(f"its layers are {mixer}; published: {plain}, of any d_state and dropout")
     return config, mixer

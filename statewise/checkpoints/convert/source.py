@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Collection, Mapping
@@ -15,7 +16,7 @@ from statewise.checkpoints.folders import RUN_FILE
 from statewise.checkpoints.manifest import CONFIG_FILE, TOKENIZER_FILE
 from statewise.checkpoints.tensor_files import GGUF, SAFETENSORS, TORCH_SUFFIXES, WEIGHT_SUFFIXES, shown
 from statewise.configuration import parse_json
-from statewise.errors import CheckpointError, ConfigError, DataError, excerpt, reason
+from statewise.errors import CheckpointError, ConfigError, DataError, excerpt, reading, reason, retold
 from statewise.files.limits import check_ids
 
 INDEX = ".index.json"
@@ -196,12 +197,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Errors:  CheckpointError for a file that cannot be read, or is no JSON object.
     """
-    try:
+    with reading(path, CheckpointError), retold(CheckpointError, ConfigError):
         data = parse_json(path.read_bytes(), str(path), constants=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except ConfigError as error:
-        raise CheckpointError(str(error)) from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     return data
@@ -221,12 +218,9 @@ def _weights_in(folder: Path) -> bool:
 
 
 def _names_in(folder: Path) -> list[str]:
-    try:
+    with reading(folder, CheckpointError), contextlib.suppress(FileNotFoundError):
         return os.listdir(folder)
-    except FileNotFoundError:  # a writer of ours is about to replace it
-        return []
-    except OSError as error:
-        raise CheckpointError(f"cannot read {folder}: {error.strerror or error}") from error
+    return []  # a writer of ours is about to replace it
 
 
 def _byte_level(vocabulary: Path, merges: Path) -> str:
@@ -238,10 +232,8 @@ def _byte_level(vocabulary: Path, merges: Path) -> str:
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     if not all(len(pair) == 2 for pair in pairs) or not all(type(index) is int for index in vocab.values()):
         raise CheckpointError(f"{vocabulary} and {merges.name} are not a tokenizer as GPT-2's is")
-    try:
+    with retold(CheckpointError, DataError):
         check_ids(vocabulary, vocab, vocabulary.stat().st_size)  # first: the library writes a line for every gap
-    except DataError as error:
-        raise CheckpointError(str(error)) from error
     try:
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(left, right) for left, right in pairs]))
     except Exception as error:  # the library raises bare Exception

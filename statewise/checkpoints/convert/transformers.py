@@ -13,9 +13,18 @@ from typing import Any
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import read_entries, require_tensor, write_entries
-from statewise.checkpoints.convert.fields import require, require_layers
+from statewise.checkpoints.convert.fields import (
+    NO_LIMIT,
+    bounded,
+    count,
+    flag,
+    interval,
+    number,
+    require,
+    require_layers,
+    wrong,
+)
 from statewise.checkpoints.convert.formats import Config, Format, Tensors
-from statewise.checkpoints.convert.mamba_fields import NO_LIMIT, bounded, count, flag, interval, number, wrong
 from statewise.checkpoints.convert.mamba_layers import check_embedding, model_entries, only, uniform
 from statewise.checkpoints.empty import expected_shapes
 from statewise.errors import CheckpointError
@@ -178,7 +187,6 @@ def _mamba2(mixer: Mamba2Config, config: LanguageModelConfig, where: str) -> dic
 FORMATS = (
     Format(
         name="transformers",
-        summary="transformers' Mamba, Mamba-2 and Falcon-Mamba",
         recognises=recognises,
         read=read,
         write=write,

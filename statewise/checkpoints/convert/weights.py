@@ -13,7 +13,7 @@ from statewise.checkpoints.convert.pickles import load_pickle, plain
 from statewise.checkpoints.convert.source import INDEX, Source, shards_of
 from statewise.checkpoints.manifest import DTYPES
 from statewise.checkpoints.tensor_files import SAFETENSORS, count_bytes, dtype_name, map_tensors, shown
-from statewise.errors import CheckpointError, DataError, excerpt
+from statewise.errors import CheckpointError, DataError, excerpt, reading, retold
 from statewise.files.limits import require_within
 
 Tensors = dict[str, Tensor]
@@ -73,12 +73,10 @@ def _read_shards(index: Path) -> Tensors:
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], Tensors]:
-    try:
+    with reading(path, CheckpointError):
         if path.suffix == SAFETENSORS:
             return {}, _plain_tensors(map_tensors(path), path)
         loaded = load_pickle(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     if not isinstance(loaded, Mapping):
         raise CheckpointError(f"{path} holds a {type(loaded).__name__}, expected tensors by name")
     for key in STATE_DICT_KEYS:
@@ -101,11 +99,9 @@ def _plain_data(value: Any, path: Path) -> Any:
 def _plain_tensors(loaded: Mapping[Any, Any], path: Path) -> Tensors:
     for name, tensor in loaded.items():
         _require_plain(name, tensor, path)
-    try:
+    with retold(CheckpointError, DataError):
         # One number may stand for many, by a stride of 0, and a tensor may be made without any number of the file
         require_within(str(path), count_bytes(loaded), path.stat().st_size, unit="bytes of tensors")
-    except DataError as error:
-        raise CheckpointError(str(error)) from error
     return dict(loaded)
 
 

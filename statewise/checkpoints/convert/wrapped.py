@@ -32,7 +32,6 @@ def _read(config: Config, tensors: Tensors) -> tuple[ModelConfig, dict[str, Tens
 FORMATS = (
     Format(
         name=WRAPPED,
-        summary="what save_pretrained writes of a Statewise model",
         recognises=_recognises,
         read=_read,
     ),

@@ -24,7 +24,7 @@ from statewise.checkpoints.tensor_files import (
     uncompiled,
     write_tensors,
 )
-from statewise.errors import CheckpointError, ConfigError, InputError
+from statewise.errors import CheckpointError, ConfigError, InputError, retold
 from statewise.models.base import Model
 
 WRITTEN = ("mamba_ssm", "transformers", "h3", "s4", "s4d", "gguf")
@@ -68,10 +68,8 @@ def save_as(
         return Path(path)
     chosen = next(candidate for candidate in formats() if candidate.name == format)
     assert chosen.write is not None
-    try:
+    with retold(CheckpointError, CheckpointError, ConfigError, where=f"cannot save {path} as {format}: "):
         config, theirs = chosen.write(model.config, tensors)
-    except (CheckpointError, ConfigError) as error:
-        raise CheckpointError(f"cannot save {path} as {format}: {error}") from error
     if dtype is not None:
         wide = torch.promote_types(dtype, torch.float32)
         theirs = {

@@ -28,7 +28,7 @@ def benchmark(
     """
     from statewise.benchmark.command import run_bars_here, run_workload_here
     from statewise.benchmark.show import bars_table, workload_tables, workloads_table
-    from statewise.console import show_evaluation
+    from statewise.cli.console import show_evaluation
 
     if plot is not None and name is None:
         raise typer.BadParameter(
@@ -61,8 +61,8 @@ def profile(
     """Tell where the time of a step goes: matrix products, scans, norms, loss, optimiser, Python and so on."""
     from statewise.benchmark.command import preset_model, profile_here
     from statewise.benchmark.show import profile_table
-    from statewise.console import show_evaluation
-    from statewise.model_folder import open_model
+    from statewise.cli.console import show_evaluation
+    from statewise.cli.model_folder import open_model
 
     opened = preset_model(model) or open_model(Path(model), which=which, device="cpu").language_model
     found = profile_here(opened, steps=steps or (), batch_size=batch_size, length=length, threads=threads)

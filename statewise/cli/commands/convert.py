@@ -34,8 +34,8 @@ def convert(
     json: Json = None,
 ) -> None:
     """Turn a model into another format: a published one into a checkpoint, or a checkpoint into what others read."""
-    from statewise.console import counted, show_conversion
-    from statewise.conversion import convert_model
+    from statewise.cli.console import counted, show_conversion
+    from statewise.cli.conversion import convert_model
 
     with counted("tensors") as progress:
         record = convert_model(source, target, to=to, dtype=dtype, tokenizer=tokenizer, which=which, progress=progress)

@@ -13,10 +13,28 @@ from statewise.cli.options import Device, Folder, Json, TokenizerOption, Weights
 if TYPE_CHECKING:
     from statewise.cli.questions import Shown
 
-PANEL = "Questions and tasks"
+# Options that go with some of data and texts (""), "--tasks" and "--questions" alone
+GOES_WITH = {
+    **dict.fromkeys(
+        ("data", "split", "max_items", "plot", "text_file", "across_documents", "chunk_length", "streams"), ("",)
+    ),
+    **dict.fromkeys(("window", "stride", "compressors", "published"), ("",)),
+    "include_path": ("--tasks",),
+    "normalize": ("--questions",),
+    "data_folder": ("", "--questions"),
+    **dict.fromkeys(
+        ("shots", "limit", "max_length", "document_token", "batch_size", "output"), ("--tasks", "--questions")
+    ),
+}
+
+
+def _asked(help: str, *names: str, **more: Any) -> Any:
+    """An option of questions and tasks."""
+    return typer.Option(*names, help=help, show_default=False, rich_help_panel="Questions and tasks", **more)
 
 
 def evaluate(
+    context: typer.Context,
     folder: Folder,
     data: Annotated[str | None, typer.Option(help="Other data than the run's: a source as for train.")] = None,
     data_folder: Annotated[
@@ -42,8 +60,13 @@ def evaluate(
         int | None, typer.Option(help="Text: tokens in a chunk; changes the memory, not the result. Default: 1024.")
     ] = None,
     across_documents: Annotated[
-        bool, typer.Option("--across-documents", help="Text: carry the state from one document to the next as well.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--across-documents",
+            help="Text: carry the state from one document to the next as well.",
+            show_default=False,
+        ),
+    ] = None,
     streams: Annotated[
         int | None, typer.Option(help="Text: read it as so many pieces side by side, which is faster. Default: 1.")
     ] = None,
@@ -62,79 +85,33 @@ def evaluate(
     ] = None,
     questions: Annotated[
         str | None,
-        typer.Option(
-            metavar="A,B",
-            help="Questions instead of a text: superglue or boolq, cb, copa, multirc, record, rte, wic, wsc; lambada; "
+        _asked(
+            "Questions instead of a text: superglue or boolq, cb, copa, multirc, record, rte, wic, wsc; lambada; "
             "blimp; or a FILE.jsonl with question, choices and answer.",
-            show_default=False,
-            rich_help_panel=PANEL,
+            metavar="A,B",
         ),
     ] = None,
     normalize: Annotated[
-        bool | None,
-        typer.Option(
-            "--normalize",
-            help="Questions: choose by the log-probability a character.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
+        bool | None, _asked("Questions: choose by the log-probability a character.", "--normalize")
     ] = None,
     tasks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B",
-            help="Tasks of lm-eval instead of a text: names, patterns or YAML files.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
+        str | None, _asked("Tasks of lm-eval instead of a text: names, patterns or YAML files.", metavar="A,B")
     ] = None,
-    include_path: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Where other task files are.", show_default=False, rich_help_panel=PANEL),
-    ] = None,
-    shots: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Examples before each question. Default: the task's.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Questions of each task. Default: all.", show_default=False, rich_help_panel=PANEL),
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Tokens a prediction may depend on. Default: all.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
+    include_path: Annotated[Path | None, _asked("Where other task files are.", metavar="FOLDER")] = None,
+    shots: Annotated[int | None, _asked("Examples before each question. Default: the task's.", min=0)] = None,
+    limit: Annotated[int | None, _asked("Questions of each task. Default: all.", min=1)] = None,
+    max_length: Annotated[int | None, _asked("Tokens a prediction may depend on. Default: all.", min=1)] = None,
     document_token: Annotated[
         bool | None,
-        typer.Option(
+        _asked(
+            "Begin every prompt with the document token. Default: unless others published the model.",
             "--document-token/--no-document-token",
-            help="Begin every prompt with the document token. Default: unless others published the model.",
-            show_default=False,
-            rich_help_panel=PANEL,
         ),
     ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Rows read together. Default: 16.", show_default=False, rich_help_panel=PANEL),
-    ] = None,
+    batch_size: Annotated[int | None, _asked("Rows read together. Default: 16.", min=1)] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also write all of it as JSON, every question with what the model said.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
+        _asked("Also write all of it as JSON, every question with what the model said.", metavar="FILE"),
     ] = None,
     weights: Weights = None,
     tokenizer: TokenizerOption = None,
@@ -147,51 +124,12 @@ def evaluate(
     A language model is told beside general compressors. Its text is read as one sequence with the state carried on,
     with full attention in windows instead. Tasks (--tasks) need the extra "eval", questions (--questions) their files.
     """
-    from statewise.console import read_prompt, show_evaluation
+    from statewise.cli.console import read_prompt, show_evaluation
 
     if tasks is not None and questions is not None:
         raise typer.BadParameter("has no place with --tasks; ask one after the other", param_hint="--questions")
     mode = "--tasks" if tasks is not None else "--questions" if questions is not None else ""
-    asked = {
-        "across_documents": across_documents or None,
-        "chunk_length": chunk_length,
-        "n_streams": streams,
-        "window": window,
-        "stride": stride,
-        "compressors": compressors,
-    }
-    _refuse_what_has_no_place(
-        mode,
-        {
-            "": {
-                "--data": data,
-                "--split": split,
-                "--max-tokens": max_items,
-                "--plot": plot,
-                "--text-file": text_file,
-                "--across-documents": asked["across_documents"],
-                "--chunk-length": chunk_length,
-                "--streams": streams,
-                "--window": window,
-                "--stride": stride,
-                "--compressors": compressors,
-                "--published": published,
-            },
-            "--tasks": {"--include-path": include_path},
-            "--questions": {"--normalize": normalize},
-        },
-        {
-            ("", "--questions"): {"--data-dir": data_folder},
-            ("--tasks", "--questions"): {
-                "--shots": shots,
-                "--limit": limit,
-                "--max-length": max_length,
-                "--document-token": document_token,
-                "--batch-size": batch_size,
-                "--output": output,
-            },
-        },
-    )
+    _refuse_what_has_no_place(context, mode)
     if text_file is not None and data is not None:
         raise typer.BadParameter("a text comes from one of --data and --text-file", param_hint="--text-file")
     for name, given in (("--split", split), ("--max-tokens", max_items), ("--data-dir", data_folder)):
@@ -201,7 +139,7 @@ def evaluate(
                 param_hint=name,
             )
     if published is not None:
-        from statewise.evaluate.choice import PERPLEXITY
+        from statewise.evaluate.questions import PERPLEXITY
 
         if published not in PERPLEXITY:
             raise typer.BadParameter(f"{published} is none of {', '.join(PERPLEXITY)}", param_hint="--published")
@@ -210,15 +148,23 @@ def evaluate(
     text = None if text_file is None else read_prompt(text_file)
     opened_questions: Any = None
     if questions is not None:  # before the model, which takes longer to open
-        from statewise.evaluate.choice import open_tasks
+        from statewise.evaluate.questions import open_tasks
 
         opened_questions = open_tasks(_names(questions), data_folder, n_shots=shots or 0, limit=limit)
+    from statewise.cli.model_folder import open_model
     from statewise.cli.questions import ask, beside_published, run_tasks
-    from statewise.model_folder import open_model
 
     opened = open_model(folder, which=which, device=device_for(weights, device), tokenizer=tokenizer)
     if weights is not None:
         opened = opened.with_weights(weights)
+    asked = {
+        "across_documents": across_documents,
+        "chunk_length": chunk_length,
+        "n_streams": streams,
+        "window": window,
+        "stride": stride,
+        "compressors": compressors,
+    }
     options = {name: value for name, value in asked.items() if value is not None}
     of_questions = {"batch_size": batch_size, "max_length": max_length}
     shown: Shown
@@ -239,16 +185,13 @@ def evaluate(
     show_evaluation(*shown, as_json=json)
 
 
-def _refuse_what_has_no_place(
-    mode: str, of_one: dict[str, dict[str, Any]], of_two: dict[tuple[str, str], dict[str, Any]]
-) -> None:
-    """``mode``: "" for data and texts, "--questions" or "--tasks"; the options by the modes they go with."""
-    for modes, options in [*(((one,), options) for one, options in of_one.items()), *of_two.items()]:
-        for name, given in options.items():
-            if given is not None and mode not in modes:
-                right = " or ".join(one for one in modes if one)
-                message = f"has no place with {mode}" if mode else f"goes with {right}"
-                raise typer.BadParameter(message, param_hint=name)
+def _refuse_what_has_no_place(context: typer.Context, mode: str) -> None:
+    """``mode``: "" for data and texts, "--questions" or "--tasks"."""
+    hints = {parameter.name: parameter.opts[-1] for parameter in context.command.params}
+    for name, modes in GOES_WITH.items():
+        if context.params[name] is not None and mode not in modes:
+            message = f"has no place with {mode}" if mode else f"goes with {' or '.join(one for one in modes if one)}"
+            raise typer.BadParameter(message, param_hint=hints[name])
 
 
 def _names(given: str) -> list[str]:

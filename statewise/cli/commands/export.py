@@ -22,8 +22,8 @@ def export(
     which: Which = "best",
 ) -> None:
     """Write a language model's decoding step for other runtimes."""
+    from statewise.cli.model_folder import open_model
     from statewise.export import export_file
-    from statewise.model_folder import open_model
 
     model = open_model(source, which=which, device="cpu").language_model
     written = export_file(model, target, batch=batch)

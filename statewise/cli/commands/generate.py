@@ -42,7 +42,7 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Write: print the continuation of each prompt as it comes."""
-    from statewise.console import read_prompt, write_generated
+    from statewise.cli.console import read_prompt, write_generated
 
     if log_probabilities and echo:
         raise typer.BadParameter(
@@ -56,11 +56,11 @@ def generate(
         if state_out.exists():
             raise DataError(f"{state_out} exists already; give --state-out a new name")
         require_place(state_out)  # before a long prompt is read
+    from statewise.cli.model_folder import open_model
     from statewise.data.synthetic_languages import SyntheticLanguageConfig
     from statewise.generation import Sampling, read
     from statewise.generation import generate as generate_tokens
     from statewise.generation.reading_file import load_reading, save_reading
-    from statewise.model_folder import open_model
     from statewise.train.run_folder import RUN_FILE, read_run
 
     sampling: dict[str, Any] = {

@@ -19,12 +19,12 @@ def info(
     json: Json = None,
 ) -> None:
     """Tell versions, devices and kernels; of a run or checkpoint its configuration, parameters and states."""
-    from statewise.console import show_info
-    from statewise.info import environment, parts
+    from statewise.cli.console import show_info
+    from statewise.cli.facts import environment, parts
 
     record = environment()
     if folder is not None:
-        from statewise.model_folder import open_model
+        from statewise.cli.model_folder import open_model
         from statewise.models.registry import model_to_dict
 
         opened = open_model(folder, which=which, device="cpu")

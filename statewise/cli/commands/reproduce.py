@@ -40,7 +40,7 @@ def reproduce(
     The folder (by default runs/reproduce-NAME) gets result.json, report.md and the plots. Ctrl-C keeps what is done,
     and the same command goes on.
     """
-    from statewise.console import show_evaluation
+    from statewise.cli.console import show_evaluation
     from statewise.reproduce import listed, print_report, settings
     from statewise.reproduce import reproduce as reproduce_claim
     from statewise.reproduce.progress import make_watcher

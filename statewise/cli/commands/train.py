@@ -45,10 +45,14 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Of parameters, dropout and data order (train.seed).")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Train so many seeds side by side, from train.seed on: runs in --out."),
+        typer.Option(min=1, help="Train so many seeds, from train.seed on: runs in --out."),
     ] = None,
     lrs: Annotated[
-        str | None, typer.Option(help="Learning rates to train side by side, as 1e-3,3e-3; with --seeds each of both.")
+        str | None, typer.Option(help="Learning rates to train with, as 1e-3,3e-3; with --seeds each of both.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of several runs so many at once. As many as there are cores; on CUDA 1."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (train.device).")] = None,
     print_config: Annotated[
@@ -64,8 +68,8 @@ def train(
     given. With --resume the run's own run.json is the file; another given by --config must agree with it, but for the
     budget, the place of the data, what is left on the way, and the machine.
 
-    With --seeds or --lrs the folder holds several runs, each as if it had been trained alone, and --resume takes them
-    all up, or one of them.
+    With --seeds or --lrs the folder holds several runs, each trained by a process of its own with its share of the
+    cores (--workers says how many at once), and --resume takes them all up, or one of them.
 
     Under torchrun its processes train one model, laid out as train.parallel says: torchrun --nproc-per-node 4 -m
     statewise train ... --set train.parallel.data=fsdp. See docs/distributed.md.
@@ -104,18 +108,20 @@ def train(
     if lrs is not None and lr is not None:
         raise typer.BadParameter("give the learning rates by --lrs, or one by --lr", param_hint="--lrs")
     if resume is not None and not only_tells:
-        from statewise.train.stack_folder import runs_in
+        from statewise.train.several_folder import runs_in
 
         names = runs_in(resume)
         if names is not None:
             runs = {name: _run_config(None, config, resume / name, flags, assignments or []) for name in names}
-            _train_stack(runs, resume, resume=True)
+            _train_several(runs, resume, workers, resume=True)
+    if workers is not None and not several:
+        raise typer.BadParameter("it is for several runs; give --seeds or --lrs too", param_hint="--workers")
     run = _run_config(preset, config, resume, flags, assignments or [])
     if several and not only_tells:
-        from statewise.train.stack_folder import seeds_and_rates
+        from statewise.train.several_folder import seeds_and_rates
 
         assert out is not None  # since this is no resume
-        _train_stack(seeds_and_rates(run, 1 if seeds is None else seeds, _rates(lrs)), out, resume=False)
+        _train_several(seeds_and_rates(run, 1 if seeds is None else seeds, _rates(lrs)), out, workers, resume=False)
     if print_config:
         _print_run(run)
         return
@@ -137,10 +143,11 @@ def _run_config(
     """The RunConfig that the options of `train` describe."""
     from json import dumps
 
+    from statewise.cli.model_folder import require_data_fields
     from statewise.configuration import assign, parse_json
-    from statewise.model_folder import require_data_fields
     from statewise.train.presets import PRESETS, fit_model
-    from statewise.train.run_folder import read_run, run_from_dict
+    from statewise.train.run_folder import run_from_dict
+    from statewise.train.several_folder import read_one_of
     from statewise.train.tasks import run_types
 
     if preset is not None and preset not in PRESETS:
@@ -151,7 +158,7 @@ def _run_config(
         except OSError as error:
             raise ConfigError(f"--config {file} cannot be read: {error.strerror}") from error
     elif resume is not None:
-        config = read_run(resume)
+        config = read_one_of(resume.parent, resume.name)
     else:
         config = PRESETS[preset or "demo"]()
     require_data_fields(config.data, {name[5:]: value for name, value in flags.items() if name.startswith("data.")})
@@ -172,16 +179,16 @@ def _rates(text: str | None) -> list[float] | None:
         raise typer.BadParameter(f"{text!r} is no list of numbers such as 1e-3,3e-3", param_hint="--lrs") from None
 
 
-def _train_stack(runs: dict[str, Any], folder: Path, *, resume: bool) -> NoReturn:
+def _train_several(runs: dict[str, Any], folder: Path, workers: int | None, *, resume: bool) -> NoReturn:
     from statewise.train.ranks import require_one_process
     from statewise.train.report import make_reporter
-    from statewise.train.stack_folder import begin_folder
-    from statewise.train.stacked import train_stack
+    from statewise.train.several import train_several
+    from statewise.train.several_folder import begin_folder
 
-    require_one_process("several runs are trained side by side")
+    require_one_process("several runs are begun")
     if not resume:
-        begin_folder(folder, list(runs))
-    result = train_stack(runs, folder, resume=resume, reporter=make_reporter())
+        begin_folder(folder, runs)
+    result = train_several(runs, folder, resume=resume, workers=workers, reporter=make_reporter())
     result.require_all()
     raise typer.Exit(result.exit_code)
 
@@ -206,7 +213,7 @@ def _print_estimate(run: Any) -> None:
     """Under torchrun of one of its processes, by the first."""
     from os import environ
 
-    from statewise.console import show_evaluation
+    from statewise.cli.console import show_evaluation
     from statewise.train.memory_estimate import estimate_memory
 
     if _is_first():

@@ -11,9 +11,10 @@ import numpy as np
 
 from statewise.data.long_range.config import LongRangeDataConfig
 from statewise.data.long_range.files import locate
-from statewise.data.long_range.store import Items, Progress, Stored, Write, identity, stored_rows
+from statewise.data.long_range.store import Items, Stored, Write, identity, stored_rows
 from statewise.data.long_range.vocabulary import BYTES, CharacterEncoder, byte_tokens, characters
-from statewise.errors import DataError
+from statewise.data.progress import Progress, tell
+from statewise.errors import DataError, reading
 
 REVIEWS = ("neg", "pos")
 MIN_COUNT = 15  # of a character in the training reviews, cut as they are; gives 135 tokens
@@ -81,7 +82,7 @@ def find_reviews(config: LongRangeDataConfig, progress: Progress | None) -> tupl
                 texts.append(_read(path).decode("utf-8")[:limit])
             except UnicodeDecodeError as error:
                 raise DataError(f"{path} is not UTF-8 at byte {error.start}; expected a text") from error
-            _tell(progress, len(texts), len(tree.paths))
+            tell(progress, len(texts), len(tree.paths))
         counts = count_characters((text, 1) for text, part in zip(texts, tree.parts) if part == TRAIN)
         vocabulary = characters(counts, MIN_COUNT)
         encode = CharacterEncoder(vocabulary)
@@ -104,7 +105,7 @@ def find_own_documents(config: LongRangeDataConfig, progress: Progress | None) -
     def make(write: Write) -> Items:
         for done, path in enumerate(tree.paths, 1):
             write(tokens := byte_tokens(_read(path, limit)), np.array([len(tokens)]))
-            _tell(progress, done, len(tree.paths))
+            tell(progress, done, len(tree.paths))
         return Items(tree.labels, tree.parts, vocabulary=BYTES)
 
     return stored_rows(config, [identity(tree.paths), limit], make, dtype=np.uint16), tree
@@ -122,14 +123,6 @@ def count_characters(texts: Iterable[tuple[str, int]]) -> Counter[str]:
     return total
 
 
-def _tell(progress: Progress | None, done: int, total: int) -> None:
-    if progress is not None and (done % 500 == 0 or done == total):
-        progress(done, total)
-
-
 def _read(path: Path, limit: int = -1) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(limit)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    with reading(path), open(path, "rb") as file:
+        return file.read(limit)

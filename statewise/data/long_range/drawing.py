@@ -8,7 +8,8 @@ import numpy as np
 
 from statewise.data.long_range.config import LongRangeDataConfig
 from statewise.data.long_range.curves import SETTINGS, Curves, CurveSettings, grow_curves
-from statewise.data.long_range.store import Items, Progress, Stored, Write, stored_rows
+from statewise.data.long_range.store import Items, Stored, Write, stored_rows
+from statewise.data.progress import Progress
 from statewise.data.splits import SPLITS
 
 BLOCK = 256  # images drawn at once

@@ -13,7 +13,8 @@ from statewise.data.cifar import find_cifar10
 from statewise.data.long_range.config import SIDES, TASKS, LongRangeDataConfig
 from statewise.data.long_range.division import published_division
 from statewise.data.long_range.files import locate
-from statewise.data.long_range.store import Items, Progress, Stored, Write, identity, stored_rows
+from statewise.data.long_range.store import Items, Stored, Write, identity, stored_rows
+from statewise.data.progress import Progress, tell
 from statewise.data.sequences import Found
 from statewise.errors import DataError, excerpt, reason
 from statewise.files.opening import read_file
@@ -68,8 +69,7 @@ def find_pathfinder(config: LongRangeDataConfig, progress: Progress | None) -> S
         length = np.array([side * side])
         for done, (name, _) in enumerate(listed, 1):
             write(_decode(folder / name, side), length)
-            if progress is not None and (done % 500 == 0 or done == len(listed)):
-                progress(done, len(listed))
+            tell(progress, done, len(listed))
         n_held = int(0.1 * len(listed))
         targets = np.array([label for _, label in listed])
         return Items(targets, published_division(len(listed), n_held, n_held))

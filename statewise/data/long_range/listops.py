@@ -17,7 +17,8 @@ import numpy as np
 
 from statewise.data.long_range.config import LongRangeDataConfig
 from statewise.data.long_range.files import locate
-from statewise.data.long_range.store import Items, Progress, Stored, Write, identity, stored_rows
+from statewise.data.long_range.store import Items, Stored, Write, identity, stored_rows
+from statewise.data.progress import Progress
 from statewise.errors import DataError, excerpt, reason
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")

@@ -10,7 +10,8 @@ import numpy as np
 
 from statewise.data.long_range.config import LongRangeDataConfig
 from statewise.data.long_range.listops import DIGIT, EOS, INDEX, OPERATOR, OPERATOR_PROBABILITY, OPERATORS, VOCABULARY
-from statewise.data.long_range.store import Items, Progress, Stored, Write, stored_rows
+from statewise.data.long_range.store import Items, Stored, Write, stored_rows
+from statewise.data.progress import Progress
 from statewise.data.splits import SPLITS
 from statewise.errors import DataError
 

@@ -11,8 +11,15 @@ import numpy as np
 from statewise.data.long_range.config import TASKS, LongRangeDataConfig
 from statewise.data.long_range.data import LongRangeData, Split
 from statewise.data.long_range.division import divide_documents
+from statewise.data.long_range.documents import find_own_documents, find_reviews
+from statewise.data.long_range.drawing import draw_pathfinder
+from statewise.data.long_range.images import DEVIATION, MEAN, find_grey_cifar, find_pathfinder
+from statewise.data.long_range.listops import find_listops
+from statewise.data.long_range.listops_drawn import draw_listops
+from statewise.data.long_range.retrieval import find_papers, pair_own_documents
 from statewise.data.long_range.split import TokenRowsSplit
-from statewise.data.long_range.store import Progress, Stored
+from statewise.data.long_range.store import Stored
+from statewise.data.progress import Progress
 from statewise.data.sequences import LabelledSplit, Rows, begins_of
 from statewise.data.splits import SPLITS
 from statewise.errors import DataError
@@ -68,37 +75,23 @@ def _caveats(data: LongRangeData) -> list[str]:
 def _open(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeData:
     task = config.task
     if task == "listops":
-        from statewise.data.long_range.listops import find_listops
-
         return _tokens(config, find_listops(config, progress), DIGITS)
     if task == "listops-gen":
-        from statewise.data.long_range.listops_drawn import draw_listops
-
         return _tokens(config, draw_listops(config, progress), DIGITS, ("lists drawn anew by the published grammar",))
     if task == "retrieval":
-        from statewise.data.long_range.retrieval import find_papers
-
         return _tokens(config, find_papers(config, progress), ("no citation shared", "a citation shared"))
     if task == "retrieval-folder":
-        from statewise.data.long_range.retrieval import pair_own_documents
-
         return _tokens(config, pair_own_documents(config, progress), ("two classes", "one class"), OWN)
     if task in ("text", "text-folder"):
         return _text(config, progress)
     if task == "image":
         return _image(config, progress)
     if task in ("pathfinder", "path-x"):
-        from statewise.data.long_range.images import find_pathfinder
-
         return _pixels(config, find_pathfinder(config, progress))
-    from statewise.data.long_range.drawing import draw_pathfinder
-
     return _pixels(config, draw_pathfinder(config, progress), ("drawn by Statewise; not the published images",))
 
 
 def _text(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeData:
-    from statewise.data.long_range.documents import find_own_documents, find_reviews
-
     if config.task == "text-folder":
         stored, tree = find_own_documents(config, progress)
         parts = divide_documents(config, tree.labels, tree.parts)
@@ -128,8 +121,6 @@ def _classes_left_out(data: LongRangeData) -> Iterator[str]:
 
 
 def _image(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeData:
-    from statewise.data.long_range.images import DEVIATION, MEAN, find_grey_cifar
-
     found, parts = find_grey_cifar(config, progress)
     assert found.test is not None
     test = np.full(len(found.test.lengths), 2)

@@ -13,8 +13,9 @@ from statewise.data.long_range.config import LongRangeDataConfig
 from statewise.data.long_range.division import divide_documents
 from statewise.data.long_range.documents import count_characters, find_own_documents
 from statewise.data.long_range.files import locate
-from statewise.data.long_range.store import Items, Progress, Stored, Write, identity, stored_rows
+from statewise.data.long_range.store import Items, Stored, Write, identity, stored_rows
 from statewise.data.long_range.vocabulary import CharacterEncoder, characters
+from statewise.data.progress import Progress
 from statewise.data.splits import SPLITS
 from statewise.errors import DataError, excerpt, reason
 

@@ -20,16 +20,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from statewise.data.long_range.config import LongRangeDataConfig
-from statewise.data.made_once import cache_folder, made_once, sync_folder
+from statewise.data.made_once import cache_folder, made_once
 from statewise.data.sequences import begins_of
-from statewise.errors import DataError
+from statewise.errors import reading
 from statewise.files.arrays import read_npz
 
 FORMAT = 1
 DTYPES = ("|u1", "<u2")  # of values
 OWN_FOLDER = "long-range-rows"  # in a folder of the user
 
-Progress = Callable[[int, int], None]
 Write = Callable[[np.ndarray, np.ndarray], None]  # values of some rows, one after the other, and their lengths
 
 
@@ -88,10 +87,8 @@ def identity(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
     """
     found = []
     for path in paths:
-        try:
+        with reading(path):
             status = path.stat()
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
         found.append((str(path.absolute()), status.st_size, status.st_mtime_ns))
     return found
 
@@ -130,19 +127,13 @@ def _build(folder: Path, make: Callable[[Write], Items], dtype: np.dtype) -> Non
             lengths.append(np.asarray(row_lengths, np.int64))
 
         items = make(write)
-        file.flush()
-        os.fsync(file.fileno())
     arrays = {"lengths": np.concatenate(lengths), "targets": items.targets.astype(np.int64)}
     arrays["parts"] = items.parts.astype(np.int8)
     if items.rows is not None:
         arrays["rows"] = items.rows.astype(np.int64)
-    with open(folder / "rows.npz", "wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
+    np.savez(folder / "rows.npz", allow_pickle=False, **arrays)
     for name in sorted(arrays):
         digest.update(np.ascontiguousarray(arrays[name]).data)
     meta = {"format": FORMAT, "dtype": dtype.str, "steps": int(arrays["lengths"].sum())}
     meta |= {"vocabulary": list(items.vocabulary), "checksum": digest.hexdigest()}
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")
-    sync_folder(folder)

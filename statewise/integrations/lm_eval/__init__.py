@@ -7,6 +7,4 @@ Importing this package registers the model "statewise":
     lm_eval.simple_evaluate("statewise", model_args={"pretrained": "runs/demo"}, tasks=["lambada_openai"])
 """
 
-from statewise.integrations.lm_eval.wrapper import StatewiseLM
-
-__all__ = ["StatewiseLM"]
+from statewise.integrations.lm_eval.wrapper import StatewiseLM as StatewiseLM

@@ -19,7 +19,7 @@ from lm_eval.api.group import Group
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
-from statewise.errors import ConfigError, DataError, StatewiseError
+from statewise.errors import ConfigError, DataError, StatewiseError, require_least
 from statewise.integrations.lm_eval.problems import (
     broken_yaml,
     check_choices,
@@ -64,10 +64,7 @@ def evaluate_tasks(
     """
     if not tasks:
         raise ConfigError("no task is named; give at least one")
-    if n_shots is not None and n_shots < 0:
-        raise ConfigError(f"n_shots={n_shots} is out of range; use at least 0")
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit={limit} is out of range; use at least 1")
+    require_least(ConfigError, n_shots=(n_shots, 0), limit=(limit, 1))
     if include_path is not None and not Path(include_path).is_dir():
         raise DataError(f"there is no folder {include_path} to take task files from")
     begin = time.perf_counter()

@@ -10,8 +10,8 @@ import torch
 from statewise import kernels
 from statewise.data.tokenizers import Tokenizer
 from statewise.decoding import Decoder, why_not
-from statewise.evaluate.likelihood import prepared
-from statewise.evaluate.prefixes import Segment, chunks, prefix_tree, select, walk
+from statewise.evaluate.text.likelihood import prepared
+from statewise.evaluate.text.prefixes import Segment, chunks, prefix_tree, select, walk
 from statewise.generation import generate
 from statewise.generation.decode import WORTH_PACKING
 from statewise.generation.reading import Reading, extend, nothing_read

@@ -26,9 +26,9 @@ import torch
 from tqdm import tqdm
 
 from statewise import __version__
-from statewise.data.tokenizers import Tokenizer
-from statewise.evaluate.likelihood import Score, keep_the_end, score
-from statewise.evaluate.perplexity import position_limit
+from statewise.data.tokenizers import Tokenizer, require_fits
+from statewise.evaluate.text.likelihood import Score, keep_the_end, score
+from statewise.evaluate.text.perplexity import position_limit
 from statewise.integrations.lm_eval.opening import open_model, rows_together
 from statewise.integrations.lm_eval.texts import write
 from statewise.models.language_model import LanguageModel
@@ -83,11 +83,7 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
         if unknown:
             raise ConfigError(f"StatewiseLM has no argument {next(iter(unknown))!r}; see help(StatewiseLM) for those")
         self.model, self.tokenizer, begins_documents = open_model(pretrained, tokenizer, device, dtype)
-        if self.tokenizer.vocab_size > self.model.config.vocab_size:
-            raise ConfigError(
-                f"the tokenizer has {self.tokenizer.vocab_size} ids and the model {self.model.config.vocab_size}; "
-                "use the tokenizer that the model was trained with"
-            )
+        require_fits(self.tokenizer, self.model.config.vocab_size, ConfigError)
         self.batch_size = rows_together(batch_size, max_batch_size)
         for name, value in (("max_length", max_length), ("max_gen_toks", max_gen_toks)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):

@@ -12,7 +12,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from statewise.checkpoints.empty import cast_parameters
-from statewise.data.tokenizers import Tokenizer
+from statewise.data.tokenizers import Tokenizer, require_fits
 from statewise.errors import CheckpointError, InputError
 from statewise.integrations.transformers.arguments import IGNORED, check_labels, refuse, starts_of
 from statewise.integrations.transformers.cache import StatewiseCache
@@ -224,11 +224,7 @@ def from_statewise(model: LanguageModel, tokenizer: Tokenizer | None = None) -> 
         raise InputError(f"from_statewise takes a LanguageModel that is not frozen, got a {what}")
     ids = {}
     if tokenizer is not None:
-        if tokenizer.vocab_size > model.config.vocab_size:
-            raise InputError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {model.config.vocab_size}; "
-                "use the tokenizer that the model was trained with"
-            )
+        require_fits(tokenizer, model.config.vocab_size)
         names = ("document_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
         ids = dict.fromkeys(names, tokenizer.document_token)
     with torch.device("meta"):

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs, refusal_of
-from statewise.kernels.batching import merged
 from statewise.kernels.cauchy import native, pytorch
 from statewise.kernels.cauchy.reference import cauchy_reference
 from statewise.kernels.registration import register
@@ -59,22 +58,6 @@ def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         return *torch.autograd.grad(first, leaves, grads, materialize_grads=True), None
 
 
-_NODES_SHARED = merged("cauchy", {"v": 0, "Lambda": 0}, 0)
-_NODES_EACH = merged("cauchy", {"v": 0, "z": 0, "Lambda": 0}, 0)
-
-
-def _several_models(
-    info: Any, in_dims: tuple[int | None, ...], v: Tensor, z: Tensor, Lambda: Tensor
-) -> tuple[Any, Any]:
-    """Nodes z of (1, nodes) are those of all channels, and of all models if these have none of their own."""
-    if in_dims[1] is None and z.shape[0] == 1:
-        return _NODES_SHARED(info, in_dims, v, z, Lambda)
-    width = v.shape[1 if in_dims[0] == 0 else 0]
-    z = z if in_dims[1] is None else z.movedim(in_dims[1], 0)
-    z = z.expand(*z.shape[:-2], width, z.shape[-1])
-    return _NODES_EACH(info, (in_dims[0], None if in_dims[1] is None else 0, in_dims[2]), v, z, Lambda)
-
-
 _cauchy = register(
     "cauchy",
     "(Tensor v, Tensor z, Tensor Lambda) -> Tensor",
@@ -83,7 +66,6 @@ _cauchy = register(
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=_several_models,
 )
 _cauchy_backward = register(
     "cauchy_backward",

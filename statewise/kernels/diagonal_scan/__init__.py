@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from statewise.kernels.backend import c_runs
-from statewise.kernels.batching import one_by_one
 from statewise.kernels.diagonal_scan import native
 from statewise.kernels.diagonal_scan.reference import diagonal_scan_reference
 from statewise.kernels.registration import register
@@ -57,7 +56,6 @@ _diagonal_scan = register(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=one_by_one("diagonal_scan"),
 )
 
 

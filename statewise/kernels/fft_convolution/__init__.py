@@ -11,7 +11,6 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs
-from statewise.kernels.batching import merged
 from statewise.kernels.fft_convolution import block_convolution, native, pytorch
 from statewise.kernels.fft_convolution.reference import fft_convolution_differentiable, fft_convolution_reference
 from statewise.kernels.registration import register
@@ -99,7 +98,6 @@ def _register(
         fake=_fake_forward,
         setup_context=_setup_context,
         backward=differentiate,
-        vmap=merged(name, {"u": 2, "impulse_response": 0, "history": 2}, 2),
     )
 
 

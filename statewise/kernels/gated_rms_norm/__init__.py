@@ -9,7 +9,6 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
-from statewise.kernels.batching import merged
 from statewise.kernels.gated_rms_norm import pytorch
 from statewise.kernels.gated_rms_norm.reference import gated_rms_norm_reference
 from statewise.kernels.registration import register
@@ -90,7 +89,6 @@ _gated_rms_norm = register(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=merged("gated_rms_norm", {"x": 0, "z": 0, "weight": 0}, 0),
 )
 _gated_rms_norm_backward = register(
     "gated_rms_norm_backward",

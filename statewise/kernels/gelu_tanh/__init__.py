@@ -58,11 +58,6 @@ def _second_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     return of_grad, of_x
 
 
-def _same_for_all(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int | None]:
-    """Several models at once: it is done element by element, whatever the axes mean."""
-    return _gelu(x), in_dims[0]
-
-
 _gelu = register(
     "gelu_tanh",
     "(Tensor x) -> Tensor",
@@ -71,7 +66,6 @@ _gelu = register(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=_same_for_all,
 )
 _gelu_backward = register(
     "gelu_tanh_backward",

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.kernels import backend
-from statewise.kernels.batching import one_by_one, stacked
 from statewise.kernels.linear import native, onednn
 from statewise.kernels.linear.native import FEW, refusal
 from statewise.kernels.registration import register
@@ -57,49 +56,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Ten
     )
 
 
-def _products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (models, m, k), weight (models, n, k), bias (models, n) -> (models, m, n)"""
-    y = x.new_empty(x.shape[0], x.shape[1], weight.shape[1])
-    for i, (one, own) in enumerate(zip(x, weight)):
-        _product(one, own, None if bias is None else bias[i], out=y[i])
-    return y
-
-
-def _fakes(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.empty(x.shape[0], x.shape[1], weight.shape[1], dtype=x.dtype, device=x.device)
-
-
-def _backward_of_each(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    x, weight = ctx.saved_tensors
-    for_x, for_weight, for_bias = ctx.needs_input_grad
-    return (
-        _stacked(grad, weight.mT, None) if for_x else None,
-        _stacked(grad.mT, x.mT, None) if for_weight else None,
-        grad.sum(1) if for_bias else None,
-    )
-
-
-def _all_at_once(info: Any, in_dims: tuple[int | None, ...], *given: Tensor | None) -> tuple[Tensor, int]:
-    """Several models: one operator, and in its backward one, whatever their number."""
-    n = info.batch_size
-    x, weight, bias = (
-        None if m is None else m.expand(n, *m.shape) if dim is None else m.movedim(dim, 0)
-        for m, dim in zip(given, in_dims)
-    )
-    return _stacked(x, weight, bias), 0
-
-
-_stacked = register(
-    "stacked_linear",
-    "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
-    _products,
-    takes={"x": "models m k: any", "weight": "models n k: as x", "bias": "models n: as x"},
-    fake=_fakes,
-    setup_context=_setup_context,
-    backward=_backward_of_each,
-    is_projection=True,
-    vmap=one_by_one("stacked_linear"),
-)
 _operator = register(
     "linear",
     "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
@@ -109,7 +65,6 @@ _operator = register(
     setup_context=_setup_context,
     backward=_backward,
     is_projection=True,
-    vmap=_all_at_once,
 )
 
 
@@ -131,7 +86,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not rounded and (
         not in_float32
         or x.device.type != "cpu"
-        or (n_rows * weight.numel() < _WORTH_IT and not stacked(weight))
+        or n_rows * weight.numel() < _WORTH_IT
         or (n_rows <= FEW and torch.is_grad_enabled())  # its gradients would read the weight twice
         or torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()

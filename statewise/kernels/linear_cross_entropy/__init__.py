@@ -10,7 +10,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.arguments import Sizes
-from statewise.kernels.batching import one_by_one, whole
+from statewise.kernels.batching import whole
 from statewise.kernels.linear_cross_entropy.blocks import losses_and_gradients
 from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
 from statewise.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
@@ -118,7 +118,6 @@ _linear_cross_entropy_sum = register(
     setup_context=_setup_summed,
     backward=_backward_summed,
     is_projection=True,
-    vmap=one_by_one("linear_cross_entropy_sum"),
 )
 _linear_cross_entropy = register(
     "linear_cross_entropy",
@@ -130,7 +129,6 @@ _linear_cross_entropy = register(
     setup_context=_setup_each,
     backward=_backward_each,
     is_projection=True,
-    vmap=one_by_one("linear_cross_entropy"),
 )
 
 

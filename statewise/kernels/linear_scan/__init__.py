@@ -9,7 +9,6 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
-from statewise.kernels.batching import merged
 from statewise.kernels.linear_scan import native, pytorch
 from statewise.kernels.linear_scan.reference import linear_scan_reference
 from statewise.kernels.registration import register
@@ -83,7 +82,6 @@ _linear_scan = register(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=merged("linear_scan", {"a": 0, "b": 0, "h0": 0}, 0),
 )
 _linear_scan_backward = register(
     "linear_scan_backward",

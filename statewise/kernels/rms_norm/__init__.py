@@ -10,7 +10,6 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
-from statewise.kernels.batching import merged
 from statewise.kernels.registration import register
 from statewise.kernels.rms_norm import native
 from statewise.kernels.rms_norm.native import wrong_rows
@@ -88,7 +87,6 @@ _rms_norm = register(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=merged("rms_norm", {"x": 0, "weight": 0}, 0),
 )
 _rms_norm_backward = register(
     "rms_norm_backward",

@@ -11,7 +11,6 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs
-from statewise.kernels.batching import merged
 from statewise.kernels.pairs import as_complex
 from statewise.kernels.registration import register
 from statewise.kernels.selective_scan import native, pytorch
@@ -153,7 +152,6 @@ def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     return *found[:2], None, *found[2:], None, None, None
 
 
-_CHANNELS = {"u": 2, "dt": 2, "A": 0, "B": 2, "C": 2, "h0": 1, "D": 0, "gate": 2, "dt_bias": 0}
 _scan = register(
     "selective_scan",
     f"({_SCHEMA}, bool keep) -> (Tensor, Tensor, Tensor)",
@@ -163,7 +161,6 @@ _scan = register(
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=merged("selective_scan", _CHANNELS, (2, 1, -1)),
 )
 _scan_backward = register(
     "selective_scan_backward",

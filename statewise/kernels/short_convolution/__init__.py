@@ -11,7 +11,6 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs
-from statewise.kernels.batching import merged
 from statewise.kernels.registration import register
 from statewise.kernels.short_convolution import native, pytorch
 from statewise.kernels.short_convolution.reference import short_convolution_adjoint, short_convolution_reference
@@ -99,7 +98,6 @@ _short_convolution = register(
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=merged("short_convolution", {"x": 2, "taps": 0, "history": 2, "bias": 0}, 2),
 )
 _short_convolution_backward = register(
     "short_convolution_backward",

@@ -11,7 +11,6 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs, refusal_of
-from statewise.kernels.batching import merged
 from statewise.kernels.registration import register
 from statewise.kernels.ssd import native, pytorch
 from statewise.kernels.ssd.reference import Arguments, ssd_differentiable, ssd_reference
@@ -109,9 +108,6 @@ _ssd = register(
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=merged(
-        "ssd", dict.fromkeys(("x", "log_a", "B", "C", "h0", "dt", "D", "segments"), 0), (0, 0)
-    ),  # rows of one batch
 )
 _ssd_backward = register(
     "ssd_backward",

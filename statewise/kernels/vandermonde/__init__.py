@@ -11,7 +11,6 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs, refusal_of
-from statewise.kernels.batching import merged
 from statewise.kernels.registration import register
 from statewise.kernels.vandermonde import native, pytorch
 from statewise.kernels.vandermonde.reference import vandermonde_differentiable, vandermonde_reference
@@ -76,7 +75,6 @@ _vandermonde = register(
     fake=_fake_forward,
     setup_context=_setup_context,
     backward=_backward,
-    vmap=merged("vandermonde", {"c": 0, "A": 0}, 0),
 )
 _vandermonde_backward = register(
     "vandermonde_backward",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,8 @@ from statewise.reproduce.claim import Claim
 from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, lookup, trace
 from statewise.reproduce.h3_at_work.findings import findings
 from statewise.reproduce.h3_at_work.pictures import draw_by_hand, draw_filters, draw_lookup, draw_reads, draw_trained
-from statewise.reproduce.report import Report, Table, drawn, table
+from statewise.reproduce.page import told
+from statewise.reproduce.report import Report, drawn
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import train_one
@@ -187,11 +189,9 @@ def report(config: H3AtWorkSettings, results: Found) -> Report:
     key, value = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.7, 0.2, 0.1])
     queries = {"Q = K'": key, "Q orthogonal to K'": torch.tensor([0.0, 1.0, 0.0])}
     read = {name: lookup(key, value, query).tolist() for name, query in queries.items()}
-    layer, example = found["layer"] + 1, found["example"]
-    n_layers = len(cast(LanguageModelConfig, run.model).layers)
+    layer, example, reads = found["layer"] + 1, found["example"], found["reads"]
     language = open_synthetic_language(cast(SyntheticLanguageConfig, run.data))
     keys = language.language.symbols[1 : language.vocab_size // 2]  # behind "."; then as many values, and "=>"
-    begun = f"{trained['step']:,} steps in {trained['seconds']:,.0f} s" if trained else f"the run in {config.model}"
     steps = {
         "K": by_hand.K,
         "store the key: K' = shift(K)": by_hand.shifted,
@@ -201,63 +201,49 @@ def report(config: H3AtWorkSettings, results: Found) -> Report:
         "Q": by_hand.Q,
         "recall: Q reads": by_hand.output,
     }
-    taps = {f"layer {layer}, taps of the shift SSM: {n}": s for n, s in found["shift_taps"].items() if n != "all"}
-    scores = {"the model": found["test"], **taps}
-    tables = [
-        Table(
-            f"By hand: {by_hand.text}, answer {by_hand.answer or 'none'}",
-            ("", *by_hand.text),
-            [(name, *(_row(tensor) for tensor in tensors)) for name, tensors in steps.items()],
-            ("A letter or digit: its direction. a3: the product of both, in the state.",),
-        ),
-        table(
-            "The lookup of K' = (0, 0, 1), V = (0.7, 0.2, 0.1)",
-            [("", str), ("reads", lambda name: ", ".join(f"{x:.1f}" for x in read[name]))],
-            read,
-        ),
-        table(
-            "Trained: associative recall, test split",
-            [
-                ("", str),
-                ("accuracy", lambda name: f"{scores[name]['accuracy']:.1%}"),
-                ("nats", lambda name: f"{scores[name]['nats']:.3f}"),
-            ],
-            scores,
-            [
-                f"{begun}; published: 99.8 % for H3 after 200 epochs, with a vocabulary of 10. Chance is "
-                f"{100 * language.chance:.3g} %, with one of {language.vocab_size}."
-            ],
-        ),
-        _reads_table(found, keys),
-        _head_table(found),
-    ]
-    given = "" if config.model is None else " The model was given: the settings of one to be trained were not used."
-    reads = f"Layer {layer}: what the query of a key reads of pairs of each key"
+    scores = {"the model": found["test"]}
+    scores |= {f"layer {layer}, taps of the shift SSM: {n}": s for n, s in found["shift_taps"].items() if n != "all"}
+    heads = _heads(found)
+    stored, readers = [head["stores"]["key"] for head in heads], [head["read_by"] for head in heads]
+    n_layers = len(cast(LanguageModelConfig, run.model).layers)
     shown = f"Layer {layer}, trained, reads {' '.join(example['tokens'])}, answer {example['answer']}"
-    draw_table = partial(draw_reads, table=found["reads"]["table"], keys=keys)
+    draw_table = partial(draw_reads, table=reads["table"], keys=keys)
     plots = [
         ("by-hand", "a3...a? by hand", partial(draw_by_hand, found=by_hand), 10.0, 6.0),
         ("lookup", "K'V, and what two queries read", partial(draw_lookup, key=key, value=value), 9.0, 3.0),
         ("trained", shown, partial(draw_trained, example=example), 11.0, 13.0),
-        ("reads", reads, draw_table, 5.0, 4.0),
+        ("reads", f"Layer {layer}: what the query of a key reads of pairs of each key", draw_table, 5.0, 4.0),
         ("filters", "Filters of these heads", partial(draw_filters, found=found), 10.0, 4.0),
     ]
-    return Report(
-        title="H3 at work: store the key, store the value, recall",
-        setting=(
-            "First a layer whose weights are zeros and ones, step by step; then a model of "
-            f"{n_layers} {'layer' if n_layers == 1 else 'layers'}, trained on associative recall, of which the layer "
-            "is shown that costs most when it is left out. A head is left out by making what it gives to W_O zero."
-            f"{given}"
-        ),
-        tables=tables,
-        differences=(
-            "The published model has two layers with a register of 64 keys and N = 64, is trained for 200 epochs at a "
-            f"rate of 5e-4 with embedding dropout 0.1, and scores 99.8 %. Here: {described(run)}.",
-            "The articles show the mechanism by hand. A trained layer spreads it over channels that share the work, "
-            "with signs and scales of their own; the MLPs and, with several layers, the layer before take a part.",
-            "The skips (D) of both systems are part of their first tap here.",
-        ),
+    return told(
+        "h3-at-work",
+        {
+            "model": config.model,
+            "n_layers": n_layers,
+            "layers": "layer" if n_layers == 1 else "layers",
+            "by_hand": by_hand.text,
+            "answer": by_hand.answer or "none",
+            "begun": f"{trained['step']:,} steps in {trained['seconds']:,.0f} s"
+            if trained
+            else f"the run in {config.model}",
+            "chance": 100 * language.chance,
+            "vocab_size": language.vocab_size,
+            "layer": layer,
+            "pairs_of": [f"pairs of {key}" for key in keys],
+            "own_share": statistics.mean(reads["own_share"]),
+            "even_share": 1 / len(keys),
+            "agreement": _agreement(sum(map(operator.eq, stored, readers)), len(heads)),
+            "by_chance": sum(map(readers.count, stored)) / len(stored),  # were the readers dealt
+            "described": described(run),
+        },
+        [{"name": name, "steps": [*map(_row, tensors)]} for name, tensors in steps.items()],
+        [{"name": name, "read": ", ".join(f"{x:.1f}" for x in values)} for name, values in read.items()],
+        [{"name": name, **one} for name, one in scores.items()],
+        [
+            {"key": key, "reads": row, "share": share}
+            for key, row, share in zip(keys, reads["table"], reads["own_share"])
+        ],
+        heads,
         figures={
             "by_hand": {"text": by_hand.text, "answer": by_hand.answer, "output": by_hand.output[-1].tolist()},
             "lookup": read,
@@ -267,56 +253,20 @@ def report(config: H3AtWorkSettings, results: Found) -> Report:
     )
 
 
+def _heads(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the table says of each head that is shown."""
+    cost = {head["head"]: head for head in found["heads"] if head["layer"] == found["layer"]}
+    filters = {name: found["filters"][name] for name in ("shift_largest", "half_reach", "half_life")}
+    return [
+        {**head, **cost[head["head"]], **{name: values[i] for name, values in filters.items()}}
+        for i, head in enumerate(found["described"])
+    ]
+
+
 def _row(tensor: Tensor) -> str:
     """A vector or a matrix of one-hot directions in letters: "a", "3", "a3 b5"; "." for nothing."""
-    places = tensor.nonzero().tolist()
-    if tensor.ndim == 2:
-        words = [KEYS[k] + VALUES[v] for k, v in places]
-    else:
-        words = [(KEYS if len(tensor) == len(KEYS) else VALUES)[i] for (i,) in places]
-    return " ".join(words) or "."
-
-
-def _reads_table(found: Mapping[str, Any], keys: Sequence[str]) -> Table:
-    reads = found["reads"]
-    rows = zip(keys, reads["table"], reads["own_share"])
-    note = (
-        "Of what the layer gives to the stream for a stored pair, what tells its values apart: root mean square "
-        "over the values and the places. own share: of the squares of a row, that of the key's own pairs; "
-        f"{statistics.mean(reads['own_share']):.1%} on average, {1 / len(keys):.0%} without a lookup."
-    )
-    return Table(
-        f"Layer {found['layer'] + 1}: what a query reads, all heads together",
-        ("key that asks", *(f"pairs of {key}" for key in keys), "own share"),
-        [(key, *(f"{x:.3f}" for x in row), f"{share:.1%}") for key, row, share in rows],
-        (note,),
-    )
-
-
-def _head_table(found: Mapping[str, Any]) -> Table:
-    cost = {head["head"]: head for head in found["heads"] if head["layer"] == found["layer"]}
-    filters, heads = found["filters"], found["described"]
-    stored, read = [head["stores"]["key"] for head in heads], [head["read_by"] for head in heads]
-    agree = sum(key == other for key, other in zip(stored, read))
-    by_chance = sum(stored.count(key) * read.count(key) for key in set(stored)) / len(stored)  # were the readers dealt
-    columns = [
-        ("", lambda i: f"head {heads[i]['head']}"),
-        ("points lost", lambda i: f"{100 * cost[heads[i]['head']]['lost']:.1f}"),
-        ("nats lost", lambda i: f"{cost[heads[i]['head']]['nats']:.3f}"),
-        ("stores most", lambda i: f"{stored[i]} with {heads[i]['stores']['value']}"),
-        ("read by", lambda i: read[i]),
-        ("shift's largest tap", lambda i: str(filters["shift_largest"][i])),
-        ("half reach", lambda i: f"{filters['half_reach'][i]:,}"),
-        ("half-life", lambda i: f"{filters['half_life'][i]:,.0f}"),
-    ]
-    notes = (
-        "stores most: the key and value whose product, entering the state, stands out; read by: the key at the end "
-        "whose Q stands out. Half reach: the last step at which the diagonal SSM's filter is at least half "
-        "of its largest tap; half-life: of its slowest pole, in steps.",
-        f"{_agreement(agree, len(heads))} By chance, with these keys stored and read, {by_chance:.1f} would be.",
-    )
-    title = f"Layer {found['layer'] + 1}: the heads that cost most when they are left out"
-    return table(title, columns, range(len(heads)), notes)
+    names = KEYS if len(tensor) == len(KEYS) else VALUES
+    return " ".join(KEYS[p[0]] + VALUES[p[1]] if len(p) == 2 else names[p[0]] for p in tensor.nonzero().tolist()) or "."
 
 
 def _agreement(agree: int, of: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -35,27 +36,17 @@ from statewise.reproduce.lra.published import (
     published_schedule,
     setting_of,
 )
-from statewise.reproduce.report import Curve, Panel, Report, Table, curves, findings, table
+from statewise.reproduce.outcomes import LOST, each, known, mean, row_of, runs_of
+from statewise.reproduce.page import told
+from statewise.reproduce.report import Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
-from statewise.reproduce.training import Trial, mean_text, ms_text, told, trained, whole
+from statewise.reproduce.training import Trial, trained
 from statewise.reproduce.work import Work
 from statewise.train.config import Device, RunConfig
 from statewise.train.presets import fit_model
 from statewise.train.tasks import open_task, run_types
 
 MODELS = {"s4": "S4", "s4d": "S4D-LegS", "h3": "H3", "transformer": "Transformer"}
-DIFFERENCES = """
-- [scaled] Sizes and budgets are those of the tables above: the accuracies say what these give, not what the models can
-  do. The published schedule: minutes, steps, d_model, n_layers, d_state and batch_size null.
-- [s4-or-s4d] dt = exp(log dt), as in the code that S4D's figures come from; version 4 of it has a softplus. The second
-  direction reads each row's own steps, without the published code's shift by one.
-- [s4d] S4D's settings are those that its repository keeps as version 3, with S4D-LegS for the layer; B begins at 1.
-- [h3] H3: no settings for these tasks are published. It stands in S4D's place, in S4D's settings, and is causal.
-- [transformer] Transformer: causal attention with rotary positions, MLPs of four times the width, pre-norm LayerNorm,
-  gradients clipped at 1. The published one reads in both directions, with learned positions.
-- [settings] Further fields were set: {settings}.
-- S4's first table (ICLR 2022) is left out: it could not be confirmed where this was written.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,146 +208,125 @@ def fitted(run: RunConfig) -> RunConfig:
 
 
 def report(config: LraSettings, found: Found) -> Report:
+    runs: dict[str, dict[str, Any]] = {}
+    for cell, part in found.parts.items():
+        spent = {"cpu_seconds": part["cpu_seconds"], "ms_per_step": part["ms_per_step"]}
+        runs.setdefault(f"{cell.task}-{cell.model}", {})[str(cell.seed)] = {**part["seeds"]["seed"], **spent}
+    return told(
+        "lra",
+        _words(config, found),
+        _beside(config, found),
+        [_row(config, cell, part) for cell, part in found.parts.items()],
+        _scaled(config, found),
+        figures={"published": ACCURACY, "data": found.data, "runs": runs},
+        plots=[
+            curves("lra", "Validation accuracy while training", *(_panel(config, found, task) for task in config.tasks))
+        ],
+    )
+
+
+def _words(config: LraSettings, found: Found) -> dict[str, Any]:
+    """What the page is filled in with."""
     limits = [] if config.minutes is None else [f"{config.minutes:g} minutes"]
     limits += [] if config.steps is None else [f"{config.steps:,} steps"]
     budget = f"Each run ends after {' or '.join(limits)}" if limits else "Each run has its published number of steps"
     seeds = f"{len(config.seeds)} seeds, of which the table has the mean" if len(config.seeds) > 1 else "One seed"
     sizes = (config.minutes, config.steps, config.d_model, config.n_layers, config.batch_size)
-    there: dict[str, Any] = {**dict.fromkeys(config.models, True), "settings": ", ".join(config.settings)}
-    there |= {"scaled": any(size is not None for size in sizes), "s4-or-s4d": {"s4", "s4d"} & there.keys()}
-    runs: dict[str, dict[str, Any]] = {}
-    for cell, part in found.parts.items():
-        spent = {"cpu_seconds": part["cpu_seconds"], "ms_per_step": part["ms_per_step"]}
-        runs.setdefault(f"{cell.task}-{cell.model}", {})[str(cell.seed)] = {**part["seeds"]["seed"], **spent}
-    panels = [_panel(config, found, task) for task in config.tasks]
-    return Report(
-        title="Long Range Arena",
-        setting=(
-            f"{', '.join(MODELS[model] for model in config.models)} on {', '.join(config.tasks)}. {budget}; AdamW, "
-            "warm-up and a cosine to 0. S4 and S4D read in both directions, with the published norm, placement, weight "
-            "decay, and rates of A, B and dt; the mean over a row's own steps goes into a linear head, for retrieval "
-            f"two of them into [u, v, u - v, u v] and an MLP. {seeds}."
-        ),
-        tables=[_beside(config, found), _each(config, found), _scaled(config, found)],
-        differences=findings(DIFFERENCES, **there),
-        figures={"published": ACCURACY, "data": found.data, "runs": runs},
-        plots=[curves("lra", "Validation accuracy while training", *panels)],
-    )
-
-
-def _beside(config: LraSettings, found: Found) -> Table:
-    """The published rows, then ours: "*" where the data have caveats, "-" where nothing was run."""
-    rows = [("guessing: one of all classes", *(f"{value:.1f}" for value in CHANCE), f"{statistics.fmean(CHANCE):.1f}")]
-    for name, row in ACCURACY.items():
-        published = ("fails" if value is None else f"{value:g}" for value in row)
-        rows.append((name, *published, AVERAGE.get(name, "-")))
+    rows = {task: ", ".join(f"{n:,} {name}" for name, n in data["sizes"].items()) for task, data in found.data.items()}
     caveats = {task: found.data[task]["caveats"] for task in config.tasks}
-    for model in config.models:
-        cells, overall = dict.fromkeys(TASKS, "-"), "-"
-        for task in config.tasks:
-            mean = mean_text(found.seeds(model, task), 2) + "*" * bool(caveats[task])
-            name = arena_task(task)
-            cells[name] = mean if cells[name] == "-" else f"{cells[name]} {mean}"
-        if all(task in config.tasks and "diverged" not in cells[task] for task in TASKS):
-            each = [100 * run["accuracy"] for task in TASKS for part in found.seeds(model, task) for run in whole(part)]
-            overall = f"{statistics.fmean(each):.2f}" + "*" * any(caveats[task] for task in TASKS)
-        rows.append((f"ours: {MODELS[model]}", *cells.values(), overall))
-    notes = [f"* {task}: {'; '.join(said)}." for task, said in caveats.items() if said]
-    substitutes = [task for task in config.tasks if task not in TASKS]
-    if substitutes:
-        notes.append(
-            f"Not the published rows but {', '.join(substitutes)}: compare with our other rows, not with the table."
-        )
-    missing = [TITLES[task] for task in TASKS if task not in map(arena_task, config.tasks)]
-    left = [label for model, label in MODELS.items() if model not in config.models]
-    notes += [f"Not run: {', '.join(names)}." for names in (missing, left) if names]
-    notes.append(
-        "The averages of published rows are the published ones, a failure of Path-X counted as 50; some were of more "
-        "digits than the table has."
-    )
-    return Table("Accuracy in %", ("", *TITLES.values(), "average"), rows, tuple(notes))
+    return {
+        **vars(config),
+        "names": [MODELS[model] for model in config.models],
+        "budget": budget,
+        "seeds_of": seeds,
+        "titles": [*TITLES.values()],
+        "caveats": [f"* {task}: {'; '.join(said)}." for task, said in caveats.items() if said],
+        "substitutes": [task for task in config.tasks if task not in TASKS],
+        "missing": [TITLES[task] for task in TASKS if task not in map(arena_task, config.tasks)],
+        "left": [name for model, name in MODELS.items() if model not in config.models],
+        "sizes": "; ".join(f"{task}: {text}" for task, text in rows.items()),
+        "scaled": any(size is not None for size in sizes),
+        "either": {"s4", "s4d"} & set(config.models),
+    }
 
 
-def _each(config: LraSettings, found: Found) -> Table:
-    def text(words: Any, otherwise: str = "-") -> Any:
-        return lambda item: told(item[1]["seeds"]["seed"], words, otherwise)
-
-    def name(item: tuple[Cell, Trial]) -> str:
-        model, task, seed = item[0]
-        return f"{task}, {MODELS[model]}" + (f", seed {seed}" if len(config.seeds) > 1 else "")
-
-    columns = [
-        ("", name),
-        ("test", text(lambda f: f"{f['accuracy']:.2%}", "diverged")),
-        ("best validation", text(lambda f: f"{max(f['course'], default=0.0):.2%}")),
-        ("most frequent class", text(lambda f: f"{f['chance']:.2%}")),
-        ("parameters", lambda item: f"{item[1]['parameters']:,}"),
-        ("steps", text(lambda f: f"{f['steps']:,}")),
-        ("epochs", text(lambda f: f"{f['epochs']:.2f}")),
-        ("minutes", text(lambda f: f"{f['seconds'] / 60:.1f}")),
-        ("CPU ms a step", lambda item: ms_text(item[1], 0)),
+def _beside(config: LraSettings, found: Found) -> list[dict[str, Any]]:
+    """The published rows, then ours: "*" where the data have caveats, None where nothing was run."""
+    guessing = [f"{value:.1f}" for value in CHANCE]
+    rows: list[tuple[str, list[Any], str | None]] = [
+        ("guessing: one of all classes", guessing, f"{statistics.fmean(CHANCE):.1f}")
     ]
-    sizes = "; ".join(
-        f"{task}: {', '.join(f'{n:,} {name}' for name, n in data['sizes'].items())}"
-        for task, data in found.data.items()
-    )
-    note = f"Of each run the checkpoint with the best accuracy on the validation rows, tested once. Rows: {sizes}."
-    return table("What was run", columns, found.parts.items(), [note])
+    for name, row in ACCURACY.items():
+        rows.append((name, ["fails" if value is None else f"{value:g}" for value in row], AVERAGE.get(name)))
+    stars = {task: "*" * bool(found.data[task]["caveats"]) for task in config.tasks}
+    for model in config.models:
+        each_of: dict[str, list[Any]] = {task: [] for task in TASKS}
+        right = {task: each(runs_of(found.seeds(model, task)), "accuracy") for task in config.tasks}
+        for task, values in right.items():
+            middle = mean(values)
+            each_of[arena_task(task)].append((middle if middle == LOST else f"{100 * middle:.2f}") + stars[task])
+        overall = mean([value for task in TASKS for value in right.get(task, [None])], None)
+        starred = "*" * any(stars.get(task) for task in TASKS)
+        average = None if overall is None else f"{100 * overall:.2f}{starred}"
+        rows.append((f"ours: {MODELS[model]}", [" ".join(values) or None for values in each_of.values()], average))
+    return [{"name": name, "accuracies": row, "average": average} for name, row, average in rows]
 
 
-def _scaled(config: LraSettings, found: Found) -> Table:
+def _row(config: LraSettings, cell: Cell, part: Trial) -> dict[str, Any]:
+    """Of a run."""
+    name = f"{cell.task}, {MODELS[cell.model]}" + (f", seed {cell.seed}" if len(config.seeds) > 1 else "")
+    row = row_of(name, [part])
+    lost = dict.fromkeys(("watched", "minutes")) if row["lost"] else {"minutes": row["seconds"][0] / 60}
+    return {**row, **lost}
+
+
+def _scaled(config: LraSettings, found: Found) -> list[dict[str, Any]]:
     """Ours, and in brackets what is published where it is another."""
     rows = []
     for model, task in dict.fromkeys(cell[:2] for cell in found.parts):
         was, now = setting_of(model, task), config.scaled(model, task)
-        steps = max((run["steps"] for part in found.seeds(model, task) for run in whole(part)), default=None)
+        steps = max(known(each(runs_of(found.seeds(model, task)), "steps")), default=None)
         pairs = [(getattr(now, name), getattr(was, name)) for name in ("d_model", "n_layers", "d_state", "batch_size")]
         pairs += [(f"{now.lr:g}", f"{was.lr:g}"), ("-" if steps is None else f"{steps:,}", f"{was.steps:,}")]
         if model == "transformer":
             pairs[2] = ("-", "-")
-        known = model in SETTINGS and model != "h3"
-        cells = (f"{a} ({b})" if a != b and known else str(a) for a, b in pairs)
-        rows.append((f"{task}, {MODELS[model]}", *cells))
-    columns = ("", "width", "layers", "N", "batch", "rate", "steps")
-    return Table("Sizes, and in brackets the published ones where ours are others", columns, rows)
+        is_known = model in SETTINGS and model != "h3"
+        sizes = [f"{a} ({b})" if a != b and is_known else str(a) for a, b in pairs]
+        rows.append({"name": f"{task}, {MODELS[model]}", "sizes": sizes})
+    return rows
 
 
 def _panel(config: LraSettings, found: Found, task: str) -> Panel:
     lines, chances = [], set()
     for i, model in enumerate(config.models):
-        parts = found.seeds(model, task)
-        if not all(map(whole, parts)):
-            style = {"color": f"C{i}", "linestyle": "none", "marker": "x"}
-            lines.append(Curve((), (), f"{MODELS[model]}: diverged", style))
-        for run in (run for part in parts for run in whole(part)):
+        row = row_of(MODELS[model], found.seeds(model, task))
+        if row["lost"]:
+            lines.append(
+                Curve((), (), f"{MODELS[model]}: diverged", {"color": f"C{i}", "linestyle": "none", "marker": "x"})
+            )
+        for run in row["whole"]:
             minutes, course = [s / 60 for s in run["course_seconds"]], [100 * x for x in run["course"]]
             lines.append(Curve(minutes, course, MODELS[model], {"marker": ".", "color": f"C{i}"}))
             chances.add(100 * run["chance"])
     levels = [(chance, {"color": "grey", "linestyle": ":", "label": "most frequent class"}) for chance in chances]
     x, y, first = "minutes of training", "validation accuracy, %", task == config.tasks[0]
-    return Panel(curves=lines, levels=levels, title=task, x=x, y=y, legend=first)
+    return Panel(lines, levels=levels, title=task, x=x, y=y, legend=first)
 
 
+FEW_ROWS = {"listops-gen": 4000, "pathfinder-gen": 2000, "path-x-gen": 500}  # for training
+QUICK = ["listops-gen:data.min_length=20", "listops-gen:data.max_length=100"]
+QUICK += [
+    f"{task}:data.n_{split}={n}"
+    for task, n_train in FEW_ROWS.items()
+    for split, n in (("train", n_train), ("validation", 200), ("test", 200))
+]
 CLAIM = Claim(
     summary="the Long Range Arena: S4, S4D, H3 and a Transformer on any of its six tasks",
     duration="an hour on 2 cores",
     source="S4 (arXiv:2206.12037), S4D (arXiv:2206.11893), H3 (arXiv:2212.14052) and others, as the table names them",
     settings=LraSettings,
     quick='models=["s4","s4d","h3","transformer"] tasks=["listops-gen"] minutes=0.3 d_model=32 n_layers=2 d_state=8 '
-    "n_heads=2 evaluations=2 evaluate_items=64 workers=1 settings="
-    + str(
-        [
-            "listops-gen:data.min_length=20",
-            "listops-gen:data.max_length=100",
-            *(
-                f"{task}:data.n_{split}={n}"
-                for task, n_train in (("listops-gen", 4000), ("pathfinder-gen", 2000), ("path-x-gen", 500))
-                for split, n in (("train", n_train), ("validation", 200), ("test", 200))
-            ),
-        ]
-    )
-    .replace("'", '"')
-    .replace(" ", ""),
+    f"n_heads=2 evaluations=2 evaluate_items=64 workers=1 settings={json.dumps(QUICK, separators=(',', ':'))}",
     measure=measure,
     report=report,
 )

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.attention_state import SpreadHistory
+from statewise.mixers.attention_state import Context, Dropout
 from statewise.models.base import advance
 from statewise.operators.masks import build_masks
+from statewise.operators.state_shape import StandIn
 from statewise.train.distributed.sequence_relay import Line
 
 ATTENTION = ("auto", "gather", "ring")
@@ -70,26 +71,50 @@ def find_places(
     return Places(positions[line.rank], positions[-1], piece_lengths, any(began[: line.rank + 1]), any(began))
 
 
-def spread_history(line: Line, places: Places, window: int | None, ring: Ring | None) -> SpreadHistory:
-    """What :class:`~statewise.mixers.attention.Attention` needs to attend from this piece to all before it.
+class SpreadHistory(StandIn):
+    """The history of a call that reads one piece of every row: the keys and values of the pieces before it, which other
+    ranks hold and which are fetched for this call.
 
-    With a window only what the first query of the next piece can see leaves a rank.
+    It implements :class:`~statewise.mixers.attention_state.History`, stands in a state's place for one call, and comes
+    back as it is: there is nothing to hand on. With a window only what the first query of the next piece can see leaves
+    a rank.
+
+    ring: q, k, v of this piece -> its outputs, by causal attention to all pieces without a mask; None, or where it
+          gives None: keys and values are gathered
     """
-    sent = [length if window is None else min(length, window - 1) for length in places.lengths]
-    n_history = sum(sent[: line.rank]) if window is None else min(sum(sent[: line.rank]), window - 1)
 
-    def gather(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        both = torch.cat((k, v), 2)
+    def __init__(self, line: Line, places: Places, ring: Ring | None) -> None:
+        self.line, self.places = line, places
+        self.position = places.before
+        # What decides is the same on all ranks, of which none may wait for others that go the other way
+        self._ring = ring if len(set(places.lengths)) == 1 and not places.any_start else None
+
+    def extend(self, own: Context) -> tuple[Context, SpreadHistory]:
+        """The keys and values of earlier pieces are counted here, and fetched when they are looked at."""
+        n_history = sum(self._sent(own.window)[: self.line.rank])
+        if own.window is not None:
+            n_history = min(n_history, own.window - 1)
+        return own._replace(n_history=n_history, oldest=-self.position if self.places.has_start else None), self
+
+    def attend(self, q: Tensor, context: Context, dropout: Dropout | None = None) -> Tensor:
+        if self._ring is not None and context.window is None and dropout is None:
+            y = self._ring(q, context.keys, context.values)
+            if y is not None:
+                return y
+        return self._fetched(context).attend(q, dropout)
+
+    def _fetched(self, context: Context) -> Context:
+        """With the keys and values of earlier pieces before its own."""
+        both, sent = torch.cat((context.keys, context.values), 2), self._sent(context.window)
         if any(sent):
-            earlier = _Earlier.apply(both[:, both.shape[1] - sent[line.rank] :], line, sent)
-            both = torch.cat((earlier[:, earlier.shape[1] - n_history :], both), 1)
+            earlier = _Earlier.apply(both[:, both.shape[1] - sent[self.line.rank] :], self.line, sent)
+            both = torch.cat((earlier[:, earlier.shape[1] - context.n_history :], both), 1)
         keys, values = both.chunk(2, 2)
-        return keys, values
+        return context._replace(keys=keys, values=values)
 
-    first = -places.before if places.has_start else None
-    # What decides is the same on all ranks, of which none may wait for others that go the other way
-    fits = window is None and len(set(places.lengths)) == 1 and not places.any_start
-    return SpreadHistory(places.before, n_history, first, gather, ring if fits else None)
+    def _sent(self, window: int | None) -> list[int]:
+        """The last so many steps of each rank's piece are sent."""
+        return [length if window is None else min(length, window - 1) for length in self.places.lengths]
 
 
 class _Earlier(torch.autograd.Function):

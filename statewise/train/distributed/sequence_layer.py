@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from statewise.mixers.attention import Attention, ConvolvedAttentionState
+from statewise.mixers.attention_state import History
 from statewise.models.pooling import Pooling
-from statewise.train.distributed.sequence_attention import Places, Ring, spread_history
+from statewise.train.distributed.sequence_attention import Places, Ring, SpreadHistory
 from statewise.train.distributed.sequence_relay import Line, Relay
 
 
@@ -23,7 +24,7 @@ def stand_in(mixer: nn.Module, line: Line, places: Places | None, ring: Ring | N
     if not isinstance(mixer, Attention):
         return Relay(line, given)
     assert places is not None
-    history = spread_history(line, places, mixer.config.window, ring)
+    history: History = SpreadHistory(line, places, ring)
     return history if mixer.convolution is None else ConvolvedAttentionState(Relay(line), history)  # type: ignore[arg-type]
 
 

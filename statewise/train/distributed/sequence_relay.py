@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from statewise.errors import InputError
+from statewise.operators.state_shape import StandIn
 
 
 class Form(NamedTuple):
@@ -109,7 +110,7 @@ def _packed(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.cat([tensors[i].detach().reshape(-1) for i in indices]) for indices in _by_dtype(tensors)]
 
 
-class Relay:
+class Relay(StandIn):
     """The state of one layer in one pass over the pieces.
 
     It stands where the layer's state is given, so that a layer that is computed again in the backward pass (gradient

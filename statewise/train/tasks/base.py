@@ -164,13 +164,6 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
             "set train.parallel.sequence=1"
         )
 
-    def alike(self, batches: Sequence[BatchType]) -> Sequence[BatchType]:
-        """Batches of several runs on the same data, padded to one shape, for models that are trained side by side.
-
-        By default as they are: right where every batch has the same shape.
-        """
-        return batches
-
     def from_loss(self, loss: float) -> dict[str, float]:
         """Further numbers for a line of metrics, from the mean loss of its steps; for text bits per byte."""
         return {}

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from statewise.data.labelled_batches import LabelledBatch
 from statewise.data.memory_tasks import IGNORED
-from statewise.evaluate.classification import MAX_SHOWN, cross_entropy, draw_confusion, evaluate_classifier, f1_scores
+from statewise.evaluate.labelled.classification import (
+    MAX_SHOWN,
+    cross_entropy,
+    draw_confusion,
+    evaluate_classifier,
+    f1_scores,
+)
 from statewise.models.classifier import SequenceClassifier, SequenceClassifierConfig
 from statewise.train.plotting import figure
 from statewise.train.tasks.base import Table

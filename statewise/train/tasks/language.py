@@ -17,8 +17,8 @@ from statewise.data.batches import Batch, Batches
 from statewise.data.text import Corpus, TextDataConfig, TokenSplit, open_corpus
 from statewise.data.tokenizers import Tokenizer, load_tokenizer
 from statewise.errors import ConfigError
-from statewise.evaluate.compression import compress
-from statewise.evaluate.perplexity import Evaluation, evaluate_split, evaluate_text, has_bounded_state
+from statewise.evaluate.text.compression import compress
+from statewise.evaluate.text.perplexity import Evaluation, evaluate_split, evaluate_text, has_bounded_state
 from statewise.kernels.linear_cross_entropy import linear_cross_entropy
 from statewise.mixers.positions import LearnedPositions
 from statewise.models.language_model import LanguageModel, LanguageModelConfig, LanguageModelState

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from statewise.data.labelled_batches import LabelledBatch
-from statewise.evaluate.regression import evaluate_regressor, squared_error
+from statewise.evaluate.labelled.regression import evaluate_regressor, squared_error
 from statewise.models.regressor import SequenceRegressor, SequenceRegressorConfig
 from statewise.train.tasks.sequences import SequenceTask
 

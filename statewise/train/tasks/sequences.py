@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -92,18 +92,6 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
             except DataError:  # its fraction is 0
                 continue
         return sizes
-
-    def alike(self, batches: Sequence[LabelledBatch]) -> list[LabelledBatch]:
-        """Where the lengths differ, rows are padded to the longest of all batches."""
-        longest = max(batch.inputs.shape[1] for batch in batches)
-        if all(batch.lengths is None and batch.inputs.shape[1] == longest for batch in batches):
-            return list(batches)
-        padded = []
-        for inputs, targets, lengths in batches:
-            if lengths is None:
-                lengths = torch.full((len(inputs),), inputs.shape[1])
-            padded.append(LabelledBatch(_padded(inputs, longest - inputs.shape[1]), targets, lengths))
-        return padded
 
     def piece(self, batch: LabelledBatch, number: int, n_pieces: int) -> LabelledBatch:
         """With one target a row the rows are padded to a length that divides."""
