@@ -22,6 +22,11 @@ _NARROWER = {wide: narrow for narrow, wide in _WIDER.items()}
 _rounds_projections = False
 
 
+def full_precision(*dtypes: torch.dtype) -> torch.dtype:
+    """The real dtype that numbers of these are computed in: float64 if one of them is that wide, else float32."""
+    return torch.float64 if any(dtype in (torch.float64, torch.complex128) for dtype in dtypes) else torch.float32
+
+
 def rounds_products() -> bool:
     """Whether the process lets factors of float32 products be rounded."""
     return torch.get_float32_matmul_precision() != "highest"

@@ -1,9 +1,13 @@
-"""Models for the tests of decoding: every layer with a step in C, and every option that changes one."""
+"""Models for the tests of decoding: every mixer with a step in C, and every option that changes one."""
 
 from __future__ import annotations
 
+import dataclasses
+import typing
+from collections.abc import Iterator
 from typing import Any
 
+import families
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 import statewise as sw
 from statewise import native
+from statewise.configuration.types import OneOf
+from statewise.decoding.mixers import MIXERS
+from statewise.errors import ConfigError
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.mamba import MambaConfig
 
@@ -18,9 +25,9 @@ needs_library = pytest.mark.skipif(not native.available(), reason=f"no C kernels
 VOCABULARY = 61
 Block = sw.BlockConfig
 MLP = sw.MLPConfig
-# Widths that fill no vector, rows that fill no block, and every option that changes a step
+# Widths that fill no vector, rows that fill no block, and options that make sense only together
 LAYERS: dict[str, tuple[Any, ...]] = {
-    "mamba": (MambaConfig(), MambaConfig(d_state=5, n_taps=2, dt_rank=7, method="zoh", bias=True)),
+    "mamba": (MambaConfig(), MambaConfig(d_state=5, n_taps=2, dt_rank=7, method="zoh", bias=True, norm_dt_b_c=True)),
     "mamba2": (
         sw.Mamba2Config(d_state=24, d_head=11, n_groups=2, norm_before_gate=True, bias=True, n_taps=1),
         sw.Mamba2Config(
@@ -54,13 +61,43 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1, activation="tanh", gated=True)),
     ),
 }
+VALUES = (None, True, False, 1, 3, 0.05, (0.01, 0.05))  # that options are given, where they can be had
 
 
-def build(layers: str, d_model: int = 22, **options: Any) -> sw.LanguageModel:
+def options() -> Iterator[Any]:
+    """The configs of each mixer that the table of steps names, and the first with every option that is not as it was.
+
+    What the tests' families hold of it is enough: a new mixer need not be named here.
+    """
+    varied = set()
+    for name, config in families.MIXERS.items():
+        if type(config.build(24)) not in MIXERS:
+            continue
+        yield pytest.param(config, id=name)
+        if type(config) in varied:
+            continue
+        varied.add(type(config))
+        declared = typing.get_type_hints(type(config), include_extras=True)
+        for field in dataclasses.fields(config):
+            for value in (*VALUES, *_names(declared[field.name])):
+                try:
+                    other = dataclasses.replace(config, **{field.name: value})
+                    other.build(24)
+                except ConfigError:
+                    continue
+                if other != config and type(getattr(other, field.name)) is type(value):
+                    yield pytest.param(other, id=f"{name}: {field.name}={value}")
+
+
+def _names(declared: Any) -> Iterator[Any]:
+    for part in typing.get_args(declared):
+        yield from part.values if isinstance(part, OneOf) else _names(part)
+
+
+def build(layers: str | tuple[Any, ...], d_model: int = 22, **options: Any) -> sw.LanguageModel:
     torch.manual_seed(0)
-    config = sw.LanguageModelConfig(
-        vocab_size=VOCABULARY, d_model=d_model, layers=LAYERS[layers], embedding_std=0.5, **options
-    )
+    layers = LAYERS[layers] if isinstance(layers, str) else layers
+    config = sw.LanguageModelConfig(vocab_size=VOCABULARY, d_model=d_model, layers=layers, embedding_std=0.5, **options)
     model = config.build().eval()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -75,7 +112,28 @@ def tokens_of(batch: int, length: int) -> Tensor:
     return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(batch))
 
 
+def ragged_state(model: sw.LanguageModel, batch: int) -> Any:
+    """Rows of different lengths, so of different positions, with spare slots."""
+    lengths = torch.arange(batch) % 4 + 2
+    with torch.no_grad():
+        _, state = model(tokens_of(batch, 5), model.initial_state(batch), lengths=lengths)
+        _, state = model(tokens_of(batch, 1), state)
+    return state
+
+
 def recurrent_leaves(state: Any) -> list[Tensor]:
     layers = [layer for layer in state.layers if not hasattr(layer, "keys")]
     positions = [layer.position for layer in state.layers if hasattr(layer, "keys")]
     return [state.position, *positions, *tree_leaves(layers)]
+
+
+def said(model: sw.LanguageModel, state: Any) -> list[Tensor]:
+    """All that a state says: recurrent leaves, and the keys and values that the next token of each row can see."""
+    leaves = recurrent_leaves(state)
+    for block, layer in zip(model.blocks, state.layers):
+        if hasattr(layer, "keys"):
+            for row, (start, end) in enumerate(zip(layer.start.tolist(), layer.end.tolist())):
+                window = block.mixer.config.window
+                first = start if window is None else max(start, end - window + 1)
+                leaves += [layer.keys[row, first:end], layer.values[row, first:end]]
+    return leaves

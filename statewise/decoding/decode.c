@@ -1,4 +1,4 @@
-/* A step of a whole model in one call: the instructions of decode_program.h, one after the other, by a team of threads.
+/* A step of a whole model in one call: its instructions, one after the other, by a team of threads.
  *
  * The step reads every weight once, and is bound by that. So the team starts once a step, shares are fixed, and threads
  * wait for each other only where one needs what another has written: about four times a layer.
@@ -10,21 +10,9 @@
 #include "decode_recurrent.h"
 
 static void run_instruction(const worker *me, const instruction *i) {
-    const void *operands = i->operands;
-    switch (i->kind) {
-        case EMBED: run_embed(me, operands); break;
-        case LINEAR: run_linear(me, operands); break;
-        case NORM: run_norm(me, operands); break;
-        case ADD_ROW: run_add_row(me, operands); break;
-        case CONVOLUTION: run_convolution(me, operands); break;
-        case SELECTIVE: run_selective(me, operands); break;
-        case SSD: run_ssd(me, operands); break;
-        case DIAGONAL: run_diagonal(me, operands); break;
-        case ANGLES: run_angles(me, operands); break;
-        case ATTENTION: run_attention(me, operands); break;
-        case ACTIVATION: run_activation(me, operands); break;
-        case ADVANCE: run_advance(me, operands); break;
-    }
+#define RUN(KIND, name) \
+    case KIND: run_##name(me, &i->name); break;
+    switch (i->kind) { EACH_INSTRUCTION(RUN) }
 }
 
 static void run_program(void *context, int64_t thread, int64_t n_threads) {

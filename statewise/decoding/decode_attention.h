@@ -12,27 +12,11 @@
 
 #define KEYS 64
 
-/* The state's addresses, from `slot` on; those that end in _next are written. Keys and values: (batch, capacity,
- * n_kv_heads, d_head), the rows of the batch `stride` floats apart; the others (batch,) int64. */
-typedef struct {
-    float *keys, *values;
-    int64_t key_stride, value_stride;
-    const int64_t *start, *end, *position;
-    int64_t *start_next, *end_next, *position_next, *filled;
-} history;
-
 INLINE const history *history_of(const decoding *step, int64_t slot) { return (const history *)&step->state[slot]; }
-
-typedef struct {
-    int64_t n_angles;
-    const double *frequencies;
-    place output; /* local: cosines, then sines */
-    int64_t slot;
-} angles;
 
 static void run_angles(const worker *me, const angles *a) {
     const decoding *step = me->step;
-    const history *past = history_of(step, a->slot);
+    const history *past = history_of(step, a->history);
     for (int64_t b = 0; b < step->n_rows; b++) {
         int64_t row = step->rows[b];
         double position = step->restarts[row] ? 0.0 : (double)past->position[row];
@@ -44,12 +28,6 @@ static void run_angles(const worker *me, const angles *a) {
         }
     }
 }
-
-typedef struct {
-    int64_t n_heads, n_kv_heads, d_head, n_angles, window, scale; /* window 0: none; scale: log2(e) / sqrt(d_head) */
-    place qkv, angles, output, scratch;                           /* scratch: local, d_head wide */
-    int64_t slot;
-} attention;
 
 /* Features i and i + n_angles are one pair. */
 static void rotate_head(float *x, const float *angle, int64_t n_angles) {
@@ -102,10 +80,10 @@ static void attend(const float *q, const float *keys, const float *values, int64
 
 static void run_attention(const worker *me, const attention *a) {
     const decoding *step = me->step;
-    const history *past = history_of(step, a->slot);
+    const history *past = history_of(step, a->history);
     int64_t shared = a->n_heads / a->n_kv_heads, d_head = a->d_head, stride = a->n_kv_heads * d_head;
     int64_t n_items = step->n_rows * a->n_kv_heads;
-    float scale = bits_to_float(a->scale), *weighted = at(me, a->scratch, 0);
+    float scale = (float)a->scale, *weighted = at(me, a->scratch, 0);
     for (int64_t item = n_items * me->thread / me->n_threads; item < n_items * (me->thread + 1) / me->n_threads; item++) {
         int64_t b = item / a->n_kv_heads, group = item % a->n_kv_heads, row = step->rows[b];
         float *qkv = at(me, a->qkv, b), *out = at(me, a->output, b);
@@ -126,14 +104,9 @@ static void run_attention(const worker *me, const attention *a) {
     }
 }
 
-/* ADVANCE, after all threads have attended: the counts of each sequence's history. The first thread does it. */
-typedef struct {
-    int64_t slot;
-} advance;
-
 static void run_advance(const worker *me, const advance *a) {
     const decoding *step = me->step;
-    const history *past = history_of(step, a->slot);
+    const history *past = history_of(step, a->history);
     if (me->thread) return;
     for (int64_t b = 0; b < step->n_rows; b++) {
         int64_t row = step->rows[b], end = past->end[row];

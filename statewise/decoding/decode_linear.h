@@ -50,29 +50,29 @@ INLINE vi32 load_words(const int32_t *from) {
 }
 
 /* One vector of a column: `part` of the block whose first number is at `block`. Not for INT4. */
-INLINE vf32 load_column(int kind, const void *block, int64_t column, int part) {
+INLINE vf32 load_column(int precision, const void *block, int64_t column, int part) {
     int64_t place = column * BLOCK + part * LANES;
-    if (kind == FLOAT32) return load_f32((const float *)block + place);
-    if (kind == BFLOAT16) return load_bf16((const uint16_t *)block + place);
+    if (precision == FLOAT32) return load_f32((const float *)block + place);
+    if (precision == BFLOAT16) return load_bf16((const uint16_t *)block + place);
     return load_i8((const int8_t *)block + place);
 }
 
 INLINE int64_t words_of(int64_t n_columns) { return (n_columns + 7) / 8; }
 
 INLINE const void *block_of(const matrix *w, int64_t block) {
-    if (w->kind == INT4) return (const int32_t *)w->data + block * words_of(w->n_columns) * BLOCK;
-    int64_t bytes = w->kind == FLOAT32 ? 4 : w->kind == BFLOAT16 ? 2 : 1;
+    if (w->precision == INT4) return (const int32_t *)w->data + block * words_of(w->n_columns) * BLOCK;
+    int64_t bytes = w->precision == FLOAT32 ? 4 : w->precision == BFLOAT16 ? 2 : 1;
     return (const char *)w->data + block * w->n_columns * BLOCK * bytes;
 }
 
 INLINE int64_t groups_of(const matrix *w) { return (w->n_columns + w->group - 1) / w->group; }
 
 /* sums += the columns first .. end of one group, times x */
-INLINE void add_columns(int kind, const void *block, const float *x, int64_t first, int64_t end, vf32 *sums) {
+INLINE void add_columns(int precision, const void *block, const float *x, int64_t first, int64_t end, vf32 *sums) {
     vf32 partial[PHASES][PARTS];
     memset(partial, 0, sizeof partial);
     int64_t k = first;
-    if (kind == INT4) {
+    if (precision == INT4) {
         for (; k < end; k += 8) {
             const int32_t *words = (const int32_t *)block + k / 8 * BLOCK;
             __builtin_prefetch((const char *)words + AHEAD / 2, 0, 0);
@@ -89,7 +89,7 @@ INLINE void add_columns(int kind, const void *block, const float *x, int64_t fir
             }
         }
     } else {
-        const int64_t bytes = kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1;
+        const int64_t bytes = precision == FLOAT32 ? 4 : precision == BFLOAT16 ? 2 : 1;
         for (; k + PHASES <= end; k += PHASES) {
             /* the next rows follow in memory, so that a prefetch beyond the end is of use to them */
             const char *ahead = (const char *)block + k * BLOCK * bytes + AHEAD;
@@ -99,29 +99,29 @@ INLINE void add_columns(int kind, const void *block, const float *x, int64_t fir
             for (int j = 0; j < PHASES; j++)
 #pragma GCC unroll 4
                 for (int part = 0; part < PARTS; part++)
-                    partial[j][part] += load_column(kind, block, k + j, part) * x[k + j];
+                    partial[j][part] += load_column(precision, block, k + j, part) * x[k + j];
         }
         for (; k < end; k++)
-            for (int part = 0; part < PARTS; part++) partial[0][part] += load_column(kind, block, k, part) * x[k];
+            for (int part = 0; part < PARTS; part++) partial[0][part] += load_column(precision, block, k, part) * x[k];
     }
     for (int part = 0; part < PARTS; part++)
         for (int j = 0; j < PHASES; j++) sums[part] += partial[j][part];
 }
 
 /* sums = one block of rows times the x of one sequence */
-INLINE void multiply_block(int kind, const matrix *w, int64_t block, const float *x, float *sums) {
+INLINE void multiply_block(int precision, const matrix *w, int64_t block, const float *x, float *sums) {
     const void *data = block_of(w, block);
     vf32 total[PARTS];
     memset(total, 0, sizeof total);
-    if (kind == FLOAT32 || kind == BFLOAT16) {
-        add_columns(kind, data, x, 0, w->n_columns, total);
+    if (precision == FLOAT32 || precision == BFLOAT16) {
+        add_columns(precision, data, x, 0, w->n_columns, total);
     } else {
         const uint16_t *scales = w->scales + block * groups_of(w) * BLOCK;
         for (int64_t first = 0; first < w->n_columns; first += w->group, scales += BLOCK) {
             int64_t end = first + w->group < w->n_columns ? first + w->group : w->n_columns;
             vf32 partial[PARTS];
             memset(partial, 0, sizeof partial);
-            add_columns(kind, data, x, first, end, partial);
+            add_columns(precision, data, x, first, end, partial);
             for (int part = 0; part < PARTS; part++) total[part] += load_bf16(scales + part * LANES) * partial[part];
         }
     }
@@ -134,11 +134,11 @@ INLINE void convert_tile(const matrix *w, int64_t block, int64_t first, int64_t 
     for (int64_t k = first; k < end; k++) {
         for (int part = 0; part < PARTS; part++) {
             vf32 value;
-            if (w->kind == BFLOAT16) {
+            if (w->precision == BFLOAT16) {
                 value = load_column(BFLOAT16, data, k, part);
             } else {
                 const uint16_t *scales = w->scales + (block * groups_of(w) + k / w->group) * BLOCK;
-                if (w->kind == INT8) {
+                if (w->precision == INT8) {
                     value = load_column(INT8, data, k, part);
                 } else {
                     vi32 word = load_words((const int32_t *)data + k / 8 * BLOCK + part * LANES);
@@ -173,7 +173,7 @@ static void multiply_block_by_many(const matrix *w, int64_t block, const float *
     for (int64_t first = 0; first < w->n_columns; first += TILE) {
         int64_t end = first + TILE < w->n_columns ? first + TILE : w->n_columns;
         const float *tile = converted;
-        if (w->kind == FLOAT32)
+        if (w->precision == FLOAT32)
             tile = (const float *)block_of(w, block) + first * BLOCK;
         else
             convert_tile(w, block, first, end, converted);
@@ -184,15 +184,6 @@ static void multiply_block_by_many(const matrix *w, int64_t block, const float *
             multiply_tile(1, tile, end - first, x + b * x_stride + first, x_stride, sums + b * BLOCK);
     }
 }
-
-/* LINEAR: out (+)= W x + bias, a thread doing its share of the rows of W */
-typedef struct {
-    matrix weight;
-    const float *bias;
-    place input, output;
-    int64_t add; /* to what is there already: the residual stream */
-    place sums;  /* local, BLOCK wide */
-} linear;
 
 static void run_linear(const worker *me, const linear *a) {
     const matrix *w = &a->weight;
@@ -205,11 +196,11 @@ static void run_linear(const worker *me, const linear *a) {
         int64_t block = row / BLOCK, n = mine.end - row < BLOCK ? mine.end - row : BLOCK;
         if (n_rows > 1)
             multiply_block_by_many(w, block, x, x_stride, n_rows, sums);
-        else if (w->kind == FLOAT32)
+        else if (w->precision == FLOAT32)
             multiply_block(FLOAT32, w, block, x, sums);
-        else if (w->kind == BFLOAT16)
+        else if (w->precision == BFLOAT16)
             multiply_block(BFLOAT16, w, block, x, sums);
-        else if (w->kind == INT8)
+        else if (w->precision == INT8)
             multiply_block(INT8, w, block, x, sums);
         else
             multiply_block(INT4, w, block, x, sums);
@@ -224,12 +215,6 @@ static void run_linear(const worker *me, const linear *a) {
     }
 }
 
-/* EMBED: out = the row of W that is the token's */
-typedef struct {
-    matrix weight;
-    place output;
-} embed;
-
 static void run_embed(const worker *me, const embed *a) {
     const matrix *w = &a->weight;
     range mine = share_of(me, w->n_columns);
@@ -239,15 +224,15 @@ static void run_embed(const worker *me, const embed *a) {
         const void *data = block_of(w, block);
         float *out = at(me, a->output, b);
         for (int64_t k = mine.first; k < mine.end; k++) {
-            if (w->kind == FLOAT32) {
+            if (w->precision == FLOAT32) {
                 out[k] = ((const float *)data)[k * BLOCK + lane];
-            } else if (w->kind == BFLOAT16) {
+            } else if (w->precision == BFLOAT16) {
                 out[k] = float_of_bf16(((const uint16_t *)data)[k * BLOCK + lane]);
             } else {
                 float scale = float_of_bf16(w->scales[(block * groups_of(w) + k / w->group) * BLOCK + lane]);
-                int32_t q = w->kind == INT8 ? ((const int8_t *)data)[k * BLOCK + lane]
-                                            : (int32_t)((uint32_t)((const int32_t *)data)[k / 8 * BLOCK + lane]
-                                                        << (28 - 4 * (k % 8))) >> 28;
+                int32_t q = w->precision == INT8 ? ((const int8_t *)data)[k * BLOCK + lane]
+                                                 : (int32_t)((uint32_t)((const int32_t *)data)[k / 8 * BLOCK + lane]
+                                                             << (28 - 4 * (k % 8))) >> 28;
                 out[k] = scale * (float)q;
             }
         }

@@ -4,18 +4,6 @@
 
 #include "decode_program.h"
 
-enum { RMS, LAYER, AFFINE };
-
-/* NORM: rms: x / sqrt(mean x^2 + eps) w; layer: (x - mean) / sqrt(var + eps) w + b; affine: x w + b.
- * The mean is over each of n_groups equal parts. Then times SiLU of the gate, if there is one.
- * With a local output every thread does all of it for itself; otherwise a thread does its share of the sequences. */
-typedef struct {
-    int64_t kind, width, n_groups, epsilon;
-    const float *weight, *bias;
-    place input, output, gate;
-    int64_t has_gate;
-} norm;
-
 INLINE vf32 sum_of(const float *x, int64_t n, vf32 less, int squares) {
     vf32 sum = {0};
     for (int64_t i = 0; i < n; i += LANES) {
@@ -38,7 +26,7 @@ static void norm_row(const norm *a, const float *x, const float *gate, float *ou
         if (a->kind == LAYER) mean = sum_f32(sum_of(x + first, n, broadcast_f32(0), 0)) / (float)n;
         if (a->kind != AFFINE) {
             float square = sum_f32(sum_of(x + first, n, broadcast_f32(mean), 1)) / (float)n;
-            scale = 1.0f / sqrtf(square + bits_to_float(a->epsilon));
+            scale = 1.0f / sqrtf(square + (float)a->epsilon);
         }
         for (int64_t i = first; i < first + n; i += LANES) {
             int64_t left = first + n - i;
@@ -58,21 +46,12 @@ static void run_norm(const worker *me, const norm *a) {
         end = n * (me->thread + 1) / me->n_threads;
     }
     for (int64_t b = first; b < end; b++)
-        norm_row(a, at(me, a->input, b), a->has_gate ? at(me, a->gate, b) : NULL, at(me, a->output, b));
+        norm_row(a, at(me, a->input, b), at(me, a->gate, b), at(me, a->output, b));
 }
-
-/* ADD_ROW: x += the row of a table (n, width) for the position of the sequence. If x is local every thread does all of it
- * for itself, otherwise its share of the columns. */
-typedef struct {
-    int64_t width;
-    const float *table;
-    int64_t slot; /* of the state: the addresses of the positions before the step */
-    place x;
-} add_row;
 
 static void run_add_row(const worker *me, const add_row *a) {
     const decoding *step = me->step;
-    const int64_t *position = (const int64_t *)(uintptr_t)step->state[a->slot];
+    const int64_t *position = (const int64_t *)(uintptr_t)step->state[a->positions];
     range mine = step->buffers[a->x.buffer].local ? (range){0, a->width} : share_of(me, a->width);
     for (int64_t b = 0; b < step->n_rows; b++) {
         int64_t row = step->rows[b];
@@ -84,8 +63,6 @@ static void run_add_row(const worker *me, const add_row *a) {
         }
     }
 }
-
-enum { GELU, GELU_TANH, RELU, SILU, TANH };
 
 /* erf(x) to an absolute 1.5e-7. Abramowitz & Stegun 7.1.26; NaN stays. */
 INLINE vf32 erf_f32(vf32 x) {
@@ -107,12 +84,6 @@ INLINE vf32 activate(int64_t kind, vf32 x) {
     if (kind == SILU) return silu_f32(x);
     return 2.0f * sigmoid_f32(2.0f * x) - 1.0f;
 }
-
-/* ACTIVATION: x = f(x), or f(x) times the value in the columns after x */
-typedef struct {
-    int64_t kind, width, gated;
-    place x;
-} activation;
 
 static void run_activation(const worker *me, const activation *a) {
     range mine = share_of(me, a->width);

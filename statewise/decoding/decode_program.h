@@ -1,9 +1,7 @@
-/* What the parts of decode.c share: the table of instructions, the buffers between them, and shares of work.
+/* What the parts of decode.c share: the buffers between instructions, and shares of work.
  *
- * A step of a model is a list of instructions, made once by statewise/decoding/program.py. Each is a row of
- * INSTRUCTION_FIELDS int64 numbers: its kind, whether all threads wait for each other after it, and its operands in the
- * order of the structs below. Operands are addresses of float32 numbers (0: absent), counts, float64 numbers by their
- * bits, and places: `buffer` names a row of the table of buffers, and `column` a first column in it.
+ * A step of a model is a list of instructions, made once by statewise/decoding/program.py. What each does and what its
+ * operands are is declared in statewise/decoding/instructions.py, of which the build makes instructions.h.
  *
  * A buffer holds one row of floats for each sequence that takes part in the step. It lies in `scratch`, which the caller
  * gives; a local one exists once for each thread, so that a thread can make what it needs itself and nobody waits.
@@ -13,36 +11,11 @@
 #ifndef STATEWISE_DECODE_PROGRAM_H
 #define STATEWISE_DECODE_PROGRAM_H
 
+#include "instructions.h"
 #include "parallel.h"
 #include "vector.h"
 
-#define INSTRUCTION_FIELDS 32
-#define BLOCK 16              /* rows of a packed matrix that lie together, and the unit of every share of work */
 #define PARTS (BLOCK / LANES) /* vectors of a block */
-#define LOGITS (-1)           /* in the place of a buffer */
-
-enum { EMBED, LINEAR, NORM, ADD_ROW, CONVOLUTION, SELECTIVE, SSD, DIAGONAL, ANGLES, ATTENTION, ACTIVATION, ADVANCE };
-enum { FLOAT32, BFLOAT16, INT8, INT4 };
-
-typedef struct {
-    int64_t offset, width, local; /* offset and width in floats of one sequence */
-} buffer;
-
-typedef struct {
-    int64_t buffer, column;
-} place;
-
-/* A matrix (n_rows, n_columns) as decode_linear.h reads it; statewise/decoding/packing.py writes it. */
-typedef struct {
-    const void *data;
-    const uint16_t *scales; /* bfloat16: (blocks, groups, BLOCK) */
-    int64_t kind, n_rows, n_columns, group;
-} matrix;
-
-typedef struct {
-    int64_t kind, wait;
-    int64_t operands[INSTRUCTION_FIELDS - 2];
-} instruction;
 
 typedef struct {
     const instruction *program;
@@ -53,7 +26,7 @@ typedef struct {
     const int64_t *rows;     /* (n_rows,) which of the batch they are */
     const int64_t *tokens;   /* (batch,) */
     const uint8_t *restarts; /* (batch,) whether a document begins with the token: the old state counts as zero */
-    const int64_t *state;    /* addresses and counts, see each instruction */
+    const int64_t *state;    /* addresses and counts; instructions name the first of theirs */
     float *logits;           /* (batch, n_logits) */
     int64_t n_logits;
     barrier meeting;
@@ -68,6 +41,7 @@ typedef struct {
 INLINE float *at(const worker *w, place where, int64_t row) {
     const decoding *step = w->step;
     if (where.buffer == LOGITS) return step->logits + step->rows[row] * step->n_logits + where.column;
+    if (where.buffer == NOWHERE) return NULL;
     buffer b = step->buffers[where.buffer];
     int64_t before = b.local ? step->shared_width + w->thread * step->local_width : 0;
     return step->scratch + (before + b.offset) * step->n_rows + row * b.width + where.column;
@@ -94,16 +68,5 @@ INLINE void store_upto(float *to, vf32 value, int64_t count) {
         store_some_f32(to, value, count);
 }
 INLINE vf32 silu_f32(vf32 x) { return x * sigmoid_f32(x); }
-
-INLINE float bits_to_float(int64_t bits) {
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return (float)value;
-}
-INLINE double bits_to_double(int64_t bits) {
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 #endif

@@ -15,15 +15,6 @@
 INLINE const float *old_state(const decoding *step, int64_t slot) { return (const float *)(uintptr_t)step->state[slot]; }
 INLINE float *new_state(const decoding *step, int64_t slot) { return (float *)(uintptr_t)step->state[slot + 1]; }
 
-/* CONVOLUTION, in place: x_c = f(bias_c + sum_i taps[i, c] u_{t - i, c}), f SiLU or nothing.
- * State: (batch, n_taps - 1, width), oldest first. */
-typedef struct {
-    int64_t width, n_taps;
-    const float *taps, *bias; /* (n_taps, width), newest first */
-    place x;
-    int64_t slot, silu;
-} convolution;
-
 #define STRIP 8 /* vectors of channels done together, so that a long past is read in runs of whole cache lines */
 
 /* n vectors of channels from c on, of one sequence; `left` channels, if that is less than they hold (then n is 1) */
@@ -57,8 +48,8 @@ static void run_convolution(const worker *me, const convolution *a) {
     for (int64_t b = 0; b < step->n_rows; b++) {
         int64_t row = step->rows[b];
         float *x = at(me, a->x, b);
-        const float *past = step->restarts[row] ? NULL : old_state(step, a->slot) + row * n_past * width;
-        float *next = new_state(step, a->slot) + row * n_past * width;
+        const float *past = step->restarts[row] ? NULL : old_state(step, a->state) + row * n_past * width;
+        float *next = new_state(step, a->state) + row * n_past * width;
         int64_t c = mine.first;
         for (; c + STRIP * LANES <= mine.end; c += STRIP * LANES) convolve_strip(a, STRIP, LANES, c, past, next, x);
         for (; c < mine.end; c += LANES) convolve_strip(a, 1, mine.end - c, c, past, next, x);
@@ -78,16 +69,7 @@ INLINE vf32 phi1_f32(vf32 z, vf32 exponential) {
     return select_f32(small, p, (exponential - 1.0f) / z);
 }
 
-/* SELECTIVE: Delta = softplus(dt + dt_bias); h_n = e^{Delta A_n} h_n + Delta B_n u, or (e^{Delta A_n} - 1) / A_n B_n u
- * with zero-order hold; y = sum_n C_n h_n + D u, times SiLU(z). A channel's n numbers are lanes.
- * State: (batch, width, n). */
-typedef struct {
-    int64_t width, n_state, zero_order_hold;
-    const float *log_decay, *D, *dt_bias; /* (width, n): A log2(e); (width,) */
-    place u, z, dt, B, C, y;              /* y may be u */
-    int64_t slot;
-} selective;
-
+/* A channel's n_state numbers are lanes. */
 INLINE float selective_channel(const selective *a, const float *decay, const float *B, const float *C, float dt, float u,
                                const float *from, float *to) {
     vf32 sum = {0};
@@ -110,8 +92,8 @@ static void run_selective(const worker *me, const selective *a) {
     int64_t n = a->n_state;
     for (int64_t b = 0; b < step->n_rows; b++) {
         int64_t row = step->rows[b], begin = row * a->width * n;
-        const float *from = step->restarts[row] ? NULL : old_state(step, a->slot) + begin;
-        float *to = new_state(step, a->slot) + begin;
+        const float *from = step->restarts[row] ? NULL : old_state(step, a->state) + begin;
+        float *to = new_state(step, a->state) + begin;
         const float *u = at(me, a->u, b), *z = at(me, a->z, b), *dt = at(me, a->dt, b);
         const float *B = at(me, a->B, b), *C = at(me, a->C, b);
         float *y = at(me, a->y, b);
@@ -130,17 +112,7 @@ static void run_selective(const worker *me, const selective *a) {
     }
 }
 
-/* SSD: for each head Delta = clamp(softplus(dt + dt_bias)), a = e^{Delta A}; for each of its d_head channels
- * h_n = a h_n + Delta x B_n, y = sum_n C_n h_n + D x, then times SiLU(z) unless the norm comes first.
- * State: (batch, n_heads, d_head, n); the n numbers of a channel are lanes. A group of B and C serves consecutive heads. */
-typedef struct {
-    int64_t n_heads, d_head, n_state, heads_per_group;
-    const float *log_decay, *D, *dt_bias; /* (n_heads,): A log2(e) */
-    int64_t low, high;                    /* what Delta is clamped to */
-    place x, z, dt, B, C, y;              /* y may be x */
-    int64_t gated, slot;
-} ssd;
-
+/* The n_state numbers of a channel are lanes. */
 INLINE float ssd_channel(int64_t n_state, float decay, float input, const float *B, const float *C, const float *from,
                          float *to) {
     vf32 sums[2] = {{0}, {0}};
@@ -167,11 +139,11 @@ static void run_ssd(const worker *me, const ssd *a) {
     const decoding *step = me->step;
     int64_t width = a->n_heads * a->d_head, n = a->n_state;
     range mine = share_of(me, width);
-    float low = bits_to_float(a->low), high = bits_to_float(a->high);
+    float low = (float)a->low, high = (float)a->high;
     for (int64_t b = 0; b < step->n_rows; b++) {
         int64_t row = step->rows[b], begin = row * width * n;
-        const float *from = step->restarts[row] ? NULL : old_state(step, a->slot) + begin;
-        float *to = new_state(step, a->slot) + begin;
+        const float *from = step->restarts[row] ? NULL : old_state(step, a->state) + begin;
+        float *to = new_state(step, a->state) + begin;
         const float *x = at(me, a->x, b), *z = at(me, a->z, b), *dt = at(me, a->dt, b);
         float *y = at(me, a->y, b);
         int64_t end;
@@ -193,18 +165,7 @@ static void run_ssd(const worker *me, const ssd *a) {
     }
 }
 
-/* DIAGONAL, with complex numbers as pairs of lanes: for each entry (i, j) of a head h_n = A_n h_n + B_n key_i value_j,
- * out_j = sum_i query_i (sum_n Re(C_n h_n) + D key_i value_j). Sequences are the inner loop: a head's numbers are read
- * from memory once for all of them.
- * State: (batch, n_heads, d_head, d_head, n), the key's axis first. */
-typedef struct {
-    int64_t n_heads, d_head, n_state; /* n_state: floats, two for each complex number */
-    const float *same, *crossed;      /* (n_heads, n): Re A, Re A, ... and -Im A, Im A, ... */
-    const float *B, *C, *D;           /* (n_heads, n): Re B, Im B, ... and Re C, -Im C, ...; (n_heads,) */
-    place query, key, value, output;  /* output is none of the others */
-    int64_t slot;
-} diagonal;
-
+/* Complex numbers are pairs of lanes. */
 INLINE float diagonal_entry(const diagonal *a, int64_t head, float input, const float *from, float *to) {
     vf32 sum = {0};
     int64_t n = a->n_state, first = head * n;
@@ -221,6 +182,7 @@ INLINE float diagonal_entry(const diagonal *a, int64_t head, float input, const 
     return sum_f32(sum) + a->D[head] * input;
 }
 
+/* Sequences are the inner loop: a head's numbers are read from memory once for all of them. */
 static void run_diagonal(const worker *me, const diagonal *a) {
     const decoding *step = me->step;
     int64_t d = a->d_head, n_entries = a->n_heads * d * d;
@@ -228,8 +190,8 @@ static void run_diagonal(const worker *me, const diagonal *a) {
     for (int64_t head = a->n_heads * me->thread / me->n_threads; head < end; head++)
         for (int64_t b = 0; b < step->n_rows; b++) {
             int64_t row = step->rows[b], begin = (row * n_entries + head * d * d) * a->n_state;
-            const float *from = step->restarts[row] ? NULL : old_state(step, a->slot) + begin;
-            float *to = new_state(step, a->slot) + begin;
+            const float *from = step->restarts[row] ? NULL : old_state(step, a->state) + begin;
+            float *to = new_state(step, a->state) + begin;
             const float *query = at(me, a->query, b) + head * d, *key = at(me, a->key, b) + head * d;
             const float *value = at(me, a->value, b) + head * d;
             float *out = at(me, a->output, b) + head * d;

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from statewise.decoding.instructions import BLOCK, Matrix, Precision
 from statewise.errors import InputError
 from statewise.native.memory import in_huge_pages
 
-PRECISIONS = ("float32", "bfloat16", "int8", "int4")  # in the order of decode_program.h
-BLOCK = 16  # rows that lie together
+PRECISIONS = tuple(precision.name.lower() for precision in Precision)
 WORD = 8  # 4-bit numbers in a word
 LARGEST = {"int8": 127, "int4": 8}
 INT4_GROUP = 32
@@ -50,11 +50,10 @@ class Packed:
     def n_bytes(self) -> int:
         return sum(x.numel() * x.element_size() for x in (self.data, self.scales) if x is not None)
 
-    def operands(self) -> list[int | Tensor]:
-        """``matrix`` of decode_program.h, tensors standing for their addresses."""
-        scales = 0 if self.scales is None else self.scales
-        kind = PRECISIONS.index(self.precision)
-        return [self.data, scales, kind, self.n_rows, self.n_columns, self.group]
+    def matrix(self) -> Matrix:
+        """As an operand."""
+        precision = Precision[self.precision.upper()]
+        return Matrix(self.data, self.scales, precision, self.n_rows, self.n_columns, self.group)
 
 
 def check_precision(precision: object, group: object) -> None:

@@ -1,49 +1,41 @@
-"""A model's step as a list of instructions for the C code: what decode_program.h reads, written."""
+"""A model's step as a list of instructions for the C code, and the buffers that they work in."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import IntEnum
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from statewise.decoding.packing import BLOCK, Packed, pack
+from statewise.decoding.instructions import (
+    BLOCK,
+    INSTRUCTIONS,
+    N_FIELDS,
+    NOWHERE,
+    Buffer,
+    Instruction,
+    Linear,
+    Matrix,
+    Place,
+    Pointer,
+    Real,
+    Slot,
+    c_name,
+    is_struct,
+    members,
+    pointer,
+    present,
+)
+from statewise.decoding.packing import Packed, pack
 from statewise.errors import InputError
 
-# In the order of decode_program.h
-INSTRUCTIONS = (
-    "embed",
-    "linear",
-    "norm",
-    "add_row",
-    "convolution",
-    "selective",
-    "ssd",
-    "diagonal",
-    "angles",
-    "attention",
-    "activation",
-    "advance",
-)
-N_FIELDS = 32
-LOGITS = -1
-
-
-class Place(NamedTuple):
-    """A buffer, and a first column in it."""
-
-    buffer: int
-    column: int = 0
-
-    def after(self, n: int) -> Place:
-        """The same buffer, n columns on."""
-        return Place(self.buffer, self.column + n)
-
-
-Operand = int | float | bool | Place | Packed | Tensor | None
 Field = int | Tensor  # a tensor stands for its address, which a copy or another process has elsewhere
+DTYPES = {"const float": torch.float32, "const double": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,7 @@ class Weights:
 
 
 class Program:
-    """Instructions, the buffers that they work in, and all memory that they point to."""
+    """Instructions, their buffers, and all memory that they point to."""
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
@@ -69,7 +61,7 @@ class Program:
         self.widths = [0, 0]  # floats of one sequence in all shared buffers, and in all local ones
         self.kept: list[Tensor] = []
         self._instructions: list[list[Field]] = []
-        self._buffers: list[tuple[int, int, int]] = []
+        self._buffers: list[Buffer] = []
         self._places: dict[tuple[str, int, bool], Place] = {}
 
     def buffer(self, name: str, width: int, *, local: bool = False) -> Place:
@@ -78,26 +70,33 @@ class Program:
         if key not in self._places:
             stride = -(-width // BLOCK) * BLOCK
             self._places[key] = Place(len(self._buffers))
-            self._buffers.append((self.widths[local], stride, int(local)))
+            self._buffers.append(Buffer(offset=self.widths[local], width=stride, local=local))
             self.widths[local] += stride
         return self._places[key]
 
-    def state(self, n: int) -> int:
+    def state(self, n: int) -> Slot:
         """The first of n new entries of the table of states."""
         self.n_state += n
-        return self.n_state - n
+        return Slot(self.n_state - n)
 
-    def emit(self, kind: str, *operands: Operand, wait: bool = False) -> None:
-        """Appends an instruction; all threads meet after it if they are to ``wait``."""
-        fields: list[Field] = [INSTRUCTIONS.index(kind), int(wait)]
-        for operand in operands:
-            fields += self._fields(operand)
+    def matrix(self, weight: Tensor) -> Matrix:
+        """The weight as it is packed."""
+        return self.weights.pack(weight).matrix()
+
+    def emit(self, instruction: Instruction, *, wait: bool = False) -> None:
+        """Appends an instruction; all threads meet after it if they are to ``wait``.
+
+        Errors:  TypeError for an operand of another type or shape than it is declared with.
+        """
+        fields: list[Field] = [INSTRUCTIONS.index(type(instruction)), int(wait)]
+        for name, kind in members(type(instruction)).items():
+            fields += self._fields(instruction, name, kind)
         self._instructions.append(fields + [0] * (N_FIELDS - len(fields)))
 
     def linear(self, weight: Tensor, bias: Tensor | None, x: Place, y: Place, *, add: bool = False, wait: bool) -> None:
         """y = W x + b, or y += W x + b."""
         sums = self.buffer("sums", BLOCK, local=True)
-        self.emit("linear", self.weights.pack(weight), bias, x, y, add, sums, wait=wait)
+        self.emit(Linear(weight=self.matrix(weight), bias=bias, input=x, output=y, add=add, sums=sums), wait=wait)
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """The instructions and the buffers, as the C code takes them, for as long as this program lives.
@@ -110,20 +109,30 @@ class Program:
     def __len__(self) -> int:
         return len(self._instructions)
 
-    def _fields(self, operand: Operand) -> list[Field]:
-        if operand is None:
-            return [0]
-        if isinstance(operand, float):
-            return list(struct.unpack("q", struct.pack("d", operand)))
-        if isinstance(operand, Packed):
-            return operand.operands()
-        if isinstance(operand, Place):
-            return list(operand)
-        if isinstance(operand, Tensor):
-            dtype = torch.float64 if operand.dtype == torch.float64 else torch.float32
-            self.kept.append(operand.detach().to(dtype).contiguous().clone())
-            return [self.kept[-1]]
-        return [int(operand)]
+    def _fields(self, instruction: Instruction, name: str, declared: Any) -> list[Field]:
+        value, kind = getattr(instruction, name), present(declared)
+        if value is None and kind is not declared:
+            return [NOWHERE, 0] if kind is Place else [0]
+        where = f"{c_name(type(instruction))}.{name}"
+        if (to := pointer(kind)) is not None:
+            return [self._kept(where, to, value, instruction)]
+        if not (isinstance(value, kind) if issubclass(kind, IntEnum) else type(value) is kind):
+            raise TypeError(f"{where} is {type(value).__name__}, expected {kind.__name__}")
+        if is_struct(kind):  # made by the program or by packing, which know what they put in
+            return [0 if member is None else member for member in value]
+        return list(struct.unpack("q", struct.pack("d", value))) if kind is Real else [int(value)]
+
+    def _kept(self, where: str, to: Pointer, value: Any, instruction: Instruction) -> Tensor:
+        """A copy of a tensor that C can read."""
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{where} is {type(value).__name__}, expected a tensor")
+        shape = tuple(axis and reduce(getattr, axis.split("."), instruction) for axis in to.shape or ())
+        if value.ndim != len(shape) or any(size not in (n, None) for n, size in zip(value.shape, shape)):
+            raise TypeError(f"{where} is {tuple(value.shape)}, expected {shape}")
+        if to.to == "const double" and value.dtype != torch.float64:
+            raise TypeError(f"{where} is {value.dtype}, expected {torch.float64}")
+        self.kept.append(value.detach().to(DTYPES[to.to]).contiguous().clone())
+        return self.kept[-1]
 
 
 def _address(field: Field) -> int:
@@ -134,5 +143,5 @@ def _address(field: Field) -> int:
     return field.data_ptr()
 
 
-def _table(rows: list[list[int]] | list[tuple[int, int, int]]) -> Tensor:
+def _table(rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64, device="cpu")

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from statewise.decoding.instructions import History, Slot
+from statewise.decoding.program import Program
 from statewise.errors import InputError
-from statewise.mixers.attention import Attention
 from statewise.mixers.attention_state import AttentionState, check_history, claim, copy_with_room, release
 from statewise.operators.state_shape import check_state as fits
 
@@ -18,7 +19,7 @@ from statewise.operators.state_shape import check_state as fits
 class StateTable(Protocol):
     """One layer's part of the table of states, from ``slot`` on."""
 
-    slot: int
+    slot: Slot
 
     def copied(self, state: Any) -> Any:
         """A copy that steps may write over."""
@@ -32,7 +33,7 @@ class StateTable(Protocol):
     def successor(self, state: Any, *, every_row: bool) -> Any:
         """Where the state after the step is written. Rows that take no part keep what it holds."""
 
-    def entries(self, before: Any, after: Any) -> list[int]: ...
+    def entries(self, before: Any, after: Any) -> Sequence[int]: ...
 
     def room(self, state: Any) -> int | None:
         """How many more steps can be written without :meth:`prepare`; None: any number."""
@@ -42,10 +43,14 @@ class StateTable(Protocol):
 
 
 class RecurrentState:
-    """(batch, ...) float32 leaves, each read from one place and written to another, or to the same."""
+    """(batch, ...) float32 leaves, each with two entries: the address that it is read from, and that it is written to,
+    which may be the same."""
 
-    def __init__(self, slot: int) -> None:
-        self.slot = slot
+    def __init__(self, program: Program, n_leaves: int) -> None:
+        self.slot = program.state(2 * n_leaves)
+
+    def leaf(self, i: int) -> Slot:
+        return Slot(self.slot + 2 * i)
 
     def copied(self, state: Any) -> Any:
         return copied(state)
@@ -73,11 +78,12 @@ class RecurrentState:
 class AttentionHistory:
     """The keys and values stay where they are, and a step writes into the next free slots; see ``attention_state``."""
 
-    N_ENTRIES = 11
+    def __init__(self, program: Program, window: int | None, max_positions: int | None) -> None:
+        self.slot = program.state(len(History._fields))
+        self.window, self.max_positions = window, max_positions
 
-    def __init__(self, slot: int, mixer: Attention) -> None:
-        self.slot, self.window = slot, mixer.config.window
-        self.n_positions = mixer.config.max_positions
+    def member(self, name: str) -> Slot:
+        return Slot(self.slot + History._fields.index(name))
 
     def copied(self, state: AttentionState) -> AttentionState:
         """With room for the next step: a full buffer is not copied twice."""
@@ -96,21 +102,26 @@ class AttentionHistory:
     def successor(self, state: AttentionState, *, every_row: bool) -> AttentionState:
         return state._replace(start=state.start.clone(), end=state.end.clone(), position=state.position.clone())
 
-    def entries(self, before: AttentionState, after: AttentionState) -> list[int]:
-        return [
-            before.keys.data_ptr(),
-            before.values.data_ptr(),
-            before.keys.stride(0),
-            before.values.stride(0),
-            *(x.data_ptr() for x in (before.start, before.end, before.position)),
-            *(x.data_ptr() for x in (after.start, after.end, after.position, after.filled)),
-        ]
+    def entries(self, before: AttentionState, after: AttentionState) -> History:
+        return History(
+            keys=before.keys.data_ptr(),
+            values=before.values.data_ptr(),
+            key_stride=before.keys.stride(0),
+            value_stride=before.values.stride(0),
+            start=before.start.data_ptr(),
+            end=before.end.data_ptr(),
+            position=before.position.data_ptr(),
+            start_next=after.start.data_ptr(),
+            end_next=after.end.data_ptr(),
+            position_next=after.position.data_ptr(),
+            filled=after.filled.data_ptr(),
+        )
 
     def room(self, state: AttentionState) -> int | None:
         return state.keys.shape[1] - int(state.end.max())
 
     def check(self, state: AttentionState, rows: Tensor, restarts: Tensor) -> None:
-        check_positions(state.position, rows, restarts, self.n_positions)
+        check_positions(state.position, rows, restarts, self.max_positions)
 
 
 def check_state(state: Any, shape: Any, batch: int) -> None:

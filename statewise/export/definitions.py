@@ -11,9 +11,8 @@ from torch import Tensor
 
 from statewise.kernels.gated_rms_norm import gated_rms_norm_reference
 from statewise.kernels.gelu_tanh import gelu_tanh_reference
-from statewise.kernels.pairs import as_complex
 from statewise.kernels.rms_norm import rms_norm_reference
-from statewise.kernels.selective_scan import selective_scan_reference
+from statewise.kernels.selective_scan import Arguments
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -42,31 +41,11 @@ def _short_convolution(
     return (F.silu(z) if silu else z).to(x.dtype)
 
 
-def _selective_scan(
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    D: Tensor | None,
-    gate: Tensor | None,
-    dt_bias: Tensor | None,
-    segments: None,
-    softplus: bool,
-    exact: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _selective_scan(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The third output, states kept for gradients, is empty where none are recorded."""
-    if h0.ndim == 4:
-        A, B, C = (as_complex(m) for m in (A, B, C))
-    x, dt = u.to(h0.dtype), dt.to(h0.dtype)
-    gate = None if gate is None else gate.to(h0.dtype)
-    method = "zoh" if exact else "mamba"
-    y, h = selective_scan_reference(
-        x, dt, A, B, C, h0, D=D, gate=gate, dt_bias=dt_bias, softplus=softplus, method=method
-    )
-    return y.to(u.dtype), h, h.new_empty(0)
+    given = Arguments(*arguments[:-1])
+    y, h = given.widened().definition()
+    return y.to(given.u.dtype), h, h.new_empty(0)
 
 
 def definitions() -> dict[Any, Callable[..., Any]]:

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 
 from statewise.decoding import Running
 from statewise.models.language_model import LanguageModel, LanguageModelState
+from statewise.precision import full_precision
 
 N_RECENT = 8  # tokens that the text of the next one may depend on: a character's bytes, a word's leading space
 
@@ -35,7 +36,7 @@ def nothing_read(model: LanguageModel, batch: int, state: LanguageModelState | N
     state = model.initial_state(batch) if state is None else state
     weight = model.head.weight
     return Reading(
-        logits=torch.zeros(batch, model.config.vocab_size, dtype=wide(weight.dtype), device=weight.device),
+        logits=torch.zeros(batch, model.config.vocab_size, dtype=full_precision(weight.dtype), device=weight.device),
         state=state,
         seen=torch.zeros(batch, model.config.vocab_size, dtype=torch.bool, device=weight.device),
         recent=torch.full((batch, N_RECENT), -1, device=weight.device),
@@ -52,7 +53,7 @@ def extend(
         logits = model.head(features[:, -1])
         seen = reading.seen.scatter(1, tokens, True)
         recent = torch.cat([reading.recent, tokens[:, -N_RECENT:]], dim=1)[:, -N_RECENT:]
-        return Reading(logits.to(wide(logits.dtype)), state, seen, recent)
+        return Reading(logits.to(full_precision(logits.dtype)), state, seen, recent)
     rows, read_any = torch.arange(len(tokens), device=tokens.device), (lengths > 0)[:, None]
     logits = model.head(features[rows, (lengths - 1).clamp(min=0)])
     # Padding repeats the row's first token, which is marked anyway if the row has any.
@@ -60,7 +61,7 @@ def extend(
     seen = reading.seen.scatter(1, tokens.where(real, tokens[:, :1]), True)
     back = torch.arange(N_RECENT, device=tokens.device) + lengths[:, None]
     return Reading(
-        logits.to(wide(logits.dtype)).where(read_any, reading.logits),
+        logits.to(full_precision(logits.dtype)).where(read_any, reading.logits),
         state,
         seen.where(read_any, reading.seen),
         torch.cat([reading.recent, tokens], dim=1).gather(1, back),
@@ -91,8 +92,3 @@ def copied(reading: Reading) -> Reading:
     """Tensors like any other: those of inference mode can be neither trained with nor appended to outside of it."""
     copied: Reading = tree_map(torch.clone, reading)
     return copied
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """float32, or the dtype itself where that is wider."""
-    return torch.promote_types(dtype, torch.float32)

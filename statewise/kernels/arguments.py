@@ -3,7 +3,7 @@
 C reads memory by the sizes and the dtype of other arguments, and anybody can call ``torch.ops.statewise``. So every
 operator is registered with its tensors as ``{"v": "w k n: complex", "z": "1|w m: as v", ...}``, the axes of each being
 
-    w       a name for one size, the same wherever it occurs
+    w       a name for one size, the same wherever it occurs; an argument of that name that is a number is that size
     3       that size
     1|w     1, or the size w
     taps-1  one less than the size ``taps``, and not below 0
@@ -15,13 +15,14 @@ on one device and strided. Names are bound in the order in which the operator ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.precision import full_precision
 
 Sizes = dict[str, Any]  # of a name its size, of *rows a tuple of them
 # of sizes and arguments: what else is needed and is not so, None if nothing is
@@ -43,7 +44,7 @@ DTYPES = {
 }
 RELATED: dict[str, Callable[[torch.dtype], tuple[torch.dtype, ...]]] = {
     "as": lambda dtype: (dtype,),
-    "full": lambda dtype: (torch.float64,) if dtype == torch.float64 else (torch.float32,),  # what C computes in
+    "full": lambda dtype: (full_precision(dtype),),  # what C computes in
     "parts": lambda dtype: (dtype.to_real(),),
     "pairs": lambda dtype: (dtype.to_complex(),),
     "stored": lambda dtype: (dtype, torch.bfloat16) if dtype == torch.float32 else (dtype,),  # narrower than computed
@@ -51,15 +52,19 @@ RELATED: dict[str, Callable[[torch.dtype], tuple[torch.dtype, ...]]] = {
 _SEEN = 1024  # calls of an operator that are remembered
 
 
-def checker(name: str, takes: Mapping[str, str], needs: Needs | None, schema: Any) -> Callable[..., None]:
+def names_of(arguments: str) -> dict[str, str]:
+    """The kinds of arguments by their names, from a schema."""
+    return {key: kind for kind, key in (argument.split() for argument in arguments.split(", "))}
+
+
+def checker(name: str, names: Mapping[str, str], takes: Mapping[str, str], needs: Needs | None) -> Callable[..., None]:
     """A function of an operator's arguments that raises InputError unless they fit.
 
     A call like one that fitted, in all shapes, dtypes and numbers, is looked up and not checked: a token's step calls
     many operators on small tensors, always alike. Where sizes are symbols nothing is checked, and the call that will
     have numbers is.
     """
-    names = [argument.name for argument in schema.arguments]
-    tensors = [argument.name for argument in schema.arguments if "Tensor" in str(argument.type)]
+    tensors = [key for key in names if names[key].startswith("Tensor")]
     assert tensors == list(takes), f"{name} is registered with {list(takes)}, and takes {tensors}"
     parsed = {key: (axes.split(), dtype.split()) for key, (axes, dtype) in _split(takes).items()}
     seen: set[tuple[Any, ...]] = set()
@@ -72,7 +77,7 @@ def checker(name: str, takes: Mapping[str, str], needs: Needs | None, schema: An
         except TypeError:  # a symbol cannot be hashed
             return
         given = dict(zip(names, arguments))
-        sizes: Sizes = {}
+        sizes: Sizes = {key: m for key, m in given.items() if type(m) is int}
         present = {tensor: given[tensor] for tensor in takes if given[tensor] is not None}
         for tensor, m in present.items():
             _check_shape(name, tensor, m, parsed[tensor][0], sizes)
@@ -89,6 +94,33 @@ def checker(name: str, takes: Mapping[str, str], needs: Needs | None, schema: An
     return check
 
 
+def allocator(names: Iterable[str], takes: Mapping[str, str], gives: Mapping[str, str]) -> Callable[..., Any]:
+    """A function of an operator's arguments, by their names: its outputs without values. Sizes may be symbols."""
+    known = {key: axes.split() for key, (axes, _) in _split(takes).items()}
+    wanted = [(axes.split(), dtype.split()) for axes, dtype in _split(gives).values()]
+
+    def allocate(*arguments: Any) -> Any:
+        given = dict(zip(names, arguments))
+        sizes: Sizes = {key: m for key, m in given.items() if not isinstance(m, Tensor)}
+        first = next(m for m in arguments if isinstance(m, Tensor))
+        for tensor, axes in known.items():
+            if given[tensor] is not None:
+                _bind(axes, given[tensor].shape, sizes)
+        outputs = []
+        for axes, (word, of) in wanted:
+            shape = [size for axis in axes for size in _known(axis, sizes)]
+            outputs.append(torch.empty(shape, dtype=RELATED[word](given[of].dtype)[0], device=first.device))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    return allocate
+
+
+def is_differentiable(kind: str) -> bool:
+    """Whether there is a gradient of a tensor that an operator takes as this."""
+    dtype = kind.split(":")[1].split()
+    return len(dtype) > 1 or DTYPES[dtype[0]][0].is_floating_point or DTYPES[dtype[0]][0].is_complex
+
+
 def _split(takes: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     found = {}
     for tensor, text in takes.items():
@@ -98,6 +130,18 @@ def _split(takes: Mapping[str, str]) -> dict[str, tuple[str, str]]:
         assert first in (RELATED if of else DTYPES), f"{tensor} has the unknown dtype {dtype}"
         found[tensor] = (axes, dtype)
     return found
+
+
+def _bind(axes: Sequence[str], shape: Sequence[Any], sizes: Sizes) -> None:
+    """The names among the axes get the sizes of a shape that fits."""
+    for i, axis in enumerate(axes):
+        if axis[0] == "*":
+            behind = len(axes) - 1 - i
+            sizes[axis] = tuple(shape[i : len(shape) - behind])
+            _bind(axes[i + 1 :], shape[len(shape) - behind :], sizes)
+            return
+        if axis.isidentifier():
+            sizes[axis] = shape[i]
 
 
 def _check_shape(name: str, tensor: str, m: Tensor, axes: Sequence[str], sizes: Sizes) -> None:
@@ -134,7 +178,7 @@ def _known(axis: str, sizes: Sizes) -> Sequence[Any]:
         return (sizes.get(axis[:-2], 0) - 1,) if axis[:-2] in sizes else (axis,)
     if axis.startswith("1|"):
         return (f"1 or {sizes.get(axis[2:], axis[2:])}",)
-    found = sizes.get(axis, axis)
+    found = int(axis) if axis.isdigit() else sizes.get(axis, axis)
     return found if isinstance(found, tuple) else (found,)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
 from statewise.errors import InputError
-from statewise.kernels.arguments import Needs, checker
+from statewise.kernels.arguments import Needs, allocator, checker, names_of
 from statewise.kernels.batching import one_by_one
 from statewise.precision import products_at, rounds_products, rounds_projections, without_autocast
 
@@ -21,35 +21,50 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
 
 def register(
     name: str,
-    schema: str,
+    arguments: str,
     implementation: Callable[..., Any],
     *,
     takes: Mapping[str, str],
+    gives: Mapping[str, str],
     needs: Needs | None = None,
-    fake: Callable[..., Any],
-    setup_context: Callable[..., None],
+    fake: Callable[..., Any] | None = None,
+    setup_context: Callable[..., None] | None = None,
     backward: Callable[..., Any],
     is_projection: bool = False,
 ) -> Callable[..., Any]:
     """Registers ``statewise::name`` for every device and returns it.
 
-    ``takes`` and ``needs`` say which arguments fit (see arguments.py): the implementation and ``fake`` get no others,
-    whoever calls. ``fake`` gives empty outputs of the right shapes, ``setup_context`` and ``backward`` the derivative.
-    Under vmap the operator is called once for each that is mapped over. The parts of ``torch.library`` below are used
-    rather than its ``custom_op``, whose first call imports ``torch._dynamo``: almost two seconds before the first
-    token, and more time in every call. A kernel chooses its own precision, so autocast is off inside, and no factor of
-    a product is rounded unless it ``is_projection`` (see precision.py).
+    ``arguments`` are as a schema has them. ``takes`` and ``needs`` say which fit (see arguments.py): the implementation
+    and ``fake`` get no others, whoever calls. ``gives`` are the outputs, as ``takes`` has the arguments; where their
+    shapes do not follow from those of the arguments, ``fake`` gives them, empty. ``setup_context`` (if not given, all
+    arguments are kept, for :func:`saved`) and ``backward`` give the derivative. Under vmap the operator is called once
+    for each that is mapped over. The parts of ``torch.library`` below are used rather than its ``custom_op``, whose
+    first call imports ``torch._dynamo``: almost two seconds before the first token, and more time in every call. A
+    kernel chooses its own precision, so autocast is off inside, and no factor of a product is rounded unless it
+    ``is_projection`` (see precision.py).
     """
     qualified = f"statewise::{name}"
-    torch.library.define(qualified, schema)
+    torch.library.define(qualified, f"({arguments}) -> ({', '.join(['Tensor'] * len(gives))})")
     operator = getattr(torch.ops.statewise, name).default
-    check = checker(name, takes, needs, operator._schema)
+    names = names_of(arguments)
+    check = checker(name, names, takes, needs)
     IMPLEMENTATIONS[qualified] = _in_its_own_precision(_checked(check, implementation), is_projection)
     torch.library.impl(qualified, "default", IMPLEMENTATIONS[qualified])
-    torch.library.register_fake(qualified, _checked(check, fake))
-    torch.library.register_autograd(qualified, _unrounded(backward), setup_context=setup_context)
+    torch.library.register_fake(qualified, _checked(check, fake or allocator(names, takes, gives)))
+    torch.library.register_autograd(qualified, _unrounded(backward), setup_context=setup_context or save)
     torch.library.register_vmap(qualified, one_by_one(operator))
     return _without_forward_mode(name, operator)
+
+
+def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    """Keeps the arguments of an operator for its derivative."""
+    ctx.save_for_backward(*(m if isinstance(m, torch.Tensor) else None for m in inputs))
+    ctx.numbers = [None if isinstance(m, torch.Tensor) else m for m in inputs]
+
+
+def saved(ctx: Any) -> list[Any]:
+    """What :func:`save` kept. To be asked once: gradient checkpointing computes it again and forbids a second look."""
+    return [number if m is None else m for m, number in zip(ctx.saved_tensors, ctx.numbers)]
 
 
 def _checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:

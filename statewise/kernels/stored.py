@@ -15,11 +15,6 @@ from statewise.kernels.backend import refusal_of
 STORED = (torch.float32, torch.float64, torch.bfloat16)
 
 
-def full_precision(dtype: torch.dtype) -> torch.dtype:
-    """What C computes in: float64 for float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def refuse_unreal(kernel: str, **tensors: Tensor | None) -> None:
     """InputError for integers, whose results would be cut to integers, and complex numbers, which would be halved."""
     for name, m in tensors.items():
@@ -42,6 +37,11 @@ def stored_function(name: str, dtype: torch.dtype, arguments: str) -> Callable[.
     if dtype == torch.bfloat16:
         return native.function(f"{name}_bf16", None, arguments)
     return native.function(name, dtype, arguments)
+
+
+def plain(x: Tensor) -> Tensor:
+    """x as C reads it: no mark of a conjugate or a negative, and neighbours side by side."""
+    return x.resolve_conj().resolve_neg().contiguous()
 
 
 def plain_steps(x: Tensor) -> Tensor:

@@ -71,12 +71,12 @@ class Dynamics(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What ``nn.Module`` calls for every conversion, to a device or a dtype."""
 
-        def wide(tensor: Tensor) -> Tensor:
+        def unnarrowed(tensor: Tensor) -> Tensor:
             found = fn(tensor)
             narrowed = found.dtype != tensor.dtype and found.is_floating_point() and found.dtype.itemsize < 4
             return tensor.to(found.device, torch.float32) if narrowed else found
 
-        return super()._apply(wide, recurse)
+        return super()._apply(unnarrowed, recurse)
 
 
 class Freezable(nn.Module):
@@ -285,12 +285,6 @@ def check_input(x: Any, d_model: int, reader: str) -> None:
         raise InputError(f"{reader} needs x as {torch.strided}, got {x.layout}; use x.to_dense()")
 
 
-def check_width(d_model: int, config: MixerConfig) -> None:
-    """ConfigError for a width that is no count."""
-    if not isinstance(d_model, int) or isinstance(d_model, bool) or d_model < 1:
-        raise ConfigError(f"{type(config).__name__}.build: d_model={d_model!r}; expected an integer of at least 1")
-
-
 def shared_copy(module: ModuleT) -> ModuleT:
     """A copy of the modules whose parameters and buffers share memory with the original's and record no gradient."""
     memo: dict[int, Any] = {}
@@ -305,5 +299,22 @@ def shared_copy(module: ModuleT) -> ModuleT:
 class MixerConfig(Config):
     """A frozen description of a mixer; ``build`` makes the module for a width."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "build" in cls.__dict__:
+            cls.build = _of_a_width(cls.build)  # type: ignore[assignment, method-assign]
+
     @abc.abstractmethod
     def build(self, d_model: int) -> Mixer: ...
+
+
+def _of_a_width(build: Callable[[Any, int], Mixer]) -> Callable[[Any, int], Mixer]:
+    """``MixerConfig.build``, which refuses a width that is no count."""
+
+    @functools.wraps(build)
+    def checked(config: Any, d_model: int) -> Mixer:
+        if not isinstance(d_model, int) or isinstance(d_model, bool) or d_model < 1:
+            raise ConfigError(f"{type(config).__name__}.build: d_model={d_model!r}; expected an integer of at least 1")
+        return build(config, d_model)
+
+    return checked

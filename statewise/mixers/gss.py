@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from statewise import hippo
 from statewise.configuration.types import Count, EvenCount
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics, MixerConfig, check_width
-from statewise.mixers.prepared import PreparableMixer, full_precision, wide
+from statewise.mixers.base import Dynamics, MixerConfig
+from statewise.mixers.prepared import PreparableMixer, wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.time_invariant import Readout, least_decay
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.masks import Masks
 from statewise.operators.state_shape import leaf
+from statewise.precision import without_autocast
 
 LEAST = 1e-15  # of the decay: beside 1 it is nothing, and its square is no zero to divide by
 
@@ -95,7 +96,6 @@ class GSS(PreparableMixer):
     """
 
     def __init__(self, d_model: int, config: GSSConfig) -> None:
-        check_width(d_model, config)
         if d_model % config.bottleneck:
             raise ConfigError(
                 f"d_model={d_model} is not a multiple of GSSConfig.bottleneck={config.bottleneck}; use a divisor"
@@ -132,6 +132,6 @@ class GSS(PreparableMixer):
 
     def mix(self, x: Tensor, state: DiagonalState | None, masks: Masks) -> tuple[Tensor, DiagonalState | None]:
         u, v = F.gelu(self.in_proj(x)).split((self.d_inner, self.d_ssm), -1)
-        with full_precision(x):
+        with without_autocast(x.device):
             y, state = self.operators[0].apply(wide(v), state, masks)
         return self.out_proj(u * self.up_proj(y.to(u.dtype))), state

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from statewise.configuration.types import Count, EvenCount, OneOf, Positive, PositiveRange
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics, MixerConfig, check_width
-from statewise.mixers.prepared import PreparableMixer, full_precision, wide
+from statewise.mixers.base import Dynamics, MixerConfig
+from statewise.mixers.prepared import PreparableMixer, wide
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.mixers.s4d import METHODS, S4DConfig, S4DDynamics
 from statewise.mixers.time_invariant import as_complex
@@ -21,6 +21,7 @@ from statewise.operators.causal_convolution import CausalConvolution, Convolutio
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.masks import Masks
 from statewise.operators.state_shape import leaf
+from statewise.precision import without_autocast
 
 
 class H3State(NamedTuple):
@@ -136,7 +137,6 @@ class H3(PreparableMixer):
     """
 
     def __init__(self, d_model: int, config: H3Config) -> None:
-        check_width(d_model, config)
         if d_model % config.d_head:
             raise ConfigError(
                 f"d_model={d_model} is not a multiple of H3Config.d_head={config.d_head}; "
@@ -180,7 +180,7 @@ class H3(PreparableMixer):
     def mix(self, x: Tensor, state: H3State | None, masks: Masks) -> tuple[Tensor, H3State | None]:
         before, before_ssm = (None, None) if state is None else state
         q, k, v = wide(self.in_proj(x)).chunk(3, -1)
-        with full_precision(x):
+        with without_autocast(x.device):
             shift, diagonal = self.operators
             k, keys = shift.apply(k, before, masks)
             if self.config.d_head == 1:

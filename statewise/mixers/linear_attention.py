@@ -11,7 +11,7 @@ from torch import Tensor
 
 from statewise.configuration.types import Count, OneOf, Positive
 from statewise.errors import ConfigError
-from statewise.mixers.base import Mixer, MixerConfig, check_width
+from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.feature_maps import FEATURE_MAPS
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.operators.masks import Masks
@@ -74,7 +74,6 @@ class LinearAttention(Mixer):
     """
 
     def __init__(self, d_model: int, config: LinearAttentionConfig) -> None:
-        check_width(d_model, config)
         if d_model % config.n_heads:
             raise ConfigError(
                 f"d_model={d_model} is not a multiple of LinearAttentionConfig.n_heads={config.n_heads}; "

@@ -14,14 +14,14 @@ from statewise import hippo
 from statewise.configuration.types import Count, OneOf, Positive
 from statewise.errors import ConfigError
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import MixerConfig, check_width
-from statewise.mixers.prepared import PreparableMixer, full_precision
+from statewise.mixers.base import MixerConfig
+from statewise.mixers.prepared import PreparableMixer
 from statewise.mixers.projection import Linear
-from statewise.operators.base import wide
 from statewise.operators.dense import DenseLTI, DenseState
 from statewise.operators.masks import Masks
 from statewise.operators.state_shape import leaf
 from statewise.operators.time_invariant import TimeInvariant
+from statewise.precision import full_precision, without_autocast
 from statewise.systems import discretize_dense
 
 
@@ -74,7 +74,6 @@ class LMUBase(PreparableMixer):
     """The parts of both forms: the memory, the views of the input that it keeps, and what leads to the output."""
 
     def __init__(self, d_model: int, config: LMUConfig) -> None:
-        check_width(d_model, config)
         super().__init__()
         self.d_model, self.config = d_model, config
         self.d_hidden = d_model if config.d_hidden is None else config.d_hidden
@@ -109,7 +108,7 @@ class LMUBase(PreparableMixer):
         weight = self.input_to_memory.weight
         assert self.rate is not None
         A, B = self.per_step if self.rate == 1.0 else _memory(self.config.d_state, self.config.theta, self.rate)
-        A, B = (m.to(weight.device, wide(weight.dtype)).unsqueeze(0) for m in (A, B))
+        A, B = (m.to(weight.device, full_precision(weight.dtype)).unsqueeze(0) for m in (A, B))
         return [DenseLTI(A, B, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).unsqueeze(0))]
 
     def _like(self) -> Tensor:
@@ -182,7 +181,7 @@ class LMU(LMUBase):
             u = u + self.hidden_to_memory(before)
         if self.memory_to_memory is not None:
             u = u + self.memory_to_memory(state.memory.flatten(1).to(dtype))
-        with full_precision(u):
+        with without_autocast(u.device):
             memory = state.memory @ A.mT + u.to(B.dtype).unsqueeze(-1) * B
         h = self.memory_to_hidden(memory.flatten(1).to(dtype)) + self.hidden_to_hidden(before)
         if seen is not None:
@@ -211,7 +210,7 @@ class ParallelLMU(LMUBase):
 
     def mix(self, x: Tensor, state: DenseState | None, masks: Masks) -> tuple[Tensor, DenseState | None]:
         u = self.input_to_memory(x).unsqueeze(2)  # (batch, length, 1, d_memory)
-        with full_precision(x):
+        with without_autocast(x.device):
             memory, state = self.operators[0].apply(u, state, masks)
         memory = memory.squeeze(2).mT.flatten(-2)  # (batch, length, d_memory * d_state)
         h = self.memory_to_hidden(memory.to(x.dtype))

@@ -17,7 +17,6 @@ from statewise.mixers.base import (
     Dynamics,
     Mixer,
     MixerConfig,
-    check_width,
 )
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
@@ -204,7 +203,6 @@ class Mamba(MambaDirection, Mixer):
     """
 
     def __init__(self, d_model: int, config: MambaConfig) -> None:
-        check_width(d_model, config)
         d_inner = config.expand * d_model
         dt_rank = math.ceil(d_model / 16) if config.dt_rank is None else config.dt_rank
         super().__init__(d_inner, dt_rank, config)

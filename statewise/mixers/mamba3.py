@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from statewise.configuration.types import Count, Positive, PositiveRange, Share
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics, Mixer, MixerConfig, check_width
+from statewise.mixers.base import Dynamics, Mixer, MixerConfig
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear
 from statewise.operators.masks import Masks, mask_time
@@ -126,7 +126,6 @@ class Mamba3(Mixer):
 
     def __init__(self, d_model: int, config: Mamba3Config) -> None:
         super().__init__()
-        check_width(d_model, config)
         self.d_model, self.config = d_model, config
         self.d_inner = config.expand * d_model
         if self.d_inner % config.d_head:

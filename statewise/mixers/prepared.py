@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import fields, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from statewise.kernels.pairs import as_complex
 from statewise.mixers.base import Mixer, shared_copy
 from statewise.operators.base import Operator
-from statewise.precision import without_autocast
 
 
 class PreparableMixer(Mixer):
@@ -56,11 +54,6 @@ class PreparedOperators(nn.Module):
         super()._apply(fn, recurse)
         self.operators = [_mapped(operator, lambda x: _moved(x, fn)).prepare() for operator in self.operators]
         return self
-
-
-def full_precision(x: Tensor) -> AbstractContextManager[Any]:
-    """A context in which autocast leaves alone what is computed on the device of x."""
-    return without_autocast(x.device)
 
 
 def wide(x: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from statewise import hippo
 from statewise.configuration.types import Count, EvenCount, Fraction, OneOf, PositiveRange
 from statewise.errors import ConfigError
-from statewise.mixers.base import Dynamics, MixerConfig, check_width
+from statewise.mixers.base import Dynamics, MixerConfig
 from statewise.mixers.dropout import build_dropout
-from statewise.mixers.prepared import PreparableMixer, full_precision, wide
+from statewise.mixers.prepared import PreparableMixer, wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.time_invariant import Readout, as_complex, least_decay
 from statewise.operators.bidirectional import bidirectional
@@ -23,6 +23,7 @@ from statewise.operators.diagonal import DiagonalState
 from statewise.operators.diagonal_mimo import DiagonalMIMO
 from statewise.operators.masks import Masks
 from statewise.operators.state_shape import leaf
+from statewise.precision import without_autocast
 from statewise.systems import discretize_diagonal
 
 METHODS = ("zoh", "bilinear")
@@ -127,7 +128,6 @@ class S5(PreparableMixer):
     """
 
     def __init__(self, d_model: int, config: S5Config) -> None:
-        check_width(d_model, config)
         super().__init__()
         self.d_model, self.config = d_model, config
         self.is_causal = not config.bidirectional
@@ -163,7 +163,7 @@ class S5(PreparableMixer):
         return DiagonalState(leaf(self.config.d_state // 2, 2))
 
     def mix(self, x: Tensor, state: DiagonalState | None, masks: Masks) -> tuple[Tensor, DiagonalState | None]:
-        with full_precision(x):
+        with without_autocast(x.device):
             operators = self.operators
             if len(operators) == 2:
                 y = bidirectional(operators[0], operators[1]).apply(wide(x), masks)

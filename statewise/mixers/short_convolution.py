@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError
+from statewise.kernels.short_convolution import short_convolution_unchecked
 from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
-from statewise.operators.masks import NO_MASKS, Masks, build_masks
+from statewise.operators.masks import Masks, build_masks
 from statewise.operators.plan import plan
 
 
@@ -58,30 +58,23 @@ class ShortConvolution(nn.Module):
         masks: Masks | None = None,
     ) -> tuple[Tensor, ConvolutionState | None]:
         """``masks``, from a mixer that has checked its input: what ``lengths`` and ``starts`` mean."""
-        operator = _WithActivation(self.weight, self.bias, self.activation)
         if masks is None:
-            operator.check(x, state)
+            self.operator.check(x, state)
             masks = build_masks(x, lengths, starts)
-        form = plan(CausalConvolution.rules, length=x.shape[1], n_taps=self.weight.shape[1]).form
-        y, state = operator.apply(x, state, masks, form)
+        y, state = self.operator.apply(x, state, masks, self._convolve)
         return y, state
 
-
-@dataclass(frozen=True, eq=False)
-class _WithActivation(CausalConvolution):
-    """f(bias + taps * u), under the masks and with the state of the convolution. It is not linear, so no operator."""
-
-    bias: Tensor | None
-    activation: str | None
-
-    def direct(
-        self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
+    def _convolve(
+        self, u: Tensor, state: ConvolutionState | None, masks: Masks
     ) -> tuple[Tensor, ConvolutionState | None]:
-        return self.direct_with(u, state, masks, bias=self.bias, activation=self.activation)
-
-    def fft(
-        self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
-    ) -> tuple[Tensor, ConvolutionState | None]:
-        y, state = super().fft(u, state, masks)
+        """f(bias + taps * u), for few taps in one pass."""
+        operator = self.operator
+        if plan(operator.rules, length=u.shape[1], n_taps=self.weight.shape[1]).form == "direct":
+            history = operator.history(u, state)
+            y = short_convolution_unchecked(
+                u, self.weight.to(history.dtype), history, masks.segments, bias=self.bias, activation=self.activation
+            )
+            return y.to(u.dtype), operator.following(u, history, state, masks)
+        y, state = operator.fft(u, state, masks)
         y = y if self.bias is None else y + self.bias.to(y.dtype)
         return (F.silu(y) if self.activation == "silu" else y), state

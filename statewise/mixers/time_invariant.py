@@ -13,12 +13,13 @@ from statewise.configuration.types import Count, Fraction, OneOf, PositiveRange
 from statewise.errors import ConfigError
 from statewise.kernels import pairs
 from statewise.mixers.activations import ACTIVATIONS
-from statewise.mixers.base import Dynamics, MixerConfig, check_width
+from statewise.mixers.base import Dynamics, MixerConfig
 from statewise.mixers.output import OutputHalf
-from statewise.mixers.prepared import PreparableMixer, full_precision, wide
+from statewise.mixers.prepared import PreparableMixer, wide
 from statewise.operators.bidirectional import bidirectional
 from statewise.operators.masks import Masks
 from statewise.operators.state_shape import leaf
+from statewise.precision import without_autocast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,6 @@ class TimeInvariantMixer(PreparableMixer):
     readout: Readout
 
     def __init__(self, d_model: int, config: TimeInvariantConfig) -> None:
-        check_width(d_model, config)
         super().__init__()
         self.d_model, self.config = d_model, config
         self.is_causal = not config.bidirectional
@@ -142,7 +142,7 @@ class TimeInvariantMixer(PreparableMixer):
         return self.output.linear.weight
 
     def mix(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
-        with full_precision(x):
+        with without_autocast(x.device):
             operators = self.operators
             if len(operators) == 2:
                 y = bidirectional(operators[0], operators[1]).apply(x, masks)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from statewise.mixers.prepared import full_precision
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, at_rest, check_state, leaf
+from statewise.precision import without_autocast
 
 POOLINGS = ("mean", "last", "attention")
 
@@ -72,7 +72,7 @@ class Pooling(nn.Module, abc.ABC):
         valid = (build_masks(x, lengths, None) if masks is None else masks).valid
         dtype = torch.promote_types(x.dtype, torch.float32 if state is None else state[0].dtype)
         before = self._rest(x.shape[0], x.device, dtype) if state is None else state
-        with full_precision(x):
+        with without_autocast(x.device):
             y, after = self._pool(mask_time(x, valid).to(dtype), before, valid)
         return y.to(x.dtype), None if state is None else after
 

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -18,10 +18,8 @@ from statewise.errors import ConfigError, StatewiseError
 from statewise.memory import SMALL, available_memory, size
 from statewise.mixers.base import nothing_drawn
 
-if TYPE_CHECKING:
-    from statewise.models.base import Model, ModelConfig
-
-ModelT = TypeVar("ModelT", bound="Model")
+ModelT = TypeVar("ModelT", bound=nn.Module)
+ModelT_co = TypeVar("ModelT_co", bound=nn.Module, covariant=True)
 LARGEST = 1 << 62  # bytes: beyond them sizes are no 64-bit numbers any more
 # What PyTorch says where it has no memory for a tensor, or no 64-bit number for its size
 NO_MEMORY = re.compile(
@@ -29,6 +27,12 @@ NO_MEMORY = re.compile(
 )
 
 _checked: ContextVar[bool] = ContextVar("checked", default=True)
+
+
+class Buildable(Protocol[ModelT_co]):
+    """What a config of a model can do."""
+
+    def build(self) -> ModelT_co: ...
 
 
 class TooLargeError(ConfigError):
@@ -84,7 +88,7 @@ def _number(n: int) -> str:
     return f"{n:,}" if abs(n) < 10**15 else f"{n:.2e}" if abs(n) < 10**300 else "more than 1e300"
 
 
-def build_shapes(config: ModelConfig, room: int = LARGEST) -> Model:
+def build_shapes(config: Buildable[ModelT], room: int = LARGEST) -> ModelT:
     """The model with its shapes alone: on the meta device, where tensors have no memory.
 
     room:    bytes that its tensors may have
@@ -94,7 +98,7 @@ def build_shapes(config: ModelConfig, room: int = LARGEST) -> Model:
         return config.build()
 
 
-def require_shapes(config: ModelConfig, room: int = LARGEST) -> Model | None:
+def require_shapes(config: Buildable[ModelT], room: int = LARGEST) -> ModelT | None:
     """:func:`build_shapes`, or None for a model of somebody's own that has no shapes without numbers."""
     try:
         return build_shapes(config, room)
@@ -104,7 +108,7 @@ def require_shapes(config: ModelConfig, room: int = LARGEST) -> Model | None:
         return None
 
 
-def require_room(config: ModelConfig, device: torch.device) -> None:
+def require_room(config: Buildable[nn.Module], device: torch.device) -> None:
     """Errors: TooLargeError, with the bytes needed and free; ConfigError as ``config.build()``."""
     model = require_shapes(config)
     if model is None:

@@ -3,13 +3,15 @@
     python statewise/native/build.py                                   # the library that the package loads
     python statewise/native/build.py --only linear_scan.c --output /tmp/k.so --sanitize
 
-setup.py calls it during `pip install`; it must not import the package, which may not be installed yet.
+setup.py calls it during `pip install`; it must not import the package, which may not be installed yet. Nor may the
+Python files that write headers for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import platform
 import shlex
@@ -28,6 +30,8 @@ ROOMS = (SOURCE, *sorted((HERE.parent / "kernels").glob("*/")), HERE.parent / "d
 LIBRARY = HERE / "_kernels.so"
 REASON = HERE / "_kernels.txt"  # why there is no library, where there is none
 ONCE = ("threads.c",)  # compiled for every processor and only once
+# Python files of which a header is made, of the same name: what c_header() of each says
+DECLARATIONS = (HERE.parent / "decoding" / "instructions.py",)
 
 # No -ffast-math: NaN and infinity propagate, sums keep their order. Products and sums may become one rounding.
 FLAGS = ("-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
@@ -46,10 +50,21 @@ def sources(*endings: str) -> list[Path]:
     return sorted(found, key=lambda path: path.name)
 
 
+def write_headers(folder: Path) -> None:
+    """The headers that are made of Python files."""
+    for path in DECLARATIONS:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        declarations = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(declarations)
+        (folder / f"{path.stem}.h").write_text(declarations.c_header())
+
+
 def sources_digest() -> str:
     """16 hexadecimal digits of all sources: what a library was built from is written into it."""
     digest = hashlib.sha256()
-    for path in sources(".c", ".h"):
+    for path in (*sources(".c", ".h"), *DECLARATIONS):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -93,6 +108,8 @@ def build(output: Path = LIBRARY, *, only: Sequence[str] = (), sanitize: bool = 
     includes = [word for room in sorted({path.parent for path in sources(".h")}) for word in ("-I", str(room))]
     optimise = (*(SANITIZE if sanitize else ("-O3",)), f'-DSOURCES="{sources_digest()}"')
     with tempfile.TemporaryDirectory() as folder:
+        write_headers(Path(folder))
+        includes += ["-I", folder]
         jobs = []
         for name in chosen:
             for variant in ("portable",) if name in ONCE else variants():

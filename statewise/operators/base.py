@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import fields, replace
 from numbers import Integral
 from typing import Any, ClassVar, Self
@@ -16,7 +17,9 @@ from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, build_masks, mask_time
 from statewise.operators.plan import Plan, Rule, plan
 from statewise.operators.state_shape import at_rest, check_state
-from statewise.precision import without_autocast
+from statewise.precision import full_precision, without_autocast
+
+Form = Callable[[Tensor, Any, Masks], tuple[Tensor, Any]]
 
 
 def check_batch(batch: Any) -> None:
@@ -76,7 +79,7 @@ class Operator(abc.ABC):
         check_batch(batch)
         like = self._like()
         device = like.device if device is None else device
-        dtype = wide(like.dtype if dtype is None else dtype)
+        dtype = full_precision(like.dtype if dtype is None else dtype)
         return at_rest(self.state_shape(trailing), batch, device=device, dtype=dtype)
 
     def __call__(
@@ -116,9 +119,12 @@ class Operator(abc.ABC):
             check_state(name, state, self.state_shape(self._trailing(u)), u.shape[0], u.device)
 
     def apply(
-        self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS, form: str | None = None
+        self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS, form: str | Form | None = None
     ) -> tuple[Tensor, Any]:
-        """The call for arguments that are known to fit, as those of a mixer are, which has checked its own."""
+        """The call for arguments that are known to fit, as those of a mixer are, which has checked its own.
+
+        ``form`` may be a function of u, the state and the masks too, as the forms are, which computes more than they.
+        """
         op, u = self, mask_time(u, masks.valid)
         if masks.valid is not None:
             op = self._mask(masks.valid)
@@ -127,7 +133,7 @@ class Operator(abc.ABC):
             state = _choose(masks.starts[:, 0], pytree.tree_map(torch.zeros_like, state), state)
         if form is None:
             form = self._plan(u).form
-        y, final = getattr(op, form)(u, state, masks)
+        y, final = (getattr(op, form) if isinstance(form, str) else form)(u, state, masks)
         return mask_time(y, masks.valid), None if state is None else final
 
     def _plan(self, u: Tensor) -> Plan:
@@ -157,7 +163,7 @@ class Operator(abc.ABC):
         once = {name: m for name, m in self._tensors().items() if name not in self.time_varying}
         narrow = {name: m for name, m in once.items() if m.dtype in (torch.float16, torch.bfloat16)}
         if narrow:  # their gradients are sums over all steps, which a half-precision number cannot hold
-            self = self._at({name: m.to(wide(m.dtype)) for name, m in narrow.items()})
+            self = self._at({name: m.to(full_precision(m.dtype)) for name, m in narrow.items()})
         rest = self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=self._state_dtype(u))
         state = rest if state is None else state
         coefficients = [getattr(self, name).unbind(1) for name in self.time_varying]
@@ -237,16 +243,11 @@ class Operator(abc.ABC):
         return tuple(u.shape[2 + len(self.channels) :])
 
     def _state_dtype(self, u: Tensor) -> torch.dtype:
-        return wide(u.dtype, self._like().dtype)
+        return full_precision(u.dtype, self._like().dtype)
 
     def _mask(self, valid: Tensor) -> Any:
         """The operator whose steps that are not real are the identity on the state."""
         return self
-
-
-def wide(*dtypes: torch.dtype) -> torch.dtype:
-    """The real dtype that states of these inputs are kept in: float64 if one of them is that wide, else float32."""
-    return torch.float64 if any(dtype in (torch.float64, torch.complex128) for dtype in dtypes) else torch.float32
 
 
 def check_dtypes(name: str, u: Tensor, **coefficients: Tensor) -> None:

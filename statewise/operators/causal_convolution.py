@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -11,15 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.kernels.fft_convolution import block_fft_convolution, fft_convolution
+from statewise.kernels.fft_convolution import fft_convolution
 from statewise.kernels.short_convolution import short_convolution_unchecked
-from statewise.operators.base import Operator, check_dtypes, wide
+from statewise.operators.base import Operator, check_dtypes
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.plan import Rule, otherwise
 from statewise.operators.state_shape import leaf
-
-Convolution = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of u, taps and history
+from statewise.precision import full_precision
 
 
 class ConvolutionState(NamedTuple):
@@ -36,12 +34,12 @@ class CausalConvolution(Operator):
     Forms:   ``recurrent``; ``direct``, O(length width n_taps), one pass for each tap; ``fft``,
              O(length width log n_taps), whose rounding is relative to the largest value of the row, and where a NaN
              spoils the steps around it (:func:`statewise.kernels.fft_convolution.fft_convolution`). It lays packed
-             documents out one a row. ``block_fft``: the same with the FFT as matrix products, O(sqrt(n_taps)) a step.
+             documents out one a row.
     Errors:  InputError for shapes that disagree, and for taps or u that are not real and floating.
     """
 
     taps: Tensor
-    forms: ClassVar[tuple[str, ...]] = ("recurrent", "direct", "fft", "block_fft")
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "direct", "fft")
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "direct",
@@ -114,57 +112,37 @@ class CausalConvolution(Operator):
         self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
     ) -> tuple[Tensor, ConvolutionState | None]:
         """Every input times its taps, in one pass."""
-        return self.direct_with(u, state, masks)
+        taps, history = self.taps.to(full_precision(u.dtype, self.taps.dtype)), self.history(u, state)
+        y = short_convolution_unchecked(u, taps, history, masks.segments, bias=None, activation=None)
+        return y.to(u.dtype), self.following(u, history, state, masks)
 
-    def direct_with(
-        self,
-        u: Tensor,
-        state: ConvolutionState | None,
-        masks: Masks = NO_MASKS,
-        *,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-    ) -> tuple[Tensor, ConvolutionState | None]:
-        """``direct`` with a bias and an activation in the same pass."""
-        dtype = wide(u.dtype, self.taps.dtype)
-        history = (
-            self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=dtype)
-            if state is None
-            else state
-        ).inputs.to(dtype)
-        y = short_convolution_unchecked(
-            u, self.taps.to(dtype), history, masks.segments, bias=bias, activation=activation
-        )
+    def history(self, u: Tensor, state: ConvolutionState | None) -> Tensor:
+        """The inputs before u, in the dtype to compute in."""
+        dtype = full_precision(u.dtype, self.taps.dtype)
         if state is None:
-            return y.to(u.dtype), None
-        final = self._final(u.to(dtype), history, masks)
-        return y.to(u.dtype), ConvolutionState(final.to(state.inputs.dtype))
+            state = self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=dtype)
+        return state.inputs.to(dtype)
+
+    def following(
+        self, u: Tensor, history: Tensor, state: ConvolutionState | None, masks: Masks
+    ) -> ConvolutionState | None:
+        """The state after u, in the dtype of the one before; None if there was none."""
+        if state is None:
+            return None
+        return ConvolutionState(self._final(u.to(history.dtype), history, masks).to(state.inputs.dtype))
 
     def fft(
         self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
     ) -> tuple[Tensor, ConvolutionState | None]:
         """By FFT, with the state as the history before the first step."""
-        return self._convolved(fft_convolution, u, state, masks)
-
-    def block_fft(
-        self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
-    ) -> tuple[Tensor, ConvolutionState | None]:
-        """``fft`` with the FFT as matrix products."""
-        return self._convolved(block_fft_convolution, u, state, masks)
-
-    def _convolved(
-        self, convolve: Convolution, u: Tensor, state: ConvolutionState | None, masks: Masks
-    ) -> tuple[Tensor, ConvolutionState | None]:
-        dtype = wide(u.dtype, self.taps.dtype)
+        dtype = full_precision(u.dtype, self.taps.dtype)
         x, taps = u.to(dtype), self.taps.to(dtype)
         history = None if state is None else state.inputs.to(dtype)
         if masks.starts is None:
-            y = convolve(x, taps, history)
+            y = fft_convolution(x, taps, history)
         else:
-            y = _each_document(convolve, x, taps, history, masks)
-        if state is None or history is None:
-            return y.to(u.dtype), None
-        return y.to(u.dtype), ConvolutionState(self._final(x, history, masks).to(state.inputs.dtype))
+            y = _each_document(x, taps, history, masks)
+        return y.to(u.dtype), None if history is None else self.following(x, history, state, masks)
 
     def _final(self, x: Tensor, history: Tensor, masks: Masks) -> Tensor:
         """The last n_taps - 1 real inputs of each row, zero where they lie before its document."""
@@ -188,7 +166,7 @@ class CausalConvolution(Operator):
         return kept * (ids == last).reshape(*ids.shape, *[1] * (x.ndim - 2))
 
 
-def _each_document(convolve: Convolution, x: Tensor, taps: Tensor, history: Tensor | None, masks: Masks) -> Tensor:
+def _each_document(x: Tensor, taps: Tensor, history: Tensor | None, masks: Masks) -> Tensor:
     """The FFT convolution of each document as a row of its own; the history belongs to those that go on."""
     batch, length = x.shape[:2]
     steps = x.flatten(0, 1)
@@ -200,5 +178,5 @@ def _each_document(convolve: Convolution, x: Tensor, taps: Tensor, history: Tens
         before = None
         if history is not None:
             before = history[rows.row].masked_fill(~rows.continues.reshape(-1, *[1] * (x.ndim - 1)), 0)
-        y = y.index_put((rows.places[rows.valid],), convolve(document, taps, before)[rows.valid])
+        y = y.index_put((rows.places[rows.valid],), fft_convolution(document, taps, before)[rows.valid])
     return y.unflatten(0, (batch, length))

@@ -10,12 +10,20 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.batching import stacked
-from statewise.operators.base import Operator, check_dtypes, wide
+from statewise.operators.base import Operator, check_dtypes
 from statewise.operators.plan import Rule, up_to
-from statewise.operators.state_passing import Block
 from statewise.operators.state_shape import COUNT, leaf
-from statewise.operators.time_invariant import CONVOLVE, FEW, TimeInvariant, by_outputs, double, output_shape, toeplitz
-from statewise.precision import exactly
+from statewise.operators.time_invariant import (
+    CONVOLVE,
+    FEW,
+    Block,
+    TimeInvariant,
+    by_outputs,
+    double,
+    output_shape,
+    toeplitz,
+)
+from statewise.precision import exactly, full_precision
 from statewise.systems import discretize_dense
 
 
@@ -64,7 +72,7 @@ class DenseLTI(TimeInvariant):
         return DenseState(leaf(w, *trailing, n))
 
     def step(self, u: Tensor, state: DenseState) -> tuple[Tensor, DenseState]:
-        A, B, C = (m.to(wide(u.dtype, m.dtype)) for m in (self.A, self.B, self.C))
+        A, B, C = (m.to(full_precision(u.dtype, m.dtype)) for m in (self.A, self.B, self.C))
         h = exactly(torch.einsum, "wij,bw...j->bw...i", A, state.h.to(A.dtype)) + exactly(
             torch.einsum, "wi,bw...->bw...i", B, u.to(B.dtype)
         )
@@ -106,7 +114,7 @@ class DenseLTI(TimeInvariant):
         return DenseState(flat)
 
     def _wide(self) -> tuple[Tensor, Tensor, Tensor]:
-        dtype = wide(self.A.dtype, self.B.dtype, self.C.dtype)
+        dtype = full_precision(self.A.dtype, self.B.dtype, self.C.dtype)
         return self.A.to(dtype), self.B.to(dtype), self.C.to(dtype)
 
 
@@ -176,7 +184,7 @@ class DenseLTV(Operator):
         return DenseLTVState(leaf(self.C.shape[0], *trailing, len(self.B)), COUNT)
 
     def step(self, u: Tensor, state: DenseLTVState) -> tuple[Tensor, DenseLTVState]:
-        A, B, C = (m.to(wide(u.dtype, m.dtype)) for m in (self.A, self.B, self.C))
+        A, B, C = (m.to(full_precision(u.dtype, m.dtype)) for m in (self.A, self.B, self.C))
         ages, row = state.steps, torch.arange(len(state.steps), device=state.steps.device)
         if not torch.compiler.is_compiling():
             if stacked(ages):

@@ -19,12 +19,11 @@ from statewise.kernels.linear_scan import linear_scan
 from statewise.kernels.pairs import as_complex
 from statewise.kernels.vandermonde import vandermonde
 from statewise.kernels.vandermonde.powers import rounded_squares
-from statewise.operators.base import wide
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.plan import SINGLE, Plan, Rule, up_to
-from statewise.operators.state_passing import Block
 from statewise.operators.state_shape import leaf
-from statewise.operators.time_invariant import CONVOLVE, TimeInvariant, by_outputs, double, toeplitz
+from statewise.operators.time_invariant import CONVOLVE, Block, TimeInvariant, by_outputs, double, toeplitz
+from statewise.precision import full_precision
 
 
 class DiagonalState(NamedTuple):
@@ -54,7 +53,7 @@ class DiagonalLTI(TimeInvariant):
     B: Tensor
     C: Tensor
     D: Tensor | None = None
-    forms: ClassVar[tuple[str, ...]] = ("recurrent", "scan", "convolve", "block_fft", "state_passing")
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "scan", "convolve")
     rules: ClassVar[tuple[Rule, ...]] = (
         up_to(1, "recurrent", SINGLE),
         up_to(16, "scan", "a few vectorised steps over a small array of states"),
@@ -91,7 +90,7 @@ class DiagonalLTI(TimeInvariant):
         return DiagonalState(leaf(width, *trailing, n, *pair))
 
     def step(self, u: Tensor, state: DiagonalState) -> tuple[Tensor, DiagonalState]:
-        A, B, C = self._coefficients(u.ndim - 2, wide(u.dtype, self.A.dtype))
+        A, B, C = self._coefficients(u.ndim - 2, full_precision(u.dtype, self.A.dtype))
         h = A * self._complex(state.h) + B * u.unsqueeze(-1)
         y = self._skip(self._output(C, self._seen(h, 1)), u, 1)
         return y.to(u.dtype), DiagonalState(self._real(h).to(state.h.dtype))
@@ -105,7 +104,7 @@ class DiagonalLTI(TimeInvariant):
         if masks.starts is not None and not torch.compiler.is_compiling():
             y, final = self._each_document("scan", u, state, masks)
             return y, final
-        A, B, C = self._coefficients(u.ndim - 3, wide(u.dtype, self.A.dtype))
+        A, B, C = self._coefficients(u.ndim - 3, full_precision(u.dtype, self.A.dtype))
         if state is None:
             state = self.initial_state(
                 u.shape[0], trailing=self._trailing(u), device=u.device, dtype=self._state_dtype(u)
@@ -126,7 +125,7 @@ class DiagonalLTI(TimeInvariant):
         in its first tap."""
         if length < 1:
             return self._no_taps(length)
-        A, B, C = self._coefficients(0, wide(self.A.dtype))
+        A, B, C = self._coefficients(0, full_precision(self.A.dtype))
         return self._with_skip(vandermonde(C * (B if C.ndim == 2 else B.unsqueeze(1)), A, length))
 
     def _grows(self, response: Tensor) -> bool:

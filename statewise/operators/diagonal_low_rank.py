@@ -14,13 +14,11 @@ from statewise.errors import InputError
 from statewise.kernels.batching import whole
 from statewise.kernels.cauchy import cauchy
 from statewise.kernels.pairs import as_complex
-from statewise.operators.base import wide
 from statewise.operators.dense import DenseLTI
 from statewise.operators.plan import Rule, up_to
-from statewise.operators.state_passing import Block
 from statewise.operators.state_shape import leaf
-from statewise.operators.time_invariant import CONVOLVE, FEW, TimeInvariant, by_outputs, double
-from statewise.precision import exactly
+from statewise.operators.time_invariant import CONVOLVE, FEW, Block, TimeInvariant, by_outputs, double
+from statewise.precision import exactly, full_precision
 
 # Values of the generating function that are computed at once: more are recomputed, block by block, in the backward
 # pass rather than kept.
@@ -120,7 +118,7 @@ class DiagonalPlusLowRank(TimeInvariant):
         """(I - dt/2 A) h_t = (I + dt/2 A) h_{t-1} + dt B u_t, solved by Woodbury: D = 1/(1 - dt/2 Lambda) and a matrix
         of the size of the rank.
         """
-        Lambda, P, Q, B, C, dt = self._wide(wide(u.dtype, self.Lambda.dtype))
+        Lambda, P, Q, B, C, dt = self._wide(full_precision(u.dtype, self.Lambda.dtype))
         D, small = self._keep(("woodbury", dt.dtype), lambda: _woodbury(Lambda, P, Q, dt))
         half = dt[:, None] / 2
         h = as_complex(state.h.to(dt.dtype))
@@ -195,7 +193,7 @@ class DiagonalPlusLowRank(TimeInvariant):
         if length < 1:
             return self._no_taps(length)
         self._check_values()
-        dtype = wide(self.Lambda.dtype)
+        dtype = full_precision(self.Lambda.dtype)
         parts = self._wide(dtype)
         p = 1 if self.C.ndim == 2 else self.C.shape[1]
         rank = self.P.shape[1]
@@ -225,7 +223,7 @@ class DiagonalPlusLowRank(TimeInvariant):
 
     def _less_identity(self) -> tuple[Tensor, Tensor, Tensor]:
         """A - I, (w, 2 n, 2 n), B and C of the dense system: 2 (I - dt/2 A)^-1 - 2 I, term by term."""
-        Lambda, P, Q, B, C, dt = self._wide(wide(self.Lambda.dtype))
+        Lambda, P, Q, B, C, dt = self._wide(full_precision(self.Lambda.dtype))
         D, small = _woodbury(Lambda, P, Q, dt)
         half = dt[:, None] / 2
         columns = torch.view_as_real(half.unsqueeze(1) * D.unsqueeze(1) * P).flatten(-2).mT

@@ -11,12 +11,12 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.linear_scan import linear_scan
 from statewise.kernels.pairs import as_complex
-from statewise.operators.base import Operator, check_dtypes, wide
+from statewise.operators.base import Operator, check_dtypes
 from statewise.operators.diagonal import DiagonalState
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.plan import SINGLE, Rule, otherwise, up_to
 from statewise.operators.state_shape import leaf
-from statewise.precision import exactly
+from statewise.precision import exactly, full_precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class DiagonalMIMO(Operator):
         return DiagonalState(leaf(*trailing, len(self.A), *((2,) if self.A.is_complex() else ())))
 
     def step(self, u: Tensor, state: DiagonalState) -> tuple[Tensor, DiagonalState]:
-        dtype = wide(u.dtype, self.A.dtype)
+        dtype = full_precision(u.dtype, self.A.dtype)
         A, B, C = self._coefficients(dtype)
         x = u.to(dtype).movedim(1, -1)  # (batch, *trailing, w)
         before = (as_complex(state.h) if A.is_complex() else state.h).to(A.dtype)
@@ -103,7 +103,7 @@ class DiagonalMIMO(Operator):
         if masks.starts is not None and not torch.compiler.is_compiling():
             y, final = self._each_document("scan", u, state, masks)
             return y, final
-        dtype = wide(u.dtype, self.A.dtype)
+        dtype = full_precision(u.dtype, self.A.dtype)
         A, B, C = self._coefficients(dtype)
         if state is None:
             state = self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=dtype)

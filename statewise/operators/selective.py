@@ -12,12 +12,13 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.pairs import as_complex
-from statewise.kernels.selective_scan import METHODS, selective_scan_unchecked
+from statewise.kernels.selective_scan import METHODS, Arguments, selective_scan_unchecked
 from statewise.kernels.selective_scan.reference import hold
-from statewise.operators.base import Operator, wide
+from statewise.operators.base import Operator
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.plan import Rule, otherwise
 from statewise.operators.state_shape import leaf
+from statewise.precision import full_precision
 
 
 class SelectiveState(NamedTuple):
@@ -119,10 +120,10 @@ class SelectiveDiagonal(Operator):
         def repeated(m: Tensor, axis: int) -> Tensor:
             if not trailing:
                 return m
-            m = m if m.is_complex() else m.to(wide(m.dtype))  # the gradients of the copies are added in this dtype
+            m = m if m.is_complex() else m.to(full_precision(m.dtype))  # to add the gradients of the copies in
             return m.repeat_interleave(copies, axis)
 
-        y, h = selective_scan_unchecked(
+        given = Arguments(
             u.flatten(2),
             repeated(self.dt, 2),
             repeated(self.A, 0),
@@ -132,10 +133,11 @@ class SelectiveDiagonal(Operator):
             D=None if self.D is None else repeated(self.D, 0),
             gate=None if self.gate is None else repeated(self.gate, 2),
             dt_bias=None if self.dt_bias is None else repeated(self.dt_bias, 0),
-            softplus=self.softplus,
-            method=self.method,
             segments=masks.segments,
+            softplus=self.softplus,
+            exact=self.method == "zoh",
         )
+        y, h = selective_scan_unchecked(given)
         return y.reshape(u.shape), SelectiveState(h.reshape(state.h.shape).to(state.h.dtype))
 
     def _delta(self, dtype: torch.dtype) -> Tensor:
@@ -160,7 +162,7 @@ class SelectiveDiagonal(Operator):
             dt = dt.masked_fill(~valid.unsqueeze(-1), -torch.inf)
         else:
             if bias is not None:  # as the kernel adds it: the sum of two half-precision numbers is not one
-                dtype = wide(dt.dtype, bias.dtype)
+                dtype = full_precision(dt.dtype, bias.dtype)
                 dt = dt.to(dtype) + bias.to(dtype)
             dt, bias = mask_time(dt, valid), None
         return replace(self, dt=dt, B=B, C=C, gate=gate, dt_bias=bias)
@@ -195,4 +197,4 @@ class SelectiveDiagonal(Operator):
             raise InputError(f"SelectiveDiagonal.method={self.method!r} is unknown; use one of {list(METHODS)}")
 
     def _state_dtype(self, u: Tensor) -> torch.dtype:
-        return wide(u.dtype, *(m.dtype for m in (self.dt, self.A, self.B, self.C)))
+        return full_precision(u.dtype, *(m.dtype for m in (self.dt, self.A, self.B, self.C)))

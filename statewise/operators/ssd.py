@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.kernels.ssd import ssd_unchecked
+from statewise.kernels.ssd import Arguments, ssd_unchecked
 from statewise.operators.base import Operator
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.plan import SINGLE, Rule, otherwise, up_to
@@ -129,9 +129,8 @@ class SSD(Operator):
         if state is None:
             state = self.initial_state(batch, trailing=trailing, device=u.device, dtype=self._state_dtype(u))
         h0 = state.h.reshape(batch, heads, flat.shape[3], self.B.shape[-1])
-        y, h = ssd_unchecked(
-            flat, self.log_a, self.B, self.C, h0, masks.segments, dt=self.dt, D=self.D, chunk_length=chunk_length
-        )
+        given = Arguments(flat, self.log_a, self.B, self.C, h0, self.dt, self.D, masks.segments, chunk_length)
+        y, h = ssd_unchecked(given)
         return y.reshape(u.shape), SSDState(h.reshape(state.h.shape))
 
     def _mask(self, valid: Tensor) -> SSD:

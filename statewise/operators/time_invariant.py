@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +12,12 @@ from torch.utils import _pytree as pytree
 
 from statewise.errors import InputError
 from statewise.kernels.batching import whole
-from statewise.kernels.fft_convolution import block_fft_convolution, fft_convolution
-from statewise.operators.base import Operator, check_dtypes, wide
+from statewise.kernels.fft_convolution import fft_convolution
+from statewise.operators.base import Operator, check_dtypes
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.plan import Plan, otherwise
-from statewise.operators.state_passing import Block, Convolution, StatePassing
-from statewise.precision import exactly
+from statewise.precision import exactly, full_precision
 
-CHUNK = 4096  # steps in a chunk of ``state_passing``: its FFTs of twice that fit in a core's cache
 BLOCK = 64  # steps in a chunk: about the order of the states, so that inputs and states cost alike
 # From the first to the last quarter of the impulse response: beyond it the rounding of an FFT, relative to the largest
 # value, drowns the first outputs in float32.
@@ -28,6 +26,19 @@ FEW = "fewer operations than the powers of A that the chunks need"
 CONVOLVE = otherwise(
     "convolve", "from rest one FFT convolution, from a state chunks of matrix products: near-linear in length"
 )
+
+
+class Block(NamedTuple):
+    """T steps of a system as matrices over real numbers, for an order of n.
+
+    response: (w, T + n, p T), from T inputs and the state before them to T outputs (p of them a step)
+    reach:    (w, T, n), from T inputs to what they add to the state behind them
+    powers:   A^1, A^2, A^4 ... A^T in the family's own form
+    """
+
+    response: Tensor
+    reach: Tensor
+    powers: tuple[Tensor, ...]
 
 
 class TimeInvariant(Operator):
@@ -44,16 +55,10 @@ class TimeInvariant(Operator):
              at most 1 does not grow.
              A NaN or an infinity in u reaches earlier outputs too: by FFT all of its channel in the row (in the
              document, if they are packed), in chunks those of its 64 steps. ``recurrent`` keeps it in its place.
-             ``block_fft``: the whole sequence at once through the FFT as matrix products
-             (:func:`statewise.kernels.fft_convolution.block_fft_convolution`); a state adds what is still seen of it,
-             C A^(k + 1) x. ``state_passing``: chunks of 4096 steps by FFT, between which the state is passed on, from
-             rest as from a state. Both of FlashConv, and as ``convolve`` with systems that grow and with documents; a
-             NaN reaches all of its channel, or its chunk.
-    Source:  Gu et al. 2021 (LSSL), arXiv:2110.13985, sec. 3; state passing: Fu et al. 2023 (H3), arXiv:2212.14052,
-             sec. 4.2.
+    Source:  Gu et al. 2021 (LSSL), arXiv:2110.13985, sec. 3.
     """
 
-    forms: ClassVar[tuple[str, ...]] = ("recurrent", "convolve", "block_fft", "state_passing")
+    forms: ClassVar[tuple[str, ...]] = ("recurrent", "convolve")
     C: Tensor
 
     @abc.abstractmethod
@@ -91,38 +96,29 @@ class TimeInvariant(Operator):
 
     def convolve(self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS) -> tuple[Tensor, Any]:
         """By FFT from rest, by chunks from a state."""
-        return self._by_fft("convolve", u, state, masks, None, fft_convolution)
-
-    def block_fft(self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS) -> tuple[Tensor, Any]:
-        """One convolution of the whole sequence through the block FFT, and the response to the state."""
-        return self._by_fft("block_fft", u, state, masks, None, block_fft_convolution)
-
-    def state_passing(self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS) -> tuple[Tensor, Any]:
-        """FFT within chunks of thousands of steps, the state between them."""
-        return self._by_fft("state_passing", u, state, masks, CHUNK, fft_convolution)
-
-    def _by_fft(
-        self, form: str, u: Tensor, state: Any, masks: Masks, chunk: int | None, convolution: Convolution
-    ) -> tuple[Tensor, Any]:
-        """The three forms: what they share, and a system that grows goes in short chunks in each."""
         if masks.starts is not None:
-            return self._each_document(form, u, state, masks)
-        if u.shape[1] == 0 or u.numel() == 0:
+            return self._each_document("convolve", u, state, masks)
+        if u.numel() == 0:
             return u.new_zeros(self._output_shape(u)), state
-        if form == "convolve" and state is not None:
-            return self._chunks(u, state, masks)
+        response = None if state is not None else self._bounded_response(u.shape[1])
+        if response is None:
+            return self._in_chunks(u, state, masks)
         dtype = self._state_dtype(u)
-        taps = u.shape[1] if chunk is None else min(u.shape[1], chunk)
+        return fft_convolution(u.to(dtype), response.to(dtype)).to(u.dtype), None
+
+    def _bounded_response(self, taps: int) -> Tensor | None:
+        """The impulse response; None if the system is seen to grow."""
         response = self._keep(("impulse_response", taps), lambda: self.impulse_response(taps))
-        if response.device.type == "cpu" and not torch.compiler.is_compiling() and self._grows(response):
-            rest = self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=dtype)
-            y, final = self._chunks(u, rest if state is None else state, masks)
-            return y, None if state is None else final
-        response = response.to(dtype)
-        if state is None and taps == u.shape[1]:
-            return convolution(u.to(dtype), response).to(u.dtype), None
-        y, final = StatePassing(self, u, chunk, convolution).run(response, state, masks)
-        return y.to(u.dtype), final
+        looked_at = response.device.type == "cpu" and not torch.compiler.is_compiling()
+        return None if looked_at and self._grows(response) else response
+
+    def _in_chunks(self, u: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
+        """From a state to a state, or from rest."""
+        if state is not None:
+            return self._chunks(u, state, masks)
+        trailing, dtype = self._trailing(u), self._state_dtype(u)
+        rest = self.initial_state(u.shape[0], trailing=trailing, device=u.device, dtype=dtype)
+        return self._chunks(u, rest, masks)[0], None
 
     def _why(self, chosen: Plan, u: Tensor, state: Any) -> str:
         if chosen.form != "convolve":
@@ -198,7 +194,7 @@ class TimeInvariant(Operator):
         if length < 0:
             raise InputError(f"impulse_response needs length >= 0; got {length}")
         like = self._like()
-        return torch.zeros(*self.C.shape[:-1], 0, dtype=wide(like.dtype), device=like.device)
+        return torch.zeros(*self.C.shape[:-1], 0, dtype=full_precision(like.dtype), device=like.device)
 
     def _output_shape(self, u: Tensor) -> tuple[int, ...]:
         return output_shape(self.C, u)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from statewise.configuration.types import Count, Distinct, EvenWidth, NonEmpty, Width
 from statewise.operators import DiagonalLTI
-from statewise.operators.time_invariant import CHUNK
 from statewise.reproduce.claim import Claim, Found
+from statewise.reproduce.long_convolution.forms import CHUNK, FlashConvDiagonal
 from statewise.reproduce.measure import compare, in_units, milliseconds
 from statewise.reproduce.page import told
 from statewise.reproduce.report import MARKED, Curve, Panel, Report, curves
@@ -78,7 +78,7 @@ def system(config: FlashConvSettings, device: torch.device) -> DiagonalLTI:
     decay, angle = (torch.rand(shape, generator=generator) for _ in range(2))
     A = torch.polar(torch.exp(-0.001 - 0.05 * decay), 3 * angle)
     B, C = (torch.randn(shape, generator=generator, dtype=torch.complex64) for _ in range(2))
-    return DiagonalLTI(*(m.to(device).requires_grad_() for m in (A, B, C / config.d_state)))
+    return FlashConvDiagonal(*(m.to(device).requires_grad_() for m in (A, B, C / config.d_state)))
 
 
 def plain_fft(op: DiagonalLTI, u: Tensor) -> Tensor:

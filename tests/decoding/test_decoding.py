@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from decoded_models import LAYERS, VOCABULARY, build, needs_library, recurrent_leaves, tokens_of
-from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from decoded_models import VOCABULARY, build, needs_library, tokens_of
+from torch.utils._pytree import tree_map
 from training import with_train
 
 import statewise as sw
@@ -24,96 +22,6 @@ from statewise.mixers.h3 import H3Config
 from statewise.mixers.mamba import MambaConfig
 from statewise.train import train
 from statewise.train.presets import PRESETS as TRAINING_PRESETS
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def poisoned() -> Iterator[None]:
-    """Fresh memory holds NaN."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def masks_of(batch: int, length: int) -> list[tuple[Tensor | None, Tensor | None]]:
-    """For each step lengths and starts: every third step some rows pause, every fourth some begin a document."""
-    generator = torch.Generator().manual_seed(7)
-    lengths = [torch.randint(2, (batch,), generator=generator) if t % 3 == 2 else None for t in range(length)]
-    starts = [torch.rand(batch, 1, generator=generator) < 0.5 if t % 4 == 3 else None for t in range(length)]
-    return list(zip(lengths, starts))
-
-
-def expected(model: sw.LanguageModel, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """(batch, length, vocabulary), 0 where a row pauses, and the leaves of the state at the end."""
-    state, columns = model.initial_state(len(tokens)), []
-    with torch.no_grad():
-        for t, (lengths, starts) in enumerate(masks_of(*tokens.shape)):
-            logits, state = model(tokens[:, t : t + 1], state, lengths=lengths, starts=starts)
-            if lengths is not None:
-                logits = logits.where(lengths[:, None, None] > 0, 0.0)
-            columns.append(logits)
-    return torch.cat(columns, 1), recurrent_leaves(state)
-
-
-def decoded(decoder: Any, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """By fresh states and in place, which must be the same bits."""
-    state, columns = decoder.initial_state(len(tokens)), []
-    running = decoder.run(state)
-    for t, (lengths, starts) in enumerate(masks_of(*tokens.shape)):
-        logits, state = decoder(tokens[:, t : t + 1], state, lengths=lengths, starts=starts)
-        in_place = running.step(tokens[:, t], lengths=lengths, starts=starts)
-        assert torch.equal(logits[:, 0], in_place)
-        columns.append(logits)
-    for one, other in zip(recurrent_leaves(state), recurrent_leaves(running.state)):
-        assert torch.equal(one, other)
-    return torch.cat(columns, 1), recurrent_leaves(state)
-
-
-def assert_equal(found: tuple[Tensor, list[Tensor]], wanted: tuple[Tensor, list[Tensor]]) -> None:
-    scale = wanted[0].abs().max()
-    torch.testing.assert_close(found[0] / scale, wanted[0] / scale, rtol=0, atol=3e-6)
-    for one, other in zip(found[1], wanted[1]):
-        torch.testing.assert_close(
-            one, other, rtol=2e-5, atol=2e-5 * max(1.0, float(other.abs().sum()) / max(1, other.numel()))
-        )
-
-
-@needs_library
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("layers", LAYERS)
-def test_equals_the_dequantised_model_token_by_token(layers: str, precision: str, poisoned: None) -> None:
-    options = {"norm": "layer", "max_positions": 12} if layers == "mamba" else {"tie_embeddings": layers != "hybrid"}
-    model = build(layers, **options)
-    group = 8 if precision == "int8" and layers == "hybrid" else None
-    decoder = Decoder(model, precision, group=group)
-    tokens = tokens_of(3, 12)
-    assert_equal(decoded(decoder, tokens), expected(dequantised(model, precision, group=group), tokens))
-
-
-@needs_library
-@pytest.mark.parametrize("instructions", native.instruction_sets())
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_instruction_set_batch_and_number_of_threads(precision: str, instructions: str) -> None:
-    model = build("hybrid", d_model=44)
-    decoder, reference = Decoder(model, precision), dequantised(model, precision)
-    with native.forced(instructions):
-        for batch in (1, 3, 17):
-            tokens = tokens_of(batch, 4)
-            wanted = expected(reference, tokens)
-            torch.set_num_threads(1)
-            found = decoded(decoder, tokens)
-            assert_equal(found, wanted)
-            for n_threads in (2, 3):
-                torch.set_num_threads(n_threads)
-                other = decoded(decoder, tokens)
-                for one, two in zip([found[0], *found[1]], [other[0], *other[1]]):
-                    assert torch.equal(one, two)
 
 
 @needs_library
@@ -133,28 +41,6 @@ def test_matrices_wider_than_a_tile(precision: str) -> None:
         for t in range(2):
             logits, state = decoder(tokens[:, t], state)
             torch.testing.assert_close(logits, wanted[:, t], rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
-
-
-@needs_library
-@pytest.mark.parametrize("layers", ["mamba", "mamba2", "attention", "h3"])
-def test_goes_on_from_a_prefill_and_back_and_changes_no_state(layers: str) -> None:
-    model = build(layers)
-    decoder = Decoder(model)
-    tokens = tokens_of(2, 20)
-    with torch.no_grad():
-        whole, _ = model(tokens)
-        _, state = model(tokens[:, :9], model.initial_state(2))
-        kept = tree_map(torch.clone, state)
-        for _ in range(2):  # the same continuation twice: the first must not have changed the state
-            now = state
-            for t in range(9, 15):
-                logits, now = decoder(tokens[:, t], now)
-                torch.testing.assert_close(logits, whole[:, t], rtol=1e-4, atol=1e-4)
-            rest, _ = model(tokens[:, 15:], now)
-            torch.testing.assert_close(rest, whole[:, 15:], rtol=1e-4, atol=1e-4)
-        if layers != "attention":  # whose spare slots may be written
-            for leaf, before in zip(tree_leaves(state), tree_leaves(kept)):
-                assert torch.equal(leaf, before)
 
 
 @needs_library

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoded_models import VOCABULARY, build, needs_library, recurrent_leaves, tokens_of
+from decoded_models import VOCABULARY, build, needs_library, ragged_state, recurrent_leaves, tokens_of
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -27,15 +27,6 @@ def steps(decoder: Any, state: Any, tokens: Tensor, *, own: bool) -> tuple[list[
         else:
             out.append(running.step(tokens[:, t]))
     return out, state if running is None else running.state
-
-
-def ragged_state(model: sw.LanguageModel, batch: int) -> Any:
-    """Rows of different lengths, so of different positions, with spare slots."""
-    lengths = torch.arange(batch) % 4 + 2
-    with torch.no_grad():
-        _, state = model(tokens_of(batch, 5), model.initial_state(batch), lengths=lengths)
-        _, state = model(tokens_of(batch, 1), state)
-    return state
 
 
 VIEWS: dict[str, Any] = {

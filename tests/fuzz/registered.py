@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import statewise.reproduce.long_convolution  # noqa: F401 (registers operators)
 from fuzz.draw import Draw, Finding
 from statewise import kernels, native
 from statewise.errors import InputError
@@ -108,7 +109,7 @@ def fitting(draw: Draw, name: str) -> list[Any]:
         given += [flag] if is_backward else []
     elif base == "vandermonde":
         of = number if flag else real
-        given = [of(w, p, n), of(w, n) / 3, *([] if is_backward else [l])]
+        given = [of(w, p, n), of(w, n) / 3, l]
         grads = [real(w, p, l)]
     elif base == "diagonal_scan":
         ends = torch.full((b,), draw.choice([-5, 0, l // 2, l, 10**6]))

@@ -179,7 +179,7 @@ def operator_arguments(name: str) -> tuple[Any, ...]:
         "fft_convolution": (u, K, history),
         "fft_convolution_backward": (grads["u"], u, K, history),
         "vandermonde": (c, A, 7),
-        "vandermonde_backward": (grads["c"], c, A),
+        "vandermonde_backward": (grads["c"], c, A, 7),
         "cauchy": (v, z, Lambda),
         "cauchy_backward": (torch.randn(2, 2, 5, dtype=Z), v, z, Lambda, True),
     }[name]
@@ -356,7 +356,7 @@ def test_nothing_as_large_as_the_states_is_made() -> None:
     c, A = (m.detach().to(torch.complex64) for m in leaves((w, 1, n), (w, n), dtype=Z))
     A = A / A.abs().clamp(min=1)
     with LargestTensor() as largest:
-        vandermonde_in_pytorch.backward(vandermonde_in_pytorch.forward(c, A, length), c, A)
+        vandermonde_in_pytorch.backward(vandermonde_in_pytorch.forward(c, A, length), c, A, length)
     assert largest.sizes[-1] <= w * n * length // 16
     z = torch.complex(torch.zeros(length), torch.linspace(0, 9, length)).unsqueeze(0)
     with LargestTensor() as largest:

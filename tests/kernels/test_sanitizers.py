@@ -19,6 +19,7 @@ HERE = TESTS
 # Those that run every kernel over the shapes of the laws, on every instruction set and several threads.
 SUITES = sorted(path.name for path in HERE.glob("test_*native*.py")) + [
     "test_decoding.py",
+    "test_decoding_law.py",
     "test_fused.py",
     "test_linear.py",
     "test_selective_scan.py",

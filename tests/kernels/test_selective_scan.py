@@ -22,7 +22,8 @@ from statewise.kernels.selective_scan import (
     selective_scan,
     selective_scan_reference,
 )
-from statewise.kernels.selective_scan.reference import phi1, phi1_slope
+from statewise.kernels.selective_scan.reference import hold, hold_slope
+from statewise.kernels.selective_scan.signature import Arguments
 
 D = torch.float64
 LAUNCHED = "torch, every call a launch"  # as off the CPU: many chunks of time at once
@@ -205,7 +206,7 @@ class _Calls(TorchDispatchMode):
 
 def test_a_long_sequence_is_few_launches() -> None:
     inputs = {k: m.detach() for k, m in case(1, 4096, 8, 2, 1, dtype=torch.float32).items()}
-    given = blocks.Arguments(**inputs, segments=None, softplus=True, exact=False)
+    given = Arguments(**inputs, segments=None, softplus=True, exact=False)
     y, state = torch.empty_like(given.u), torch.empty_like(given.h0)
     kept, ones = torch.empty(1, 4096 // CHUNK_LENGTH, 2, 8), torch.ones_like(given.u)
     counted = {}
@@ -270,7 +271,7 @@ def test_exact_hold_near_zero(path: str, is_complex: bool) -> None:
     assert_near(got, want, 1e-13)
 
 
-def test_phi1_and_its_slope_to_rounding() -> None:
+def test_the_hold_and_its_slope_to_rounding() -> None:
     import mpmath
 
     for z in (0.0, 1e-20, 1e-9, -1e-4, 0.3, -0.49, 0.51, -0.51, -3.0, 2.0, -40.0):
@@ -281,12 +282,13 @@ def test_phi1_and_its_slope_to_rounding() -> None:
                 value = (mpmath.exp(m) - 1) / m
                 slope = (mpmath.exp(m) - value) / m
         x = torch.tensor(z, dtype=D)
-        assert abs(phi1(x).item() - float(value)) <= 1e-15 * float(value)
-        assert abs(phi1_slope(x).item() - float(slope)) <= 3e-15 * float(slope)
+        one = torch.ones_like(x)  # of this step the hold is phi_1
+        assert abs(hold(one, x).item() - float(value)) <= 1e-15 * float(value)
+        assert abs(hold_slope(one, x).item() - float(slope)) <= 3e-15 * float(slope)
         leaf = x.clone().requires_grad_()
-        phi1(leaf).backward()
+        hold(one, leaf).backward()
         assert leaf.grad is not None
-        torch.testing.assert_close(leaf.grad, phi1_slope(x), atol=0, rtol=1e-13)
+        torch.testing.assert_close(leaf.grad, hold_slope(one, x), atol=0, rtol=1e-13)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -90,7 +90,7 @@ def test_autocast_rounds_no_second_derivative() -> None:
     u, K = torch.randn(1, 40, 2, requires_grad=True), torch.randn(2, 20, requires_grad=True)
 
     def twice() -> tuple[Tensor, ...]:
-        y = kernels.fft_convolution.block_fft_convolution(u, K)  # type: ignore[attr-defined]
+        y = kernels.fft_convolution.fft_convolution(u, K)  # type: ignore[attr-defined]
         (slope,) = torch.autograd.grad(y.square().sum(), u, create_graph=True)
         return torch.autograd.grad(slope.square().sum(), (u, K))
 

@@ -93,8 +93,7 @@ def test_float32(family: str) -> None:
     check_operator_laws(*_first(narrow, u.float()), atol=2e-5)
 
 
-@pytest.mark.parametrize("form", ["convolve", "state_passing"])
-def test_float32_over_thousands_of_steps_from_a_state(form: str) -> None:
+def test_float32_over_thousands_of_steps_from_a_state() -> None:
     """With |A| almost 1 what is wrong with a power of A is repeated by every chunk."""
     generator = torch.Generator().manual_seed(0)
     A = torch.polar(
@@ -104,7 +103,7 @@ def test_float32_over_thousands_of_steps_from_a_state(form: str) -> None:
     u, h = torch.randn(1, 16_000, 4, generator=generator), torch.randn(1, 4, 8, 2, generator=generator)
     exact = sw.DiagonalLTI(*(m.to(torch.complex128) for m in (op.A, op.B, op.C)))
     want = exact(u.double(), DiagonalState(h.double()), form="scan")
-    got = op(u.requires_grad_(), DiagonalState(h), form=form)
+    got = op(u.requires_grad_(), DiagonalState(h), form="convolve")
     for found, expected in ((got[0], want[0]), (got[1].h, want[1].h)):
         assert (found - expected).abs().max() < 5e-6 * expected.abs().max()
 
@@ -349,15 +348,6 @@ def test_explain_refuses_what_the_call_would() -> None:
         assert "\n" not in str(error.value)
 
 
-def test_state_passing_equals_the_default_form_where_gradients_are_recorded() -> None:
-    A = torch.full((2, 3), 0.9, dtype=D)
-    op, u = sw.DiagonalLTI(A.clone().requires_grad_(), A, A), torch.randn(1, 5000, 2, dtype=D)
-    state = op.initial_state(1, dtype=D)
-    y, final = op(u, state)
-    torch.testing.assert_close(y, op(u, state, form="state_passing")[0], atol=1e-10, rtol=1e-10)
-    torch.testing.assert_close(final, op(u, state, form="state_passing")[1], atol=1e-10, rtol=1e-10)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -398,7 +388,7 @@ def test_what_an_operator_has_checked_its_kernel_does_not_check_again(monkeypatc
     def refuse(*_: object, **tensors: object) -> None:
         raise AssertionError("checked again")
 
-    for kernel in ("ssd", "selective_scan", "short_convolution"):
+    for kernel in ("ssd", "selective_scan.signature", "short_convolution"):
         module = importlib.import_module(f"statewise.kernels.{kernel}")
         monkeypatch.setattr(module, "refuse_unreal", refuse)  # a part of the kernel function's own check
     for family, form in (("SSD", "chunked"), ("SelectiveDiagonal", "scan"), ("CausalConvolution", "direct")):

@@ -6,27 +6,22 @@ import math
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from families import FAMILIES
-from operator_laws import check_agreement, check_none_is_rest, close, random_state, with_gradients
+from operator_laws import check_agreement, check_none_is_rest, check_operator_laws, close, random_state, with_gradients
 from torch import Tensor
 
 from statewise.errors import ConfigError, InputError
-from statewise.kernels.fft_convolution import (
-    block_fft as definition,
-)
-from statewise.kernels.fft_convolution import (
-    block_fft_convolution,
-    block_sizes,
-    fft_convolution,
-    fft_convolution_reference,
-)
-from statewise.operators import DiagonalLTI, state_passing, time_invariant
+from statewise.kernels.fft_convolution import fft_convolution, fft_convolution_reference
+from statewise.operators import DenseLTI, DiagonalLTI, DiagonalPlusLowRank, Operator
 from statewise.operators.diagonal import DiagonalState
 from statewise.reproduce import flashconv as reproduction
 from statewise.reproduce import reproduce, settings
+from statewise.reproduce.long_convolution import block_fft as definition
+from statewise.reproduce.long_convolution import block_fft_convolution, block_sizes, forms, state_passing
 
 D = torch.float64
 SPLITS = [*product((1, 2, 3, 4, 5, 8, 16), (1, 2, 3, 4, 7, 8, 32)), (64, 512), (33, 100)]
@@ -157,8 +152,97 @@ def test_errors_name_the_function() -> None:
         block_fft_convolution(draw(2, 5, 3), draw(3, 5), draw(2, 5, 3))
 
 
-FAMILY = ("DiagonalLTI complex", "DiagonalLTI real, trailing axes", "DenseLTI two outputs, trailing axis",
-          "DiagonalPlusLowRank rank 2, two outputs")  # fmt: skip
+def test_autocast_rounds_no_second_derivative() -> None:
+    u, K = torch.randn(1, 40, 2, requires_grad=True), torch.randn(2, 20, requires_grad=True)
+
+    def twice() -> tuple[Tensor, ...]:
+        y = block_fft_convolution(u, K)
+        (slope,) = torch.autograd.grad(y.square().sum(), u, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), (u, K))
+
+    want = twice()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = twice()
+    torch.testing.assert_close(got, want)
+
+
+class FlashConvDense(forms.FlashConv, DenseLTI):
+    forms = (*DenseLTI.forms, *forms.FORMS)
+
+
+class FlashConvLowRank(forms.FlashConv, DiagonalPlusLowRank):
+    forms = (*DiagonalPlusLowRank.forms, *forms.FORMS)
+
+
+WITH_BOTH = {DiagonalLTI: forms.FlashConvDiagonal, DenseLTI: FlashConvDense, DiagonalPlusLowRank: FlashConvLowRank}
+FAMILY = tuple(name for name in FAMILIES if name.startswith(("DiagonalLTI", "DenseLTI", "DiagonalPlusLowRank")))
+
+
+def drawn(family: str, *sizes: Any) -> tuple[Operator, Tensor]:
+    """One of the battery's operators, with both forms."""
+    op, u = FAMILIES[family](*sizes)
+    return WITH_BOTH[type(op)](**vars(op)), u  # type: ignore[index]
+
+
+@pytest.mark.parametrize("length", [1, 2, 13])
+@pytest.mark.parametrize("family", FAMILY)
+def test_laws(family: str, length: int) -> None:
+    op, u = drawn(family, 3, length, D, length)
+    assert set(forms.FORMS) < set(op.forms)
+    check_operator_laws(op, u)
+
+
+def test_laws_past_65_steps() -> None:
+    check_operator_laws(*drawn("DiagonalLTI complex", 1, 131, D, 0))
+
+
+def test_4099_steps() -> None:
+    op, u = drawn("DiagonalLTI complex", 1, 4099, D, 4)
+    check_agreement(with_gradients(op), u.requires_grad_(), 1e-10)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_autocast_changes_nothing(family: str) -> None:
+    op, u = drawn(family, 2, 70, torch.float32, 0)
+    state = random_state(op, u)
+    for form in forms.FORMS:
+        want = op(u, state, form=form)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = op(u, state, form=form)
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_float32(family: str) -> None:
+    op, u = drawn(family, 2, 257, D, 3)
+    narrow = {True: torch.complex64, False: torch.float32}
+    rounded = replace(op, **{k: m.to(narrow[m.is_complex()]) for k, m in vars(op).items() if isinstance(m, Tensor)})
+    want, _ = op(u, form="recurrent")
+    for form in forms.FORMS:
+        error = (rounded(u.float(), form=form)[0].double() - want).abs().max() / want.abs().max()
+        assert error < (1e-5 if "LowRank" in family else 2e-6), (form, float(error))
+    check_operator_laws(rounded, u[:, :11].float(), atol=2e-5)
+
+
+def test_float32_over_thousands_of_steps_from_a_state() -> None:
+    """With |A| almost 1 what is wrong with a power of A is repeated by every chunk."""
+    generator = torch.Generator().manual_seed(0)
+    A = torch.polar(torch.full((4, 8), 0.9999, dtype=D), 0.3 * torch.rand(4, 8, generator=generator).double())
+    narrow = (A.to(torch.complex64), torch.full((4, 8), 0.01 + 0j), torch.full((4, 8), 1 + 0j))
+    u, h = torch.randn(1, 16_000, 4, generator=generator), torch.randn(1, 4, 8, 2, generator=generator)
+    want = DiagonalLTI(*(m.to(torch.complex128) for m in narrow))(u.double(), DiagonalState(h.double()), form="scan")
+    got = forms.FlashConvDiagonal(*narrow)(u.requires_grad_(), DiagonalState(h), form="state_passing")
+    for found, expected in ((got[0], want[0]), (got[1].h, want[1].h)):
+        assert (found - expected).abs().max() < 5e-6 * expected.abs().max()
+
+
+def test_state_passing_equals_the_default_form_where_gradients_are_recorded() -> None:
+    A = torch.full((2, 3), 0.9, dtype=D)
+    op, u = forms.FlashConvDiagonal(A.clone().requires_grad_(), A, A), torch.randn(1, 5000, 2, dtype=D)
+    state = op.initial_state(1, dtype=D)
+    y, final = op(u, state)
+    torch.testing.assert_close(y, op(u, state, form="state_passing")[0], atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(final, op(u, state, form="state_passing")[1], atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("family", FAMILY)
@@ -167,9 +251,9 @@ def test_state_passing_over_many_chunks(
     family: str, chunk: int, stretch: int, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs, final state and gradients, ragged ends, padded rows, cuts within and between chunks."""
-    monkeypatch.setattr(time_invariant, "CHUNK", chunk)
+    monkeypatch.setattr(forms, "CHUNK", chunk)
     monkeypatch.setattr(state_passing, "STRETCH", stretch)
-    op, u = FAMILIES[family](3, length, D, length)
+    op, u = drawn(family, 3, length, D, length)
     op, u = with_gradients(replace(op)), u.clone().requires_grad_()
     check_agreement(op, u, 1e-11)
     check_agreement(op, u, 1e-11, lengths=torch.tensor([length, 0, min(chunk + 1, length)]))
@@ -185,7 +269,7 @@ def test_state_passing_over_many_chunks(
 def test_the_offsets_of_state_passing() -> None:
     """Row k of M_xy is C A^(k+1), column k of M_ux A^(T-1-k) B, with both matrices made as they are written."""
     A, B, C = torch.linspace(0.3, 0.9, 4, dtype=D)[None], draw(1, 4), draw(1, 4).flip(1)
-    op, T = DiagonalLTI(A, B, C), 10
+    op, T = forms.FlashConvDiagonal(A, B, C), 10
     u, h = draw(1, T, 1), draw(1, 1, 4) + 1
     M_xy = torch.stack([(C * A ** (k + 1))[0] for k in range(T)])
     M_ux = torch.stack([(A ** (T - 1 - k) * B)[0] for k in range(T)], 1)
@@ -202,8 +286,8 @@ def test_long_chunks_in_float32() -> None:
     B, C = (torch.complex(draw(2, 3), draw(3, 2).T) for _ in range(2))
     u = draw(1, 10_000, 2)
     exact = DiagonalLTI(log_A.exp(), B, C)
-    narrow = DiagonalLTI(*(m.to(torch.complex64) for m in (exact.A, B, C)))
-    exact = DiagonalLTI(*(m.to(torch.complex128) for m in (narrow.A, narrow.B, narrow.C)))
+    narrow = forms.FlashConvDiagonal(*(m.to(torch.complex64) for m in (exact.A, B, C)))
+    exact = forms.FlashConvDiagonal(*(m.to(torch.complex128) for m in (narrow.A, narrow.B, narrow.C)))
     want, end = exact(u, exact.initial_state(1), form="convolve")
     for form in ("state_passing", "block_fft"):
         close(exact(u, exact.initial_state(1), form=form), (want, end), 1e-10, form)
@@ -213,7 +297,7 @@ def test_long_chunks_in_float32() -> None:
 
 def test_systems_that_grow_are_right_in_every_form() -> None:
     A = torch.full((1, 2), 1.02, dtype=D)
-    op, u = DiagonalLTI(A, torch.ones(1, 2, dtype=D), torch.ones(1, 2, dtype=D)), draw(1, 1500, 1)
+    op, u = forms.FlashConvDiagonal(A, torch.ones(1, 2, dtype=D), torch.ones(1, 2, dtype=D)), draw(1, 1500, 1)
     want, _ = op(u, form="recurrent")
     for form in op.forms:
         got, _ = op(u, form=form)

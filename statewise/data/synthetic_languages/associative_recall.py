@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
 import numpy as np
 
+from statewise.configuration.types import Count, at_least
 from statewise.data.synthetic_languages.induction_head import named_as_text
-from statewise.data.synthetic_languages.language import Language, Rows
+from statewise.data.synthetic_languages.language import (
+    Language,
+    Rows,
+    SyntheticLanguageConfig,
+    TrainingRowCount,
+)
 from statewise.data.synthetic_languages.words import Words
 
 
@@ -57,3 +66,19 @@ class AssociativeRecall(Language):
     @property
     def symbols(self) -> tuple[str, ...]:
         return named_as_text(self.vocab_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssociativeRecallConfig(SyntheticLanguageConfig):
+    """The value of a key: :class:`AssociativeRecall`."""
+
+    task: ClassVar[str] = "associative-recall"
+
+    vocab_size: Annotated[int, at_least(6)] = 10  # "=>", ".", two keys and two values at least
+    length: Count = 23
+    answer_only: bool = False
+    n_train: TrainingRowCount = 5000
+
+    @property
+    def language(self) -> Language:
+        return AssociativeRecall(self)

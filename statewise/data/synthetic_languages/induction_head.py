@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
 import numpy as np
 
-from statewise.data.synthetic_languages.language import Language, Rows
+from statewise.configuration.types import Count, at_least
+from statewise.data.synthetic_languages.language import (
+    Language,
+    Rows,
+    SyntheticLanguageConfig,
+    TrainingRowCount,
+)
 from statewise.data.synthetic_languages.words import Words
 
 
@@ -57,3 +66,19 @@ def named_as_text(vocab_size: int) -> tuple[str, ...]:
     ('.', '0', '1', '10', '11', '2', '3', '4', '5', '6', '7', '8', '9', '=>')
     """
     return (".", *sorted(map(str, range(vocab_size - 2))), "=>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InductionHeadConfig(SyntheticLanguageConfig):
+    """The token that followed "=>" the first time: :class:`InductionHead`."""
+
+    task: ClassVar[str] = "induction-head"
+
+    vocab_size: Annotated[int, at_least(4)] = 20  # "=>", "." and two others at least
+    length: Count = 32
+    answer_only: bool = False
+    n_train: TrainingRowCount = 5000
+
+    @property
+    def language(self) -> Language:
+        return InductionHead(self)

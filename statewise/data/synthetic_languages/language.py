@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
+from statewise.configuration.types import Count, LongSeed, from_to
+from statewise.data.base import DataConfig
 from statewise.data.synthetic_languages.words import Words
 from statewise.errors import ConfigError
 
-if TYPE_CHECKING:
-    from statewise.data.synthetic_languages.config import SyntheticLanguageConfig
+RowCount = Annotated[int, from_to(0, 2**31 - 1, "2**31 - 1")]
+TrainingRowCount = Annotated[int, from_to(1, 2**31 - 1, "2**31 - 1")]
 
 
 class Rows(NamedTuple):
@@ -27,6 +30,48 @@ class Rows(NamedTuple):
     answers: np.ndarray
     positions: np.ndarray
     sources: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticLanguageConfig(DataConfig):
+    """One of five languages that ask what a model remembers of the tokens before.
+
+    vocab_size:   all tokens, the special ones counted in
+    length:       tokens of a row; for the two induction heads and associative recall with the answer at the end, which
+                  a model does not read
+    test_length:  of the test split, where it is not ``length``
+    answer_only:  whether the loss counts the answers alone, or every next token as well; accuracy is always that of the
+                  answers. The published setting is the second for the first two tasks, and the first for the others.
+    n_train, n_validation, n_test:   how many rows. No row of a split is in another one, at any sizes.
+
+    task:         its name, as presets and reproductions have it
+
+    Errors:  ConfigError that names the field.
+    """
+
+    task: ClassVar[str]
+
+    vocab_size: Count
+    length: Count
+    test_length: Count | None = None
+    answer_only: bool = True
+    n_train: TrainingRowCount
+    n_validation: RowCount = 500
+    n_test: RowCount = 500
+    seed: LongSeed = 0
+
+    def __post_init__(self) -> None:
+        self.language.check(self.length, "length")
+        if self.test_length is not None:
+            self.language.check(self.test_length, "test_length")
+
+    @property
+    @abc.abstractmethod
+    def language(self) -> Language:
+        """What draws its rows."""
+
+    def with_absolute_paths(self) -> SyntheticLanguageConfig:
+        return self
 
 
 class Language(abc.ABC):

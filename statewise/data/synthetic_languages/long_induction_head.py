@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from statewise.configuration.types import Count, at_least
 from statewise.data.synthetic_languages.induction_head import draw_induction
-from statewise.data.synthetic_languages.language import Language, Rows
+from statewise.data.synthetic_languages.language import (
+    Language,
+    RowCount,
+    Rows,
+    SyntheticLanguageConfig,
+    TrainingRowCount,
+)
 from statewise.data.synthetic_languages.words import Words
 
 
@@ -32,3 +42,20 @@ class LongInductionHead(Language):
     @property
     def symbols(self) -> tuple[str, ...]:
         return (*map(str, range(self.vocab_size - 1)), "=>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongInductionHeadConfig(SyntheticLanguageConfig):
+    """The induction head at any length of the test: :class:`LongInductionHead`."""
+
+    task: ClassVar[str] = "long-induction-head"
+
+    vocab_size: Annotated[int, at_least(3)] = 16  # "=>" and two others at least
+    length: Count = 256
+    n_train: TrainingRowCount = 25 * 8192 * 8
+    n_validation: RowCount = 512
+    n_test: RowCount = 512
+
+    @property
+    def language(self) -> Language:
+        return LongInductionHead(self)

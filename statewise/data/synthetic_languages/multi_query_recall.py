@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from statewise.data.synthetic_languages.language import Language, Rows
+from statewise.configuration.types import Count, Positive, at_least
+from statewise.data.synthetic_languages.language import (
+    Language,
+    RowCount,
+    Rows,
+    SyntheticLanguageConfig,
+    TrainingRowCount,
+)
 from statewise.data.synthetic_languages.words import Words
-
-if TYPE_CHECKING:
-    from statewise.data.synthetic_languages.config import MultiQueryRecallConfig
 
 
 class MultiQueryRecall(Language):
@@ -61,3 +66,26 @@ class MultiQueryRecall(Language):
     @property
     def symbols(self) -> tuple[str, ...]:
         return tuple(map(str, range(self.vocab_size)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiQueryRecallConfig(SyntheticLanguageConfig):
+    """The values of many keys: :class:`MultiQueryRecall`.
+
+    n_pairs, alpha, random_non_queries:   the pairs, the power law of their gaps, and what stands between the queries
+    """
+
+    task: ClassVar[str] = "mqar"
+
+    vocab_size: Annotated[int, at_least(6)] = 8192  # two keys, two values and the token 0 at least
+    length: Count = 64
+    n_pairs: Count = 4
+    alpha: Positive = 0.01
+    random_non_queries: bool = True
+    n_train: TrainingRowCount = 100_000
+    n_validation: RowCount = 3000
+    n_test: RowCount = 3000
+
+    @property
+    def language(self) -> Language:
+        return MultiQueryRecall(self)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from statewise.data.synthetic_languages.language import Language, Rows
+from statewise.configuration.types import Count, at_least
+from statewise.data.synthetic_languages.language import (
+    Language,
+    RowCount,
+    Rows,
+    SyntheticLanguageConfig,
+    TrainingRowCount,
+)
 from statewise.data.synthetic_languages.words import Words
-
-if TYPE_CHECKING:
-    from statewise.data.synthetic_languages.config import SelectiveCopyingConfig
 
 
 class SelectiveCopying(Language):
@@ -53,3 +58,21 @@ class SelectiveCopying(Language):
     @property
     def symbols(self) -> tuple[str, ...]:
         return (".", *map(str, range(1, self.vocab_size - 1)), "?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveCopyingConfig(SyntheticLanguageConfig):
+    """``n_copied`` symbols among noise, in order: :class:`SelectiveCopying`."""
+
+    task: ClassVar[str] = "selective-copying"
+
+    vocab_size: Annotated[int, at_least(4)] = 16  # the noise, the marker and two symbols at least
+    length: Count = 4096
+    n_copied: Count = 16
+    n_train: TrainingRowCount = 25_600_000
+    n_validation: RowCount = 256
+    n_test: RowCount = 512
+
+    @property
+    def language(self) -> Language:
+        return SelectiveCopying(self)

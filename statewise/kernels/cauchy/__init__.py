@@ -2,79 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.kernels.backend import c_runs, refusal_of
+from statewise.kernels.adjoint import register_with_adjoint
 from statewise.kernels.cauchy import native, pytorch
 from statewise.kernels.cauchy.reference import cauchy_reference
-from statewise.kernels.registration import register
 
 __all__ = ["cauchy", "cauchy_reference"]
 
 
-# nodes of all channels, or of each
-_TAKES = {"v": "w k n: complex", "z": "1|w m: as v", "Lambda": "w n: as v"}
-
-
-def _forward(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
-    path = native if c_runs("cauchy", refusal_of(v=v, z=z, Lambda=Lambda)) else pytorch
-    return path.forward(v, z, Lambda)
-
-
-def _adjoint(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor, with_z: bool) -> tuple[Tensor, Tensor, Tensor]:
-    path = native if c_runs("cauchy", refusal_of(grad=grad, v=v, z=z, Lambda=Lambda)) else pytorch
-    return path.backward(grad, v, z, Lambda, with_z)
-
-
-def _fake_forward(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
-    return torch.empty(*v.shape[:2], z.shape[1], dtype=v.dtype, device=v.device)
-
-
-def _fake_adjoint(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor, with_z: bool) -> tuple[Tensor, Tensor, Tensor]:
-    dv, dz, d_Lambda = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (v, z, Lambda))
-    return dv, dz, d_Lambda
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*(m for m in inputs if isinstance(m, Tensor)))
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    dv, dz, d_Lambda = _cauchy_backward(grad, *ctx.saved_tensors, ctx.needs_input_grad[1])
-    return dv, dz if ctx.needs_input_grad[1] else None, d_Lambda
-
-
-def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    """The derivative of the adjoint, taken through the definition: rare, so it need not be fast."""
-    with torch.enable_grad():
-        leaves = [m.detach().requires_grad_() for m in ctx.saved_tensors]
-        first = torch.autograd.grad(
-            cauchy_reference(*leaves[1:]), leaves[1:], leaves[0], create_graph=True, materialize_grads=True
-        )
-        return *torch.autograd.grad(first, leaves, grads, materialize_grads=True), None
-
-
-_cauchy = register(
+_cauchy = register_with_adjoint(
     "cauchy",
-    "(Tensor v, Tensor z, Tensor Lambda) -> Tensor",
-    _forward,
-    takes=_TAKES,
-    fake=_fake_forward,
-    setup_context=_setup_context,
-    backward=_backward,
-)
-_cauchy_backward = register(
-    "cauchy_backward",
-    "(Tensor grad, Tensor v, Tensor z, Tensor Lambda, bool with_z) -> (Tensor, Tensor, Tensor)",
-    _adjoint,
-    takes={"grad": "w k m: as v", **_TAKES},
-    fake=_fake_adjoint,
-    setup_context=_setup_context,
-    backward=_second_backward,
+    "Tensor v, Tensor z, Tensor Lambda",
+    native,
+    pytorch,
+    definition=cauchy_reference,
+    takes={"v": "w k n: complex", "z": "1|w m: as v", "Lambda": "w n: as v"},  # nodes of all channels, or of each
+    gives={"y": "w k m: as v"},
+    optional="z",
 )
 
 

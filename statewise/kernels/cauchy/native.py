@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from statewise import native
+from statewise.kernels.stored import plain
 from statewise.native.memory import empty
 
 _TILE = 64  # nodes in a tile of the widest instruction set, in float32: 4 vectors of 16
@@ -18,7 +19,7 @@ def forward(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
         return torch.zeros(w, k, m, dtype=v.dtype)
     out, scratch = empty(w, k, m, dtype=v.dtype), _scratch(v)
     native.function("cauchy_forward", v.real.dtype, "pppplllllpll")(
-        *(_plain(v), _plain(z), _plain(Lambda), out, w, k, n, m, z.shape[0]),
+        *(plain(v), plain(z), plain(Lambda), out, w, k, n, m, z.shape[0]),
         *(scratch, scratch.shape[1], native.n_threads()),
     )
     return out
@@ -34,16 +35,12 @@ def backward(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor, with_z: bool) -
     each = empty(w, m, dtype=v.dtype) if with_z else None  # what each channel gives to the nodes
     scratch = _scratch(v)
     native.function("cauchy_backward", v.real.dtype, "ppppppplllllpll")(
-        *(_plain(grad), _plain(v), _plain(z), _plain(Lambda), dv, each, d_Lambda, w, k, n, m, z.shape[0]),
+        *(plain(grad), plain(v), plain(z), plain(Lambda), dv, each, d_Lambda, w, k, n, m, z.shape[0]),
         *(scratch, scratch.shape[1], native.n_threads()),
     )
     if each is None:
         return dv, torch.zeros(z.shape, dtype=z.dtype), d_Lambda
     return dv, each if z.shape[0] > 1 or w == 1 else each.sum(0, keepdim=True), d_Lambda
-
-
-def _plain(x: Tensor) -> Tensor:
-    return x.resolve_conj().resolve_neg().contiguous()
 
 
 def _scratch(v: Tensor) -> Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
+from statewise.kernels.adjoint import derivative_of
 from statewise.kernels.backend import c_runs
 from statewise.kernels.diagonal_scan import native
 from statewise.kernels.diagonal_scan.reference import diagonal_scan_reference
@@ -24,27 +22,9 @@ def _forward(
     return path(u, A, B, C, D, state, lengths)
 
 
-def _fake(u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Any, state: Tensor, lengths: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty(u.shape, dtype=u.dtype, device=u.device), torch.empty_like(state)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    """Through the definition: callers that want gradients have faster ways."""
-    with torch.enable_grad():
-        given = [None if m is None else m.detach() for m in ctx.saved_tensors]
-        leaves = [m.requires_grad_() for m in given[:6] if m is not None]
-        outputs = diagonal_scan_reference(*given)  # type: ignore[arg-type]
-        found = iter(torch.autograd.grad(outputs, leaves, grads, materialize_grads=True))
-    return *(None if m is None else next(found) for m in given[:6]), None
-
-
 _diagonal_scan = register(
     "diagonal_scan",
-    "(Tensor u, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor state, Tensor? lengths) -> (Tensor, Tensor)",
+    "Tensor u, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor state, Tensor? lengths",
     _forward,
     takes={
         "u": "b l w r: real",
@@ -53,9 +33,8 @@ _diagonal_scan = register(
         "state": "b w r n 2: as u",
         "lengths": "b: int64",
     },
-    fake=_fake,
-    setup_context=_setup_context,
-    backward=_backward,
+    gives={"y": "b l w r: as u", "state": "b w r n 2: as u"},
+    backward=derivative_of(diagonal_scan_reference),  # callers that want gradients have faster ways
 )
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from statewise import native
 from statewise.kernels.backend import refusal_of
+from statewise.kernels.stored import plain
 from statewise.native.memory import empty
 
 PLANES, LANES, STATES = 8, 16, 2  # of the scratch memory, as diagonal_scan.c has them; LANES is the most of any set
@@ -26,9 +27,9 @@ def forward(
     n, n_threads = A.shape[1], native.n_threads()
     y, after = empty(*u.shape, dtype=u.dtype), empty(*state.shape, dtype=state.dtype)
     scratch = torch.empty(n_threads * PLANES * (n + n % STATES) * LANES)
-    plain = [None if m is None else m.resolve_neg().contiguous() for m in (D, state, lengths)]
-    numbers = [torch.view_as_real(m.resolve_conj().resolve_neg().contiguous()) for m in (A, B, 2 * C)]
+    others = [None if m is None else plain(m) for m in (D, state, lengths)]
+    numbers = [torch.view_as_real(plain(m)) for m in (A, B, 2 * C)]
     native.function("diagonal_scan", None, "ppppppppppllllll")(
-        *(u.resolve_neg().contiguous(), *numbers, *plain, y, after, scratch, batch, length, width * r, r, n, n_threads)
+        *(plain(u), *numbers, *others, y, after, scratch, batch, length, width * r, r, n, n_threads)
     )
     return y, after

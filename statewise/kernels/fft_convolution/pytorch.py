@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from statewise.kernels.fft_convolution.sizes import sizes
+from statewise.precision import full_precision
 
 Parts = Sequence[tuple[int, Tensor]]  # tensors (b, time, w, columns), each with the time at which it begins
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    wide = any(m is not None and m.dtype == torch.float64 for m in tensors)
-    return torch.float64 if wide else torch.float32
+    return full_precision(*(m.dtype for m in tensors if m is not None))
 
 
 def forward(u: Tensor, K: Tensor, history: Tensor | None) -> Tensor:

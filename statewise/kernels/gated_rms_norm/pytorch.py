@@ -6,10 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise.kernels.rms_norm.pytorch import in_sets
+
 
 def forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool) -> Tensor:
     """x, z: (..., width); weight: (n_sets, width), the rows of x being so many equal shares."""
-    u, gate = _in_sets(x, weight), F.silu(_in_sets(z, weight))
+    u, gate = in_sets(x, weight), F.silu(in_sets(z, weight))
     u = u if norm_before_gate else u * gate
     groups = u.unflatten(-1, (n_groups, -1))
     y = F.rms_norm(groups, groups.shape[-1:], None, eps).flatten(-2) * weight.unsqueeze(1)
@@ -22,7 +24,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, z and weight: with a = w dy (times the gate where that comes after) and r = 1 / rms(u),
     du = r (a - n mean(n a)) where n = r u, the means being over groups."""
-    x_, z_, grad_ = (_in_sets(m, weight) for m in (x, z, grad))
+    x_, z_, grad_ = (in_sets(m, weight) for m in (x, z, grad))
     gate = F.silu(z_)
     u = x_ if norm_before_gate else x_ * gate
     outer = grad_ * gate if norm_before_gate else grad_
@@ -38,8 +40,3 @@ def backward(
     grad_z = torch.ops.aten.silu_backward(grad_gate, z_)
     grad_x, grad_z = (m.to(x.dtype).reshape(x.shape).contiguous() for m in (grad_x, grad_z))
     return grad_x, grad_z, grad_weight
-
-
-def _in_sets(x: Tensor, weight: Tensor) -> Tensor:
-    rows = x.shape[:-1].numel() // max(weight.shape[0], 1)
-    return x.reshape(weight.shape[0], rows, x.shape[-1]).to(weight.dtype)

@@ -10,8 +10,15 @@ from statewise.kernels.stored import stored_function
 _PER_ITEM = 2**13
 
 
-def gelu(x: Tensor, grad: Tensor | None = None) -> Tensor:
-    """gelu(x), or with ``grad``, of the dtype of x, the gradient of x."""
+def forward(x: Tensor) -> Tensor:
+    return _run(x, None)
+
+
+def backward(grad: Tensor, x: Tensor) -> tuple[Tensor]:
+    return (_run(x, grad),)
+
+
+def _run(x: Tensor, grad: Tensor | None) -> Tensor:
     x = x.contiguous()
     y = x.new_empty(x.shape)
     call = stored_function("gelu", x.dtype, "ppplll")

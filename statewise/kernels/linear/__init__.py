@@ -37,10 +37,6 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None 
     return y if out is None else out.copy_(y)
 
 
-def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:2])
 
@@ -58,10 +54,10 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Ten
 
 _operator = register(
     "linear",
-    "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    "Tensor x, Tensor weight, Tensor? bias",
     _product,
     takes={"x": "m k: any", "weight": "n k: as x", "bias": "n: as x"},
-    fake=_fake,
+    gives={"y": "m n: as x"},
     setup_context=_setup_context,
     backward=_backward,
     is_projection=True,

@@ -14,8 +14,9 @@ from statewise.kernels.batching import whole
 from statewise.kernels.linear_cross_entropy.blocks import losses_and_gradients
 from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
 from statewise.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
-from statewise.kernels.registration import register
-from statewise.kernels.stored import full_precision, refuse_unreal
+from statewise.kernels.registration import register, saved
+from statewise.kernels.stored import refuse_unreal
+from statewise.precision import full_precision
 
 __all__ = ["linear_cross_entropy", "linear_cross_entropy_reference"]
 
@@ -93,26 +94,18 @@ def _each(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return losses_and_gradients(x, weight, targets, None)[0]
 
 
-def _fake_each(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], dtype=full_precision(x.dtype))
-
-
-def _setup_each(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _backward_each(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """The logits are made again: their gradients need the losses' weights, which were not known before."""
-    _, _, grad_x, grad_weight = _linear_cross_entropy_sum(*ctx.saved_tensors, grad, True)
+    _, _, grad_x, grad_weight = _linear_cross_entropy_sum(*saved(ctx), grad, True)
     return grad_x, grad_weight, None
 
 
 _linear_cross_entropy_sum = register(
     "linear_cross_entropy_sum",
-    "(Tensor x, Tensor weight, Tensor targets, Tensor coefficients, bool gradients) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+    "Tensor x, Tensor weight, Tensor targets, Tensor coefficients, bool gradients",
     _summed,
     takes={**_TAKES, "coefficients": "n: floating"},
+    gives=dict.fromkeys(("total", "losses", "grad_x", "grad_weight"), "n: full x"),
     needs=_no_vocabulary,
     fake=_fake_summed,
     setup_context=_setup_summed,
@@ -121,12 +114,11 @@ _linear_cross_entropy_sum = register(
 )
 _linear_cross_entropy = register(
     "linear_cross_entropy",
-    "(Tensor x, Tensor weight, Tensor targets) -> Tensor",
+    "Tensor x, Tensor weight, Tensor targets",
     _each,
     takes=_TAKES,
     needs=_no_vocabulary,
-    fake=_fake_each,
-    setup_context=_setup_each,
+    gives={"losses": "n: full x"},
     backward=_backward_each,
     is_projection=True,
 )

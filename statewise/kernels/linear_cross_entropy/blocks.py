@@ -10,7 +10,8 @@ from statewise.kernels.backend import c_runs
 from statewise.kernels.linear import linear, onednn
 from statewise.kernels.linear_cross_entropy import native, pytorch
 from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
-from statewise.kernels.stored import full_precision, stored_refusal
+from statewise.kernels.stored import stored_refusal
+from statewise.precision import full_precision
 
 LOGITS = 2**23  # of a block of tokens: 32 MiB in float32, so that the weight is read for many tokens at once
 _PIECE = 4096  # rows of the weight that are multiplied at one time

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from statewise import native
-from statewise.kernels.stored import full_precision, stored_function
+from statewise.kernels.stored import stored_function
+from statewise.precision import full_precision
 
 
 def rows(logits: Tensor, targets: Tensor, coefficients: Tensor | None) -> Tensor:

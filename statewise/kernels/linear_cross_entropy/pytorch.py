@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from statewise.kernels.stored import full_precision
+from statewise.precision import full_precision
 
 NO_TARGET = -(2**62)  # the target of a token without one, inside the operators: nobody's mistaken id
 

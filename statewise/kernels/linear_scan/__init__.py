@@ -16,10 +16,6 @@ from statewise.kernels.registration import register
 __all__ = ["linear_scan", "linear_scan_reference"]
 
 
-def _fake(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
-    return torch.empty(b.shape, dtype=b.dtype, device=b.device)
-
-
 def _forward(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     run = native.forward if c_runs("linear_scan", native.refusal(a, b, h0)) else pytorch.forward
     return run(a, b, h0)
@@ -39,11 +35,6 @@ def _adjoint(grad: Tensor, a: Tensor, h: Tensor, h0: Tensor) -> tuple[Tensor, Te
 
 def _before(h: Tensor, h0: Tensor) -> Tensor:
     return torch.cat([h0.unsqueeze(1), h], 1)[:, :-1]
-
-
-def _fake_adjoint(grad: Tensor, a: Tensor, h: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    da, g, dh0 = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (h, h, h0))
-    return da, g, dh0
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -76,19 +67,19 @@ def _second_backward(
 
 _linear_scan = register(
     "linear_scan",
-    "(Tensor a, Tensor b, Tensor h0) -> Tensor",
+    "Tensor a, Tensor b, Tensor h0",
     _forward,
     takes={"a": "batch length *rest: any", "b": "batch length *rest: as a", "h0": "batch *rest: as a"},
-    fake=_fake,
+    gives={"h": "batch length *rest: as b"},
     setup_context=_setup_context,
     backward=_backward,
 )
 _linear_scan_backward = register(
     "linear_scan_backward",
-    "(Tensor grad, Tensor a, Tensor h, Tensor h0) -> (Tensor, Tensor, Tensor)",
+    "Tensor grad, Tensor a, Tensor h, Tensor h0",
     _adjoint,
     takes={**dict.fromkeys(("grad", "a", "h"), "batch length *rest: as h0"), "h0": "batch *rest: any"},
-    fake=_fake_adjoint,
+    gives={**dict.fromkeys(("a", "b"), "batch length *rest: as h"), "h0": "batch *rest: as h0"},
     setup_context=_setup_second,
     backward=_second_backward,
 )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from statewise import native
 from statewise.kernels.backend import refusal_of
+from statewise.kernels.stored import plain
 from statewise.native.memory import empty
 
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -26,7 +27,7 @@ def forward(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
         return h
     numbers, row, step = _expanded(a)
     native.function("linear_scan_forward", b.real.dtype, "pppplllllll")(
-        *(numbers, _plain(b), _plain(h0), h, *_sizes(b), row, step, native.n_threads())
+        *(numbers, plain(b), plain(h0), h, *_sizes(b), row, step, native.n_threads())
     )
     return h
 
@@ -39,7 +40,7 @@ def backward(grad: Tensor, a: Tensor, h: Tensor, h0: Tensor) -> tuple[Tensor, Te
     da, g, dh0 = (empty(*x.shape, dtype=x.dtype) for x in (h, h, h0))
     numbers, row, step = _expanded(a)
     native.function("linear_scan_backward", h.real.dtype, "ppppppplllllll")(
-        *(_plain(grad), numbers, _plain(h), _plain(h0), da, g, dh0, *_sizes(h), row, step, native.n_threads())
+        *(plain(grad), numbers, plain(h), plain(h0), da, g, dh0, *_sizes(h), row, step, native.n_threads())
     )
     return da, g, dh0
 
@@ -54,10 +55,6 @@ def _expanded(a: Tensor) -> tuple[Tensor, int, int]:
     """a without copies over rows and times that it is expanded over, and its strides there in real numbers."""
     each_row, each_step = a.stride(0) != 0 and a.shape[0] > 1, a.stride(1) != 0 and a.shape[1] > 1
     a = a if each_row else a[:1]
-    a = _plain(a if each_step else a[:, :1])
+    a = plain(a if each_step else a[:, :1])
     parts = 2 if a.is_complex() else 1
     return a, a.stride(0) * parts if each_row else 0, a[0, 0].numel() * parts if each_step else 0
-
-
-def _plain(x: Tensor) -> Tensor:
-    return x.resolve_conj().resolve_neg().contiguous()

@@ -26,7 +26,16 @@ def wrong_rows(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
     return None
 
 
-def forward(
+def forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return normed(x, None, weight, eps)
+
+
+def backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    grad_x, _, grad_weight = gradients(grad, x, None, weight, eps)
+    return grad_x, grad_weight
+
+
+def normed(
     x: Tensor, z: Tensor | None, weight: Tensor, eps: float, *, n_groups: int = 1, gate: int = NO_GATE
 ) -> Tensor:
     """x, z: (..., width), of the same dtype; weight: (n_sets, width), the rows of x being so many equal shares."""
@@ -43,7 +52,7 @@ def forward(
     return y
 
 
-def backward(
+def gradients(
     grad: Tensor, x: Tensor, z: Tensor | None, weight: Tensor, eps: float, *, n_groups: int = 1, gate: int = NO_GATE
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The gradients of x, z and weight."""

@@ -9,71 +9,42 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.adjoint import Path, derivative_of, empty_like, gradients_of, without_none
 from statewise.kernels.arguments import Sizes
-from statewise.kernels.backend import c_runs
-from statewise.kernels.pairs import as_complex
-from statewise.kernels.registration import register
+from statewise.kernels.backend import c_runs, refusal_of
+from statewise.kernels.registration import register, save, saved
 from statewise.kernels.selective_scan import native, pytorch
-from statewise.kernels.selective_scan.blocks import Arguments, Gradients
-from statewise.kernels.selective_scan.native import refusal
 from statewise.kernels.selective_scan.reference import selective_scan_reference
-from statewise.kernels.stored import refuse_unreal
-from statewise.native.memory import empty, in_huge_pages
+from statewise.kernels.selective_scan.signature import METHODS, Arguments, Gradients
+from statewise.native.memory import in_huge_pages
 
 __all__ = ["METHODS", "selective_scan", "selective_scan_reference"]
 
-METHODS = ("mamba", "zoh")
 CHUNK_LENGTH = 32  # steps between the states that the backward pass starts again from
 
-_SCHEMA = (
+_ARGUMENTS = (
     "Tensor u, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor h0, Tensor? D, Tensor? gate, Tensor? dt_bias, "
     "Tensor? segments, bool softplus, bool exact"
 )
 
 
-def _checkpoints(u: Tensor, h0: Tensor, n_chunks: int) -> Tensor:
-    """Room for the states at the starts of chunks: (batch, chunks, [2,] n, d), channels last."""
-    complex_axis = h0.shape[3:]
-    return torch.empty((u.shape[0], n_chunks, *complex_axis, h0.shape[2], u.shape[2]), dtype=h0.dtype, device=u.device)
+def _fake_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the outputs, and if ``keep`` for the states at the starts of chunks, (batch, chunks, [2,] n, d)."""
+    given, keep = Arguments(*arguments[:-1]), arguments[-1]
+    (b, length, d), (_, _, n, *pair), device = given.u.shape, given.h0.shape, given.u.device
+    n_chunks = (length + CHUNK_LENGTH - 1) // CHUNK_LENGTH if keep else 0
+    y, state = (torch.empty(m.shape, dtype=m.dtype, device=device) for m in (given.u, given.h0))
+    return y, state, torch.empty((b, n_chunks, *pair, n, d), dtype=given.h0.dtype, device=device)
 
 
-def _fake_forward(
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    D: Tensor | None,
-    gate: Tensor | None,
-    dt_bias: Tensor | None,
-    segments: Tensor | None,
-    softplus: bool,
-    exact: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the outputs; ``keep``: with the states that a backward pass needs."""
-    n_chunks = (u.shape[1] + CHUNK_LENGTH - 1) // CHUNK_LENGTH if keep else 0
-    y, state = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (u, h0))
-    return y, state, _checkpoints(u, h0, n_chunks)
-
-
-def _definition(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The definition on what the operator takes: complex numbers as a last axis of 2."""
-    u, dt, A, B, C, h0, D, gate, dt_bias, segments, softplus, exact = arguments
-    if h0.ndim == 4:
-        A, B, C = (as_complex(m) for m in (A, B, C))
-    return selective_scan_reference(
-        u, dt, A, B, C, h0, D=D, gate=gate, dt_bias=dt_bias, softplus=softplus,
-        method="zoh" if exact else "mamba", segments=segments,
-    )  # fmt: skip
+def _path(given: Arguments) -> Path:
+    return native if c_runs("selective_scan", refusal_of(u=given.u)) else pytorch
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    given = Arguments(*arguments[:-1])
     y, state, checkpoints = map(in_huge_pages, _fake_forward(*arguments))
-    run = native.forward if c_runs("selective_scan", refusal(given)) else pytorch.forward
-    run(given, y, state, checkpoints, CHUNK_LENGTH)
+    given = Arguments(*arguments[:-1])
+    _path(given).forward(given, y, state, checkpoints, CHUNK_LENGTH)
     return y, state, checkpoints
 
 
@@ -99,64 +70,53 @@ def _wrong_counts(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
 
 
 def _adjoint(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    given = Arguments(*arguments)
     if not checkpoints.shape[1] and grad_y.shape[1]:  # nobody had said that a gradient would be wanted
         checkpoints = _forward(*arguments, True)[2]
-    if c_runs("selective_scan", refusal(given)):
-        room: list[Any] = [None if m is None else empty(*m.shape, dtype=m.dtype) for m in arguments[:9]]
-        found = native.backward(grad_y, grad_state, checkpoints, given, Gradients(*room), CHUNK_LENGTH)
-    else:
-        found = pytorch.backward(grad_y, grad_state, checkpoints, given, CHUNK_LENGTH)
-    return tuple(grad_y.new_empty(0) if m is None else m for m in found)  # an operator cannot return None
+    given = Arguments(*arguments)
+    return without_none(_path(given).backward(grad_y, grad_state, checkpoints, given, CHUNK_LENGTH), grad_y)
 
 
 def _fake_adjoint(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    return tuple(
-        grad_y.new_empty(0) if m is None else torch.empty(m.shape, dtype=m.dtype, device=m.device)
-        for m in arguments[:9]
-    )
+    return without_none([empty_like(m) for m in Arguments(*arguments).numbers], grad_y)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, ctx.softplus, ctx.exact, _ = inputs
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # the kept states have none, and are not small
-    ctx.save_for_backward(output[2], *tensors)
+    save(ctx, (output[2], *inputs[:-1]), output)
 
 
 def _backward(ctx: Any, grad_y: Tensor | None, grad_state: Tensor | None, _: None) -> tuple[Any, ...]:
-    checkpoints, *tensors = ctx.saved_tensors
-    grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
-    grad_state = torch.zeros_like(tensors[5]) if grad_state is None else grad_state
-    gradients = _scan_backward(grad_y, grad_state, checkpoints, *tensors, ctx.softplus, ctx.exact)
-    return *(None if m is None else g for m, g in zip(tensors, gradients)), None, None, None, None
+    checkpoints, *arguments = saved(ctx)
+    given = Arguments(*arguments)
+    grad_y = torch.zeros_like(given.u) if grad_y is None else grad_y
+    grad_state = torch.zeros_like(given.h0) if grad_state is None else grad_state
+    gradients = _scan_backward(grad_y, grad_state, checkpoints, *given)
+    return *(None if m is None else g for m, g in zip(given, gradients)), None, None, None, None
 
 
 def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    grad_y, grad_state, _, *tensors, ctx.softplus, ctx.exact = inputs
-    ctx.save_for_backward(grad_y, grad_state, *tensors)
+    save(ctx, (*inputs[:2], *inputs[3:]), output)  # the kept states follow from the others
+
+
+def _plain_adjoint(grad_y: Tensor, grad_state: Tensor, *arguments: Any) -> list[Tensor | None]:
+    outputs = (grad_y, grad_state)
+    return gradients_of(lambda *m: Arguments(*m).definition(), arguments, outputs, create_graph=True)[:9]
 
 
 def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    """The derivative of the adjoint, taken through the plain definition: rare, so it need not be fast."""
-    *tensors, segments = ctx.saved_tensors
-    leaves = [None if m is None else m.detach().requires_grad_() for m in tensors]
-    given = [m for m in leaves if m is not None]
-    with torch.enable_grad():
-        grad_y, grad_state, *inputs = leaves
-        outputs = _definition(*inputs, segments, ctx.softplus, ctx.exact)
-        first = torch.autograd.grad(outputs, given[2:], (grad_y, grad_state), create_graph=True, materialize_grads=True)
-        wanted = [g for m, g in zip(inputs, grads) if m is not None]
-        second = iter(torch.autograd.grad(first, given, wanted, materialize_grads=True))
-    found = [None if m is None else next(second) for m in leaves]
-    return *found[:2], None, *found[2:], None, None, None
+    found = derivative_of(_plain_adjoint)(ctx, *grads)
+    return *found[:2], None, *found[2:]
 
 
+_OUTPUTS = {"y": "b l d: as u", "state": "b d n *pair: as h0"}
+_KEPT = {"checkpoints": "b kept *pair n d: as h0"}
 _scan = register(
     "selective_scan",
-    f"({_SCHEMA}, bool keep) -> (Tensor, Tensor, Tensor)",
+    f"{_ARGUMENTS}, bool keep",
     _forward,
     takes=_TAKES,
+    gives={**_OUTPUTS, **_KEPT},
     needs=_wrong_counts,
     fake=_fake_forward,
     setup_context=_setup_context,
@@ -164,15 +124,10 @@ _scan = register(
 )
 _scan_backward = register(
     "selective_scan_backward",
-    f"(Tensor grad_y, Tensor grad_state, Tensor checkpoints, {_SCHEMA}) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"Tensor grad_y, Tensor grad_state, Tensor checkpoints, {_ARGUMENTS}",
     _adjoint,
-    takes={
-        "grad_y": "b l d: as u",
-        "grad_state": "b d n *pair: as h0",
-        "checkpoints": "b kept *pair n d: as h0",
-        **_TAKES,
-    },
+    takes={**{f"grad_{key}": kind for key, kind in _OUTPUTS.items()}, **_KEPT, **_TAKES},
+    gives={key: _TAKES[key] for key in Gradients._fields},
     needs=_wrong_counts,
     fake=_fake_adjoint,
     setup_context=_setup_second,
@@ -221,78 +176,16 @@ def selective_scan(
               integers; the message gives them.
     Source:   Gu & Dao 2023, arXiv:2312.00752, algorithm 2 and eq. 4 (the exact hold).
     """
-    _check_shapes(u, dt, A, B, C, h0, D, gate, dt_bias, segments)
     if method not in METHODS:
         raise InputError(f"selective_scan: method {method!r} is unknown; use one of {', '.join(METHODS)}")
-    refuse_unreal("selective_scan", u=u, dt=dt, h0=h0, D=D, gate=gate, dt_bias=dt_bias)
-    return selective_scan_unchecked(
-        u, dt, A, B, C, h0, D=D, gate=gate, dt_bias=dt_bias, softplus=softplus, method=method, segments=segments
-    )
+    given = Arguments(u, dt, A, B, C, h0, D, gate, dt_bias, segments, softplus, method == "zoh")
+    given.check()
+    return selective_scan_unchecked(given)
 
 
-def selective_scan_unchecked(
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    *,
-    D: Tensor | None,
-    gate: Tensor | None,
-    dt_bias: Tensor | None,
-    softplus: bool,
-    method: str,
-    segments: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def selective_scan_unchecked(given: Arguments) -> tuple[Tensor, Tensor]:
     """:func:`selective_scan` of what its caller has checked; the registered operator holds it against the sizes that it
     reads."""
-    tensors = (u, dt, A, B, C, h0, D, gate, dt_bias)
-    double = any(m is not None and m.dtype in (torch.float64, torch.complex128) for m in tensors)
-    real, complex_ = (torch.float64, torch.complex128) if double else (torch.float32, torch.complex64)
-    if any(m.is_complex() for m in (A, B, C)):
-        A, B, C = (torch.view_as_real(m.to(complex_).resolve_conj()) for m in (A, B, C))
-    # what is as long as the sequence is read as it is; a C kernel converts it in its registers
-    narrow = (real, torch.bfloat16) if not double else (real,)
-    u_, dt = (m if m.dtype in narrow else m.to(real) for m in (u, dt))
-    gate = gate if gate is None or gate.dtype in narrow else gate.to(real)
-    A, B, C, h0 = (m.to(real) for m in (A, B, C, h0))
-    D, dt_bias = (None if m is None else m.to(real) for m in (D, dt_bias))
-    keep = torch.is_grad_enabled() and any(
-        m is not None and m.requires_grad for m in (u, dt, A, B, C, h0, D, gate, dt_bias)
-    )
-    y, state, _ = _scan(u_, dt, A, B, C, h0, D, gate, dt_bias, segments, softplus, method == "zoh", keep)
-    return y.to(u.dtype), state
-
-
-def _check_shapes(
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    D: Tensor | None,
-    gate: Tensor | None,
-    dt_bias: Tensor | None,
-    segments: Tensor | None,
-) -> None:
-    b, length, d = u.shape if u.ndim == 3 else (0, 0, 0)
-    g = B.shape[2] if B.ndim == 4 else 0
-    n = A.shape[1] if A.ndim == 2 else 0
-    like_u = u.ndim == 3 and all(m is None or m.shape == u.shape for m in (dt, gate))
-    if not (like_u and g and d % g == 0 and A.shape == (d, n) and B.shape == C.shape == (b, length, g, n)):
-        raise InputError(
-            "selective_scan needs u, dt and gate (batch, length, d), A (d, n), B and C (batch, length, groups, n) with "
-            f"groups dividing d; got u {tuple(u.shape)}, dt {tuple(dt.shape)}, "
-            f"gate {None if gate is None else tuple(gate.shape)}, A {tuple(A.shape)}, B {tuple(B.shape)}, "
-            f"C {tuple(C.shape)}"
-        )
-    wanted = (b, d, n, 2) if any(m.is_complex() for m in (A, B, C)) else (b, d, n)
-    if h0.shape != wanted:
-        raise InputError(f"selective_scan needs h0 of shape {wanted}; got {tuple(h0.shape)}")
-    for name, m in (("D", D), ("dt_bias", dt_bias)):
-        if m is not None and m.shape != (d,):
-            raise InputError(f"selective_scan needs {name} of shape {(d,)}; got {tuple(m.shape)}")
-    if segments is not None and segments.shape != (b, length):
-        raise InputError(f"selective_scan needs segments of shape {(b, length)}; got {tuple(segments.shape)}")
+    keep = torch.is_grad_enabled() and any(m is not None and m.requires_grad for m in given.numbers)
+    y, state, _ = _scan(*given.registered(), keep)
+    return y.to(given.u.dtype), state

@@ -15,45 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.kernels.pairs import as_complex
+from statewise.kernels.selective_scan.signature import Arguments
 
 _CACHED_NUMBERS = 2**17  # of the states in a block: half a float32 megabyte
 _RESIDENT_NUMBERS = 2**26  # the same off the CPU: 256 MiB, of which a backward pass holds about six at once
 _CHUNKS_AT_ONCE = 64  # more would save few launches: the way from chunk to chunk has as many steps as chunks
-
-
-class Arguments(NamedTuple):
-    """What the operator takes. Complex A, B, C and h0 have a last axis of 2; h0 then has four axes, else three."""
-
-    u: Tensor
-    dt: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    h0: Tensor
-    D: Tensor | None
-    gate: Tensor | None
-    dt_bias: Tensor | None
-    segments: Tensor | None
-    softplus: bool
-    exact: bool
-
-    @property
-    def is_complex(self) -> bool:
-        return self.h0.ndim == 4
-
-
-class Gradients(NamedTuple):
-    """Where the gradients go, in the shapes of the arguments; None for those that were not given."""
-
-    u: Tensor
-    dt: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    h0: Tensor
-    D: Tensor | None
-    gate: Tensor | None
-    dt_bias: Tensor | None
 
 
 class Block(NamedTuple):
@@ -84,13 +50,6 @@ class Span(NamedTuple):
 def is_launched(device: torch.device) -> bool:
     """Whether each call is a launch, which for small tensors takes longer than their arithmetic."""
     return device.type != "cpu"
-
-
-def widened(arguments: Arguments) -> Arguments:
-    """u, dt and gate in the precision of the state."""
-    dtype, gate = arguments.h0.dtype, arguments.gate
-    gate = None if gate is None else gate.to(dtype)
-    return arguments._replace(u=arguments.u.to(dtype), dt=arguments.dt.to(dtype), gate=gate)
 
 
 def blocks(arguments: Arguments, chunk_length: int) -> Iterator[tuple[slice, slice, slice]]:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from statewise import native
-from statewise.kernels.backend import refusal_of
-from statewise.kernels.selective_scan.blocks import Arguments, Gradients
+from statewise.kernels.selective_scan.signature import Arguments, Gradients
 from statewise.native.memory import empty
 
 _BLOCK_CHANNELS = 128  # in C likewise
@@ -22,16 +21,6 @@ _WIDTH = 8  # states that go together
 _ROW_SHARES = 8  # of a batch, each with gradients of A, D and dt_bias of its own
 _FORWARD = "p" * 15
 _BACKWARD = "p" * 23
-
-
-def refusal(arguments: Arguments) -> str | None:
-    """Why C cannot take these; None if it can."""
-    given = {
-        name: m
-        for name, m in arguments._asdict().items()
-        if isinstance(m, Tensor) and name not in ("softplus", "exact")
-    }
-    return refusal_of(**given)
 
 
 def _rows(m: Tensor) -> Tensor:
@@ -89,9 +78,11 @@ def forward(arguments: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor,
 
 
 def backward(
-    grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, arguments: Arguments, into: Gradients, chunk_length: int
+    grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, arguments: Arguments, chunk_length: int
 ) -> Gradients:
-    """The gradients, in the memory of ``into`` where C writes them whole, else in memory of their own."""
+    """All gradients; those along time in the dtype of what they are gradients of."""
+    room: list[Any] = [None if m is None else empty(*m.shape, dtype=m.dtype) for m in arguments.numbers]
+    into = Gradients(*room)
     if not grad_y.numel():
         nothing: list[Any] = [None if m is None else torch.zeros_like(m) for m in into]
         return Gradients(*nothing)._replace(h0=grad_state.clone())

@@ -14,9 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.kernels.selective_scan.blocks import (
-    Arguments,
     Block,
-    Gradients,
     Span,
     Views,
     blocks,
@@ -26,9 +24,9 @@ from statewise.kernels.selective_scan.blocks import (
     states_by_group,
     unfolded,
     views_of,
-    widened,
 )
 from statewise.kernels.selective_scan.reference import hold, hold_slope
+from statewise.kernels.selective_scan.signature import Arguments, Gradients
 
 
 class _Transition(NamedTuple):
@@ -122,7 +120,7 @@ def _read(C: Tensor, states: Tensor) -> Tensor:
 
 def forward(arguments: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor, chunk_length: int) -> None:
     """Writes y, the last state, and the states at the starts of chunks (if there is room for any)."""
-    arguments = widened(arguments)
+    arguments = arguments.widened()
     g, is_complex = arguments.B.shape[2], arguments.is_complex
     views, y = views_of(arguments), by_group(y, g)
     final = states_by_group(state, g, is_complex)
@@ -156,8 +154,8 @@ def backward(
 ) -> Gradients:
     """All gradients; those along time in the dtype of what they are gradients of."""
     given = arguments
-    arguments = widened(given)
-    zeros: list[Any] = [None if m is None else m.new_zeros(m.shape) for m in arguments[:9]]
+    arguments = given.widened()
+    zeros: list[Any] = [None if m is None else m.new_zeros(m.shape) for m in arguments.numbers]
     into = Gradients(*zeros)
     g, is_complex = arguments.B.shape[2], arguments.is_complex
     views, to = views_of(arguments), views_of(Arguments(*into, segments=None, softplus=False, exact=False))

@@ -12,47 +12,37 @@ _SERIES_BELOW = 0.5  # of |z|: above, (e^z - 1) / z loses no more than a few rou
 _SERIES_TERMS = 18
 
 
-def phi1(z: Tensor) -> Tensor:
-    """(e^z - 1) / z, which is 1 at 0: by its series near 0, where the quotient loses digits and has no derivative."""
-    near = z.abs() < _SERIES_BELOW
-    small = torch.where(near, z, torch.zeros_like(z))
+def hold(delta: Tensor, A: Tensor) -> Tensor:
+    """(e^{Delta A} - 1) / A: Delta near A = 0, and -1 / A for Delta = inf, where Delta phi_1(Delta A) would be NaN.
+
+    By the series of phi_1 near 0, where the quotient loses digits and has no derivative.
+    """
+    near, short, far, e = _near_and_far(delta, A)
+    z = short * A
     series = torch.ones_like(z)
     for k in range(_SERIES_TERMS, 1, -1):
-        series = 1 + small / k * series
-    large = torch.where(near, torch.ones_like(z), z)
-    return torch.where(near, series, (large.exp() - 1) / large)
-
-
-def phi1_slope(z: Tensor) -> Tensor:
-    """The derivative of phi1, (e^z - phi1(z)) / z, which is 1/2 at 0: by its series near 0 likewise."""
-    near = z.abs() < _SERIES_BELOW
-    small = torch.where(near, z, torch.zeros_like(z))
-    # sum of (k + 1) z^k / (k + 2)!, whose terms have the ratio z (k + 1) / (k (k + 2))
-    series = torch.ones_like(z)
-    for k in range(_SERIES_TERMS, 0, -1):
-        series = 1 + small * ((k + 1) / (k * (k + 2))) * series
-    large = torch.where(near, torch.ones_like(z), z)
-    e = large.exp()
-    return torch.where(near, series / 2, (e - (e - 1) / large) / large)
-
-
-def hold(delta: Tensor, A: Tensor) -> Tensor:
-    """(e^{Delta A} - 1) / A: Delta near A = 0, and -1 / A for Delta = inf, where Delta phi1(Delta A) would be NaN."""
-    z = delta * A
-    near = z.abs() < _SERIES_BELOW
-    short = torch.where(near, delta, torch.zeros_like(delta))
-    far = torch.where(near, torch.ones_like(A), A)
-    return torch.where(near, short * phi1(short * A), (torch.where(near, torch.ones_like(z), z).exp() - 1) / far)
+        series = 1 + z / k * series
+    return torch.where(near, short * series, (e - 1) / far)
 
 
 def hold_slope(delta: Tensor, A: Tensor) -> Tensor:
-    """The derivative of :func:`hold` by A: Delta^2 phi1'(Delta A), which away from 0 would overflow in Delta^2."""
+    """The derivative of :func:`hold` by A: Delta^2 phi_1'(Delta A), which away from 0 would overflow in Delta^2."""
+    near, short, far, e = _near_and_far(delta, A)
+    z = short * A
+    # sum of (k + 1) z^k / (k + 2)!, whose terms have the ratio z (k + 1) / (k (k + 2))
+    series = torch.ones_like(z)
+    for k in range(_SERIES_TERMS, 0, -1):
+        series = 1 + z * ((k + 1) / (k * (k + 2))) * series
+    return torch.where(near, short * short * (series / 2), (delta * e - (e - 1) / far) / far)
+
+
+def _near_and_far(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Whether Delta A is near 0; Delta where it is, else 0; A and e^{Delta A} where it is not, else 1 and e."""
     z = delta * A
     near = z.abs() < _SERIES_BELOW
     short = torch.where(near, delta, torch.zeros_like(delta))
     far = torch.where(near, torch.ones_like(A), A)
-    e = torch.where(near, torch.ones_like(z), z).exp()
-    return torch.where(near, short * short * phi1_slope(short * A), (delta * e - (e - 1) / far) / far)
+    return near, short, far, torch.where(near, torch.ones_like(z), z).exp()
 
 
 def selective_scan_reference(

@@ -9,106 +9,36 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.adjoint import register_with_adjoint
 from statewise.kernels.arguments import Sizes
-from statewise.kernels.backend import c_runs
-from statewise.kernels.registration import register
 from statewise.kernels.short_convolution import native, pytorch
-from statewise.kernels.short_convolution.reference import short_convolution_adjoint, short_convolution_reference
-from statewise.kernels.stored import full_precision, refuse_unreal, stored_refusal
+from statewise.kernels.short_convolution.reference import short_convolution_differentiable, short_convolution_reference
+from statewise.kernels.stored import refuse_unreal, stored_refusal
+from statewise.precision import full_precision
 
 __all__ = ["short_convolution", "short_convolution_reference"]
-
-
-# x as it is stored, all else in full precision
-_TAKES = {
-    "x": "b l w *more: floating",
-    "taps": "w taps: full x",
-    "history": "b taps-1 w *more: full x",
-    "bias": "w: full x",
-    "segments": "b l: ids",
-}
 
 
 def _no_taps(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
     return None if sizes["taps"] else "at least one tap; got none"
 
 
-def _forward(
-    x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
-) -> Tensor:
-    refusal = stored_refusal(x=x, taps=taps, history=history, bias=bias, segments=segments)
-    run = native.forward if c_runs("short_convolution", refusal) else pytorch.forward
-    return run(x, taps, history, bias, segments, silu)
-
-
-def _fake_forward(
-    x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
-) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-def _adjoint(
-    grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    refusal = stored_refusal(x=x, taps=taps, history=history, bias=bias, segments=segments)
-    run = native.backward if c_runs("short_convolution", refusal) else pytorch.backward
-    return run(grad, x, taps, history, bias, segments, silu)
-
-
-def _fake_adjoint(
-    grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    like = (x, taps, history, taps[:, 0])
-    dx, dtaps, dhistory, dbias = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in like)
-    return dx, dtaps, dhistory, dbias
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.silu = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    *tensors, bias, segments = ctx.saved_tensors
-    dx, dtaps, dhistory, dbias = _short_convolution_backward(grad, *tensors, bias, segments, ctx.silu)
-    return dx, dtaps, dhistory, None if bias is None else dbias, None, None
-
-
-def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    """The derivative of the adjoint, taken through its plain form: rare, so it need not be fast."""
-    grad, x, taps, history, bias, segments = ctx.saved_tensors
-    dtype = history.dtype
-    with torch.enable_grad():
-        given = (grad, x, taps, history, torch.zeros_like(taps[:, 0]) if bias is None else bias)
-        leaves = [m.detach().to(dtype).requires_grad_() for m in given]
-        g, u, w, h, offset = leaves
-        first = short_convolution_adjoint(g, u, w, h, offset, segments, ctx.silu)
-        outer = [g.to(dtype) for g in grads]
-        second = torch.autograd.grad(first, leaves, outer, materialize_grads=True)
-    *others, dbias = (s.to(m.dtype) for s, m in zip(second, given))
-    return *others, None if bias is None else dbias, None, None
-
-
-_short_convolution = register(
+_short_convolution = register_with_adjoint(
     "short_convolution",
-    "(Tensor x, Tensor taps, Tensor history, Tensor? bias, Tensor? segments, bool silu) -> Tensor",
-    _forward,
-    takes=_TAKES,
+    "Tensor x, Tensor taps, Tensor history, Tensor? bias, Tensor? segments, bool silu",
+    native,
+    pytorch,
+    definition=short_convolution_differentiable,
+    takes={  # x as it is stored, all else in full precision
+        "x": "b l w *more: floating",
+        "taps": "w taps: full x",
+        "history": "b taps-1 w *more: full x",
+        "bias": "w: full x",
+        "segments": "b l: ids",
+    },
+    gives={"y": "b l w *more: as x"},
     needs=_no_taps,
-    fake=_fake_forward,
-    setup_context=_setup_context,
-    backward=_backward,
-)
-_short_convolution_backward = register(
-    "short_convolution_backward",
-    "(Tensor grad, Tensor x, Tensor taps, Tensor history, Tensor? bias, Tensor? segments, bool silu) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
-    _adjoint,
-    takes={"grad": "b l w *more: floating", **_TAKES},
-    needs=_no_taps,
-    fake=_fake_adjoint,
-    setup_context=_setup_context,
-    backward=_second_backward,
+    refusal=stored_refusal,
 )
 
 

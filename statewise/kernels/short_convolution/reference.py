@@ -39,29 +39,17 @@ def short_convolution_reference(
     return F.silu(z) if activation == "silu" else z
 
 
-def short_convolution_adjoint(
-    grad: Tensor, x: Tensor, taps: Tensor, history: Tensor, bias: Tensor, segments: Tensor | None, silu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, taps, history and bias in plain differentiable operations, to differentiate once more."""
+def short_convolution_differentiable(
+    x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
+) -> Tensor:
+    """The same map by taps and not by steps: what a second derivative is taken through. Arguments as registered."""
     length, last = x.shape[1], taps.shape[1] - 1
-    past = torch.cat([history, x], 1)
-    weight = columns(taps, x.ndim)
-    sources = [past[:, last - i : last - i + length] for i in range(last + 1)]
-    same = [None if segments is None or i == 0 else same_segment(segments, i, x.ndim) for i in range(last + 1)]
-    if silu:
-        z = bias.reshape(-1, *[1] * (x.ndim - 3)).expand(x.shape)
-        for column, source, mask in zip(weight, sources, same):
-            z = z + column * (source if mask is None else source * mask)
-        sigmoid = z.sigmoid()
-        grad = grad * sigmoid * (1 + z * (1 - sigmoid))
-    grad_past, grad_taps = torch.zeros_like(past), []
-    others = [0, 1, *range(3, x.ndim)]
-    for i, (column, source, mask) in enumerate(zip(weight, sources, same)):
-        masked = grad if mask is None else grad * mask
-        grad_taps.append((masked * source).sum(others))
-        around = [0, 0] * (x.ndim - 2) + [last - i, i]
-        grad_past = grad_past + F.pad(column * masked, around)
-    return grad_past[:, last:], torch.stack(grad_taps, 1), grad_past[:, :last], grad.sum(others)
+    past = torch.cat([history, x.to(history.dtype)], 1)
+    z = torch.zeros((), dtype=past.dtype, device=past.device) if bias is None else bias.reshape(-1, *[1] * (x.ndim - 3))
+    for i, column in enumerate(columns(taps, x.ndim)):
+        source = past[:, last - i : last - i + length]
+        z = z + column * (source if segments is None or i == 0 else source * same_segment(segments, i, x.ndim))
+    return (F.silu(z) if silu else z).to(x.dtype)
 
 
 def columns(taps: Tensor, ndim: int) -> tuple[Tensor, ...]:

@@ -68,7 +68,7 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
 
 def _prepare(given: Arguments) -> tuple[Any, ...]:
     """The sizes, the strides of x, B and C along batch and time, and the tensors as C reads them."""
-    x, log_a, B, C, h0, dt, D, segments = given
+    x, log_a, B, C, h0, dt, D, segments, _ = given
     x, B, C = (_by_steps(m) for m in (x, B, C))
     log_a, h0 = log_a.contiguous(), h0.contiguous()
     dt, D = (None if m is None else m.contiguous() for m in (dt, D))

@@ -36,9 +36,9 @@ def _scaled(x: Tensor, dt: Tensor | None, rows: slice) -> Tensor:
     return x[rows] if dt is None else x[rows] * dt[rows].unsqueeze(-1)
 
 
-def forward(given: Arguments, chunk_length: int) -> tuple[Tensor, Tensor]:
+def forward(given: Arguments) -> tuple[Tensor, Tensor]:
     """y and the state after the last step."""
-    x, log_a, B, C, h0, dt, D, segments = given
+    x, log_a, B, C, h0, dt, D, segments, chunk_length = given
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     state = torch.empty(h0.shape, dtype=x.dtype, device=x.device)
     if not x.numel():  # no steps, rows, heads or width of a head
@@ -55,9 +55,9 @@ def forward(given: Arguments, chunk_length: int) -> tuple[Tensor, Tensor]:
     return y, state
 
 
-def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments, chunk_length: int) -> tuple[Tensor | None, ...]:
+def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tensor | None, ...]:
     """Gradients of x, log_a, B, C, h0, dt and D; None where there was none."""
-    x, log_a, B, C, h0, dt, D, segments = given
+    x, log_a, B, C, h0, dt, D, segments, chunk_length = given
     dx, da, dB, dC, dh = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (x, log_a, B, C, h0))
     d_dt, dD = (None if m is None else torch.empty(m.shape, dtype=x.dtype, device=x.device) for m in (dt, D))
     if not x.numel():

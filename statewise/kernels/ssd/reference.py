@@ -19,6 +19,7 @@ class Arguments(NamedTuple):
     dt: Tensor | None
     D: Tensor | None
     segments: Tensor | None
+    chunk_length: int
 
 
 def ssd_reference(
@@ -50,21 +51,12 @@ def ssd_reference(
     return (torch.stack(outputs, 1) if outputs else torch.zeros_like(x)) + skipped, h
 
 
-def ssd_differentiable(
-    x: Tensor,
-    log_a: Tensor,
-    B: Tensor,
-    C: Tensor,
-    h0: Tensor,
-    dt: Tensor | None,
-    D: Tensor | None,
-    segments: Tensor | None,
-    chunk_length: int,
-) -> tuple[Tensor, Tensor]:
-    """The same map in plain operations on whole chunks: what a second derivative is taken through. D: (batch, n_heads).
+def ssd_differentiable(given: Arguments) -> tuple[Tensor, Tensor]:
+    """The same map in plain operations on whole chunks: what a second derivative is taken through.
 
     Within a chunk y = (L * C B^T) x + diag(exp(cumulative log_a)) C h; L is the masked exp of segment sums.
     """
+    x, log_a, B, C, h0, dt, D, segments, chunk_length = given
     skipped = 0 if D is None else D[:, None, :, None] * x
     if dt is not None:
         x = x * dt.unsqueeze(-1)

@@ -9,81 +9,27 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.adjoint import register_with_adjoint
 from statewise.kernels.arguments import Sizes
-from statewise.kernels.backend import c_runs, refusal_of
-from statewise.kernels.registration import register
 from statewise.kernels.vandermonde import native, pytorch
 from statewise.kernels.vandermonde.reference import vandermonde_differentiable, vandermonde_reference
 
 __all__ = ["vandermonde", "vandermonde_reference"]
 
 
-_TAKES = {"c": "w p n: number", "A": "w n: as c"}
-
-
 def _negative(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
     return None if given["length"] >= 0 else f"a length of at least 0; got {given['length']}"
 
 
-def _forward(c: Tensor, A: Tensor, length: int) -> Tensor:
-    path = native if c_runs("vandermonde", refusal_of(c=c, A=A)) else pytorch
-    return path.forward(c, A, length)
-
-
-def _adjoint(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    path = native if c_runs("vandermonde", refusal_of(grad=grad, c=c, A=A)) else pytorch
-    return path.backward(grad, c, A)
-
-
-def _fake_forward(c: Tensor, A: Tensor, length: int) -> Tensor:
-    return torch.empty(*c.shape[:2], length, dtype=c.real.dtype, device=c.device)
-
-
-def _fake_adjoint(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    dc, dA = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (c, A))
-    return dc, dA
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return *_vandermonde_backward(grad, *ctx.saved_tensors), None
-
-
-def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _second_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    """The derivative of the adjoint, taken through the plain form: rare, so it need not be fast."""
-    with torch.enable_grad():
-        leaves = [m.detach().requires_grad_() for m in ctx.saved_tensors]
-        grad, c, A = leaves
-        K = vandermonde_differentiable(c, A, grad.shape[2])
-        first = torch.autograd.grad(K, (c, A), grad, create_graph=True, materialize_grads=True)
-        return torch.autograd.grad(first, leaves, grads, materialize_grads=True)
-
-
-_vandermonde = register(
+_vandermonde = register_with_adjoint(
     "vandermonde",
-    "(Tensor c, Tensor A, SymInt length) -> Tensor",
-    _forward,
-    takes=_TAKES,
+    "Tensor c, Tensor A, SymInt length",
+    native,
+    pytorch,
+    definition=vandermonde_differentiable,
+    takes={"c": "w p n: number", "A": "w n: as c"},
+    gives={"K": "w p length: parts c"},
     needs=_negative,
-    fake=_fake_forward,
-    setup_context=_setup_context,
-    backward=_backward,
-)
-_vandermonde_backward = register(
-    "vandermonde_backward",
-    "(Tensor grad, Tensor c, Tensor A) -> (Tensor, Tensor)",
-    _adjoint,
-    takes={"grad": "w p length: parts c", **_TAKES},
-    fake=_fake_adjoint,
-    setup_context=_setup_second,
-    backward=_second_backward,
 )
 
 

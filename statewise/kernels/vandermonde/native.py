@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from statewise import native
+from statewise.kernels.stored import plain
 from statewise.native.memory import empty
 
 _LANES = 16  # whole vectors of the widest instruction set, in float32
@@ -20,14 +21,14 @@ def forward(c: Tensor, A: Tensor, length: int) -> Tensor:
     q = _row(length, 1)
     scratch = _scratch(n, length, q)
     native.function("vandermonde_forward", dtype, "pppllllllpll")(
-        _plain(c), _plain(A), K, w, p, n, length, _parts(c), q, scratch, scratch.shape[1], native.n_threads()
+        plain(c), plain(A), K, w, p, n, length, _parts(c), q, scratch, scratch.shape[1], native.n_threads()
     )
     return K
 
 
-def backward(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+def backward(grad: Tensor, c: Tensor, A: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """The gradients of c and A for one of K (w, p, length)."""
-    (w, p, n), length = c.shape, grad.shape[2]
+    w, p, n = c.shape
     make = torch.zeros if w * p * n * length == 0 else torch.empty
     dc, dA = make(c.shape, dtype=c.dtype), make(A.shape, dtype=A.dtype)
     if w * p * n * length == 0:
@@ -35,7 +36,7 @@ def backward(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     q = _row(length, 2)
     scratch = _scratch(n, length, q)
     native.function("vandermonde_backward", c.real.dtype, "pppppllllllpll")(
-        *(_plain(grad), _plain(c), _plain(A), dc, dA, w, p, n, length, _parts(c), q),
+        *(plain(grad), plain(c), plain(A), dc, dA, w, p, n, length, _parts(c), q),
         *(scratch, scratch.shape[1], native.n_threads()),
     )
     return dc, dA
@@ -43,10 +44,6 @@ def backward(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
 
 def _parts(x: Tensor) -> int:
     return 2 if x.is_complex() else 1
-
-
-def _plain(x: Tensor) -> Tensor:
-    return x.resolve_conj().resolve_neg().contiguous()
 
 
 def _row(length: int, times: int) -> int:

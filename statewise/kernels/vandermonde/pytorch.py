@@ -47,12 +47,12 @@ def forward(c: Tensor, A: Tensor, length: int) -> Tensor:
     return K.mul_(2) if c.is_complex() else K
 
 
-def backward(grad: Tensor, c: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+def backward(grad: Tensor, c: Tensor, A: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Gradients of c and A: sum_l grad_l A^l, and c sum_l grad_l l A^(l-1), conjugated and doubled if complex.
 
     The derivative of A^(q i + j) is (q i) A^(q i - 1) A^j + A^(q i) j A^(j - 1): nothing is divided by A.
     """
-    (_, p, n), dtype, length = c.shape, c.real.dtype, grad.shape[2]
+    (_, p, n), dtype = c.shape, c.real.dtype
     dc, dA = (torch.zeros(m.shape, dtype=m.dtype, device=m.device) for m in (c, A))
     if grad.numel() == 0 or A.numel() == 0:
         return dc, dA

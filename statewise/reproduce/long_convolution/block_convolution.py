@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from statewise.kernels.fft_convolution.block_fft import counts, dft_matrix, half, twiddles
-from statewise.kernels.fft_convolution.block_sizes import BlockSizes, block_sizes
 from statewise.kernels.fft_convolution.pytorch import Parts, compute_dtype, known_parts, ranges
 from statewise.kernels.linear import linear
+from statewise.reproduce.long_convolution.block_fft import counts, dft_matrix, half, twiddles
+from statewise.reproduce.long_convolution.block_sizes import BlockSizes, block_sizes
 
 
 class Tables(NamedTuple):

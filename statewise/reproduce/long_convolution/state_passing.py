@@ -14,7 +14,7 @@ Source: Fu et al. 2023 (H3), arXiv:2212.14052, sec. 4.2 and algorithm 2; k count
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,47 +23,17 @@ from torch.utils import _pytree as pytree
 
 from statewise.kernels.vandermonde.powers import rounded_squares
 from statewise.operators.masks import Masks
+from statewise.operators.time_invariant import TimeInvariant
 from statewise.precision import exactly
 
 STRETCH = 64  # steps that a matrix product takes at once, in M_xy and M_ux
 Convolution = Callable[[Tensor, Tensor], Tensor]
 
 
-class Block(NamedTuple):
-    """T steps of a system as matrices over real numbers, for an order of n.
-
-    response: (w, T + n, p T), from T inputs and the state before them to T outputs (p of them a step)
-    reach:    (w, T, n), from T inputs to what they add to the state behind them
-    powers:   A^1, A^2, A^4 ... A^T in the family's own form
-    """
-
-    response: Tensor
-    reach: Tensor
-    powers: tuple[Tensor, ...]
-
-
-class System(Protocol):
-    """What is asked of an operator: see ``operators.time_invariant.TimeInvariant``, which has all of it."""
-
-    def _block(self, length: int, dtype: torch.dtype) -> Block: ...
-
-    def _advance(self, h: Tensor, power: Tensor) -> Tensor: ...
-
-    def _flat(self, state: Any) -> Tensor: ...
-
-    def _state(self, flat: Tensor) -> Any: ...
-
-    def _keep(self, key: Any, compute: Any) -> Any: ...
-
-    def _state_dtype(self, u: Tensor) -> torch.dtype: ...
-
-    def _output_shape(self, u: Tensor) -> tuple[int, ...]: ...
-
-
 class StatePassing:
     """One call of an operator on u (batch, length, w, ...), in chunks of ``chunk`` steps (a power of two) or in one."""
 
-    def __init__(self, op: System, u: Tensor, chunk: int | None, convolve: Convolution) -> None:
+    def __init__(self, op: TimeInvariant, u: Tensor, chunk: int | None, convolve: Convolution) -> None:
         self.op, self.convolve, self.dtype = op, convolve, op._state_dtype(u)
         self.batch, self.length, self.w = u.shape[:3]
         self.r = u[0, 0, 0].numel()

@@ -1,0 +1,42 @@
+"""How each kind of mixer takes a step in C: a file for each, and the table of them.
+
+An emitter writes ``residual += mixer(x)`` into a program, and returns how the C code finds the mixer's state. A new one
+is a file and a line here; ``tests/decoding/test_decoding_law.py`` then holds its step against its ``forward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from statewise.decoding.instructions import Place
+from statewise.decoding.mixers.attention import attention_refusal, emit_attention
+from statewise.decoding.mixers.h3 import emit_h3
+from statewise.decoding.mixers.mamba import emit_mamba, mamba_refusal
+from statewise.decoding.mixers.mamba2 import emit_mamba2
+from statewise.decoding.program import Program
+from statewise.decoding.states import StateTable
+from statewise.mixers.attention import Attention
+from statewise.mixers.h3 import H3
+from statewise.mixers.mamba import Mamba
+from statewise.mixers.mamba2 import Mamba2
+
+
+class Emitter(NamedTuple):
+    """emit:    (program, mixer, x, residual) -> the mixer's part of the table of states
+    refusal: why a mixer of this kind has no step, or None, where some options have none
+    """
+
+    emit: Callable[[Program, Any, Place, Place], StateTable]
+    refusal: Callable[[Any], str | None] = lambda mixer: None
+
+
+MIXERS: Mapping[type, Emitter] = MappingProxyType(
+    {
+        Mamba: Emitter(emit_mamba, mamba_refusal),
+        Mamba2: Emitter(emit_mamba2),
+        Attention: Emitter(emit_attention, attention_refusal),
+        H3: Emitter(emit_h3),
+    }
+)

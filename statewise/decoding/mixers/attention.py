@@ -1,0 +1,67 @@
+"""A step of attention."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from statewise.decoding import instructions
+from statewise.decoding.instructions import AddRow, Advance, Angles, Norm, NormKind, Place
+from statewise.decoding.program import Program
+from statewise.decoding.states import AttentionHistory, StateTable
+from statewise.mixers.attention import Attention
+
+
+def attention_refusal(mixer: Attention) -> str | None:
+    if mixer.convolution is None:
+        return None
+    return "is an Attention with n_taps, a convolution of queries, keys and values, which the step does not have"
+
+
+def emit_attention(program: Program, mixer: Attention, x: Place, residual: Place) -> StateTable:
+    config, n_heads, d_head, d_model = mixer.config, mixer.n_heads, mixer.d_head, mixer.d_model
+    state = AttentionHistory(program, config.window, config.max_positions)
+    if mixer.positions is not None:
+        placed = program.buffer("placed", d_model, local=True)
+        copy = Norm(
+            kind=NormKind.AFFINE,
+            width=d_model,
+            n_groups=1,
+            epsilon=0.0,
+            weight=None,
+            bias=None,
+            input=x,
+            output=placed,
+            gate=None,
+        )
+        program.emit(copy)
+        table = mixer.positions.weight
+        program.emit(AddRow(width=d_model, table=table, positions=state.member("position"), x=placed))
+        x = placed
+    projected = program.buffer("projected", mixer.in_proj.out_features)
+    attended = program.buffer("attended", n_heads * d_head)
+    n_angles = mixer.d_rotary // 2
+    angles = program.buffer("angles", 2 * n_angles, local=True)
+    program.linear(mixer.in_proj.weight, mixer.in_proj.bias, x, projected, wait=True)
+    if n_angles:
+        exponents = torch.arange(n_angles, dtype=torch.float64, device="cpu") * (-1.0 / n_angles)
+        frequencies = config.rotary_base**exponents
+        program.emit(Angles(n_angles=n_angles, frequencies=frequencies, output=angles, history=state.slot))
+    attention = instructions.Attention(
+        n_heads=n_heads,
+        n_kv_heads=mixer.n_kv_heads,
+        d_head=d_head,
+        n_angles=n_angles,
+        window=config.window or 0,
+        scale=math.log2(math.e) / math.sqrt(d_head),
+        qkv=projected,
+        angles=angles,
+        output=attended,
+        scratch=program.buffer("weighted", d_head, local=True),
+        history=state.slot,
+    )
+    program.emit(attention, wait=True)
+    program.emit(Advance(history=state.slot))
+    program.linear(mixer.out_proj.weight, mixer.out_proj.bias, attended, residual, add=True, wait=True)
+    return state

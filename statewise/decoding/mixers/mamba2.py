@@ -1,0 +1,59 @@
+"""A step of Mamba-2."""
+
+from __future__ import annotations
+
+import math
+
+from statewise.decoding.instructions import Norm, NormKind, Place, Ssd
+from statewise.decoding.parts import emit_convolution
+from statewise.decoding.program import Program
+from statewise.decoding.states import RecurrentState, StateTable
+from statewise.mixers.mamba2 import Mamba2
+
+
+def emit_mamba2(program: Program, mixer: Mamba2, x: Place, residual: Place) -> StateTable:
+    config, width = mixer.config, mixer.d_inner
+    state = RecurrentState(program, n_leaves=2)
+    z = program.buffer("projected", sum(mixer.sizes))
+    values = z.after(mixer.sizes[0])
+    B = values.after(mixer.convolved_sizes[0])
+    C = B.after(mixer.convolved_sizes[1])
+    program.linear(mixer.in_proj.weight, mixer.in_proj.bias, x, z, wait=True)
+    emit_convolution(program, mixer.convolution, values, state.leaf(0))
+    dynamics, gate_first = mixer.dynamics, not config.norm_before_gate
+    low, high = config.dt_limit
+    ssd = Ssd(
+        n_heads=mixer.n_heads,
+        d_head=config.d_head,
+        n_state=config.d_state,
+        heads_per_group=mixer.n_heads // config.n_groups,
+        log_decay=dynamics.A_log.double().exp().mul(-math.log2(math.e)),
+        D=dynamics.D,
+        dt_bias=dynamics.dt_bias,
+        low=low,
+        high=high,
+        x=values,
+        z=z,
+        dt=values.after(mixer.sizes[1]),
+        B=B,
+        C=C,
+        y=values,
+        gated=gate_first,
+        state=state.leaf(1),
+    )
+    program.emit(ssd, wait=True)
+    normed = program.buffer("mixed", width, local=True)
+    norm = Norm(
+        kind=NormKind.RMS,
+        width=width,
+        n_groups=mixer.norm.n_groups,
+        epsilon=mixer.norm.eps,
+        weight=mixer.norm.weight,
+        bias=None,
+        input=values,
+        output=normed,
+        gate=None if gate_first else z,
+    )
+    program.emit(norm)
+    program.linear(mixer.out_proj.weight, mixer.out_proj.bias, normed, residual, add=True, wait=True)
+    return state

@@ -1,0 +1,60 @@
+"""What layers of every kind are made of, as instructions: norms, MLPs, short convolutions."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from statewise.decoding.instructions import Activation, ActivationKind, Convolution, Norm, NormKind, Place, Slot
+from statewise.decoding.program import Program
+from statewise.mixers.short_convolution import ShortConvolution
+from statewise.models.batch_norm import BatchNorm
+from statewise.models.mlp import MLP
+from statewise.models.rms_norm import RMSNorm
+
+
+def emit_norm(
+    program: Program, norm: RMSNorm | nn.LayerNorm | BatchNorm, x: Place, y: Place, *, wait: bool = False
+) -> Place:
+    """y = norm(x). Returns y."""
+    weight: Tensor = norm.weight
+    bias: Tensor | None = None
+    if isinstance(norm, RMSNorm):
+        kind = NormKind.RMS
+    elif isinstance(norm, BatchNorm):  # in evaluation an affine map
+        kind = NormKind.AFFINE
+        weight = norm.weight.double() * (norm.running_variance.double() + norm.eps).rsqrt()
+        bias = norm.bias.double() - norm.running_mean.double() * weight
+    else:
+        kind, bias = NormKind.LAYER, norm.bias
+    instruction = Norm(
+        kind=kind,
+        width=weight.numel(),
+        n_groups=1,
+        epsilon=float(norm.eps or 0.0),
+        weight=weight,
+        bias=bias,
+        input=x,
+        output=y,
+        gate=None,
+    )
+    program.emit(instruction, wait=wait)
+    return y
+
+
+def emit_mlp(program: Program, mlp: MLP, x: Place, residual: Place) -> None:
+    """residual += mlp(x)"""
+    config = mlp.config
+    hidden = program.buffer("hidden", mlp.in_proj.out_features)
+    # Without a gate a thread's share of the activation is what it has projected
+    program.linear(mlp.in_proj.weight, mlp.in_proj.bias, x, hidden, wait=config.gated)
+    kind = ActivationKind[config.activation.upper()]
+    activation = Activation(kind=kind, width=mlp.out_proj.in_features, gated=config.gated, x=hidden)
+    program.emit(activation, wait=True)
+    program.linear(mlp.out_proj.weight, mlp.out_proj.bias, hidden, residual, add=True, wait=True)
+
+
+def emit_convolution(program: Program, convolution: ShortConvolution, x: Place, state: Slot) -> None:
+    """In place, SiLU included."""
+    width, n_taps = convolution.weight.shape
+    taps, bias = convolution.weight.T, convolution.bias
+    program.emit(Convolution(width=width, n_taps=n_taps, taps=taps, bias=bias, x=x, state=state, silu=True), wait=True)

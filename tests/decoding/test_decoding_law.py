@@ -1,0 +1,149 @@
+"""The law of decoding: one step in C is the model's own ``forward``, for every mixer that the table of steps names.
+
+With every option: a model is refused, or its step is the same function. A new mixer, and a new option of an old one,
+are in it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from decoded_models import LAYERS, build, needs_library, options, ragged_state, said, tokens_of
+from torch import Tensor
+
+import statewise as sw
+from statewise import native
+from statewise.decoding import PRECISIONS, Decoder, dequantised, refusal
+from statewise.errors import StatewiseError
+
+LENGTH = 12
+Step = tuple[Tensor | None, Tensor | None]  # lengths and starts
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Fresh memory holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def same_threads_after() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def masks_of(batch: int, length: int) -> list[Step]:
+    """Every third step some rows pause, every fourth some begin a document."""
+    generator = torch.Generator().manual_seed(7)
+    lengths = [torch.randint(2, (batch,), generator=generator) if t % 3 == 2 else None for t in range(length)]
+    starts = [torch.rand(batch, 1, generator=generator) < 0.5 if t % 4 == 3 else None for t in range(length)]
+    return list(zip(lengths, starts))
+
+
+def expected(model: sw.LanguageModel, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """(batch, length, vocabulary), 0 where a row pauses, and the state at the end. What lies between two pauses is one
+    call."""
+    masks, pieces, first = masks_of(*tokens.shape), [], 0
+    none = torch.zeros(len(tokens), 1, dtype=torch.bool)
+    while first < len(masks):
+        end = first + 1
+        while masks[first][0] is None and end < len(masks) and masks[end][0] is None:
+            end += 1
+        lengths = masks[first][0]
+        starts = torch.cat([none if starts is None else starts for _, starts in masks[first:end]], 1)
+        logits, state = model(tokens[:, first:end], state, lengths=lengths, starts=starts)
+        pieces.append(logits if lengths is None else logits.where(lengths[:, None, None] > 0, 0.0))
+        first = end
+    return torch.cat(pieces, 1), state
+
+
+def decoded(decoder: Any, tokens: Tensor, state: Any) -> tuple[Tensor, Any, Any]:
+    """The logits and the state by fresh states, and the state in place; the logits must be the same bits."""
+    running, columns = decoder.run(state), []
+    for t, (lengths, starts) in enumerate(masks_of(*tokens.shape)):
+        logits, state = decoder(tokens[:, t : t + 1], state, lengths=lengths, starts=starts)
+        assert torch.equal(logits[:, 0], running.step(tokens[:, t], lengths=lengths, starts=starts))
+        columns.append(logits)
+    return torch.cat(columns, 1), state, running.state
+
+
+def assert_same_bits(ones: list[Tensor], others: list[Tensor]) -> None:
+    assert all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
+
+
+def assert_close(found: Tensor, wanted: Tensor) -> None:
+    scale = wanted.abs().max()
+    torch.testing.assert_close(found / scale, wanted / scale, rtol=0, atol=3e-6)
+
+
+@torch.no_grad()
+def check_step(
+    model: sw.LanguageModel,
+    precision: str,
+    group: int | None = None,
+    *,
+    batches: tuple[int, ...] = (3,),
+    threads: tuple[int, ...] = (1, 3),
+) -> None:
+    """On any number of threads the same bits, and those of ``forward`` to the rounding of float32, also of the state,
+    which the model goes on from. No state that was given changes."""
+    decoder, reference = Decoder(model, precision, group=group), dequantised(model, precision, group=group)
+    for batch in batches:
+        tokens = tokens_of(batch, LENGTH)
+        for state in (model.initial_state(batch), ragged_state(reference, batch)):
+            before = [leaf.clone() for leaf in said(model, state)]
+            for n_threads in threads:
+                torch.set_num_threads(n_threads)
+                logits, after, in_place = decoded(decoder, tokens, state)
+                leaves = said(model, after)
+                assert_same_bits(leaves, said(model, in_place))
+                if n_threads == threads[0]:
+                    first = [logits, *leaves]
+                assert_same_bits(first, [logits, *leaves])
+            torch.set_num_threads(1)
+            assert_same_bits(before, said(model, state))
+            wanted, end = expected(reference, tokens, state)
+            assert_close(logits, wanted)
+            for one, other in zip(leaves, said(model, end), strict=True):
+                size = float(other.abs().sum()) / max(1, other.numel())
+                torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5 * max(1.0, size))
+            for state_of_c in (after, in_place):
+                assert_close(reference(tokens[:, :2], state_of_c)[0], reference(tokens[:, :2], end)[0])
+
+
+@needs_library
+@pytest.mark.parametrize("config", list(options()))
+def test_every_option_of_every_mixer(config: Any) -> None:
+    try:
+        model = build((config,), d_model=24)
+        model(tokens_of(1, LENGTH + 8))
+    except StatewiseError:  # it reads in both directions, or not so far
+        return
+    if refused := refusal(model):
+        assert refused.startswith("layers[0] is ")
+    else:
+        check_step(model, "float32")
+
+
+@needs_library
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("layers", LAYERS)
+def test_every_layer_in_every_precision(layers: str, precision: str) -> None:
+    options = {"norm": "layer", "max_positions": 20} if layers == "mamba" else {"tie_embeddings": layers != "hybrid"}
+    group = 8 if precision == "int8" and layers == "hybrid" else None
+    check_step(build(layers, **options), precision, group)
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_instruction_set_and_batch(precision: str, instructions: str) -> None:
+    with native.forced(instructions):
+        check_step(build("hybrid", d_model=44), precision, batches=(1, 3, 17), threads=(1, 2, 3))
