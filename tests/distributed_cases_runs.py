@@ -180,7 +180,8 @@ def no_rank_has_all_of_a_divided_model(place: Place) -> None:
     state = states[0]
     eager = loss_function(state)
     update(state, run.train.optimizer.lr, ranks.loss_function(eager), eager)
-    with mock.patch.object(RunFolder, "require_own"), mock.patch.object(RunState, "_prune"):  # no lock, no run.json
+    unlocked = mock.patch.object(RunFolder, "require_own")
+    with unlocked, mock.patch.object(RunState, "_prune", return_value=None):  # there is no lock, and no run.json
         save, _ = raised_by(lambda: state.save(lambda: None) and None)
     give_back_at_once(1 << 25)  # as it is by itself in the long run
     assert save < 0.6 * n_bytes, f"saving took {save / n_bytes:.2f} models of rank {place.rank}"
@@ -328,7 +329,7 @@ def the_command_line_speaks_once(place: Place) -> None:
         (["--set", "train.parallel.tensor=3"], 2, "does not divide the 2 processes"),
         (["--set", "train.parallel.data=dp"], 2, "train.parallel.data='dp' is unknown"),
         (["--set", "model.vocab_size=3"], 2, "set model.vocab_size=257"),
-        (["--seeds", "2"], 2, "several runs are trained side by side in one process"),
+        (["--seeds", "2"], 2, "several runs are begun in one process"),
         (["--lr", "1e-3", "--lrs", "1e-3"], 2, "give the learning rates by --lrs"),
         (["--print-config"], 0, '"parallel": {'),
         (["--set", "train.parallel.data=fsdp"], 0, "done after step 1"),
