@@ -29,7 +29,7 @@ from statewise.checkpoints.empty import build_empty
 from statewise.data.text import TextDataConfig
 from statewise.reproduce.hardware import environment
 from statewise.train import RunConfig
-from statewise.train.config import ParallelConfig, TrainConfig
+from statewise.train.config import BudgetConfig, ParallelConfig, TrainConfig
 from statewise.train.distributed.several import SeveralRanks
 from statewise.train.memory_estimate import estimate_memory
 from statewise.train.run_state import RunState
@@ -87,7 +87,7 @@ class Phases:
         self.state = RunState(self.opened, ranks=self.ranks)
 
     def step(self) -> None:
-        update(self.state, self.run.train.lr, self.ranks.loss_function(self.loss), self.loss)
+        update(self.state, self.run.train.optimizer.lr, self.ranks.loss_function(self.loss), self.loss)
 
 
 def main() -> None:
@@ -106,7 +106,8 @@ def main() -> None:
         vocab_size=257, d_model=arguments.width, layers=(sw.Mamba2Config(),) * arguments.layers
     )
     parallel = ParallelConfig(data=arguments.data, tensor=arguments.tensor)
-    train = TrainConfig(steps=2, batch_size=size, length=16, device="cpu", parallel=parallel, check_memory=False)
+    budget = BudgetConfig(steps=2)
+    train = TrainConfig(budget=budget, batch_size=size, length=16, device="cpu", parallel=parallel, check_memory=False)
     run = RunConfig(model=model, data=TextDataConfig(source=arguments.text), train=train)
     folder: list[Any] = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(folder, src=0)

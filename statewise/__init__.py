@@ -109,8 +109,12 @@ if TYPE_CHECKING:
     from statewise.systems import DiscreteSystem as DiscreteSystem
     from statewise.systems import discretize as discretize
     from statewise.systems import mass_spring_damper as mass_spring_damper
+    from statewise.train.config import BudgetConfig as BudgetConfig
+    from statewise.train.config import OptimizerConfig as OptimizerConfig
     from statewise.train.config import ParallelConfig as ParallelConfig
+    from statewise.train.config import ReportingConfig as ReportingConfig
     from statewise.train.config import RunConfig as RunConfig
+    from statewise.train.config import ScheduleConfig as ScheduleConfig
     from statewise.train.config import TrainConfig as TrainConfig
     from statewise.train.several import train_several as train_several
 

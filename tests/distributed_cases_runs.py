@@ -22,7 +22,7 @@ from distributed_harness import Place, case
 from distributed_killed import killed_config
 from distributed_models import ATTENTION, MAMBA2, a_run, parallel, steps, together
 from resident_memory import give_back_at_once
-from training import curve
+from training import curve, with_train
 
 from statewise import checkpoints, cli
 from statewise.benchmark.memory import raised_by
@@ -179,8 +179,9 @@ def no_rank_has_all_of_a_divided_model(place: Place) -> None:
     begin, _ = raised_by(lambda: states.append(RunState(folder, ranks=ranks)))
     state = states[0]
     eager = loss_function(state)
-    update(state, run.train.lr, ranks.loss_function(eager), eager)
-    with mock.patch.object(RunFolder, "require_own"), mock.patch.object(RunState, "_prune"):  # no lock, no run.json
+    update(state, run.train.optimizer.lr, ranks.loss_function(eager), eager)
+    unlocked = mock.patch.object(RunFolder, "require_own")
+    with unlocked, mock.patch.object(RunState, "_prune", return_value=None):  # there is no lock, and no run.json
         save, _ = raised_by(lambda: state.save(lambda: None) and None)
     give_back_at_once(1 << 25)  # as it is by itself in the long run
     assert save < 0.6 * n_bytes, f"saving took {save / n_bytes:.2f} models of rank {place.rank}"
@@ -234,8 +235,8 @@ def clock(begin: float) -> Iterator[float]:
 def all_refuse_alike(place: Place) -> None:
     """What one rank, or rank 0 alone, cannot do is one error for all, and leaves no run."""
     run = a_run(place)
-    other = replace(run, train=replace(run.train, lr=run.train.lr * (1 + place.rank)))
-    with pytest.raises(ConfigError, match=r"train.lr is 0.01 on rank 0 and 0.02 on rank 1"):
+    other = with_train(run, lr=run.train.optimizer.lr * (1 + place.rank))
+    with pytest.raises(ConfigError, match=r"train.optimizer.lr is 0.01 on rank 0 and 0.02 on rank 1"):
         train(other, place.folder / "refused")
     with pytest.raises(ConfigError, match=r"out is 'refused0' on rank 0 and 'refused1' on rank 1"):
         train(run, place.folder / f"refused{place.rank}")
@@ -250,7 +251,7 @@ def all_refuse_alike(place: Place) -> None:
         train(parallel(run, tensor=3), place.folder / "refused")
     assert not (place.folder / "refused" / "run.json").exists()
     dist.barrier()
-    train(replace(run, train=replace(run.train, steps=1)), place.folder / "refused")
+    train(with_train(run, steps=1), place.folder / "refused")
     with pytest.raises(CheckpointError, match="already holds a run"):
         train(run, place.folder / "refused")
     refused = pytest.raises(CheckpointError, match=r"the disk is full; the last good checkpoint is .*00000001")
@@ -328,7 +329,7 @@ def the_command_line_speaks_once(place: Place) -> None:
         (["--set", "train.parallel.tensor=3"], 2, "does not divide the 2 processes"),
         (["--set", "train.parallel.data=dp"], 2, "train.parallel.data='dp' is unknown"),
         (["--set", "model.vocab_size=3"], 2, "set model.vocab_size=257"),
-        (["--seeds", "2"], 2, "several runs are trained side by side in one process"),
+        (["--seeds", "2"], 2, "several runs are begun in one process"),
         (["--lr", "1e-3", "--lrs", "1e-3"], 2, "give the learning rates by --lrs"),
         (["--print-config"], 0, '"parallel": {'),
         (["--set", "train.parallel.data=fsdp"], 0, "done after step 1"),

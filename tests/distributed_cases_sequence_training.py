@@ -17,6 +17,7 @@ from distributed_cases_sequence import close, summed
 from distributed_harness import Place, case
 from distributed_models import MIXERS, a_run, parallel, require_close, steps, together
 from torch import Tensor
+from training import train_config
 
 import statewise as sw
 from statewise.data.memory_tasks import MemoryDataConfig
@@ -24,7 +25,7 @@ from statewise.errors import ConfigError, InputError
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.regressor import SequenceRegressorConfig
-from statewise.train import RunConfig, TrainConfig, train
+from statewise.train import RunConfig, train
 from statewise.train.distributed import sequence, sequence_attention
 from statewise.train.distributed.sequence import apply_sequence_parallel, sequence_parallel
 from statewise.train.distributed.several import SeveralRanks
@@ -66,7 +67,7 @@ def sequence_training_of_rows_and_steps(place: Place) -> None:
     steps = MemoryDataConfig(task="copying", length=20, n_copied=4, n_train=16, n_validation=4, n_test=4)
     classifier = SequenceClassifierConfig(vocab_size=10, n_classes=8, d_model=16, layers=layers, pooling=None)
     for data, model in ((rows, regressor), (steps, classifier)):
-        run = RunConfig(model=model, data=data, train=TrainConfig(steps=8, batch_size=4, lr=1e-2))
+        run = RunConfig(model=model, data=data, train=train_config(steps=8, batch_size=4, lr=1e-2))
         together(place, run, sequence=place.size)
 
 
@@ -95,7 +96,7 @@ def a_regressor(norm: str = "layer", **how: Any) -> RunConfig:
     data = MemoryDataConfig(task="adding", length=32, n_train=16, n_validation=4, n_test=4)
     layers = (sw.BlockConfig(mixer=S4DConfig(d_state=8), norm=norm),) * 2
     model = SequenceRegressorConfig(d_input=2, d_output=1, d_model=16, layers=layers, pooling="last")
-    return RunConfig(model=model, data=data, train=TrainConfig(steps=8, batch_size=4, lr=1e-2, **how))
+    return RunConfig(model=model, data=data, train=train_config(steps=8, batch_size=4, lr=1e-2, **how))
 
 
 @case(2)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from distributed_harness import Place, case
 from distributed_models import MAMBA2, a_run, parallel, steps, together
+from training import train_config
 
 from statewise.data.base import DataConfig
 from statewise.data.labelled import LabelledDataConfig
@@ -23,7 +24,7 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.forecaster import ForecasterConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.regressor import SequenceRegressorConfig
-from statewise.train import RunConfig, TrainConfig
+from statewise.train import RunConfig
 from statewise.train.distributed.several import SeveralRanks
 from statewise.train.ranks import Ranks
 
@@ -32,7 +33,7 @@ BATCH_NORM = BlockConfig(mixer=S4DConfig(d_state=8, bidirectional=True), norm="b
 
 def task_run(model: ModelConfig, data: DataConfig, **train: Any) -> RunConfig:
     settings = {"steps": 8, "batch_size": 8, "lr": 1e-2, "save_minutes": None, **train}
-    return RunConfig(model=model, data=data, train=TrainConfig(**settings))
+    return RunConfig(model=model, data=data, train=train_config(**settings))
 
 
 def ragged(place: Place) -> LabelledDataConfig:

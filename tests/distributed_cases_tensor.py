@@ -9,6 +9,7 @@ import torch
 from distributed_harness import Place, case
 from distributed_models import MIXERS, a_run, parallel, steps, together
 from torch.distributed.tensor import DTensor
+from training import with_train
 
 from statewise.errors import ConfigError
 from statewise.mixers.mamba2 import Mamba2Config
@@ -43,9 +44,9 @@ def meshes_that_do_not_divide(place: Place) -> None:
     for changed, message in (
         (parallel(run, tensor=3), r"tensor=3 times sequence=1 is 3, which does not divide the 2 processes"),
         (parallel(three, tensor=2), r"tensor=2 does not divide the 79 outputs of layers.0.mixer.in_proj"),
-        (replace(run, train=replace(run.train, batch_size=5)), r"batch_size=5 .* 2 data ranks do not divide it"),
+        (with_train(run, batch_size=5), r"batch_size=5 .* 2 data ranks do not divide it"),
         (parallel(a_run(place, length=15), sequence=2), r"sequence=2 does not divide train.length=15"),
-        (replace(run, train=replace(run.train, compile=True)), r"train.compile=true works in one process"),
+        (with_train(run, compile=True), r"train.compile=true works in one process"),
     ):
         with pytest.raises(ConfigError, match=message):
             steps(place, changed, SeveralRanks())

@@ -6,12 +6,11 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 from distributed_harness import Place
-from training import small_model, small_run
+from training import small_model, small_run, with_train
 
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.h3 import H3Config
@@ -57,7 +56,7 @@ def a_run(place: Place, model: str = "mamba2", **train: Any) -> RunConfig:
 
 
 def parallel(run: RunConfig, **how: Any) -> RunConfig:
-    return replace(run, train=replace(run.train, parallel=ParallelConfig(**how)))
+    return with_train(run, parallel=ParallelConfig(**how))
 
 
 def steps(place: Place, run: RunConfig, ranks: Ranks, n: int = N_STEPS) -> tuple[list[tuple[float, float]], RunState]:
@@ -65,7 +64,7 @@ def steps(place: Place, run: RunConfig, ranks: Ranks, n: int = N_STEPS) -> tuple
     state = RunState(RunFolder(place.folder / "nowhere", run), ranks=ranks)
     eager = loss_function(state)
     loss_of = ranks.loss_function(eager)
-    return [update(state, run.train.lr, loss_of, eager) for _ in range(n)], state
+    return [update(state, run.train.optimizer.lr, loss_of, eager) for _ in range(n)], state
 
 
 def single(place: Place, run: RunConfig) -> list[tuple[float, float]]:

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from training import train_config, with_train
 
 from statewise.data.base import DataConfig, absolute
 from statewise.errors import ConfigError, DataError, InputError
@@ -23,7 +24,7 @@ from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.base import Model, ModelConfig
 from statewise.models.block import Block, BlockConfig
 from statewise.models.registry import CONFIG_TYPES
-from statewise.train import RunConfig, TrainConfig
+from statewise.train import RunConfig
 from statewise.train.plotting import figure
 from statewise.train.presets import PRESETS
 from statewise.train.tasks import TASKS, Task
@@ -167,13 +168,13 @@ class ToyTask(Task[Toy, ToyBatch]):
 
 
 def toy_preset() -> RunConfig:
-    train = TrainConfig(steps=8, batch_size=8, lr=1e-2, log_every=1, save_minutes=None)
+    train = train_config(steps=8, batch_size=8, lr=1e-2, log_every=1, save_minutes=None)
     return RunConfig(model=ToyConfig(), data=ToyDataConfig(), train=train)
 
 
 def toy_run(**train: Any) -> RunConfig:
     run = toy_preset()
-    return replace(run, train=replace(run.train, **train))
+    return with_train(run, **train)
 
 
 @pytest.fixture

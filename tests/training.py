@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,61 @@ from statewise.data.text import TextDataConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
-from statewise.train import RunConfig, TrainConfig, read_metrics
+from statewise.train import (
+    BudgetConfig,
+    OptimizerConfig,
+    ReportingConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+    read_metrics,
+)
 from statewise.train.report import Reporter
 
 TIMES = ("seconds", "tokens_per_second", "sequences_per_second")  # what two equal runs may differ in
+
+GROUPS = {
+    "budget": BudgetConfig,
+    "optimizer": OptimizerConfig,
+    "schedule": ScheduleConfig,
+    "reporting": ReportingConfig,
+}
+GROUP_OF = {field.name: group for group, cls in GROUPS.items() for field in fields(cls)}
+
+
+def train_config(**settings: Any) -> TrainConfig:
+    """A TrainConfig from its fields and those of its groups, each by its own name."""
+    grouped = _grouped(settings)
+    return TrainConfig(**{name: GROUPS[name](**value) if name in GROUPS else value for name, value in grouped.items()})
+
+
+def with_train(config: RunConfig, **settings: Any) -> RunConfig:
+    """The run with these fields of its TrainConfig, or of the groups of that, set."""
+    train = config.train
+    changes = {
+        name: replace(getattr(train, name), **value) if name in GROUPS else value
+        for name, value in _grouped(settings).items()
+    }
+    return replace(config, train=replace(train, **changes))
+
+
+def train_setting(config: TrainConfig, name: str) -> Any:
+    return getattr(getattr(config, GROUP_OF[name]) if name in GROUP_OF else config, name)
+
+
+def train_path(name: str) -> str:
+    """Where a run has this field."""
+    return f"train.{GROUP_OF[name]}.{name}" if name in GROUP_OF else f"train.{name}"
+
+
+def _grouped(settings: dict[str, Any]) -> dict[str, Any]:
+    grouped: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in GROUP_OF:
+            grouped.setdefault(GROUP_OF[name], {})[name] = value
+        else:
+            grouped[name] = value
+    return grouped
 
 
 def write_text(folder: Path) -> Path:
@@ -27,7 +79,7 @@ def small_model(dropout: float = 0.1, **changes: Any) -> LanguageModelConfig:
 
 
 def small_run(folder: Path, *, model: LanguageModelConfig | None = None, **train: Any) -> RunConfig:
-    """A run on a text in ``folder``; further arguments are fields of TrainConfig."""
+    """A run on a text in ``folder``; further arguments are those of :func:`train_config`."""
     text = folder / "text.txt"
     settings = {"length": 16, "batch_size": 2, "evaluate_items": 200, "log_every": 1, "save_minutes": None}
     if "steps" not in train and "minutes" not in train:
@@ -35,7 +87,7 @@ def small_run(folder: Path, *, model: LanguageModelConfig | None = None, **train
     return RunConfig(
         model=small_model() if model is None else model,
         data=TextDataConfig(source=str(text if text.exists() else write_text(folder))),
-        train=TrainConfig(**{**settings, **train}),
+        train=train_config(**{**settings, **train}),
     )
 
 

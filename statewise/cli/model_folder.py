@@ -32,7 +32,7 @@ from statewise.decoding import dequantised, refusal
 from statewise.errors import CheckpointError, ConfigError, DataError, InputError
 from statewise.models.base import Model
 from statewise.models.language_model import LanguageModel
-from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.config import BudgetConfig, RunConfig, TrainConfig
 from statewise.train.plotting import require_plot
 from statewise.train.run_folder import RUN_FILE, read_run
 from statewise.train.several_folder import runs_in
@@ -141,7 +141,8 @@ class ModelFolder:
         if (self.folder / RUN_FILE).is_file():
             run = read_run(self.folder)
         elif self.reads_text and source is not None:
-            run = RunConfig(model=self.model.config, data=TextDataConfig(), train=TrainConfig(steps=1))
+            train = TrainConfig(budget=BudgetConfig(steps=1))
+            run = RunConfig(model=self.model.config, data=TextDataConfig(), train=train)
         else:
             choice = (
                 "which text to evaluate it; give --data or --text-file, or" if self.reads_text else "which data; give"

@@ -9,7 +9,7 @@ import types as python_types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from statewise.configuration.kinds import (
     TYPE_KEY,
@@ -66,12 +66,16 @@ class Config(metaclass=ConfigType):
     >>> S4DConfig(d_state=0)
     Traceback (most recent call last):
     statewise.errors.ConfigError: S4DConfig.d_state=0 is out of range; expected an integer of at least 1
+
+    former_names: names that fields have had, and where they stand now: {"lr": "optimizer.lr"}. JSON may still use them
     """
+
+    former_names: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def read_fields(cls, data: Mapping[str, Any], at: Place) -> Self:
         """The config that this JSON object describes, its class already known."""
-        fields = {name: value for name, value in data.items() if name != TYPE_KEY}
+        fields = with_current_names(cls, {name: value for name, value in data.items() if name != TYPE_KEY}, at)
         config: Self = make(cls, fields, at, f"{at.path}: " if at.path else "")
         return config
 
@@ -99,8 +103,46 @@ def make(cls: Any, fields: Mapping[str, Any], at: Place, prefix: str) -> Any:
         raise ConfigError(str(error) if str(error).startswith(at.path) else f"{prefix}{error}") from error
 
 
-def no_such_field(cls: type, name: str) -> str:
-    return f"{cls.__name__} has no field {excerpt(name)}; {suggest(name, list(schema(cls)), 'Its fields')}"
+def no_such_field(cls: Any, name: str) -> str:
+    """Names the nearest field, of this config or of one that it has, and all of this one."""
+    if name in cls.former_names:
+        return f"{cls.__name__} has no field {excerpt(name)} any more; use {cls.former_names[name]}"
+    near = {field: field for field in schema(cls)}
+    for group, kind in schema(cls).items():
+        if isinstance(kind, Nested) and not kind.is_open:
+            near = {field: join(group, field) for field in schema(kind.classes[0])} | near
+    return f"{cls.__name__} has no field {excerpt(name)}; {suggest(name, list(schema(cls)), 'Its fields', near)}"
+
+
+def current_path(cls: Any, name: str, *, is_group: bool) -> list[str]:
+    """Where a field stands now. A former name that is now a group's is the group where ``is_group``: what it is given
+    has fields of its own.
+    """
+    former = cls.former_names.get(name)
+    return [name] if former is None or (is_group and name in schema(cls)) else former.split(".")
+
+
+def with_current_names(cls: Any, data: Mapping[str, Any], at: Place) -> dict[str, Any]:
+    """JSON data with each value that has a former name put where it stands now.
+
+    Errors:  ConfigError for a field that is there by both names.
+    """
+    paths = {name: current_path(cls, name, is_group=isinstance(value, Mapping)) for name, value in data.items()}
+    current = {name: data[name] for name, path in paths.items() if path == [name]}
+    for name, path in paths.items():
+        if path == [name]:
+            continue
+        inner: Any = current
+        *groups, field = path
+        for group in groups:
+            before = inner.get(group, {})
+            inner[group] = dict(before) if isinstance(before, Mapping) else {field: before}
+            inner = inner[group]
+        if field in inner:
+            both = f"{join(at.path, name)} and {join(at.path, '.'.join(path))}"
+            raise ConfigError(f"{both} are one field; leave out the first")
+        inner[field] = data[name]
+    return current
 
 
 @functools.cache

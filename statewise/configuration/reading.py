@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from statewise.configuration.base import Config, no_such_field, schema
+from statewise.configuration.base import Config, current_path, no_such_field, schema
 from statewise.configuration.kinds import TYPE_KEY, Either, Kind, Nested, Place, Row, Text
 from statewise.configuration.words import join
 from statewise.errors import ConfigError, excerpt
@@ -51,7 +51,7 @@ def from_dict(cls: type[ConfigT], data: Any, *, types: Types | None = None, wher
 
 
 def assign(config: ConfigT, assignments: Sequence[str], *, types: Types | None = None) -> ConfigT:
-    """A new config with some fields set: ``["train.lr=3e-4", "model.layers.0.mixer.d_state=64"]``.
+    """A new config with some fields set: ``["train.optimizer.lr=3e-4", "model.layers.0.mixer.d_state=64"]``.
 
     A value is JSON; where that does not fit the field but a string does, the text itself. A whole subtree can be given
     as JSON, with ``types`` for the names in it (those already in ``config`` are known). All are set before the
@@ -70,7 +70,8 @@ def assign(config: ConfigT, assignments: Sequence[str], *, types: Types | None =
         path, equals, text = assignment.partition("=")
         parts = path.strip().split(".")
         if not equals or not all(parts):
-            raise ConfigError(f"{excerpt(assignment)} is not an assignment; write field=value, as in train.lr=3e-4")
+            example = "write field=value, as in train.optimizer.lr=3e-4"
+            raise ConfigError(f"{excerpt(assignment)} is not an assignment; {example}")
         data = _set(whole, data, parts, text.strip(), at)
     changed: ConfigT = whole.read(data, at)
     return changed
@@ -134,6 +135,7 @@ def _set(kind: Kind, data: Any, parts: Sequence[str], text: str, at: Place) -> A
         cls = nested.class_of(data, at)
         if part == TYPE_KEY and TYPE_KEY in data:
             raise ConfigError(f'{join(path, part)} cannot be set alone; set {path} whole: {path}={{"type": ...}}')
+        part, *rest = (*current_path(cls, part, is_group=bool(rest) or text.startswith("{")), *rest)
         if part not in schema(cls):
             raise ConfigError(f"{path}: {no_such_field(cls, part)}" if path else no_such_field(cls, part))
         return {**data, part: _set(schema(cls)[part], data[part], rest, text, at.inner(part))}

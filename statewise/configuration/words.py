@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,11 +40,12 @@ def type_name(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def suggest(name: str, known: Sequence[Any], title: str) -> str:
-    """The nearest name, if one is near, and all of them."""
-    close = difflib.get_close_matches(name, list(map(str, known)), n=1, cutoff=0.5)
+def suggest(name: str, known: Sequence[Any], title: str, near: Mapping[str, str] | None = None) -> str:
+    """The nearest name, if one is near, and all of them. ``near``: the names to look among, and how each is told."""
+    told = {str(one): str(one) for one in known} if near is None else near
+    close = difflib.get_close_matches(name, list(told), n=1, cutoff=0.5)
     listed = f"{title}: {', '.join(map(str, known))}"
-    return f"did you mean {close[0]!r}? {listed}" if close else f"{listed[:1].lower()}{listed[1:]}"
+    return f"did you mean {told[close[0]]!r}? {listed}" if close else f"{listed[:1].lower()}{listed[1:]}"
 
 
 def as_number(text: str) -> float | None:

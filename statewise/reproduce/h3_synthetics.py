@@ -30,7 +30,7 @@ from statewise.reproduce.settings import BEFORE, Settings
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import trained
 from statewise.reproduce.work import Job, Work
-from statewise.train.config import RunConfig
+from statewise.train.config import BudgetConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
 
 # Fu et al. 2023 (H3), arXiv:2212.14052, table 2: accuracy in %
 PUBLISHED = {
@@ -53,9 +53,10 @@ MIXERS: dict[str, MixerConfig] = {
 NAMES = dict(zip(MIXERS, ("S4D", "GSS", "H3", "H3, then attention", "attention", "Mamba", "Mamba-2")))
 TASKS = tuple(PUBLISHED)
 # The published schedules: a cosine of 5e-4 down to 5e-5 after a warm-up from 1e-6, and straight lines up and down
-SCHEDULES: dict[str, dict[str, Any]] = {
-    "induction-head": {"schedule": "cosine", "lr_start_ratio": 1e-6 / LR, "lr_min_ratio": 0.1},
-    "associative-recall": {"schedule": "linear", "lr_min_ratio": 0.0},  # which falls from the warm-up's end in any case
+SCHEDULES = {
+    "induction-head": ScheduleConfig(kind="cosine", warmup=0.1, start_ratio=1e-6 / LR, min_ratio=0.1),
+    # Which falls from the warm-up's end in any case
+    "associative-recall": ScheduleConfig(kind="linear", warmup=0.1, min_ratio=0.0),
 }
 AS_PUBLISHED = ("clip_norm", "weight_decay_of", "dropout_of", "drop_last", "warmup_prefix")  # or not
 
@@ -65,16 +66,16 @@ class H3SyntheticsSettings(Settings):
     """models:  of "s4d", "gss", "h3", "hybrid", "attention", "mamba", "mamba2"
     tasks:    of "induction-head", "associative-recall"
     epochs:   one number for each task
-    seeds:    of the parameters, the dropout and the order of the rows; trained one after the other
+    seeds:    of the parameters, the dropout and the order of the rows; trained side by side, as one stack
     n_train, n_validation, n_test: rows of each language; no row is in two of them
     stop_at, stop_after: a run ends once its accuracy on the validation rows was at least this after so many epochs
               running; stop_at=null: never before its last epoch
-    clip_norm, weight_decay_of: as ``TrainConfig`` has them; the published code clips no gradient, and every parameter
-              but the systems' decays
+    clip_norm, weight_decay_of: as ``OptimizerConfig`` has them; the published code clips no gradient, and every
+              parameter but the systems' decays
     dropout_of: what the Transformer's dropout of 0.1 drops: the "weights" of its attention, as published, or the
               "branches" before they join the residual stream
-    drop_last, warmup_prefix: as ``TrainConfig`` has them; as published, the last 8 of 5,000 rows are a batch of their
-              own, and the cosine begins under the warm-up
+    drop_last, warmup_prefix: as ``TrainConfig`` and its schedule have them; as published, the last 8 of 5,000 rows are
+              a batch of their own, and the cosine begins under the warm-up
     workers:  processes that train side by side
     bars:     whether what the project asks of itself is in the report
     """
@@ -119,7 +120,7 @@ def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -
     """The training run of a model on a task."""
     rows: dict[str, Any] = {"n_train": config.n_train, "n_validation": config.n_validation, "n_test": config.n_test}
     data = LANGUAGES[task](**rows)
-    is_attention = model == "attention"
+    schedule, is_attention = SCHEDULES[task], model == "attention"
     layer = BlockConfig(mixer=MIXERS[model], mlp=MLPConfig(expand=4, activation="gelu_tanh"), norm="layer")
     if is_attention and config.dropout_of == "weights":
         layer = replace(layer, mixer=replace(ATTENTION, dropout=DROPOUT))
@@ -136,19 +137,22 @@ def run_config(config: H3SyntheticsSettings, task: str, model: str, seed: int) -
             max_positions=data.length if is_attention else None,
         ),
         data=data,
-        train=look_every(
-            count_batches(config.n_train, BATCH_SIZE, config.drop_last),
-            epochs=config.epochs[config.tasks.index(task)],
+        train=TrainConfig(
+            budget=BudgetConfig(
+                epochs=config.epochs[config.tasks.index(task)], stop_at=config.stop_at, stop_after=config.stop_after
+            ),
+            optimizer=OptimizerConfig(
+                lr=LR,
+                dynamics_lr_max=1e-3,
+                betas=(0.9, 0.999),
+                weight_decay=0.1,
+                weight_decay_of=config.weight_decay_of,
+                clip_norm=config.clip_norm,
+            ),
+            schedule=replace(schedule, warmup_prefix=config.warmup_prefix or schedule.kind != "cosine"),
+            reporting=look_every(count_batches(config.n_train, BATCH_SIZE, config.drop_last)),
             batch_size=BATCH_SIZE,
-            lr=LR,
-            dynamics_lr_max=1e-3,
-            betas=(0.9, 0.999),
-            weight_decay=0.1,
-            warmup=0.1,
-            **SCHEDULES[task],
-            **{name: getattr(config, name) for name in ("weight_decay_of", "clip_norm", "drop_last")},
-            **{name: getattr(config, name) for name in ("stop_at", "stop_after")},
-            warmup_prefix=config.warmup_prefix or SCHEDULES[task]["schedule"] != "cosine",
+            drop_last=config.drop_last,
             seed=seed,
         ),
     )

@@ -29,7 +29,7 @@ from statewise.reproduce.synthetic import SyntheticSettings
 from statewise.reproduce.training import Trial, load_checkpoint, trained, whole
 from statewise.reproduce.work import Job, Work
 from statewise.train import read_run
-from statewise.train.config import RunConfig
+from statewise.train.config import RunConfig, ScheduleConfig
 from statewise.train.report import Reporter
 
 # Gu and Dao 2023 (Mamba), arXiv:2312.00752, table 11: accuracy in % at 2^6, 2^7, ... tokens, trained at 2^8
@@ -127,8 +127,7 @@ def run_config(config: InductionHeadsSettings, model: str, seed: int) -> RunConf
     steps = config.steps[config.models.index(model)]
     data = config.language("long-induction-head", steps, length=config.length)
     positions = max(config.length, *config.lengths_of(model)) if model == "attention" else None
-    stop_at = None if model == GOES_ON else config.stop_at
-    rises = {"lr": lr, "lr_min_ratio": 0.0, "warmup": config.warmup, "decay": config.decay}
+    schedule = ScheduleConfig(kind="wsd", warmup=config.warmup, decay=config.decay, min_ratio=0.0)
     return RunConfig(
         model=LanguageModelConfig(
             vocab_size=data.vocab_size,
@@ -137,7 +136,7 @@ def run_config(config: InductionHeadsSettings, model: str, seed: int) -> RunConf
             max_positions=positions,
         ),
         data=data,
-        train=config.schedule(seed, steps, schedule="wsd", stop_at=stop_at, **rises),
+        train=config.training(seed, steps, schedule, may_stop=model != GOES_ON, lr=lr),
     )
 
 

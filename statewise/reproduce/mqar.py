@@ -29,7 +29,7 @@ from statewise.reproduce.settings import BEFORE, Rates, Settings, rate_name
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, read_looks, train_one
 from statewise.reproduce.work import Job, Work
-from statewise.train.config import RunConfig
+from statewise.train.config import BudgetConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
 from statewise.train.report import Reporter
 from statewise.train.tasks import open_task
 
@@ -124,13 +124,13 @@ def run_config(config: MqarSettings, cell: Cell, rate: float) -> RunConfig:
             n_validation=min(500, config.n_test),
             **{name: getattr(config, name) for name in ("vocab_size", "random_non_queries", "n_train", "n_test")},
         ),
-        train=look_every(
-            config.n_train // config.batch_size,
-            epochs=config.epochs[cell.i],
-            lr=rate,
-            warmup=0.1,
-            log_every=100,
-            **{name: getattr(config, name) for name in ("batch_size", "stop_at", "seed")},
+        train=TrainConfig(
+            budget=BudgetConfig(epochs=config.epochs[cell.i], stop_at=config.stop_at),
+            optimizer=OptimizerConfig(lr=rate),
+            schedule=ScheduleConfig(warmup=0.1),
+            reporting=look_every(config.n_train // config.batch_size, log_every=100),
+            batch_size=config.batch_size,
+            seed=config.seed,
         ),
     )
 
@@ -157,12 +157,17 @@ def train_and_test(run: RunConfig, folder: str, reporter: Reporter) -> dict[str,
     Errors: TrainingError if an evaluation failed for another reason; Stopped, with everything saved.
     """
     d_model = cast(LanguageModelConfig, run.model).d_model
-    shared = {"state": state_size(run), "parameters": n_parameters(run.model), "d_model": d_model, "lr": run.train.lr}
+    shared = {
+        "state": state_size(run),
+        "parameters": n_parameters(run.model),
+        "d_model": d_model,
+        "lr": run.train.optimizer.lr,
+    }
     try:
         result = train_one(run, Path(folder), reporter)
     except DivergedError as error:
         return {**shared, "diverged": error.what}
-    goal, course = run.train.stop_at, read_looks(Path(folder))
+    goal, course = run.train.budget.stop_at, read_looks(Path(folder))
     record = open_task(run).evaluate(load_checkpoint(run, Path(folder)), "test")
     return {
         **shared,

@@ -22,7 +22,7 @@ from statewise.reproduce.report import Bar, Curve, Panel, Report, curves
 from statewise.reproduce.synthetic import SyntheticSettings
 from statewise.reproduce.training import trained
 from statewise.reproduce.work import Job, Work
-from statewise.train.config import RunConfig
+from statewise.train.config import RunConfig, ScheduleConfig
 
 # Gu and Dao 2023 (Mamba), arXiv:2312.00752, table 1: accuracy in %
 PUBLISHED = {"s4": 18.3, "h3": 57.0, "mamba": 99.8}
@@ -62,7 +62,7 @@ def run_config(config: SelectiveCopyingSettings, model: str, seed: int) -> RunCo
     return RunConfig(
         model=LanguageModelConfig(vocab_size=config.vocab_size, d_model=64, layers=layers),
         data=config.language("selective-copying", config.steps, **sizes),
-        train=config.schedule(seed, config.steps, lr=config.lr, dynamics_lr_max=1e-3, warmup=0.02),
+        train=config.training(seed, config.steps, ScheduleConfig(warmup=0.02), lr=config.lr, dynamics_lr_max=1e-3),
     )
 
 

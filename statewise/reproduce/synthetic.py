@@ -8,7 +8,7 @@ from typing import Any
 from statewise.configuration.types import Count, Distinct, Ratio, Seed
 from statewise.data.synthetic_languages import LANGUAGES, SyntheticLanguageConfig
 from statewise.reproduce.settings import Settings
-from statewise.train.config import TrainConfig
+from statewise.train.config import BudgetConfig, OptimizerConfig, ReportingConfig, ScheduleConfig, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +42,25 @@ class SyntheticSettings(Settings):
         language: SyntheticLanguageConfig = LANGUAGES[task](**rows, **sizes)
         return language
 
-    def schedule(self, seed: int, steps: int, **fields: Any) -> TrainConfig:
-        """Without weight decay; the last checkpoint is the one that is tested."""
-        ends: dict[str, Any] = {"stop_at": self.stop_at, "stop_after": self.stop_after, "keep_best": False}
-        optimizer: dict[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.0, "batch_size": self.batch_size}
-        return look_every(self.look_every, seed=seed, steps=steps, **{**ends, **optimizer, **fields})
+    def training(
+        self, seed: int, steps: int, schedule: ScheduleConfig, *, may_stop: bool = True, **optimizer: Any
+    ) -> TrainConfig:
+        """Without weight decay; the last checkpoint is the one that is tested.
+
+        may_stop: whether the run ends once it is as good as ``stop_at``
+        """
+        stop_at = self.stop_at if may_stop else None
+        return TrainConfig(
+            budget=BudgetConfig(steps=steps, stop_at=stop_at, stop_after=self.stop_after),
+            optimizer=OptimizerConfig(betas=(0.9, 0.999), weight_decay=0.0, **optimizer),
+            schedule=schedule,
+            reporting=look_every(self.look_every, keep_best=False),
+            batch_size=self.batch_size,
+            seed=seed,
+        )
 
 
-def look_every(every: int, **fields: Any) -> TrainConfig:
-    """A schedule with a look at the validation rows every so many steps, which keeps its last checkpoint."""
+def look_every(every: int, **changes: Any) -> ReportingConfig:
+    """A look at the validation rows every so many steps; the last checkpoint is kept."""
     looks: dict[str, Any] = {"evaluate_every": every, "evaluate_minutes": None, "log_every": every}
-    return TrainConfig(**{**looks, "save_minutes": 2.0, "keep_last": 1, **fields})
+    return ReportingConfig(**{**looks, "save_minutes": 2.0, "keep_last": 1, **changes})

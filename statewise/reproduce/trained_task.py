@@ -52,7 +52,7 @@ BLANK = {"training_seconds": "", "cpu": "", "step": ""}
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedTaskSettings(Settings):
-    """preset:  of ``statewise train``; settings: fields of that run to set, as "train.steps=100"
+    """preset:  of ``statewise train``; settings: fields of that run to set, as "train.budget.steps=100"
     folder:  where the data lie, for data that have a folder
     seeds:   one run each; the split of the data is the same for all
     measured: the number of the evaluation that counts; bar: what its mean over the seeds has to reach; None: nothing
@@ -242,7 +242,8 @@ def _plot(config: TrainedTaskSettings, folder: Path, seed: int, record: dict[str
 
 
 def _claim(preset: str, summary: str, duration: str, **fields: Any) -> Claim:
-    few = ["train.steps=4", "train.epochs=null", "train.minutes=null", "train.evaluate_items=16"]
+    few = [f"train.budget.{limit}" for limit in ("steps=4", "epochs=null", "minutes=null")]
+    few += ["train.reporting.evaluate_items=16"]
     few += ["data.max_length=128"] if isinstance(PRESETS[preset]().data, LabelledDataConfig) else []
     return Claim(
         summary=summary,

@@ -52,9 +52,10 @@ class Course:
 
     def __init__(self, state: RunState, metrics: MetricsFile | NoMetrics, reporter: Reporter) -> None:
         self.state, self.metrics, self.reporter = state, metrics, reporter
-        config, seconds = state.config, state.progress.seconds
-        self._evaluate_due = Cadence(config.evaluate_every, config.evaluate_minutes, seconds)
-        self._save_due = Cadence(config.save_every, config.save_minutes, seconds)
+        self.reporting = reporting = state.config.reporting
+        seconds = state.progress.seconds
+        self._evaluate_due = Cadence(reporting.evaluate_every, reporting.evaluate_minutes, seconds)
+        self._save_due = Cadence(reporting.save_every, reporting.save_minutes, seconds)
         self._validates = "validation" in state.task.sizes()
 
     def count(self, loss: float, norm: float, lr: float, seconds: float) -> dict[str, Any]:
@@ -80,7 +81,7 @@ class Course:
     def log(self, record: dict[str, Any], done: bool) -> None:
         """Writes the record of a step if it is time, or the end."""
         progress = self.state.progress
-        if progress.step % self.state.config.log_every == 0 or done:
+        if progress.step % self.reporting.log_every == 0 or done:
             self.write(record)
             progress.n_steps, progress.losses, progress.step_seconds = 0, 0.0, 0.0
 
@@ -96,7 +97,7 @@ class Course:
 
     def should_save(self, is_best: bool, done: bool) -> bool:
         progress = self.state.progress
-        return self._save_due(progress.step, progress.seconds) or (is_best and self.state.config.keep_best) or done
+        return self._save_due(progress.step, progress.seconds) or (is_best and self.reporting.keep_best) or done
 
     def save(self) -> None:
         path = self.state.save(self.metrics.sync)
@@ -150,7 +151,7 @@ def _evaluate(state: RunState) -> dict[str, Any]:
             raise DivergedError(f"{what}; {state.what_remains()}", what)
     score, best = float(record[task.metric]), progress.best
     is_best = best is None or (score > best if task.higher_is_better else score < best)
-    wanted = state.config.stop_at
+    wanted = state.config.budget.stop_at
     if wanted is not None:
         progress.held = progress.held + 1 if (score >= wanted if task.higher_is_better else score <= wanted) else 0
     progress.validation = score
@@ -161,8 +162,8 @@ def _evaluate(state: RunState) -> dict[str, Any]:
 
 def is_done(state: RunState) -> bool:
     """Whether the budget is spent, or the run is as good as it was asked to become."""
-    config = state.config
-    return fraction_done(state) >= 1 or (config.stop_at is not None and state.progress.held >= config.stop_after)
+    budget = state.config.budget
+    return fraction_done(state) >= 1 or (budget.stop_at is not None and state.progress.held >= budget.stop_after)
 
 
 def units_in(state: RunState, steps: int) -> int:
@@ -171,7 +172,7 @@ def units_in(state: RunState, steps: int) -> int:
 
 def fraction_done(state: RunState) -> float:
     """Of the budget; of the one nearer to its end where there are two."""
-    steps, minutes = state.total_steps, state.config.minutes
+    steps, minutes = state.total_steps, state.config.budget.minutes
     by_steps = 0.0 if steps is None else state.progress.step / steps
     by_clock = 0.0 if minutes is None else state.progress.seconds / (60 * minutes)
     return min(1.0, max(by_steps, by_clock))
@@ -181,15 +182,7 @@ def learning_rate(state: RunState) -> float:
     """Of the step to come: by its number, or by the clock where the budget is in minutes alone."""
     config = state.config
     at = fraction_done(state) if state.total_steps is None else (state.progress.step + 1) / state.total_steps
-    return config.lr * learning_rate_factor(
-        at,
-        kind=config.schedule,
-        warmup=config.warmup,
-        prefix=config.warmup_prefix,
-        decay=config.decay,
-        minimum=config.lr_min_ratio,
-        start=config.lr_start_ratio,
-    )
+    return config.optimizer.lr * learning_rate_factor(at, **vars(config.schedule))
 
 
 def start_record(state: RunState) -> dict[str, Any]:
@@ -199,7 +192,7 @@ def start_record(state: RunState) -> dict[str, Any]:
         "folder": str(state.run.path),
         "step": state.progress.step,
         "parameters": sum(group.n_parameters for group in state.groups),
-        "groups": describe_groups(state.groups, state.config.lr),
+        "groups": describe_groups(state.groups, state.config.optimizer.lr),
         "device": str(state.device),
         "threads": torch.get_num_threads(),
         **({"ranks": state.ranks.size} if state.ranks.size > 1 else {}),

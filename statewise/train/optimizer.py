@@ -14,7 +14,7 @@ from statewise.mixers.base import Dynamics
 from statewise.mixers.h3 import H3Readout
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.mixers.time_invariant import Readout
-from statewise.train.config import TrainConfig
+from statewise.train.config import OptimizerConfig
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +38,7 @@ class ParameterGroup:
         return sum(parameter.numel() for _, parameter in self.parameters)
 
 
-def parameter_groups(model: nn.Module, config: TrainConfig) -> tuple[ParameterGroup, ...]:
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> tuple[ParameterGroup, ...]:
     """Each trainable parameter in exactly one group; groups without parameters are left out.
 
     ``dynamics``     what a :class:`Dynamics` module holds: its own learning rate, no decay.
@@ -118,7 +118,7 @@ def _group_of(module: nn.Module, name: str, parameter: nn.Parameter, in_dynamics
 
 def build_optimizer(
     groups: tuple[ParameterGroup, ...],
-    config: TrainConfig,
+    config: OptimizerConfig,
     alike: Callable[[Sequence[nn.Parameter]], list[list[nn.Parameter]]] = lambda parameters: [list(parameters)],
 ) -> torch.optim.AdamW:
     """AdamW over the groups. Set the rate of a step with :func:`set_learning_rate`.

@@ -27,7 +27,14 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.forecaster import ForecasterConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.regressor import SequenceRegressorConfig
-from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.config import (
+    BudgetConfig,
+    OptimizerConfig,
+    ReportingConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from statewise.train.tasks import run_types, task_type
 
 MAMBA2 = Mamba2Config(d_state=32, d_head=16)  # of the synthetic languages
@@ -36,22 +43,26 @@ MAMBA2 = Mamba2Config(d_state=32, d_head=16)  # of the synthetic languages
 def demo() -> RunConfig:
     """The hybrid of `make demo`: two and a half minutes on the text of the standard library."""
     train = TrainConfig(
-        minutes=2.5,
+        budget=BudgetConfig(minutes=2.5),
+        optimizer=OptimizerConfig(lr=4e-3),
+        schedule=ScheduleConfig(min_ratio=0.02),
+        reporting=ReportingConfig(evaluate_minutes=None, save_minutes=None, log_every=25),
         batch_size=8,
         length=256,
-        lr=4e-3,
-        lr_min_ratio=0.02,
         matmul="fast",
-        evaluate_minutes=None,
-        save_minutes=None,
-        log_every=25,
     )
     return RunConfig(model=models.demo(), data=TextDataConfig(), train=train)
 
 
 def tiny() -> RunConfig:
     """Fifty steps of a model of twenty thousand parameters: seconds."""
-    train = TrainConfig(steps=50, batch_size=4, length=128, lr=1e-2, evaluate_items=8192)
+    train = TrainConfig(
+        budget=BudgetConfig(steps=50),
+        optimizer=OptimizerConfig(lr=1e-2),
+        reporting=ReportingConfig(evaluate_items=8192),
+        batch_size=4,
+        length=128,
+    )
     return RunConfig(model=models.tiny(), data=TextDataConfig(), train=train)
 
 
@@ -79,7 +90,11 @@ def _forecasting(data: SeriesDataConfig, *, steps: int, scaling_steps: int, drop
         dropout=dropout,
     )
     train = TrainConfig(
-        steps=steps, batch_size=32, lr=3e-3, lr_min_ratio=0.02, warmup=0.05, evaluate_every=50, save_minutes=None
+        budget=BudgetConfig(steps=steps),
+        optimizer=OptimizerConfig(lr=3e-3),
+        schedule=ScheduleConfig(warmup=0.05, min_ratio=0.02),
+        reporting=ReportingConfig(evaluate_every=50, save_minutes=None),
+        batch_size=32,
     )
     return RunConfig(model=model, data=data, train=train)
 
@@ -135,16 +150,12 @@ def _classification(
         n_classes=n_classes, d_input=1, d_model=64, layers=(layer,) * n_layers, frame_length=frame_length
     )
     train = TrainConfig(
-        epochs=epochs,
+        budget=BudgetConfig(epochs=epochs),
+        optimizer=OptimizerConfig(lr=lr, dynamics_lr_max=1e-3, weight_decay=0.05),
+        schedule=ScheduleConfig(warmup=0.05, min_ratio=0.01),
+        reporting=ReportingConfig(evaluate_minutes=look_minutes, save_minutes=look_minutes),
         batch_size=batch_size,
-        lr=lr,
-        lr_min_ratio=0.01,
-        dynamics_lr_max=1e-3,
-        weight_decay=0.05,
-        warmup=0.05,
         matmul="fast",
-        evaluate_minutes=look_minutes,
-        save_minutes=look_minutes,
     )
     return RunConfig(model=model, data=data, train=train)
 
@@ -204,15 +215,12 @@ def _regression(
 
 def _short(*, steps: int, batch_size: int = 32) -> TrainConfig:
     return TrainConfig(
-        steps=steps,
+        budget=BudgetConfig(steps=steps),
+        optimizer=OptimizerConfig(lr=4e-3, dynamics_lr_max=1e-3),
+        schedule=ScheduleConfig(warmup=0.05, min_ratio=0.01),
+        reporting=ReportingConfig(evaluate_every=steps // 4, save_minutes=None),
         batch_size=batch_size,
-        lr=4e-3,
-        lr_min_ratio=0.01,
-        dynamics_lr_max=1e-3,
-        warmup=0.05,
         matmul="fast",
-        evaluate_every=steps // 4,
-        save_minutes=None,
     )
 
 
@@ -270,14 +278,12 @@ def _recall(
 ) -> RunConfig:
     model = LanguageModelConfig(vocab_size=data.vocab_size, d_model=64, layers=(layer,) * 2)
     train = TrainConfig(
-        steps=steps,
+        budget=BudgetConfig(steps=steps),
+        optimizer=OptimizerConfig(lr=lr),
+        schedule=ScheduleConfig(warmup=0.05, min_ratio=0.02),
+        reporting=ReportingConfig(evaluate_every=steps // 4, save_minutes=None),
         batch_size=batch_size,
-        lr=lr,
-        lr_min_ratio=0.02,
-        warmup=0.05,
         matmul="fast",
-        evaluate_every=steps // 4,
-        save_minutes=None,
     )
     return RunConfig(model=model, data=data, train=train)
 

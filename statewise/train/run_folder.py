@@ -38,7 +38,6 @@ METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = ".lock"
 RUN = "run"  # in a checkpoint's trainer/state.json: the configuration that it was trained with, as run.json has it
 SHOWN = 80  # characters of a value in a message
-RENAMED = {"evaluate_tokens": "evaluate_items"}  # fields of TrainConfig, since the first runs were written
 
 
 def read_run(folder: Path | str) -> RunConfig:
@@ -66,8 +65,6 @@ def run_from_dict(data: Any, *, where: str = "run") -> RunConfig:
         for name, default in (("model", LanguageModelConfig), ("data", TextDataConfig)):
             if name in data:
                 data[name] = with_default_type(from_one_class(data[name]), default)
-        if isinstance(data.get("train"), Mapping):
-            data["train"] = {RENAMED.get(key, key): value for key, value in data["train"].items()}
     return from_dict(RunConfig, data, types=run_types(), where=where)
 
 
@@ -230,7 +227,7 @@ def _shown(value: Any) -> str:
 
 
 def by_path(data: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested data as dotted names: {"train.lr": 0.001, "model.layers.0.d_state": 64}."""
+    """Nested data as dotted names: {"train.seed": 1, "model.layers.0.d_state": 64}."""
     if isinstance(data, Mapping):
         items = list(data.items())
     elif isinstance(data, (list, tuple)) and data:

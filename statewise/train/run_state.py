@@ -64,9 +64,9 @@ class RunState:
         self.model = ranks.build(run.config, self.task, self.device, latest).train()
         self.model.gradient_checkpointing = self.config.gradient_checkpointing
         self.carried: Any = self.task.initial_state(self.model) if self.config.carry_state else None  # of all rows
-        self.groups: tuple[ParameterGroup, ...] = parameter_groups(self.model, self.config)
+        self.groups: tuple[ParameterGroup, ...] = parameter_groups(self.model, self.config.optimizer)
         self.parameters: list[nn.Parameter] = [p for group in self.groups for _, p in group.parameters]
-        self.optimizer = build_optimizer(self.groups, self.config, ranks.alike)
+        self.optimizer = build_optimizer(self.groups, self.config.optimizer, ranks.alike)
         if latest is not None:
             self._restore(latest)
         else:
@@ -75,11 +75,10 @@ class RunState:
 
     def _total_steps(self) -> int | None:
         """The budget in steps, of steps and epochs whichever is less; None if it is in minutes alone."""
-        config = self.config
-        epochs = None
-        if config.epochs is not None:
-            epochs = max(1, math.ceil(config.epochs * self.batches.steps_per_epoch / config.accumulation))
-        return min((n for n in (config.steps, epochs) if n is not None), default=None)
+        budget, epochs = self.config.budget, None
+        if budget.epochs is not None:
+            epochs = max(1, math.ceil(budget.epochs * self.batches.steps_per_epoch / self.config.accumulation))
+        return min((n for n in (budget.steps, epochs) if n is not None), default=None)
 
     def save(self, before: Callable[[], None]) -> Path:
         """Writes a checkpoint, and deletes those that are no longer kept. ``before`` is called first.
@@ -129,7 +128,8 @@ class RunState:
 
     def _prune(self) -> None:
         try:
-            checkpoints.prune(self.run.path, self.config.keep_last, self.config.keep_best)
+            reporting = self.config.reporting
+            checkpoints.prune(self.run.path, reporting.keep_last, reporting.keep_best)
         except (OSError, CheckpointError) as error:
             raise CheckpointError(f"{error}; {self.what_remains()}") from error
 
@@ -141,9 +141,10 @@ class RunState:
     def advice(self) -> str:
         """What to do about numbers that are not finite."""
         if self.checkpoint is None:
-            smaller = f"--resume {shlex.quote(str(self.run.path))} --lr {self.config.lr / 3:.2g}"
+            smaller = f"--resume {shlex.quote(str(self.run.path))} --lr {self.config.optimizer.lr / 3:.2g}"
             return f"To begin anew with a smaller learning rate: statewise train {smaller}"
-        return "A smaller train.lr, or a longer train.warmup, may help; for that begin a new run with another --out"
+        settings = "A smaller train.optimizer.lr, or a longer train.schedule.warmup"
+        return f"{settings}, may help; for that begin a new run with another --out"
 
     def _restore(self, checkpoint: Path) -> None:
         tensors, data = self.ranks.agree(lambda: checkpoints.read_trainer(checkpoint, mapped=True))

@@ -139,7 +139,7 @@ def train_several(
     )
     metrics = {run.metric for run in result.runs.values() if run.validation is not None}
     if stopped_by is None and len(metrics) == 1:
-        reporter.event(summary(result, {name: run.train.lr for name, run in given.items()}))
+        reporter.event(summary(result, {name: run.train.optimizer.lr for name, run in given.items()}))
     return result
 
 

@@ -33,14 +33,16 @@ def seeds_and_rates(config: RunConfig, seeds: int = 1, lrs: Sequence[float] | No
     """
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds} is too small; use at least 1")
-    rates = [config.train.lr] if lrs is None else list(lrs)
+    rates = [config.train.optimizer.lr] if lrs is None else list(lrs)
     if not rates or len(set(rates)) < len(rates):
         raise ConfigError(f"--lrs {','.join(map(str, rates))}; give at least one learning rate, each once")
     runs = {}
     for lr in rates:
         for seed in range(config.train.seed, config.train.seed + seeds):
             parts = ([f"lr-{lr:g}"] if lrs is not None else []) + ([f"seed-{seed}"] if seeds > 1 or not lrs else [])
-            runs["-".join(parts)] = replace(config, train=replace(config.train, seed=seed, lr=lr))
+            runs["-".join(parts)] = replace(
+                config, train=replace(config.train, seed=seed, optimizer=replace(config.train.optimizer, lr=lr))
+            )
     if len(runs) < seeds * len(rates):
         raise ConfigError("two of the learning rates have the same first six digits; give others")
     return runs

@@ -51,8 +51,9 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
         set_torch_generators(generators, state.device)
         state.carried = carried
         raise not_finite(state, total_value, norm_value, eager)
-    if config.clip_norm is not None:
-        ranks.clip(state.parameters, config.clip_norm, norm)
+    clip_norm = config.optimizer.clip_norm
+    if clip_norm is not None:
+        ranks.clip(state.parameters, clip_norm, norm)
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     state.progress.step += 1

@@ -33,7 +33,7 @@ TRAIN = [
     "--length",
     "64",
     "--set",
-    "train.log_every=2",
+    "train.reporting.log_every=2",
     "--data",
     "text",
     "--set",
@@ -211,7 +211,8 @@ class TestTrain:
         assert [kinds[0], kinds[-1]] == ["start", "end"]
         assert {"train", "evaluation", "checkpoint"} <= set(kinds)
         written = json.loads(Path("first/run.json").read_text())
-        assert (written["train"]["seed"], written["train"]["steps"], written["train"]["minutes"]) == (3, 4, None)
+        budget = written["train"]["budget"]
+        assert (written["train"]["seed"], budget["steps"], budget["minutes"]) == (3, 4, None)
         assert sw.load("first/checkpoints/step-00000004").config.d_model == 32
 
     def test_progress_bar_on_a_terminal(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,21 +231,22 @@ class TestTrain:
     def test_print_config_is_a_config(self, run: Run) -> None:
         first = run(*TRAIN, "--set", "model.layers.0.d_state=8", "--lr", "0.5", "--print-config")
         Path("printed.json").write_text(first.out)
-        second = run("train", "--config", "printed.json", "--set", "train.lr=0.25", "--print-config")
+        second = run("train", "--config", "printed.json", "--set", "train.optimizer.lr=0.25", "--print-config")
         one, two = json.loads(first.out), json.loads(second.out)
         assert one["model"]["layers"][0]["d_state"] == 8
-        assert (one["train"].pop("lr"), two["train"].pop("lr")) == (0.5, 0.25)
+        assert (one["train"]["optimizer"].pop("lr"), two["train"]["optimizer"].pop("lr")) == (0.5, 0.25)
         assert one == two
 
     def test_flags_replace_the_budget(self, run: Run) -> None:
         def budget(*flags: str) -> tuple[object, object]:
             train = json.loads(run("train", "--preset", "tiny", *flags, "--print-config").out)["train"]
-            return train["steps"], train["minutes"]
+            return train["budget"]["steps"], train["budget"]["minutes"]
 
         assert budget("--minutes", "2") == (None, 2.0)
         assert budget("--steps", "2") == (2, None)
         assert budget("--steps", "2", "--minutes", "3") == (2, 3.0)
-        assert budget("--steps", "2", "--set", "train.minutes=3") == (2, 3.0)
+        assert budget("--steps", "2", "--set", "train.budget.minutes=3") == (2, 3.0)
+        assert budget("--steps", "2", "--set", "train.minutes=3") == (2, 3.0)  # as it was named
 
     def test_preset_takes_the_vocabulary_of_the_tokenizer(self, run: Run, tmp_path: Path) -> None:
         path = save_tokenizer(tmp_path)
@@ -495,14 +497,15 @@ class TestBadInput:
         ("assignment", "named"),
         [
             ("train.larning_rate=1", "larning_rate"),
-            ("train.warmpu=0.1", "did you mean 'warmup'"),
+            ("train.warmpu=0.1", "did you mean 'schedule.warmup'"),
             ("model.layers.0.dstate=4", "did you mean 'd_state'"),
-            ("train.lr=fast", "train.lr"),
-            ("train.steps=1.5", "train.steps"),
-            ("train.steps=true", "train.steps"),
+            ("train.optimizer.lr=fast", "train.optimizer.lr"),
+            ("train.budget.steps=1.5", "train.budget.steps"),
+            ("train.steps=true", "train.budget.steps"),
             ("model.layers.7.d_state=4", "layers has no item '7'"),
             ("train.lr", "train.lr"),
-            ("train.schedule=quadratic", "schedule"),
+            ("train.schedule=quadratic", "train.schedule.kind"),
+            ("train.schedule.kind=quadratic", "train.schedule.kind"),
             ("data.source=no-such-text", "no-such-text"),
             ("data.tokenizer=no-such.json", "no-such.json"),
             ("model.vocab_size=100", "vocab_size"),
@@ -533,7 +536,7 @@ class TestBadInput:
     def test_numbers_that_are_no_sizes(self, run: Run) -> None:
         """Windows and seasons may be any number: beyond what there is, one is as good as all."""
         train = ("train", "--preset", "tiny", "--length", "16", "--data", "text", "--steps", "1")
-        train = (*train, "--set", "train.evaluate_items=40")
+        train = (*train, "--set", "train.reporting.evaluate_items=40")
         for n in (10**18, 10**30):
             assert run(*train, "--set", f"model.layers.1.window={n}", "--out", f"window-{n}").code == 0
         one, other = (

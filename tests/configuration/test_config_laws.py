@@ -15,7 +15,7 @@ from statewise.mixers.base import MixerConfig
 from statewise.models.forecaster import ForecasterConfig
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.models.registry import CONFIG_TYPES
-from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.config import BudgetConfig, RunConfig, TrainConfig
 from statewise.train.tasks import run_types
 
 MIXER = sw.S4DConfig(d_state=4)
@@ -32,8 +32,9 @@ EXAMPLES: tuple[Config, ...] = (
     PairClassifierConfig(n_classes=2, vocab_size=16, **SIZES),
     sw.SequenceClassifierConfig(n_classes=2, d_input=1, **SIZES),
     sw.SequenceRegressorConfig(d_output=1, d_input=1, **SIZES),
-    TrainConfig(steps=8),
-    RunConfig(model=LANGUAGE_MODEL, data=TextDataConfig(), train=TrainConfig(steps=8)),
+    BudgetConfig(steps=8),
+    TrainConfig(budget=BudgetConfig(steps=8)),
+    RunConfig(model=LANGUAGE_MODEL, data=TextDataConfig(), train=TrainConfig(budget=BudgetConfig(steps=8))),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from decoded_models import VOCABULARY, build, needs_library, tokens_of
 from torch.utils._pytree import tree_map
+from training import with_train
 
 import statewise as sw
 from statewise import native
@@ -225,7 +225,7 @@ def test_bits_per_byte_of_the_demo(
     """The preset `demo` trained on its own data, read on its test split in every precision."""
     run = TRAINING_PRESETS["demo"]()
     settings = {**budget, "evaluate_items": 1000, "threads": torch.get_num_threads()}
-    train(replace(run, train=replace(run.train, **settings)), tmp_path / "demo")
+    train(with_train(run, **settings), tmp_path / "demo")
     opened = open_model(tmp_path / "demo", device="cpu")
     task = opened.task()
 

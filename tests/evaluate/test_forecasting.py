@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from training import train_config, with_train
 
 from statewise.data.series import Origin, SeriesData, SeriesDataConfig, SeriesSplit, open_series
 from statewise.data.series_batches import SeriesBatches, collate
@@ -28,7 +29,7 @@ from statewise.evaluate.forecasting import (
 )
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.forecaster import Forecaster, ForecasterConfig
-from statewise.train import RunConfig, TrainConfig, train
+from statewise.train import RunConfig, train
 from statewise.train.presets import PRESETS, fit_model
 from statewise.train.tasks import open_task
 from statewise.train.tasks.forecasting import ForecastingTask
@@ -222,15 +223,15 @@ def small_run(folder: Path, **options: Any) -> RunConfig:
     model = ForecasterConfig(
         **{"horizon": 3, "d_model": 8, "layers": (MAMBA,), "quantiles": (0.1, 0.5, 0.9), **options}
     )
-    train = TrainConfig(steps=6, batch_size=4, evaluate_every=3, save_every=3, save_minutes=None)
+    train = train_config(steps=6, batch_size=4, evaluate_every=3, save_every=3, save_minutes=None)
     return RunConfig(model=model, data=data, train=train)
 
 
 def test_a_run_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None:
     run = small_run(tmp_path)
-    part = replace(run, train=replace(run.train, steps=3, schedule="wsd", warmup=0.0, decay=0.0))
+    part = with_train(run, steps=3, kind="wsd", warmup=0.0, decay=0.0)
     train(part, tmp_path / "parts")
-    longer = replace(part, train=replace(part.train, steps=6))
+    longer = with_train(part, steps=6)
     resumed = train(longer, tmp_path / "parts", resume=True)
     at_once = train(longer, tmp_path / "once")
     assert resumed.step == at_once.step == 6

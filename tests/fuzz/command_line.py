@@ -39,8 +39,8 @@ LAYERS = (
 NEEDED = {"AttentionConfig": {"n_heads": 1}, "LinearAttentionConfig": {"n_heads": 1}, "LMUConfig": {"theta": 1.0}}
 # The last word: a step, on little data, looked at for a moment
 BUDGET = (
-    "train.minutes=null", "train.epochs=null", "train.steps=1", "train.accumulation=1", "train.evaluate_items=40",
-    "train.compile=false",
+    "train.budget.minutes=null", "train.budget.epochs=null", "train.budget.steps=1", "train.accumulation=1",
+    "train.reporting.evaluate_items=40", "train.compile=false",
 )  # fmt: skip
 SMALL = {
     "tiny": ("model.d_model=16", "train.length=16", "train.batch_size=2", 'data.source="text"'),
@@ -130,8 +130,8 @@ def resume(draw: Draw) -> list[str]:
         path.write_bytes(_mutated(draw, path.read_bytes()))
     given = [_field(draw, _paths("tiny")) for _ in range(draw.integer(0, 1))]
     words = ["train", "--resume", "run", *(word for one in given for word in ("--set", one))]
-    words += [word for one in BUDGET if draw.chance(0.5) for word in ("--set", one)]
-    return [*words, "--set", "train.steps=3", "--set", "train.compile=false"]  # compiling takes a minute
+    budget = (*(one for one in BUDGET if draw.chance(0.5)), "train.budget.steps=3", "train.compile=false")
+    return [*words, *(word for one in budget for word in ("--set", one))]  # compiling takes a minute
 
 
 def damaged(draw: Draw) -> list[str]:
@@ -276,7 +276,8 @@ def _made() -> Path:
     for i in range(4):
         (folder / "text" / f"{i}.txt").write_text("the state is all that is kept of what was read; " * 10)
     with contextlib.chdir(folder):
-        given = [*SMALL["tiny"], *BUDGET, "train.steps=2", "data.validation_fraction=0.25", "data.test_fraction=0.25"]
+        splits = ("data.validation_fraction=0.25", "data.test_fraction=0.25")
+        given = [*SMALL["tiny"], *BUDGET, "train.budget.steps=2", *splits]
         _call(["train", "--preset", "tiny", "--out", "run", *(word for one in given for word in ("--set", one))])
     return folder
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from statewise.train.config import TrainConfig
+from statewise.train.config import OptimizerConfig
 from statewise.train.optimizer import build_optimizer, parameter_groups
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -84,7 +84,7 @@ def test_accumulated_steps_are_one_large_step(tmp_path: Path) -> None:
 def test_trainer_takes_our_optimiser(tmp_path: Path) -> None:
     """Whose groups know which parameters must not decay, which names do not tell."""
     wrapped = from_statewise(build("mamba2"))
-    config = TrainConfig(lr=1e-2, steps=4)
+    config = OptimizerConfig(lr=1e-2)
     optimizer = build_optimizer(parameter_groups(wrapped.model, config), config)
     trainer = Trainer(
         wrapped,

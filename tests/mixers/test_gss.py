@@ -15,7 +15,7 @@ from statewise.mixers.base import set_rate
 from statewise.mixers.gss import GSS, GSSConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.systems import discretize_diagonal
-from statewise.train.config import TrainConfig
+from statewise.train.config import OptimizerConfig
 from statewise.train.optimizer import parameter_groups
 
 
@@ -124,7 +124,7 @@ def test_groups_of_parameters() -> None:
     model = LanguageModelConfig(vocab_size=5, d_model=8, layers=(GSSConfig(d_state=4),)).build()
     groups = {
         group.name: {name.removeprefix("layers.0.mixer.") for name, _ in group.parameters}
-        for group in parameter_groups(model, TrainConfig(steps=1))
+        for group in parameter_groups(model, OptimizerConfig())
     }
     assert groups["dynamics"] == {"dynamics.log_decay", "dynamics.log_frequency"}
     projections = ("in_proj", "up_proj", "out_proj")

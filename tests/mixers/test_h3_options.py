@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import set_rate
 from statewise.mixers.h3 import H3Config, H3State
-from statewise.train import TrainConfig
+from statewise.train import OptimizerConfig
 from statewise.train.optimizer import parameter_groups
 
 
@@ -43,7 +43,7 @@ def test_published_initialisation() -> None:
 
 def test_parameter_groups() -> None:
     """A, B and dt are dynamics; both C decay with the maps; skips and biases are vectors."""
-    groups = {g.name: {n for n, _ in g.parameters} for g in parameter_groups(H3Config().build(8), TrainConfig(steps=1))}
+    groups = {g.name: {n for n, _ in g.parameters} for g in parameter_groups(H3Config().build(8), OptimizerConfig())}
     dynamics = {"log_decay", "frequency", "B", "log_dt"}
     assert groups["dynamics"] == {"dynamics.shift_B", *(f"dynamics.diagonal.{name}" for name in dynamics)}
     assert groups["maps"] == {"in_proj.weight", "out_proj.weight", "readout.shift_C", "readout.C"}

@@ -21,7 +21,7 @@ from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.registry import model_from_dict, model_to_dict
 from statewise.train import train
-from statewise.train.config import TrainConfig
+from statewise.train.config import OptimizerConfig
 from statewise.train.optimizer import parameter_groups
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -145,7 +145,7 @@ def test_one_by_one_and_generated() -> None:
 
 def test_they_do_not_decay() -> None:
     """As the embedding: a row that a batch of short documents does not reach has no gradient that would hold it."""
-    groups = {g.name: g for g in parameter_groups(build(), TrainConfig(steps=1, weight_decay=0.3))}
+    groups = {g.name: g for g in parameter_groups(build(), OptimizerConfig(weight_decay=0.3))}
     assert {name for name, _ in groups["embeddings"].parameters} == {"embedding.weight", "positions.weight"}
     assert groups["embeddings"].weight_decay == 0.0
 

@@ -18,7 +18,7 @@ from statewise.mixers.feature_maps import FEATURE_MAPS, taylor
 from statewise.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.operators.ssd import SSDState
-from statewise.train.config import TrainConfig
+from statewise.train.config import OptimizerConfig
 from statewise.train.optimizer import parameter_groups
 
 CASES = list(product(FEATURE_MAPS, (True, False)))
@@ -227,7 +227,7 @@ def test_sizes_and_initialisation() -> None:
 
 def test_weights_decay() -> None:
     model = LanguageModelConfig(vocab_size=5, d_model=8, layers=(LinearAttentionConfig(n_heads=2),)).build()
-    groups = {g.name: [name for name, _ in g.parameters] for g in parameter_groups(model, TrainConfig(steps=1))}
+    groups = {g.name: [name for name, _ in g.parameters] for g in parameter_groups(model, OptimizerConfig())}
     assert groups["maps"] == ["layers.0.mixer.in_proj.weight", "layers.0.mixer.out_proj.weight"]
 
 

@@ -15,7 +15,7 @@ from statewise.mixers.base import set_rate
 from statewise.mixers.s4d import S4DConfig
 from statewise.mixers.s5 import S5, S5Config
 from statewise.operators import DiagonalLTI, DiagonalMIMO
-from statewise.train.config import TrainConfig
+from statewise.train.config import OptimizerConfig
 from statewise.train.optimizer import parameter_groups
 
 OPTIONS = [
@@ -138,7 +138,7 @@ def test_every_parameter_learns_and_those_of_the_system_are_dynamics() -> None:
         for name, parameter in mixer.named_parameters():
             assert parameter.grad is not None, name
             assert parameter.grad.abs().max() > 0, name
-    groups = parameter_groups(mixer, TrainConfig(steps=1))
+    groups = parameter_groups(mixer, OptimizerConfig())
     found = {group.name: {name for name, _ in group.parameters} for group in groups}
     assert found["dynamics"] == {f"dynamics.{name}" for name, _ in mixer.dynamics.named_parameters()}
 

@@ -22,7 +22,7 @@ from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.mixers.time_invariant import TimeInvariantMixer
 from statewise.models.registry import CONFIG_TYPES
-from statewise.train.config import TrainConfig
+from statewise.train.config import OptimizerConfig
 from statewise.train.optimizer import parameter_groups
 
 KINDS = [S4Config, S4DConfig, LSSLConfig]
@@ -109,7 +109,7 @@ def test_groups_of_parameters() -> None:
     model.layers.append(sw.BlockConfig(mixer=layers[0], norm="batch").build(4))
     groups = {
         group.name: {name.split(".", 2)[-1] for name, _ in group.parameters}
-        for group in parameter_groups(model, TrainConfig(steps=1))
+        for group in parameter_groups(model, OptimizerConfig())
     }
     dynamics = {f"mixer.dynamics.{n}" for n in ("A", "B", "P", "log_decay", "frequency", "log_dt")}
     assert groups["dynamics"] == dynamics

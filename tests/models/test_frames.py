@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_classifier import classifier, read_in_pieces, signal
 from torch import Tensor
+from training import train_config
 
 from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.errors import ConfigError, InputError
@@ -16,7 +17,7 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.frames import frames, initial_frame_state
 from statewise.models.regressor import SequenceRegressorConfig
 from statewise.operators.masks import NO_MASKS
-from statewise.train import RunConfig, TrainConfig
+from statewise.train import RunConfig
 from statewise.train.tasks import open_task
 
 
@@ -131,5 +132,5 @@ def test_training_refuses_rows_shorter_than_a_frame() -> None:
     with pytest.raises(
         ConfigError, match=r"model\.frame_length=50, but the shortest row of the data has 20 steps; set"
     ):
-        open_task(RunConfig(model=model, data=data, train=TrainConfig(steps=1)))
-    open_task(RunConfig(model=replace(model, frame_length=20), data=data, train=TrainConfig(steps=1)))
+        open_task(RunConfig(model=model, data=data, train=train_config(steps=1)))
+    open_task(RunConfig(model=replace(model, frame_length=20), data=data, train=train_config(steps=1)))

@@ -15,7 +15,7 @@ from statewise.errors import ConfigError, InputError
 from statewise.mixers.s4 import S4Config
 from statewise.models.pair_classifier import PairClassifier, PairClassifierConfig
 from statewise.models.registry import model_from_dict, model_to_dict
-from statewise.train.config import TrainConfig
+from statewise.train.config import OptimizerConfig
 from statewise.train.optimizer import parameter_groups
 
 MAMBA = sw.Mamba2Config(d_state=4, d_head=8, chunk_length=4)
@@ -88,7 +88,7 @@ def test_every_parameter_has_a_gradient_and_a_group() -> None:
     model = pairs(layers=(block, block), norm="batch")
     F.cross_entropy(model(documents())[0], torch.tensor([0, 2, 1])).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
-    names = {g.name: {n for n, _ in g.parameters} for g in parameter_groups(model, TrainConfig(steps=1))}
+    names = {g.name: {n for n, _ in g.parameters} for g in parameter_groups(model, OptimizerConfig())}
     assert {"head.weight", "head.hidden.weight"} <= names["maps"]
     assert {"head.bias", "head.hidden.bias", "norm.weight"} <= names["vectors"]
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from training import train_config
 
 from statewise.data.tokenizers import FileTokenizer
 from statewise.errors import ConfigError, DivergedError, TrainingError
@@ -28,7 +29,7 @@ from statewise.reproduce.h3_language.runs import H3LanguageSettings, run_config,
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import markdown
 from statewise.reproduce.training import choose_rate
-from statewise.train import RunConfig, TrainConfig
+from statewise.train import RunConfig
 from statewise.train.loop import train
 from statewise.train.report import Reporter
 
@@ -147,9 +148,11 @@ class TestRate:
         config = H3LanguageSettings()
         a, b = (run_config(config, tmp_path, name, 1e-3, 0, 1.0) for name in ("h3", "mamba"))
         assert (a.train, a.data) == (b.train, b.data)
-        assert a.train.steps is not None
-        assert 2e6 <= a.train.steps * a.train.batch_size * config.length < 2.01e6
-        assert run_config(config, tmp_path, "h3", 1e-3, 0, 0.25).train.steps == math.ceil(a.train.steps / 4)
+        steps = a.train.budget.steps
+        assert steps is not None
+        assert 2e6 <= steps * a.train.batch_size * config.length < 2.01e6
+        part = run_config(config, tmp_path, "h3", 1e-3, 0, 0.25)
+        assert part.train.budget.steps == math.ceil(steps / 4)
 
 
 class TestSettings:
@@ -358,7 +361,7 @@ class TestEvaluateWindow:
         torch.manual_seed(0)
         built = model.build()
         for window in (None, 16):
-            train = TrainConfig(steps=1, batch_size=1, length=16, evaluate_items=200, evaluate_window=window)
+            train = train_config(steps=1, batch_size=1, length=16, evaluate_items=200, evaluate_window=window)
             task = open_task(RunConfig(model=model, data=TextDataConfig(source=str(text)), train=train))
             with evaluation_mode(built), torch.no_grad():
                 losses[window] = task.validate(built)["loss"]
@@ -373,6 +376,6 @@ class TestEvaluateWindow:
 
         run = digits()
         with pytest.raises(ConfigError, match=r"evaluate_window=4 is for text, not for LabelledDataConfig"):
-            RunConfig(model=run.model, data=run.data, train=TrainConfig(steps=1, evaluate_window=4))
+            RunConfig(model=run.model, data=run.data, train=train_config(steps=1, evaluate_window=4))
         with pytest.raises(ConfigError, match="evaluate_window=0"):
-            TrainConfig(steps=1, evaluate_window=0)
+            train_config(steps=1, evaluate_window=0)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from training import with_train
 
 from statewise.errors import ConfigError, InputError, TrainingError
 from statewise.reproduce import find, reproduce, settings
@@ -41,26 +42,16 @@ def test_the_published_settings() -> None:
         for model in MIXERS:
             run = run_config(config, task, model, 1)
             train: Any = run.train
-            assert (train.epochs, train.batch_size, train.seed) == (epochs, 32, 1)
-            assert (train.lr, train.weight_decay, train.dynamics_lr_max) == (5e-4, 0.1, 1e-3)
-            assert (train.weight_decay_of, train.clip_norm) == ("all", None)
-            at = {
-                p: train.lr
-                * learning_rate_factor(
-                    p,
-                    kind=train.schedule,
-                    warmup=train.warmup,
-                    prefix=train.warmup_prefix,
-                    minimum=train.lr_min_ratio,
-                    start=train.lr_start_ratio,
-                )
-                for p in (0.0, 0.1, 0.55, 1.0)
-            }
+            assert (train.budget.epochs, train.batch_size, train.seed) == (epochs, 32, 1)
+            adamw = train.optimizer
+            assert (adamw.lr, adamw.weight_decay, adamw.dynamics_lr_max) == (5e-4, 0.1, 1e-3)
+            assert (adamw.weight_decay_of, adamw.clip_norm) == ("all", None)
+            at = {p: adamw.lr * learning_rate_factor(p, **vars(train.schedule)) for p in (0.0, 0.1, 0.55, 1.0)}
             first = 1e-6 if task == TASKS[0] else 0.0
             falls = [0.5 * (1 + math.cos(math.pi * p)) if task == TASKS[0] else (1 - p) / 0.9 for p in (0.1, 0.55)]
             rates = [first, *(last + (5e-4 - last) * fall for fall in falls), last]
             assert [at[p] for p in (0.0, 0.1, 0.55, 1.0)] == pytest.approx(rates)
-            assert open_task(run).batches.steps_per_epoch == train.evaluate_every == 157
+            assert open_task(run).batches.steps_per_epoch == train.reporting.evaluate_every == 157
             language: Any = run.model
             assert (language.d_model, len(language.layers), language.embedding_dropout) == (32, 2, 0.1)
             assert language.max_positions == ({TASKS[0]: 32, TASKS[1]: 23}[task] if model == "attention" else None)
@@ -75,16 +66,16 @@ def test_other_settings_are_told() -> None:
         H3SyntheticsSettings(), clip_norm=1.0, weight_decay_of="maps", dropout_of="branches", drop_last=True
     )
     train = run_config(config, TASKS[0], "h3", 0).train
-    assert (train.clip_norm, train.weight_decay_of) == (1.0, "maps")
+    assert (train.optimizer.clip_norm, train.optimizer.weight_decay_of) == (1.0, "maps")
     told = " ".join({*differences(config)} - {*differences(H3SyntheticsSettings())})
     assert "clipped to a norm of 1;" in told
     assert "matrices of maps alone decay" in told
     assert "dropout of 0.1 on each branch" in told
     assert "fill no batch are left out; published" in told
-    assert run_config(config, TASKS[0], "h3", 0).train.evaluate_every == 156
+    assert run_config(config, TASKS[0], "h3", 0).train.reporting.evaluate_every == 156
     prefix = replace(H3SyntheticsSettings(), warmup_prefix=True)
     assert "begins where the warm-up ends; published: where" in " ".join(differences(prefix))
-    assert [run_config(prefix, task, "h3", 0).train.warmup_prefix for task in TASKS] == [True, True]
+    assert [run_config(prefix, task, "h3", 0).train.schedule.warmup_prefix for task in TASKS] == [True, True]
     assert not is_everything(prefix)
     layers: Any = run_config(config, TASKS[0], "attention", 0).model.layers  # type: ignore[attr-defined]
     assert [(block.dropout, block.mixer.dropout) for block in layers] == [(0.1, 0.0)] * 2
@@ -196,7 +187,7 @@ def test_a_seed_that_diverges_is_a_result_and_stops_no_other(tmp_path: Path) -> 
     config = settings("h3-synthetics", quick=True, assignments=[*SMALL, "epochs=[1,1]", "seeds=[0,1]", "bars=true"])
     config = replace(config, models=("attention",), tasks=TASKS[:1], epochs=(1,))
     first, second = (run_config(config, TASKS[0], "attention", seed) for seed in config.seeds)
-    bad = replace(second, train=replace(second.train, lr=1e38))
+    bad = with_train(second, lr=1e38)
     runs = {"seed-0": first, "seed-1": bad}
     part = train_and_test(runs, str(tmp_path / "some"), Reporter())
     assert part["seeds"]["seed-0"]["diverged"] is None
@@ -211,7 +202,7 @@ def test_a_seed_that_diverges_is_a_result_and_stops_no_other(tmp_path: Path) -> 
     assert [bar.ours for bar in report.bars] == [0.0]
     if PLOTS:
         report.plots[0].write(tmp_path / "plot.png")
-    worst = replace(first, train=replace(first.train, lr=1e37))
+    worst = with_train(first, lr=1e37)
     for lost in ({"seed-0": worst, "seed-1": bad}, {"seed-1": bad}):
         for _ in range(2):  # the second time each says what it said
             part = train_and_test(lost, str(tmp_path / f"all-{len(lost)}"), Reporter())

@@ -56,9 +56,9 @@ class TestSettings:
             run: Any = run_config(config, model, 1)
             assert (run.data.length, run.data.vocab_size, len(run.model.layers)) == (256, 16, 2)
             assert run.model.d_model == (64 if model == "mamba" else 128)
-            assert (run.train.weight_decay, run.train.batch_size) == (0, 8)
-            assert run.train.stop_at == (None if model == "mamba" else 1.0)
-            assert run.data.n_train == run.train.steps * run.train.batch_size  # no row is read twice
+            assert (run.train.optimizer.weight_decay, run.train.batch_size) == (0, 8)
+            assert run.train.budget.stop_at == (None if model == "mamba" else 1.0)
+            assert run.data.n_train == run.train.budget.steps * run.train.batch_size  # no row is read twice
             assert config.lengths_of(model)[-1] == (2**14 if model in HISTORY else 2**20)
             assert run.model.max_positions == (2**14 if model == "attention" else None)
 

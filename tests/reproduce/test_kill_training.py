@@ -7,14 +7,13 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from disks import protected, small_disk  # noqa: F401
 from places import ROOT
-from training import Recorder, curve, small_run
+from training import Recorder, curve, small_run, with_train
 
 from statewise import checkpoints
 from statewise.errors import CheckpointError
@@ -82,7 +81,7 @@ def test_another_run_at_the_same_place_is_left_alone(tmp_path: Path) -> None:
 
     def replace_it() -> None:
         run.rename(tmp_path / "moved")
-        train(replace(config, train=replace(config.train, steps=1)), run)
+        train(with_train(config, steps=1), run)
 
     said = refused(config, run, reporter=At(3, replace_it))
     assert "replaced" in said
@@ -101,7 +100,7 @@ def test_a_protected_folder(tmp_path: Path, protected: tuple[Path, Callable[[], 
     before = sorted(str(path) for path in place.rglob("*"))
     protect()
     assert f"cannot write into {place / 'new'}" in refused(config, place / "new")
-    longer = replace(config, train=replace(config.train, steps=4))
+    longer = with_train(config, steps=4)
     assert f"{place / 'run'}" in refused(longer, place / "run", resume=True)
     assert sorted(str(path) for path in place.rglob("*")) == before
     checkpoints.load(checkpoints.resolve(place / "run"))  # it can be read as ever
@@ -112,7 +111,7 @@ def test_a_full_disk_where_a_run_is_resumed(tmp_path: Path, small_disk: Path) ->
     config, run = small_run(tmp_path, steps=4, save_every=2), small_disk / "run"
     train(config, run, reporter=None)
     (small_disk / "others").write_bytes(bytes(free_bytes(small_disk)))
-    longer = replace(config, train=replace(config.train, steps=6))
+    longer = with_train(config, steps=6)
     assert "No space left on device" in refused(longer, run, resume=True)
     checkpoints.load(checkpoints.resolve(run, "latest"))
     (small_disk / "others").unlink()
@@ -165,5 +164,5 @@ def test_a_checkpoint_from_the_future(tmp_path: Path) -> None:
     first = run / "checkpoints" / "step-00000002"
     os.utime(first, (4e9, 4e9))
     assert checkpoints.resolve(run, "latest").name == "step-00000006"
-    assert train(replace(config, train=replace(config.train, steps=8)), run, resume=True).step == 8
+    assert train(with_train(config, steps=8), run, resume=True).step == 8
     assert not first.exists()

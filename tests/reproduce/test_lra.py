@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from places import ROOT
+from training import train_config
 
 from statewise.cli import run as command_line
 from statewise.data.labelled_batches import LabelledBatches, batches_in_order
@@ -25,7 +26,7 @@ from statewise.reproduce import reproduce, settings
 from statewise.reproduce.lra.claim import MODELS, Cell, Found, LraSettings, run_config
 from statewise.reproduce.lra.claim import report as make_report
 from statewise.reproduce.lra.published import TASKS
-from statewise.train import RunConfig, TrainConfig
+from statewise.train import RunConfig
 from statewise.train.tasks import open_task, task_type
 from statewise.train.tasks.pairs import PairClassificationTask
 
@@ -77,16 +78,20 @@ class TestSettings:
         assert run.data == LongRangeDataConfig(task="image", folder="/data")
         mixer = run.model.layers[0].mixer  # type: ignore[attr-defined]
         assert (mixer.d_state, mixer.n_systems) == (6, 1)  # two published ones do not divide 33 channels
-        assert (run.train.lr, run.train.dt_lr_ratio, run.train.dynamics_lr_max) == (0.02, 1.0, 1e-3)
-        assert (run.train.steps, run.train.minutes, run.train.evaluate_every, run.train.seed) == (60, None, 10, 3)
+        budget, adamw, looks = run.train.budget, run.train.optimizer, run.train.reporting
+        assert (adamw.lr, adamw.dt_lr_ratio, adamw.dynamics_lr_max) == (0.02, 1.0, 1e-3)
+        assert (budget.steps, budget.minutes, looks.evaluate_every, run.train.seed) == (60, None, 10, 3)
         other = run_config(replace(config, d_model=32), "transformer", "listops-gen", 0)
-        assert (other.train.lr, other.train.clip_norm, other.data.folder) == (1e-3, 1.0, None)  # type: ignore[attr-defined]
+        adamw = other.train.optimizer
+        assert (adamw.lr, adamw.clip_norm, other.data.folder) == (1e-3, 1.0, None)  # type: ignore[attr-defined]
 
     def test_a_field_of_one_task(self) -> None:
-        config = LraSettings(settings=("listops-gen:data.n_train=7", "train.weight_decay=0.5"), folder="/data")
+        config = LraSettings(
+            settings=("listops-gen:data.n_train=7", "train.optimizer.weight_decay=0.5"), folder="/data"
+        )
         runs = [run_config(config, "s4d", task, 0) for task in config.tasks]
         assert [run.data.resolved("n_train") for run in runs] == [7, None]  # type: ignore[attr-defined]
-        assert [run.train.weight_decay for run in runs] == [0.5, 0.5]
+        assert [run.train.optimizer.weight_decay for run in runs] == [0.5, 0.5]
         for task in ("image", "pathfinder-gen"):  # what is small for lists is not for others
             assert settings("lra", quick=True, assignments=[f'tasks=["{task}"]']).tasks == (task,)
 
@@ -101,8 +106,9 @@ class TestSettings:
             for task in TASKS:
                 run = run_config(config, model, task, 0)
                 published = json.loads((FILES / f"{model}-{task}.json").read_text("utf-8"))
-                assert run.train.steps == published["train"]["steps"]
-                assert run.train.evaluate_every == published["train"]["evaluate_every"]
+                assert run.train.budget.steps == published["train"]["budget"]["steps"]
+                looks = published["train"]["reporting"]
+                assert run.train.reporting.evaluate_every == looks["evaluate_every"]
                 assert run.model.d_model == published["model"]["d_model"]  # type: ignore[attr-defined]
 
 
@@ -114,7 +120,10 @@ def part(accuracy: float) -> dict[str, Any]:
 
 def test_the_report_says_what_was_run_and_what_was_not() -> None:
     config = LraSettings(
-        tasks=("listops", "listops-gen", "image"), folder="/data", seeds=(0, 1), settings=("train.weight_decay=0.5",)
+        tasks=("listops", "listops-gen", "image"),
+        folder="/data",
+        seeds=(0, 1),
+        settings=("train.optimizer.weight_decay=0.5",),
     )
     data = {task: {"sizes": {"train": 3}, "described": "", "caveats": []} for task in config.tasks}
     data["listops-gen"]["caveats"], data["image"]["caveats"] = ["drawn anew"], ["JPEG", "few rows"]
@@ -126,7 +135,7 @@ def test_the_report_says_what_was_run_and_what_was_not() -> None:
     assert beside.notes[:2] == ("* listops-gen: drawn anew.", "* image: JPEG; few rows.")
     assert rows["S4D, as H3's paper quotes it"][-1] == "85.0"  # not 84.95, the mean of its rounded row
     assert rows["S4, the log of its code"][-1] == "-"
-    assert any("Further fields were set: train.weight_decay=0.5." in line for line in report.differences)
+    assert any("Further fields were set: train.optimizer.weight_decay=0.5." in line for line in report.differences)
     assert rows["S4D-Lin"] == ("60.52", "86.97", "90.96", "87.93", "93.96", "fails", "78.39")
     notes = " ".join(beside.notes)
     assert "Not the published rows but listops-gen" in notes
@@ -220,10 +229,11 @@ def test_an_experiment_file_trains(tmp_path: Path, cache: Path) -> None:
     """The whole published S4 for ListOps, one step of it, from files in the official format."""
     write_lists(tmp_path / "data")
     given = ["--config", str(FILES / "s4-listops.json"), "--data-dir", str(tmp_path / "data"), "--steps", "1"]
-    sizes = ["--batch-size", "2", "--set", "train.evaluate_items=2", "--set", "train.device=cpu"]
+    sizes = ["--batch-size", "2", "--set", "train.reporting.evaluate_items=2", "--set", "train.device=cpu"]
     assert command_line(["train", *given, *sizes, "--out", str(tmp_path / "run")]) == 0
     run = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (run["model"]["d_model"], len(run["model"]["layers"]), run["train"]["dt_lr_ratio"]) == (256, 6, 1.0)
+    model, adamw = run["model"], run["train"]["optimizer"]
+    assert (model["d_model"], len(model["layers"]), adamw["dt_lr_ratio"]) == (256, 6, 1.0)
     assert (tmp_path / "run" / "checkpoints" / "step-00000001").exists()
 
 
@@ -261,13 +271,13 @@ class TestPairs:
             assert batch.lengths.shape == (6,)
 
     def test_which_task_it_is(self) -> None:
-        data, train = LongRangeDataConfig(task="retrieval"), TrainConfig(steps=1)
+        data, train = LongRangeDataConfig(task="retrieval"), train_config(steps=1)
         assert task_type(RunConfig(model=self.config(), data=data, train=train)) is PairClassificationTask
 
     def test_a_model_of_the_other_kind_is_refused(self, cache: Path, tmp_path: Path) -> None:
         lists = LongRangeDataConfig(min_length=5, max_length=30, n_train=4, n_validation=2, n_test=2)
         with pytest.raises(ConfigError, match="rows of the data are single sequences; use a SequenceClassifierConfig"):
-            open_task(RunConfig(model=self.config(), data=lists, train=TrainConfig(steps=1)))
+            open_task(RunConfig(model=self.config(), data=lists, train=train_config(steps=1)))
         for name, text in {"a": "one two", "b": "three", "c": "four five six"}.items():
             (tmp_path / "documents" / name).mkdir(parents=True)
             for i in range(25):
@@ -275,7 +285,7 @@ class TestPairs:
         own = LongRangeDataConfig(task="retrieval-folder", folder=str(tmp_path / "documents"))
         single = SequenceClassifierConfig(n_classes=2, vocab_size=11, d_model=8, layers=(S4DConfig(d_state=4),))
         with pytest.raises(ConfigError, match="rows of the data are pairs of documents; use a PairClassifierConfig"):
-            open_task(RunConfig(model=single, data=own, train=TrainConfig(steps=1)))
+            open_task(RunConfig(model=single, data=own, train=train_config(steps=1)))
 
     def test_own_documents_are_learned_to_be_told_apart(self, tmp_path: Path, cache: Path) -> None:
         """Through reproduce: what the model reads is fitted to the documents."""

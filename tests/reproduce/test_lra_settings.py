@@ -94,12 +94,12 @@ def test_the_settings_are_those_of_the_published_files(model: str, task: str) ->
     assert block.tied_dropout == mixer.tied_dropout == (dropout > 0)
     assert run.model.final_norm == (None if placement == "post" else norm)
     assert (run.model.pooling, run.data.task, run.data.folder) == ("mean", task, None)
-    train = run.train
-    assert (train.batch_size, train.lr, train.steps, train.weight_decay) == (batch, lr, steps, decay)
-    assert train.warmup * steps == pytest.approx(warmup)
-    assert (train.betas, train.clip_norm, train.schedule, train.lr_min_ratio) == ((0.9, 0.999), None, "cosine", 0.0)
-    assert train.evaluate_every == steps // epochs
-    groups = {g.name: train.lr * g.lr_ratio for g in parameter_groups(build(run.model), train)}
+    train, adamw, schedule = run.train, run.train.optimizer, run.train.schedule
+    assert (train.batch_size, adamw.lr, train.budget.steps, adamw.weight_decay) == (batch, lr, steps, decay)
+    assert schedule.warmup * steps == pytest.approx(warmup)
+    assert (adamw.betas, adamw.clip_norm, schedule.kind, schedule.min_ratio) == ((0.9, 0.999), None, "cosine", 0.0)
+    assert train.reporting.evaluate_every == steps // epochs
+    groups = {g.name: adamw.lr * g.lr_ratio for g in parameter_groups(build(run.model), adamw)}
     assert groups["dynamics"] == pytest.approx(dynamics_lr)
     assert groups.get("dt", groups["dynamics"]) == pytest.approx(lr if dt_apart else dynamics_lr)
     assert ("dt" in groups) is dt_apart

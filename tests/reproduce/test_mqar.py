@@ -59,7 +59,7 @@ class TestSettings:
     def test_runs(self) -> None:
         config = MqarSettings()
         run = run_config(config, Cell("mamba2", 1, 1), 3e-3)
-        assert (run.train.lr, run.train.epochs, run.data.n_pairs) == (3e-3, 12, 8)  # type: ignore[attr-defined]
+        assert (run.train.optimizer.lr, run.train.budget.epochs, run.data.n_pairs) == (3e-3, 12, 8)  # type: ignore[attr-defined]
         assert run.model.max_positions is None  # type: ignore[attr-defined]
         assert run_config(config, Cell("linear", 1, 1), 3e-3).model.max_positions == 128  # type: ignore[attr-defined]
         assert all(len(sizes) == 3 for sizes in SIZES.values())

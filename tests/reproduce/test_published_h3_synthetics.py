@@ -29,16 +29,9 @@ _spec.loader.exec_module(published)
 def test_the_rates_are_ours(name: str, task: str) -> None:
     train = run_config(H3SyntheticsSettings(), task, "h3", 0).train
     steps = 157 * published.TASKS[name]["epochs"]
-    assert train.epochs == published.TASKS[name]["epochs"]
+    assert train.budget.epochs == published.TASKS[name]["epochs"]
     for step in (0, 100, steps // 10, steps // 10 + 1, steps // 2, steps - 1):
-        ours = train.lr * learning_rate_factor(
-            step / steps,
-            kind=train.schedule,
-            warmup=train.warmup,
-            prefix=train.warmup_prefix,
-            minimum=train.lr_min_ratio,
-            start=train.lr_start_ratio,
-        )
+        ours = train.optimizer.lr * learning_rate_factor(step / steps, **vars(train.schedule))
         assert published.rate(name, step, steps) == pytest.approx(ours, rel=1e-9, abs=1e-12)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from training import with_train
 
 from statewise import hippo
 from statewise.errors import ConfigError, DataError
@@ -270,7 +270,7 @@ class TestTrainedTasks:
     ) -> None:
         def with_the_rate(config: TrainedTaskSettings, seed: int) -> RunConfig:
             run = run_config(config, seed)
-            return replace(run, train=replace(run.train, lr=1e30)) if seed in lost else run
+            return with_train(run, lr=1e30) if seed in lost else run
 
         monkeypatch.setattr("statewise.reproduce.trained_task.run_config", with_the_rate)
         few = 'settings=["train.steps=3","train.epochs=null","data.max_length=8","train.evaluate_items=8"]'

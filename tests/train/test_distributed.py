@@ -15,13 +15,13 @@ import pytest
 import torch
 from distributed_harness import load_cases, outcome_of, run_program
 from places import ROOT, TESTS
-from training import curve
+from training import curve, train_config, with_train
 
 from statewise import checkpoints
 from statewise.configuration import to_dict
 from statewise.errors import ConfigError
 from statewise.train import read_run, train
-from statewise.train.config import ParallelConfig, TrainConfig
+from statewise.train.config import ParallelConfig
 from statewise.train.distributed import launch
 from statewise.train.distributed.several import own_gpu
 
@@ -70,7 +70,7 @@ def test_distributed_runs_go_on_with_any_number_of_processes(distributed_folder:
 
 def test_distributed_options_need_processes(tmp_path: Path, distributed_folder: Path) -> None:
     config = read_run(distributed_folder / "saved-by-two")
-    run = replace(config, train=replace(config.train, parallel=ParallelConfig(tensor=2, sequence=2)))
+    run = with_train(config, parallel=ParallelConfig(tensor=2, sequence=2))
     with pytest.raises(ConfigError, match="there is one process; start the run with torchrun --nproc-per-node 4"):
         train(run, tmp_path / "run")
 
@@ -113,7 +113,7 @@ def test_distributed_gpu_of_each_process(
 @pytest.mark.parametrize("wrong", [{"data": "dp"}, {"tensor": 0}, {"sequence": -1}])
 def test_distributed_options_out_of_range(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"ParallelConfig.{next(iter(wrong))}="):
-        TrainConfig(steps=1, parallel=ParallelConfig(**wrong))  # type: ignore[arg-type]
+        train_config(steps=1, parallel=ParallelConfig(**wrong))  # type: ignore[arg-type]
 
 
 def test_distributed_run_goes_on_after_killed_ranks(distributed_folder: Path, tmp_path: Path) -> None:
@@ -144,9 +144,8 @@ def test_distributed_run_goes_on_after_killed_ranks(distributed_folder: Path, tm
 
 def test_distributed_command(distributed_folder: Path, tmp_path: Path) -> None:
     """torchrun itself, with the command of docs/distributed.md."""
-    config = replace(read_run(distributed_folder / "saved-by-two").train, steps=2, parallel=ParallelConfig())
+    run = with_train(read_run(distributed_folder / "saved-by-two"), steps=2, parallel=ParallelConfig())
     file = tmp_path / "run.json"
-    run = replace(read_run(distributed_folder / "saved-by-two"), train=config)
     file.write_text(json.dumps(to_dict(run)))
     words = ["-m", "statewise", "train", "--config", str(file), "--out", str(tmp_path / "run")]
     result = subprocess.run(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from test_train_resume import StopAt, assert_same, everything
-from training import curve
+from training import curve, train_config
 
 from statewise import cli
 from statewise.data.long_range import LongRangeDataConfig
@@ -21,7 +21,7 @@ from statewise.mixers.s4d import S4DConfig
 from statewise.models.block import BlockConfig
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.pair_classifier import PairClassifierConfig
-from statewise.train import RunConfig, TrainConfig, read_run, train
+from statewise.train import RunConfig, read_run, train
 from statewise.train.presets import fit_model
 from statewise.train.tasks import open_task
 
@@ -37,7 +37,7 @@ def listing(data: LongRangeDataConfig = LISTS, **settings: Any) -> RunConfig:
     if data.task == "pathfinder-gen":
         model = SequenceClassifierConfig(n_classes=2, d_input=1, d_model=8, layers=LAYERS)
     fields: dict[str, Any] = {"steps": 6, "batch_size": 8, "log_every": 1, "save_minutes": None, "evaluate_items": 16}
-    return RunConfig(model=model, data=data, train=TrainConfig(**{**fields, **settings}))
+    return RunConfig(model=model, data=data, train=train_config(**{**fields, **settings}))
 
 
 @pytest.mark.parametrize("data", [LISTS, CURVES], ids=lambda data: data.task)
@@ -84,7 +84,7 @@ def folder(tmp_path: Path) -> Path:
 def test_pairs_train_and_are_evaluated(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = LongRangeDataConfig(task="retrieval-folder", folder=str(folder), n_train=64, n_test=3)
     model = PairClassifierConfig(n_classes=2, vocab_size=258, d_model=8, layers=LAYERS)
-    run = RunConfig(model=model, data=data, train=TrainConfig(steps=4, batch_size=8, evaluate_items=4))
+    run = RunConfig(model=model, data=data, train=train_config(steps=4, batch_size=8, evaluate_items=4))
     train(run, tmp_path / "run")
     assert cli.run(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from places import TESTS
 from toy_task import toy, toy_run
-from training import small_run
+from training import small_run, train_config, with_train
 from typer.testing import CliRunner
 
 import statewise as sw
@@ -29,7 +29,7 @@ from statewise.memory import available_memory
 from statewise.models import shapes
 from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
-from statewise.train import RunConfig, TrainConfig, memory_check, memory_estimate, train
+from statewise.train import RunConfig, memory_check, memory_estimate, train
 from statewise.train.config import ParallelConfig
 from statewise.train.memory_check import require_memory
 from statewise.train.memory_estimate import estimate_memory
@@ -153,7 +153,7 @@ def test_several_processes_share(tmp_path: Path) -> None:
     config = run_of(tmp_path, sw.MambaConfig(), 4)
 
     def of(n_ranks: int, **parallel: Any) -> Any:
-        shared = replace(config, train=replace(config.train, parallel=ParallelConfig(**parallel)))
+        shared = with_train(config, parallel=ParallelConfig(**parallel))
         return estimate_memory(shared, n_ranks=n_ranks)
 
     alone, by_rows = of(1), of(2)
@@ -211,8 +211,8 @@ def test_a_run_that_cannot_fit_does_not_begin(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "run" / "run.json").exists()
     # what it says to do is enough
     task = open_task(config)
-    require_memory(replace(config, train=replace(config.train, gradient_checkpointing=True)), task)
-    smaller = replace(config, train=replace(config.train, batch_size=4, accumulation=2))
+    require_memory(with_train(config, gradient_checkpointing=True), task)
+    smaller = with_train(config, batch_size=4, accumulation=2)
     require_memory(smaller, open_task(smaller))
     refuse_beyond(monkeypatch, 1_000_000)
     with pytest.raises(ConfigError, match=r"use a smaller model, or train\.check_memory=false"):
@@ -221,7 +221,7 @@ def test_a_run_that_cannot_fit_does_not_begin(tmp_path: Path, monkeypatch: pytes
 
 def test_no_smaller_micro_batches_where_the_last_rows_are_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = sw.LanguageModelConfig(vocab_size=20, d_model=64, layers=(sw.MambaConfig(),))
-    train = TrainConfig(steps=1, batch_size=64, drop_last=False)
+    train = train_config(steps=1, batch_size=64, drop_last=False)
     config = RunConfig(model=model, data=InductionHeadConfig(n_train=100), train=train)
     refuse_beyond(monkeypatch, estimate_memory(config).peak - 1)
     said = []
@@ -328,7 +328,7 @@ def test_the_check_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     config = small_run(tmp_path, steps=1, batch_size=1)
     with pytest.raises(ConfigError, match="memory"):
         train(config, tmp_path / "run")
-    assert train(replace(config, train=replace(config.train, check_memory=False)), tmp_path / "run").step == 1
+    assert train(with_train(config, check_memory=False), tmp_path / "run").step == 1
 
 
 def test_several_runs_side_by_side_need_several_times_as_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,4 +441,4 @@ def test_the_table() -> None:
     assert found.fits
     assert not replace(found, available=1).fits
     assert replace(found, available=None).table().rows[-1] == ("free now", "not known")
-    assert TrainConfig(steps=1).check_memory
+    assert train_config(steps=1).check_memory

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from training import Recorder, curve
+from training import Recorder, curve, train_config
 
 from statewise import cli
 from statewise.data.synthetic_languages import (
@@ -29,7 +29,7 @@ from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
-from statewise.train import RunConfig, TrainConfig, open_task, train
+from statewise.train import RunConfig, open_task, train
 from statewise.train.presets import PRESETS, fit_model
 from statewise.train.tasks.recall import RecallTask, by_distance
 
@@ -56,7 +56,7 @@ def run_config(data: SyntheticLanguageConfig, vocab_size: int | None = None, **o
     needed = data.vocab_size if vocab_size is None else vocab_size
     model = LanguageModelConfig(vocab_size=needed, d_model=16, layers=layers, embedding_dropout=0.1)
     settings = {"steps": 9, "batch_size": 8, "lr": 1e-2, "log_every": 1, "save_minutes": None, "threads": 1, **options}
-    return RunConfig(model=model, data=data, train=TrainConfig(**settings))
+    return RunConfig(model=model, data=data, train=train_config(**settings))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -255,7 +255,9 @@ def test_a_model_that_does_not_fit() -> None:
 
 def test_stop_at_needs_validation_rows() -> None:
     run_config(data_config("mqar"), stop_at=0.9)
-    with pytest.raises(ConfigError, match=r"train.stop_at=0.9 is of the validation split, and data.n_validation is 0"):
+    with pytest.raises(
+        ConfigError, match=r"train.budget.stop_at=0.9 is of the validation split, and data.n_validation is 0"
+    ):
         run_config(data_config("mqar", n_validation=0), stop_at=0.9)
 
 
@@ -271,7 +273,7 @@ def test_presets(task: str) -> None:
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sets = ["train.steps=4", "train.batch_size=8", "data.vocab_size=12", "data.n_train=64", "data.n_test=50"]
+    sets = ["train.budget.steps=4", "train.batch_size=8", "data.vocab_size=12", "data.n_train=64", "data.n_test=50"]
     arguments = [part for text in sets for part in ("--set", text)]
     run = str(tmp_path / "run")
     assert cli.run(["train", "--preset", "associative-recall", "--out", run, *arguments]) == 0

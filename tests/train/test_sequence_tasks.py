@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from test_train_resume import StopAt, assert_same, everything
-from training import Recorder, curve
+from training import Recorder, curve, train_config
 
 from statewise import checkpoints, cli
 from statewise.configuration import assign
@@ -22,7 +22,7 @@ from statewise.models.block import BlockConfig
 from statewise.models.classifier import SequenceClassifier, SequenceClassifierConfig
 from statewise.models.encoder import SequenceModelConfig
 from statewise.models.regressor import SequenceRegressorConfig
-from statewise.train import RunConfig, TrainConfig, read_run, train
+from statewise.train import RunConfig, read_run, train
 from statewise.train.presets import PRESETS, fit_model
 from statewise.train.tasks import open_task
 from statewise.train.tasks.classification import ClassificationTask
@@ -45,7 +45,7 @@ def run(
     fields = {"batch_size": 16, "log_every": 1, "save_minutes": None, "evaluate_items": 40, "lr": 1e-2, **settings}
     if not {"steps", "epochs"} & set(fields):
         fields["steps"] = 4
-    return RunConfig(model=model, data=data, train=TrainConfig(**fields))
+    return RunConfig(model=model, data=data, train=train_config(**fields))
 
 
 def adding(**settings: Any) -> RunConfig:
@@ -168,7 +168,7 @@ def test_a_language_model_is_refused() -> None:
     from training import small_model
 
     with pytest.raises(ConfigError, match="needs a SequenceClassifierConfig or SequenceRegressorConfig"):
-        open_task(RunConfig(model=small_model(), data=LabelledDataConfig(), train=TrainConfig(steps=1)))
+        open_task(RunConfig(model=small_model(), data=LabelledDataConfig(), train=train_config(steps=1)))
 
 
 def test_a_preset_takes_the_shape_of_other_data() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from training import Recorder, curve, small_run
+from training import Recorder, curve, small_run, with_train
 
 from statewise import cli
 from statewise.checkpoints import resolve
@@ -83,7 +83,7 @@ def test_one_that_had_not_begun_is_begun_by_a_resume(tmp_path: Path) -> None:
     """Two at once of three runs: the third is begun from what the folder says of it."""
     runs = seeds_and_rates(small_run(tmp_path, **SETTINGS), 1, [1e-3, 3e-3, 5e-3])
     names = list(runs)
-    endless = {name: replace(run, train=replace(run.train, steps=100_000)) for name, run in runs.items()}
+    endless = {name: with_train(run, steps=100_000) for name, run in runs.items()}
     begin_folder(tmp_path / "cut", endless)
     heard = StopOnce(have_trained(*names[:2]))
     cut = train_several(endless, tmp_path / "cut", workers=2, reporter=heard)
@@ -98,7 +98,7 @@ def test_one_that_had_not_begun_is_begun_by_a_resume(tmp_path: Path) -> None:
     for name, step in steps.items():
         assert resolve(tmp_path / "cut" / name, "latest").name == f"step-{step:08d}"
     total = max(steps.values()) + 3
-    further = {name: replace(run, train=replace(run.train, steps=total)) for name, run in endless.items()}
+    further = {name: with_train(run, steps=total) for name, run in endless.items()}
     assert train_several(further, tmp_path / "cut", resume=True, workers=2).exit_code == 0
     for name in names:
         assert [line["step"] for line in curve(tmp_path / "cut" / name, "train")] == list(range(1, total + 1))
@@ -167,7 +167,7 @@ def test_all_diverge(tmp_path: Path) -> None:
 def test_each_goes_on_alone(tmp_path: Path) -> None:
     runs = seeds_and_rates(small_run(tmp_path, **SETTINGS), 2)
     train_several(runs, tmp_path / "runs", workers=1)
-    longer = {name: replace(run, train=replace(run.train, steps=14)) for name, run in runs.items()}
+    longer = {name: with_train(run, steps=14) for name, run in runs.items()}
     assert train(longer["seed-1"], tmp_path / "runs" / "seed-1", resume=True).step == 14
     result = train_several(longer, tmp_path / "runs", resume=True, workers=1)
     assert {run.step for run in result.runs.values()} == {14}
@@ -199,9 +199,7 @@ def test_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several, "n_cores", lambda: 8)
     assert several._workers(runs, None) == 3
     assert several._workers(runs, 2) == 2
-    assert (
-        several._workers({name: replace(r, train=replace(r.train, threads=4)) for name, r in runs.items()}, None) == 2
-    )
+    assert several._workers({name: with_train(r, threads=4) for name, r in runs.items()}, None) == 2
     assert several._workers(seeds_and_rates(run, 20), None) == 8
     with pytest.raises(ConfigError, match="workers=0 is too few"):
         several._workers(runs, 0)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
-from training import small_model
+from training import GROUP_OF, GROUPS, small_model, train_config
 
 from statewise.configuration import from_dict, to_dict
 from statewise.data.synthetic_languages import InductionHeadConfig
@@ -29,7 +29,7 @@ from statewise.mixers.s4d import S4DConfig
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
-from statewise.train import RunConfig, TrainConfig
+from statewise.train import BudgetConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
 from statewise.train.distributed.wrap import require_divisible
 from statewise.train.environment import process_settings
 from statewise.train.optimizer import (
@@ -56,7 +56,7 @@ from statewise.train.schedule import Cadence, learning_rate_factor
         ("lr", 0.0),
         ("lr", math.nan),
         ("lr", math.inf),
-        ("lr_min_ratio", 1.5),
+        ("min_ratio", 1.5),
         ("dynamics_lr_ratio", -1.0),
         ("dynamics_lr_max", 0.0),
         ("dt_lr_ratio", 0.0),
@@ -67,7 +67,7 @@ from statewise.train.schedule import Cadence, learning_rate_factor
         ("weight_decay", -0.1),
         ("weight_decay_of", "biases"),
         ("clip_norm", 0.0),
-        ("schedule", "exponential"),
+        ("kind", "exponential"),
         ("warmup", -0.1),
         ("decay", 2.0),
         ("precision", "float16"),
@@ -84,48 +84,50 @@ from statewise.train.schedule import Cadence, learning_rate_factor
     ],
 )
 def test_values_out_of_range_are_refused_by_name(field: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=rf"TrainConfig\.{field}[.=]") as caught:
-        TrainConfig(**{"steps": 1, field: value})
+    cls = GROUPS[GROUP_OF[field]] if field in GROUP_OF else TrainConfig
+    with pytest.raises(ConfigError, match=rf"{cls.__name__}\.{field}[.=]") as caught:
+        train_config(**{"steps": 1, field: value})
     assert "\n" not in str(caught.value)
 
 
 def test_a_run_needs_an_end() -> None:
-    with pytest.raises(ConfigError, match="steps or minutes"):
-        TrainConfig()
+    for cls in (BudgetConfig, TrainConfig):
+        with pytest.raises(ConfigError, match="steps or minutes"):
+            cls()
 
 
 def test_warmup_and_decay_must_fit_into_one_run() -> None:
-    TrainConfig(steps=1, warmup=0.6, decay=0.6)  # a cosine has no decay phase
+    ScheduleConfig(warmup=0.6, decay=0.6)  # a cosine has no decay phase
     with pytest.raises(ConfigError, match="together"):
-        TrainConfig(steps=1, schedule="wsd", warmup=0.6, decay=0.6)
+        ScheduleConfig(kind="wsd", warmup=0.6, decay=0.6)
 
 
 def test_config_goes_through_json() -> None:
-    config = TrainConfig(steps=5, betas=(0.8, 0.9), clip_norm=None)
+    config = train_config(steps=5, betas=(0.8, 0.9), clip_norm=None)
     assert from_dict(TrainConfig, to_dict(config), types={}) == config
 
 
 def test_cosine_by_its_definition() -> None:
     for progress in (0.1, 0.3, 0.5, 0.99):
         expected = 0.2 + 0.8 * (1 + math.cos(math.pi * (progress - 0.1) / 0.9)) / 2
-        assert learning_rate_factor(progress, warmup=0.1, minimum=0.2) == pytest.approx(expected, rel=1e-12)
+        assert learning_rate_factor(progress, warmup=0.1, min_ratio=0.2) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_fall_may_begin_under_the_warm_up() -> None:
     """timm's warmup_prefix=False: at step t of T it is the cosine of t / T, wherever the warm-up ended."""
     for progress in (0.1, 0.3, 0.5, 1.0):
         for kind, shape in (("cosine", (1 + math.cos(math.pi * progress)) / 2), ("linear", 1 - progress)):
-            found = learning_rate_factor(progress, kind=kind, warmup=0.1, prefix=False, minimum=0.2)
+            found = learning_rate_factor(progress, kind=kind, warmup=0.1, warmup_prefix=False, min_ratio=0.2)
             assert found == pytest.approx(0.2 + 0.8 * shape, rel=1e-12)
-    assert learning_rate_factor(0.05, warmup=0.1, prefix=False, start=0.2) == pytest.approx(0.6)
+    assert learning_rate_factor(0.05, warmup=0.1, warmup_prefix=False, start_ratio=0.2) == pytest.approx(0.6)
     with pytest.raises(ConfigError, match=r"warmup_prefix=False is for schedules that fall from the warm-up on"):
-        TrainConfig(steps=1, schedule="wsd", warmup_prefix=False)
+        ScheduleConfig(kind="wsd", warmup_prefix=False)
 
 
 def test_the_rows_that_fill_no_batch_can_be_kept_where_there_are_rows() -> None:
     with pytest.raises(ConfigError, match=r"drop_last=False with accumulation=2: .* set train.accumulation=1 or"):
-        TrainConfig(steps=1, drop_last=False, accumulation=2)
-    train, model = TrainConfig(steps=1, drop_last=False), small_model()
+        train_config(steps=1, drop_last=False, accumulation=2)
+    train, model = train_config(steps=1, drop_last=False), small_model()
     with pytest.raises(ConfigError, match=r"train.drop_last=false: the batches of TextDataConfig are all full"):
         RunConfig(model=model, data=TextDataConfig(source="x"), train=train)
     run = RunConfig(model=model, data=InductionHeadConfig(), train=train)
@@ -139,7 +141,7 @@ def test_the_rows_that_fill_no_batch_can_be_kept_where_there_are_rows() -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.2, 0.5])
 def test_schedule_rises_to_one_and_ends_low(kind: str, warmup: float, decay: float) -> None:
     factors = [
-        learning_rate_factor(i / 200, kind=kind, warmup=warmup, decay=decay, minimum=0.1) for i in range(-10, 220)
+        learning_rate_factor(i / 200, kind=kind, warmup=warmup, decay=decay, min_ratio=0.1) for i in range(-10, 220)
     ]
     assert all(0 <= f <= 1 for f in factors)
     peak = factors.index(max(factors))
@@ -174,7 +176,7 @@ def hybrid(tie: bool) -> nn.Module:
 @pytest.mark.parametrize("tie", [True, False])
 def test_each_parameter_is_in_exactly_one_group(tie: bool) -> None:
     model = hybrid(tie)
-    groups = {g.name: g for g in parameter_groups(model, TrainConfig(steps=1, dynamics_lr_ratio=0.1))}
+    groups = {g.name: g for g in parameter_groups(model, OptimizerConfig(dynamics_lr_ratio=0.1))}
     members = [id(p) for g in groups.values() for _, p in g.parameters]
     assert len(members) == len(set(members))
     assert set(members) == {id(p) for p in model.parameters()}
@@ -194,7 +196,7 @@ def test_each_parameter_is_in_exactly_one_group(tie: bool) -> None:
         "dynamics": (0.1, 0.0),
     }
 
-    everything = parameter_groups(model, TrainConfig(steps=1, weight_decay_of="all"))
+    everything = parameter_groups(model, OptimizerConfig(weight_decay_of="all"))
     assert {g.name: g.weight_decay for g in everything} == {
         "maps": 0.1,
         "embeddings": 0.1,
@@ -207,7 +209,7 @@ def test_dt_may_have_a_rate_of_its_own() -> None:
     """As S4's published settings for ListOps: A and B at 1e-3, dt at the rate of everything else, 1e-2."""
     mixers = (S4Config(d_state=4), S4DConfig(d_state=4), H3Config(d_state=4), MambaConfig(), Mamba2Config(d_head=4))
     model = LanguageModelConfig(vocab_size=5, d_model=8, layers=mixers).build()
-    together = TrainConfig(steps=1, lr=1e-2, dynamics_lr_max=1e-3)
+    together = OptimizerConfig(lr=1e-2, dynamics_lr_max=1e-3)
     apart = replace(together, dt_lr_ratio=1.0)
     groups = {g.name: g for g in parameter_groups(model, apart)}
     assert (groups["dynamics"].lr_ratio, groups["dt"].lr_ratio) == pytest.approx((0.1, 1.0))
@@ -222,14 +224,16 @@ def test_dt_may_have_a_rate_of_its_own() -> None:
     assert {n for n, _ in before["dynamics"].parameters} == names | {n for n, _ in groups["dynamics"].parameters}
     bounded = {g.name: g.lr_ratio for g in parameter_groups(model, replace(apart, dt_lr_ratio=0.5, dt_lr_max=2e-3))}
     assert bounded["dt"] == pytest.approx(0.2)
-    with pytest.raises(ConfigError, match=r"dt_lr_max=0\.002 needs a rate of dt's own; set train\.dt_lr_ratio=1"):
+    with pytest.raises(
+        ConfigError, match=r"dt_lr_max=0\.002 needs a rate of dt's own; set train\.optimizer\.dt_lr_ratio=1"
+    ):
         replace(together, dt_lr_max=2e-3)
 
 
 def test_groups_survive_a_deepcopy() -> None:
     model = hybrid(True)
-    names = [[n for n, _ in group.parameters] for group in (*parameter_groups(model, TrainConfig(steps=1)),)]
-    copied = [[n for n, _ in g.parameters] for g in parameter_groups(copy.deepcopy(model), TrainConfig(steps=1))]
+    names = [[n for n, _ in group.parameters] for group in (*parameter_groups(model, OptimizerConfig()),)]
+    copied = [[n for n, _ in g.parameters] for g in parameter_groups(copy.deepcopy(model), OptimizerConfig())]
     assert names == copied
 
 
@@ -241,7 +245,7 @@ class Odd(nn.Module):
 
 def test_a_parameter_in_no_group_is_named() -> None:
     with pytest.raises(ConfigError, match=r"layer\.table of shape \(3, 4\).*Odd"):
-        parameter_groups(nn.ModuleDict({"layer": Odd()}), TrainConfig(steps=1))
+        parameter_groups(nn.ModuleDict({"layer": Odd()}), OptimizerConfig())
 
 
 def test_what_stands_below_dynamics_is_dynamics() -> None:
@@ -250,19 +254,19 @@ def test_what_stands_below_dynamics_is_dynamics() -> None:
             super().__init__()
             self.inner = Odd()
 
-    (group,) = parameter_groups(Systems(), TrainConfig(steps=1))
+    (group,) = parameter_groups(Systems(), OptimizerConfig())
     assert (group.name, group.n_parameters) == ("dynamics", 12)
 
 
 def test_frozen_parameters_are_left_out() -> None:
     model = small_model().build()
     model.embedding.weight.requires_grad_(False)
-    groups = parameter_groups(model, TrainConfig(steps=1))
+    groups = parameter_groups(model, OptimizerConfig())
     assert "embeddings" not in {g.name for g in groups}
 
 
 def test_optimizer_follows_the_groups() -> None:
-    config = TrainConfig(steps=1, lr=0.5, betas=(0.7, 0.8), eps=1e-6, weight_decay=0.3, dynamics_lr_ratio=0.1)
+    config = OptimizerConfig(lr=0.5, betas=(0.7, 0.8), eps=1e-6, weight_decay=0.3, dynamics_lr_ratio=0.1)
     groups = parameter_groups(hybrid(True), config)
     optimizer = build_optimizer(groups, config)
     set_learning_rate(optimizer, 0.25)
@@ -281,7 +285,7 @@ def test_optimizer_follows_the_groups() -> None:
 
 def test_one_step_is_adamw() -> None:
     """Against the equations in float64: arXiv:1711.05101, algorithm 2."""
-    config = TrainConfig(steps=1, lr=0.1, weight_decay=0.2, betas=(0.9, 0.99), eps=1e-8)
+    config = OptimizerConfig(lr=0.1, weight_decay=0.2, betas=(0.9, 0.99), eps=1e-8)
     layer = nn.Linear(5, 3).double()
     groups = parameter_groups(layer, config)
     optimizer = build_optimizer(groups, config)
@@ -299,7 +303,7 @@ def test_one_step_is_adamw() -> None:
 def test_the_table_has_a_line_for_each_group() -> None:
     from rich.console import Console
 
-    groups = parameter_groups(hybrid(True), TrainConfig(steps=1))
+    groups = parameter_groups(hybrid(True), OptimizerConfig())
     rows = describe_groups(groups, lr=0.5)
     out = io.StringIO()
     Console(file=out, width=120).print(groups_table(rows))
@@ -310,6 +314,6 @@ def test_the_table_has_a_line_for_each_group() -> None:
 def test_threads_are_bounded_by_the_cores_of_this_machine() -> None:
     """Not by TrainConfig: a run.json from a larger machine can still be read here."""
     with pytest.raises(ConfigError, match=r"TrainConfig\.threads=100000 is out of range; expected at most \d+"):
-        process_settings(TrainConfig(steps=1, threads=100_000)).__enter__()
-    with process_settings(TrainConfig(steps=1, threads=1)):
+        process_settings(train_config(steps=1, threads=100_000)).__enter__()
+    with process_settings(train_config(steps=1, threads=1)):
         assert torch.get_num_threads() == 1

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from training import curve, small_run
+from training import curve, small_run, with_train
 
 from statewise import checkpoints
 from statewise.errors import CheckpointError, TrainingError
@@ -33,14 +32,14 @@ def test_a_run_that_failed_before_its_first_checkpoint_begins_anew(
         train(config, run)
     monkeypatch.undo()
     first = {name: (run / name).read_bytes() for name in ("run.json", "metrics.jsonl")}
-    other = replace(config, train=replace(config.train, lr=0.00033))
+    other = with_train(config, lr=0.00033)
     with pytest.raises(CheckpointError, match="--resume"):
         train(other, run)
     assert train(other, run, resume=True).step == 4
     assert {name: (run / f"{name}.failed").read_bytes() for name in first} == first
     train(other, tmp_path / "straight")
     assert curve(run) == curve(tmp_path / "straight")
-    assert read_run(run).train.lr == 0.00033
+    assert read_run(run).train.optimizer.lr == 0.00033
 
 
 def broken_at(step: int, monkeypatch: pytest.MonkeyPatch, break_it: Any) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import torch
 from places import TESTS
 from toy_task import toy, toy_run
-from training import curve, small_run
+from training import curve, small_run, with_train
 
 from statewise import checkpoints
 from statewise.train import train
@@ -55,7 +54,7 @@ def test_kills_at_random_moments(tmp_path: Path, kind: str, times: int) -> None:
     steps = [entry["step"] for entry in log]
     assert steps == sorted(steps)  # what was saved stays
     assert steps[-2] > 0
-    train(replace(config, train=replace(config.train, save_every=None)), tmp_path / "straight")
+    train(with_train(config, save_every=None), tmp_path / "straight")
     assert curve(tmp_path / "killed") == curve(tmp_path / "straight")
     assert_same_end(tmp_path / "killed", tmp_path / "straight")
 
@@ -72,6 +71,6 @@ def test_a_kill_at_each_call_that_changes_the_folder(tmp_path: Path) -> None:
     steps = [entry["step"] for entry in log]
     assert steps == sorted(steps)
     assert 0 < steps[-2] < 20  # so that saves were interrupted before their end and after it
-    train(replace(config, train=replace(config.train, save_every=None)), tmp_path / "straight")
+    train(with_train(config, save_every=None), tmp_path / "straight")
     assert curve(tmp_path / "killed") == curve(tmp_path / "straight")
     assert_same_end(tmp_path / "killed", tmp_path / "straight")

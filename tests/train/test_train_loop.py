@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from training import Recorder, curve, small_model, small_run
+from training import Recorder, curve, small_model, small_run, train_config, with_train
 
 import statewise as sw
 from statewise.data.batches import Batches
@@ -18,7 +18,7 @@ from statewise.data.text import TextDataConfig, open_corpus
 from statewise.errors import ConfigError, DataError
 from statewise.evaluate.text.perplexity import evaluate_split
 from statewise.mixers.attention import AttentionConfig
-from statewise.train import RunConfig, TrainConfig, read_run, train
+from statewise.train import RunConfig, read_run, train
 from statewise.train import loop as loop_module
 from statewise.train.report import Reporter
 from statewise.train.tasks import language as language_module
@@ -63,7 +63,7 @@ def test_it_learns_and_says_so(tmp_path: Path) -> None:
 
 def by_hand(config: RunConfig, **start: Any) -> list[float]:
     """The losses of a run, written out once more: seed, batches, mean gradients, clipping, AdamW, cosine."""
-    c = config.train
+    c, adamw, steps = config.train, config.train.optimizer, config.train.budget.steps
     torch.manual_seed(c.seed)
     model = config.model.build()
     split = open_corpus(config.data).split("train")
@@ -71,16 +71,16 @@ def by_hand(config: RunConfig, **start: Any) -> list[float]:
     decayed = [p for m in model.modules() for p in m.parameters(recurse=False) if _decays(m, p)]
     others = [p for p in model.parameters() if not any(p is d for d in decayed)]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": c.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        betas=c.betas,
-        eps=c.eps,
+        [{"params": decayed, "weight_decay": adamw.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        betas=adamw.betas,
+        eps=adamw.eps,
     )
     state = model.initial_state(c.batch_size) if c.carry_state else None
     found = []
-    assert c.steps is not None
-    for step in range(c.steps):
+    assert steps is not None
+    for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = c.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step + 1) / c.steps)))
+            group["lr"] = adamw.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step + 1) / steps)))
         optimizer.zero_grad()
         total = 0.0
         for i in range(c.accumulation):
@@ -91,8 +91,8 @@ def by_hand(config: RunConfig, **start: Any) -> list[float]:
             loss = F.cross_entropy(logits.transpose(1, 2), targets) / c.accumulation
             loss.backward()
             total += loss.item()
-        if c.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), c.clip_norm)
+        if adamw.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), adamw.clip_norm)
         optimizer.step()
         found.append(total)
     return found
@@ -129,7 +129,7 @@ def test_a_line_holds_the_mean_of_its_steps(tmp_path: Path) -> None:
 
 
 def test_the_rate_follows_the_schedule(tmp_path: Path) -> None:
-    settings = {"steps": 10, "lr": 0.01, "schedule": "wsd", "warmup": 0.2, "decay": 0.4, "lr_min_ratio": 0.05}
+    settings = {"steps": 10, "lr": 0.01, "kind": "wsd", "warmup": 0.2, "decay": 0.4, "min_ratio": 0.05}
     train(small_run(tmp_path, **settings), tmp_path / "run")
     rates = [line["lr"] / 0.01 for line in curve(tmp_path / "run", "train")]
     fall = [0.05 + 0.95 * (1 - math.sqrt(i / 4)) for i in range(1, 5)]
@@ -219,9 +219,9 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
 def test_on_cuda(tmp_path: Path, carry_state: bool) -> None:
     config = small_run(tmp_path, model=small_model(dropout=0.0), steps=4, device="cpu", carry_state=carry_state)
     train(config, tmp_path / "a")
-    train(replace(config, train=replace(config.train, device="cuda")), tmp_path / "b")
+    train(with_train(config, device="cuda"), tmp_path / "b")
     assert losses(tmp_path / "a") == pytest.approx(losses(tmp_path / "b"), rel=1e-4)
-    longer = replace(config, train=replace(config.train, device="cuda", steps=6))
+    longer = with_train(config, device="cuda", steps=6)
     assert train(longer, tmp_path / "b", resume=True).step == 6
 
 
@@ -238,7 +238,7 @@ class Clock:
 
 def test_minutes_alone_drive_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module.time, "monotonic", Clock().monotonic)
-    config = small_run(tmp_path, minutes=1.0, lr=0.01, lr_min_ratio=0.0, warmup=0.5, evaluate_minutes=0.25)
+    config = small_run(tmp_path, minutes=1.0, lr=0.01, min_ratio=0.0, warmup=0.5, evaluate_minutes=0.25)
     result = train(config, tmp_path / "run")
     lines = curve(tmp_path / "run", "train")
     assert 60 <= result.seconds < 70
@@ -249,7 +249,7 @@ def test_minutes_alone_drive_the_schedule(tmp_path: Path, monkeypatch: pytest.Mo
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
     assert rates[-1] < 0.001
     assert 4 <= len(curve(tmp_path / "run", "evaluation")) <= 5
-    again = train(replace(config, train=replace(config.train, minutes=2.0)), tmp_path / "run", resume=True)
+    again = train(with_train(config, minutes=2.0), tmp_path / "run", resume=True)
     assert 120 <= again.seconds < 130  # the first minute counted
 
 
@@ -331,7 +331,7 @@ def test_a_sequence_longer_than_the_data(tmp_path: Path) -> None:
 
 def test_nothing_to_read(tmp_path: Path) -> None:
     config = RunConfig(
-        model=small_model(), data=TextDataConfig(source=str(tmp_path / "none")), train=TrainConfig(steps=1)
+        model=small_model(), data=TextDataConfig(source=str(tmp_path / "none")), train=train_config(steps=1)
     )
     with pytest.raises(DataError):
         train(config, tmp_path / "run")

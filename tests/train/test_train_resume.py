@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from training import Recorder, curve, small_model, small_run
+from training import (
+    GROUP_OF,
+    Recorder,
+    curve,
+    small_model,
+    small_run,
+    train_config,
+    train_path,
+    train_setting,
+    with_train,
+)
 
 from statewise import checkpoints
 from statewise.checkpoints.manifest import TRAINER_DATA, encode_json, read_manifest, record_file
@@ -24,7 +35,7 @@ from statewise.mixers.attention import AttentionConfig
 from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.train import RunConfig, train
-from statewise.train.config import CHANGEABLE_ON_RESUME, TrainConfig
+from statewise.train.config import CHANGEABLE_ON_RESUME
 from statewise.train.report import Reporter
 from statewise.train.run_folder import open_run, read_run
 
@@ -155,7 +166,7 @@ def test_a_finished_run_has_nothing_to_do_and_can_be_extended(tmp_path: Path) ->
     first = train(config, tmp_path / "run")
     again = train(config, tmp_path / "run", resume=True)
     assert (again.step, again.checkpoint, again.validation) == (3, first.checkpoint, first.validation)
-    longer = replace(config, train=replace(config.train, steps=5, evaluate_every=1))
+    longer = with_train(config, steps=5, evaluate_every=1)
     assert train(longer, tmp_path / "run", resume=True).step == 5
     assert [line["step"] for line in curve(tmp_path / "run", "train")] == [1, 2, 3, 4, 5]
     assert train(None, tmp_path / "run", resume=True).step == 5  # run.json says so now
@@ -230,13 +241,13 @@ def test_unfinished_writes_are_cleared_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("lr", 0.5), ("batch_size", 3), ("seed", 1), ("schedule", "wsd"), ("precision", "bfloat16")]
+    ("field", "value"), [("lr", 0.5), ("batch_size", 3), ("seed", 1), ("kind", "wsd"), ("precision", "bfloat16")]
 )
 def test_another_configuration_is_refused_by_field(tmp_path: Path, field: str, value: Any) -> None:
     config, run = begun(tmp_path)
-    other = replace(config, train=replace(config.train, **{field: value}))
+    other = with_train(config, **{field: value})
     before = contents(run)
-    with pytest.raises(ConfigError, match=rf"train\.{field}") as caught:
+    with pytest.raises(ConfigError, match=re.escape(train_path(field))) as caught:
         train(other, run, resume=True)
     assert repr(value) in str(caught.value)
     assert contents(run) == before
@@ -271,10 +282,10 @@ def test_what_may_change_may_change(tmp_path: Path) -> None:
     }
     others = {"train.compile", "data.source", "data.folder"}
     others |= {f"train.parallel.{name}" for name in ("data", "tensor", "sequence")}  # see test_distributed.py
-    assert {f"train.{name}" for name in changes} | others == CHANGEABLE_ON_RESUME
-    assert all(getattr(TrainConfig(steps=1), name) != value for name, value in changes.items())
+    assert {train_path(name) for name in changes} | others == CHANGEABLE_ON_RESUME
+    assert all(train_setting(train_config(steps=1), name) != value for name, value in changes.items())
     config, run = begun(tmp_path)
-    assert train(replace(config, train=replace(config.train, **changes)), run, resume=True).step == 4
+    assert train(with_train(config, **changes), run, resume=True).step == 4
 
 
 def test_a_damaged_line_of_metrics_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -297,7 +308,7 @@ def test_a_text_that_has_moved_is_found_at_its_new_place(tmp_path: Path, monkeyp
     (tmp_path / "text.txt").rename(tmp_path / "elsewhere" / "text.txt")
     monkeypatch.chdir(tmp_path / "elsewhere")
     moved = replace(read_run("../run"), data=replace(config.data, source="*.txt"))
-    assert train(replace(moved, train=replace(moved.train, steps=4)), "../run", resume=True).step == 4
+    assert train(with_train(moved, steps=4), "../run", resume=True).step == 4
     assert read_run("../run").data.source == str(tmp_path / "elsewhere" / "*.txt")
     (tmp_path / "elsewhere" / "text.txt").write_text("another text\n" * 900)
     with pytest.raises(DataError, match="not the one"):
@@ -315,7 +326,8 @@ def test_a_text_that_has_changed_is_noticed(tmp_path: Path) -> None:
 def edit(run: Path, part: str, **fields: Any) -> None:
     """Changes fields of a run.json, as somebody does in an editor."""
     data = json.loads((run / "run.json").read_text())
-    data[part].update(fields)
+    for name, value in fields.items():
+        (data[part][GROUP_OF[name]] if name in GROUP_OF else data[part])[name] = value
     (run / "run.json").write_text(json.dumps(data))
 
 
@@ -338,8 +350,8 @@ def forget(run: Path) -> None:
 def test_an_edited_run_json_is_refused_by_field(tmp_path: Path, part: str, field: str, value: Any, was: Any) -> None:
     config, run = begun(tmp_path)
     edit(run, part, **{field: value})
-    before = contents(run)
-    with pytest.raises(ConfigError, match=rf"run\.json was edited: {part}\.{field} ") as caught:
+    before, path = contents(run), train_path(field) if part == "train" else f"{part}.{field}"
+    with pytest.raises(ConfigError, match=f"run.json was edited: {path} ") as caught:
         train(None, run, resume=True)
     assert f"is {value!r} there, and {was!r} in what step-00000002 was trained with" in str(caught.value)
     assert "put it back" in str(caught.value)
@@ -354,11 +366,13 @@ def test_what_may_change_may_change_in_run_json_and_is_told(tmp_path: Path) -> N
     reporter = Recorder()
     assert train(None, run, resume=True, reporter=reporter).step == 4
     assert reporter.events[0]["kind"] == "changed"
-    assert reporter.events[0]["fields"] == {"train.log_every": [1, 2], "train.steps": [2, 4]}
-    assert reporter.events[0]["message"].endswith("train.log_every is now 2 (was 1), train.steps is now 4 (was 2)")
+    assert reporter.events[0]["fields"] == {"train.reporting.log_every": [1, 2], "train.budget.steps": [2, 4]}
+    assert reporter.events[0]["message"].endswith(
+        "train.budget.steps is now 4 (was 2), train.reporting.log_every is now 2 (was 1)"
+    )
     for steps, told in ((4, []), (5, ["changed"])):  # as given by --set, which is told alike; and once
         reporter = Recorder()
-        again = replace(config, train=replace(config.train, steps=steps, log_every=2))
+        again = with_train(config, steps=steps, log_every=2)
         train(again, run, resume=True, reporter=reporter)
         assert [event["kind"] for event in reporter.events if event["kind"] == "changed"] == told
 
@@ -366,12 +380,12 @@ def test_what_may_change_may_change_in_run_json_and_is_told(tmp_path: Path) -> N
 def test_checkpoints_that_do_not_say_what_they_were_trained_with_go_on(tmp_path: Path) -> None:
     config, run = begun(tmp_path)
     forget(run)
-    with pytest.raises(ConfigError, match=r"begun with another train\.lr"):
-        train(replace(config, train=replace(config.train, lr=0.5)), run, resume=True)
+    with pytest.raises(ConfigError, match=r"begun with another train\.optimizer\.lr"):
+        train(with_train(config, lr=0.5), run, resume=True)
     edit(run, "train", steps=3)
     assert train(None, run, resume=True).step == 3
     edit(run, "train", lr=0.5)  # the new checkpoint says it
-    with pytest.raises(ConfigError, match=r"train\.lr is 0\.5 there, and 0\.001"):
+    with pytest.raises(ConfigError, match=r"train\.optimizer\.lr is 0\.5 there, and 0\.001"):
         train(None, run, resume=True)
 
 

@@ -16,13 +16,13 @@ import torch
 from places import TESTS
 from test_train_resume import StopAt, assert_same, disturb, everything
 from toy_task import Toy, ToyBatch, ToyBatches, ToyConfig, ToyDataConfig, ToyTask, toy, toy_run
-from training import Recorder, curve, small_model, small_run
+from training import Recorder, curve, small_model, small_run, train_config, with_train
 
 import statewise as sw
 from statewise import checkpoints, cli
 from statewise.data.base import DataConfig
 from statewise.errors import CheckpointError, ConfigError, DataError, InputError, TrainingError
-from statewise.train import RunConfig, TrainConfig, read_metrics, read_run, run_from_dict, train
+from statewise.train import RunConfig, read_metrics, read_run, run_from_dict, train
 from statewise.train.plotting import figure
 from statewise.train.tasks import Task, open_task
 
@@ -69,7 +69,7 @@ def test_bit_for_bit(tmp_path: Path, looks: int) -> None:
         assert result.signal == (None if stop == 99 else signal.SIGTERM)
     assert curve(tmp_path / "run") == curve(tmp_path / "straight")
     assert_same(everything(tmp_path / "run"), everything(tmp_path / "straight"))
-    seldom = replace(config, train=replace(config.train, evaluate_every=None))
+    seldom = with_train(config, evaluate_every=None)
     train(seldom, tmp_path / "seldom")
     assert curve(tmp_path / "seldom", "train") == curve(tmp_path / "straight", "train")
 
@@ -166,7 +166,7 @@ def test_model_and_data_have_to_fit(tmp_path: Path) -> None:
         train(replace(small_run(tmp_path), model=ToyConfig()), tmp_path / "b")
     assert not (tmp_path / "a" / "run.json").exists()
     with pytest.raises(ConfigError, match=r"RunConfig\.data='plane' has the wrong type .*; expected DataConfig"):
-        RunConfig(model=ToyConfig(), data="plane", train=TrainConfig(steps=1))  # type: ignore[arg-type]
+        RunConfig(model=ToyConfig(), data="plane", train=train_config(steps=1))  # type: ignore[arg-type]
 
     @dataclass(frozen=True, kw_only=True)
     class Stray(DataConfig):
@@ -280,7 +280,7 @@ def test_flags_of_the_data(run: Callable[..., str], tmp_path: Path) -> None:
     assert again == printed
     run("train", "--config", "toy.json", "--steps", "2", "--out", "b")
     assert read_run("b").data == ToyDataConfig(source="space", folder=str(tmp_path / "here"))
-    budget = json.loads(run("train", "--preset", "toy", "--epochs", "3", "--print-config"))["train"]
+    budget = json.loads(run("train", "--preset", "toy", "--epochs", "3", "--print-config"))["train"]["budget"]
     assert (budget["steps"], budget["epochs"], budget["minutes"]) == (None, 3.0, None)
 
 
@@ -330,7 +330,7 @@ def test_a_run_of_the_first_version(run: Callable[..., str]) -> None:
     assert "evaluate_tokens" in raw["train"]
     config = read_run("old/run")
     assert isinstance(config.model, sw.LanguageModelConfig)
-    assert (config.train.evaluate_items, config.train.length) == (200, 8)
+    assert (config.train.reporting.evaluate_items, config.train.length) == (200, 8)
     assert run_from_dict(raw) == config
 
     found = checkpoints.list_checkpoints("old/run")

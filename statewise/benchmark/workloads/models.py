@@ -203,10 +203,10 @@ def our_training(preset: str, quick: bool, length: int) -> Action:
 
 def training_action(model: LanguageModel, tokens: torch.Tensor) -> Action:
     """A training step on these tokens, (batch, length + 1), as `statewise train` takes it."""
-    from statewise.train.config import TrainConfig
+    from statewise.train.config import OptimizerConfig
     from statewise.train.optimizer import build_optimizer, parameter_groups
 
-    config = TrainConfig(steps=1)
+    config = OptimizerConfig()
     optimizer = build_optimizer(parameter_groups(model.train(), config), config)
 
     def loss() -> torch.Tensor:

@@ -18,7 +18,9 @@ def train(
     config: Annotated[Path | None, typer.Option(help="A run as JSON, such as the run.json of another run.")] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Set any field, as in train.lr=3e-4. May be repeated."),
+        typer.Option(
+            "--set", metavar="FIELD=VALUE", help="Set any field, as in train.optimizer.lr=3e-4. May be repeated."
+        ),
     ] = None,
     data: Annotated[
         str | None,
@@ -32,12 +34,14 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Go on with the run in this folder instead.")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Train so long (train.minutes).")] = None,
-    steps: Annotated[int | None, typer.Option(help="Train so many steps (train.steps).")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Train so many passes over the data (train.epochs).")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Train so long (train.budget.minutes).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train so many steps (train.budget.steps).")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Train so many passes over the data (train.budget.epochs).")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Sequences in a batch (train.batch_size).")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens in a sequence of text (train.length).")] = None,
-    lr: Annotated[float | None, typer.Option(help="The highest learning rate (train.lr).")] = None,
+    lr: Annotated[float | None, typer.Option(help="The highest learning rate (train.optimizer.lr).")] = None,
     seed: Annotated[int | None, typer.Option(help="Of parameters, dropout and data order (train.seed).")] = None,
     seeds: Annotated[
         int | None,
@@ -86,12 +90,12 @@ def train(
         "data.source": data,
         "data.folder": data_folder,
         "data.tokenizer": tokenizer,
-        "train.minutes": minutes,
-        "train.epochs": epochs,
-        "train.steps": steps,
+        "train.budget.minutes": minutes,
+        "train.budget.epochs": epochs,
+        "train.budget.steps": steps,
         "train.batch_size": batch_size,
         "train.length": length,
-        "train.lr": lr,
+        "train.optimizer.lr": lr,
         "train.seed": seed,
         "train.device": device,
     }
@@ -158,7 +162,7 @@ def _run_config(
     else:
         config = PRESETS[preset or "demo"]()
     require_data_fields(config.data, {name[5:]: value for name, value in flags.items() if name.startswith("data.")})
-    budgets = ("train.steps", "train.epochs", "train.minutes")
+    budgets = ("train.budget.steps", "train.budget.epochs", "train.budget.minutes")
     if any(flags[name] is not None for name in budgets):  # those not given are no limit any more
         assignments = [*(f"{name}=null" for name in budgets if flags[name] is None), *assignments]
     given = [f"{name}={dumps(value)}" for name, value in flags.items() if value is not None]

@@ -32,7 +32,7 @@ from statewise.reproduce.settings import Settings
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import train_one
 from statewise.reproduce.work import Job, Work
-from statewise.train.config import RunConfig
+from statewise.train.config import BudgetConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
 from statewise.train.report import Reporter
 from statewise.train.run_folder import read_run
 
@@ -97,17 +97,14 @@ def run_config(config: H3AtWorkSettings) -> RunConfig:
     layer = BlockConfig(mixer=mixer, mlp=MLPConfig(expand=4, activation="gelu_tanh"), norm="layer")
     layers, vocab_size = (layer,) * config.n_layers, data.vocab_size
     model = LanguageModelConfig(vocab_size=vocab_size, d_model=config.d_model, layers=layers, norm="layer")
-    training = look_every(  # not by the clock: the best of these is looked into
-        config.n_train // BATCH_SIZE,
-        epochs=config.epochs,
+    looks = config.n_train // BATCH_SIZE  # not by the clock: the best of these is looked into
+    training = TrainConfig(
+        budget=BudgetConfig(epochs=config.epochs),
+        optimizer=OptimizerConfig(lr=config.lr, dynamics_lr_max=1e-3),
+        schedule=ScheduleConfig(warmup=0.1),
+        reporting=look_every(looks, save_minutes=0.5, keep_last=2, log_every=100),
         batch_size=BATCH_SIZE,
-        lr=config.lr,
-        dynamics_lr_max=1e-3,
-        warmup=0.1,
         seed=config.seed,
-        save_minutes=0.5,
-        keep_last=2,
-        log_every=100,
     )
     return RunConfig(model=model, data=data, train=training)
 
@@ -134,9 +131,10 @@ def _h3_mixers(run: RunConfig) -> list[H3Config]:
 def described(run: RunConfig) -> str:
     """The model and its training, beside the published ones."""
     model, train, mixers = cast(LanguageModelConfig, run.model), run.train, _h3_mixers(run)
+    ends = train.budget
     budget = " or ".join(
         f"{number:,.12g} {unit}{'' if number == 1 else 's'}"
-        for number, unit in ((train.steps, "step"), (train.epochs, "epoch"), (train.minutes, "minute"))
+        for number, unit in ((ends.steps, "step"), (ends.epochs, "epoch"), (ends.minutes, "minute"))
         if number is not None
     )
     inside, outside = {block.dropout for block in model.blocks}, model.embedding_dropout
@@ -145,7 +143,8 @@ def described(run: RunConfig) -> str:
     return (
         f"{len(mixers)} H3 {'layer' if len(mixers) == 1 else 'layers'} of {len(model.blocks)}, with a register of "
         f"{registers} keys and N = {_listed(mixer.d_state for mixer in mixers)}; at most {budget} at a rate of "
-        f"{train.lr:g} with {SCHEDULES[train.schedule]}, {dropout if any({outside, *inside}) else 'without dropout'}"
+        f"{train.optimizer.lr:g} with {SCHEDULES[train.schedule.kind]}, "
+        f"{dropout if any({outside, *inside}) else 'without dropout'}"
     )
 
 

@@ -24,7 +24,14 @@ from statewise.reproduce.files import write_text
 from statewise.reproduce.h3_language.models import LABELS, USUAL, WITHOUT_MLP, Sizes, build_config
 from statewise.reproduce.settings import BEFORE, Rates, Settings, rate_name
 from statewise.reproduce.training import read_looks, train_one
-from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.config import (
+    BudgetConfig,
+    OptimizerConfig,
+    ReportingConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from statewise.train.metrics import read_metrics
 from statewise.train.report import Reporter
 from statewise.train.run_folder import METRICS_FILE
@@ -103,18 +110,21 @@ class H3LanguageSettings(Settings):
         """
         steps = self.steps(share)
         return TrainConfig(
-            steps=steps,
+            budget=BudgetConfig(steps=steps),
+            optimizer=OptimizerConfig(lr=lr, dynamics_lr_max=self.dynamics_lr_max, weight_decay=self.weight_decay),
+            schedule=ScheduleConfig(warmup=self.warmup),
+            reporting=ReportingConfig(
+                evaluate_every=max(1, steps // self.evaluations),
+                evaluate_minutes=None,
+                evaluate_items=self.evaluate_tokens,
+                evaluate_window=self.length,  # all models alike, whether their state could be carried on or not
+                save_minutes=5.0,
+                keep_last=1,
+                keep_best=False,
+            ),
+            batch_size=self.batch_size,
+            length=self.length,
             seed=seed,
-            lr=lr,
-            **{name: getattr(self, name) for name in ("batch_size", "length", "warmup", "weight_decay")},
-            dynamics_lr_max=self.dynamics_lr_max,
-            evaluate_every=max(1, steps // self.evaluations),
-            evaluate_minutes=None,
-            evaluate_items=self.evaluate_tokens,
-            evaluate_window=self.length,  # all models alike, whether their state could be carried on or not
-            save_minutes=5.0,
-            keep_last=1,
-            keep_best=False,
             device="cpu",
         )
 

@@ -33,7 +33,7 @@ from statewise.reproduce.lra.published import (
     arena_task,
     model_config,
     published_run,
-    published_schedule,
+    published_training,
     setting_of,
 )
 from statewise.reproduce.outcomes import LOST, each, known, mean, row_of, runs_of
@@ -42,7 +42,7 @@ from statewise.reproduce.report import Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.training import Trial, trained
 from statewise.reproduce.work import Work
-from statewise.train.config import Device, RunConfig
+from statewise.train.config import BudgetConfig, Device, RunConfig
 from statewise.train.presets import fit_model
 from statewise.train.tasks import open_task, run_types
 
@@ -61,7 +61,7 @@ class LraSettings(Settings):
     n_heads: of the Transformer's attention; transformer_lr: its rate
     evaluations:    looks at the validation split on the way, of ``evaluate_items`` rows each (null: all)
     seeds:   one run each
-    settings: further fields of all runs, as "train.weight_decay=0", or of those on one task, as
+    settings: further fields of all runs, as "train.optimizer.weight_decay=0", or of those on one task, as
              "listops-gen:data.n_train=1000"
     workers: processes that train side by side, each with its share of the cores
     device:  "auto", "cpu" or "cuda"
@@ -137,18 +137,25 @@ def run_config(config: LraSettings, model: str, task: str, seed: int) -> RunConf
     Errors:  ConfigError for what no run could have.
     """
     setting = config.scaled(model, task)
-    fields: dict[str, Any] = {}
+    train = published_training(setting)
+    budget, reporting = train.budget, replace(train.reporting, evaluate_items=config.evaluate_items)
     if (config.minutes, config.steps) != (None, None):
         every = None if config.steps is None else max(1, config.steps // config.evaluations)
         minutes = None if config.minutes is None else config.minutes / config.evaluations
-        fields |= {"minutes": config.minutes, "steps": config.steps, "log_every": 20}
-        fields |= {"evaluate_every": every, "evaluate_minutes": minutes}
+        budget = BudgetConfig(minutes=config.minutes, steps=config.steps)
+        reporting = replace(reporting, evaluate_every=every, evaluate_minutes=minutes, log_every=20)
     clip_norm = 1.0 if model == "transformer" else None
-    fields |= {"seed": seed, "evaluate_items": config.evaluate_items, "device": config.device, "clip_norm": clip_norm}
     run = replace(
         published_run(model, task, None if task.endswith("-gen") else config.folder),
         model=model_config(model, task, setting, n_heads=config.n_heads),
-        train=replace(published_schedule(setting), save_minutes=5.0, keep_last=1, **fields),
+        train=replace(
+            train,
+            budget=budget,
+            optimizer=replace(train.optimizer, clip_norm=clip_norm),
+            reporting=replace(reporting, save_minutes=5.0, keep_last=1),
+            seed=seed,
+            device=config.device,
+        ),
     )
     given = [setting.removeprefix(f"{task}:") for setting in config.settings if _task_of(setting) in ("", task)]
     try:

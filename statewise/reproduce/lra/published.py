@@ -23,7 +23,14 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.encoder import SequenceModelConfig
 from statewise.models.mlp import MLPConfig
 from statewise.models.pair_classifier import PairClassifierConfig
-from statewise.train.config import RunConfig, TrainConfig
+from statewise.train.config import (
+    BudgetConfig,
+    OptimizerConfig,
+    ReportingConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "path-x")
 TITLES = dict(zip(TASKS, ("ListOps", "Text", "Retrieval", "Image", "Pathfinder", "Path-X")))
@@ -128,25 +135,24 @@ def published_run(model: str, task: str, folder: str | None = None) -> RunConfig
     """The published run of "s4" or "s4d", and of "h3" with the settings of S4D, on the data of ``task``."""
     setting = setting_of(model, task)
     data = LongRangeDataConfig(task=task, folder=folder)
-    return RunConfig(model=model_config(model, task, setting), data=data, train=published_schedule(setting))
+    return RunConfig(model=model_config(model, task, setting), data=data, train=published_training(setting))
 
 
-def published_schedule(setting: Setting) -> TrainConfig:
+def published_training(setting: Setting) -> TrainConfig:
     """AdamW with PyTorch's betas, no clipping, and a cosine that ends at 0; one look an epoch, the best is kept."""
     return TrainConfig(
-        steps=setting.steps,
+        budget=BudgetConfig(steps=setting.steps),
+        optimizer=OptimizerConfig(
+            lr=setting.lr,
+            dynamics_lr_max=setting.dynamics_lr,
+            dt_lr_ratio=1.0 if setting.dt_apart else None,
+            betas=(0.9, 0.999),
+            weight_decay=setting.weight_decay,
+            clip_norm=None,
+        ),
+        schedule=ScheduleConfig(warmup=setting.warmup / setting.steps, min_ratio=0.0),
+        reporting=ReportingConfig(evaluate_every=setting.looks_every, evaluate_minutes=None, log_every=100),
         batch_size=setting.batch_size,
-        lr=setting.lr,
-        lr_min_ratio=0.0,
-        warmup=setting.warmup / setting.steps,
-        dynamics_lr_max=setting.dynamics_lr,
-        dt_lr_ratio=1.0 if setting.dt_apart else None,
-        betas=(0.9, 0.999),
-        weight_decay=setting.weight_decay,
-        clip_norm=None,
-        evaluate_every=setting.looks_every,
-        evaluate_minutes=None,
-        log_every=100,
     )
 
 

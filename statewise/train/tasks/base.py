@@ -171,11 +171,11 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
     def validate(self, model: ModelType) -> dict[str, Any]:
         """The look that is taken on the way: numbers of the validation split, the metric among them.
 
-        Reads ``run.train.evaluate_items`` of it at most (all if None). By default :meth:`evaluate`, without what is
-        no number or word; its "seconds" give way to the run's. Called in evaluation mode, without gradients, on the
-        model's device.
+        Reads ``run.train.reporting.evaluate_items`` of it at most (all if None). By default :meth:`evaluate`, without
+        what is no number or word; its "seconds" give way to the run's. Called in evaluation mode, without gradients,
+        on the model's device.
         """
-        record = self.evaluate(model, "validation", max_items=self.run.train.evaluate_items)
+        record = self.evaluate(model, "validation", max_items=self.run.train.reporting.evaluate_items)
         return {name: value for name, value in record.items() if isinstance(value, (bool, int, float, str))}
 
     # -- evaluation --------------------------------------------------------------------------------------------------

@@ -115,16 +115,17 @@ class LanguageTask(Task[LanguageModel, Batch]):
     def validate(self, model: LanguageModel) -> dict[str, Any]:
         """The beginning of the validation split, several pieces side by side."""
         train, split = self.run.train, _validation_split(self.corpus)
+        reporting = train.reporting
         assert split is not None  # nobody asks otherwise
-        n_tokens = min(train.evaluate_items or EVALUATE_TOKENS, split.n_tokens)
+        n_tokens = min(reporting.evaluate_items or EVALUATE_TOKENS, split.n_tokens)
         evaluation = evaluate_split(
             model,
             split,
             self.tokenizer,
             max_tokens=n_tokens,
             chunk_length=self._length,
-            window=train.evaluate_window or (None if _can_read_on(model) else self._length),
-            stride=train.evaluate_window,
+            window=reporting.evaluate_window or (None if _can_read_on(model) else self._length),
+            stride=reporting.evaluate_window,
             # Each piece begins at rest: pieces long enough for that not to matter
             n_streams=max(1, min(train.batch_size, n_tokens // (8 * self._length))),
         )
