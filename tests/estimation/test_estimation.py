@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from estimation_models import D, by_conditioning, covariance, observations, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ROOT
 from torch import Tensor
 
 import statewise as sw
@@ -392,7 +392,7 @@ def test_no_rows_and_no_steps(form: str) -> None:
 
 
 def test_the_page_names_every_form() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "estimation.md").read_text("utf-8")
+    page = (ROOT / "docs" / "estimation.md").read_text("utf-8")
     assert all(f"| `{form}` |" in page for form in LinearGaussian.forms)
     assert "at most 8 rows of at least 64 steps" in page
     rules = LinearGaussian.rules
