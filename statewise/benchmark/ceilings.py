@@ -189,7 +189,13 @@ def _exponentials(quick: bool) -> Iterator[Ceiling]:
     n_threads = torch.get_num_threads()
     for name, amount, setting, way, prepare in (
         (EXP[0], theirs, f"{theirs:,} numbers", "torch.exp", functools.partial(_their_exp, theirs)),
-        (EXP[1], IN_CACHE * n_times * n_threads, "in the first cache", "exp2 in C", functools.partial(_our_exp, n_times)),
+        (
+            EXP[1],
+            IN_CACHE * n_times * n_threads,
+            "in the first cache",
+            "exp2 in C",
+            functools.partial(_our_exp, n_times),
+        ),
     ):
         yield Ceiling(name=name, setting=f"float32, {setting}", unit="G/s", amount=amount, ways={way: prepare})
 

@@ -11,10 +11,25 @@ from statewise.reproduce.hardware import cpu_model
 
 CPUINFO = Path("/proc/cpuinfo")
 # What the speed of products depends on, of x86 and of Arm
-EXTENSIONS = (
-    "avx2 avx_vnni avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16 amx_fp16 "
-    "asimd asimddp i8mm bf16 sve sve2 sme"
-).split()
+EXTENSIONS = [
+    "avx2",
+    "avx_vnni",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_int8",
+    "amx_bf16",
+    "amx_fp16",
+    "asimd",
+    "asimddp",
+    "i8mm",
+    "bf16",
+    "sve",
+    "sve2",
+    "sme",
+]
 # As x86 and Arm call them
 NUMBERS = {
     "vendor": ("vendor_id", "CPU implementer"),
