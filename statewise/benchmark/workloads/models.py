@@ -165,7 +165,7 @@ def our_prefill(preset: str, quick: bool, length: int) -> Action:
 def prefill_operations(preset: str, length: int = PROMPT, quick: bool = False) -> float:
     """Of reading a prompt: the products with the matrices of all layers, and of the last token with the head's."""
     model = build(preset, quick)
-    layers = sum(m.weight.numel() for m in model.blocks.modules() if isinstance(m, torch.nn.Linear))
+    layers = sum(m.weight.numel() for block in model.blocks for m in block.modules() if isinstance(m, torch.nn.Linear))
     return 2.0 * (length * layers + model.head.weight.numel())
 
 
