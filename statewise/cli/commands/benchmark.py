@@ -27,8 +27,8 @@ def benchmark(
 ) -> None:
     """Measure our kernels and models beside those of others, in turns in one run: medians and ratios.
 
-    "bars" holds every bar of speed and memory against this machine, "ceilings" measures what it can do. Others that are not installed are left out and
-    named, with the command that installs them.
+    "bars" holds every bar of speed and memory against this machine, "ceilings" measures what the machine can do.
+    Others that are not installed are left out and named, with the command that installs them.
     """
     from statewise.benchmark.ceilings import SECONDS
     from statewise.benchmark.command import ceilings_here, run_bars_here, run_workload_here
