@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from statewise.benchmark.case import Missing
+from statewise.benchmark.ceilings import highest
 from statewise.benchmark.measured import Measured, Need
 from statewise.benchmark.timing import Progress, describe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one call of a side has to do at least, of the kind that takes most of its time.
+
+    ceilings:  the names of those that bind it, of which the highest counts
+    amount:    bytes, operations or exponentials of one call
+    """
+
+    need: Need
+    ceilings: tuple[str, ...]
+    amount: Callable[[], float]
+
+    def share(self, measured: Measured, ceilings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """``share`` of the ceiling that binds it, and which that is; nothing where one of them is not known."""
+        workload, case, side = self.need
+        bound, times = highest(ceilings, self.ceilings), measured.times(workload, case)
+        if bound is None or side not in times.milliseconds:
+            return {}
+        name, a_second = bound
+        reached = self.amount() / (times.milliseconds[side] / 1e3)
+        return {"share": float(f"{reached / a_second:.4g}"), "ceiling": name}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +43,7 @@ class Bar:
     bar:      what the ratio has to reach, or with ``at_most`` may not exceed; None: reported only
     measure:  gives the ratio; it may raise :class:`Missing`
     needs:    the sides whose times it asks for
+    work:     of our side, where it is clear which ceiling binds it
     """
 
     name: str
@@ -27,6 +52,7 @@ class Bar:
     measure: Callable[[Measured], float]
     at_most: bool = False
     needs: tuple[Need, ...] = ()
+    work: Work | None = None
 
     def unknown(self, why: str, quick: bool = False) -> dict[str, Any]:
         """The record of a bar of which nothing can be told."""
@@ -54,14 +80,26 @@ class Bar:
         return known | {"holds": ratio <= self.bar if self.at_most else ratio >= self.bar}
 
 
-def speed(name: str, workload: str, case: str, slow: str, fast: str, bar: float | None, setting: str = "") -> Bar:
-    """How many times longer ``slow`` takes than ``fast``."""
+def speed(
+    name: str,
+    workload: str,
+    case: str,
+    slow: str,
+    fast: str,
+    bar: float | None,
+    setting: str = "",
+    *,
+    ceilings: tuple[str, ...] = (),
+    amount: Callable[[], float] | None = None,
+) -> Bar:
+    """How many times longer ``slow`` takes than ``fast``; ceilings, amount: of ``fast`` as in :class:`Work`."""
     return Bar(
         name=name,
         setting=setting or case,
         bar=bar,
         measure=lambda measured: measured.times(workload, case).ratio(slow, fast),
         needs=((workload, case, slow), (workload, case, fast)),
+        work=None if amount is None else Work(need=(workload, case, fast), ceilings=ceilings, amount=amount),
     )
 
 
@@ -98,11 +136,17 @@ def memory(name: str, workload: str, case: str, fast: str, slow: str, bar: float
 
 
 def run_bars(
-    bars: Sequence[Bar], *, quick: bool = False, seconds: float = 2.0, progress: Progress = lambda line: None
+    bars: Sequence[Bar],
+    *,
+    quick: bool = False,
+    seconds: float = 2.0,
+    progress: Progress = lambda line: None,
+    ceilings: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
     """One record for each bar, in order: name, setting, ratio, bar, kind, holds, and why if that is None.
 
     quick: small sizes, one call of each side: whether everything runs, and no figure to trust
+    ceilings: as :func:`measure_ceilings` records them; where one binds a bar, its record has ``share`` and ``ceiling``
 
     Interrupted from the keyboard it gives what it has, the bars that are left without a ratio.
     """
@@ -110,7 +154,10 @@ def run_bars(
     records = []
     for bar in bars:
         try:
-            records.append(bar.record(measured))
+            record = bar.record(measured)
+            if bar.work is not None and record["ratio"] is not None and ceilings and not quick:
+                record |= bar.work.share(measured, ceilings)
+            records.append(record)
         except KeyboardInterrupt:
             return records + [rest.unknown("interrupted", quick) for rest in bars[len(records) :]]
         progress(f"{bar.name}: {records[-1]['ratio']}, holds: {records[-1]['holds']}")

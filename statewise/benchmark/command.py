@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from statewise.benchmark.bars import run_bars
+from statewise.benchmark.ceilings import keep, kept, measure_ceilings
 from statewise.benchmark.plot import plot_cost, require_cost_plot
 from statewise.benchmark.profile import STEPS, profile_model
 from statewise.benchmark.promises import all_bars
 from statewise.benchmark.run import find_workload, run_workload
 from statewise.benchmark.workloads.models import PRESET_NAMES, VOCABULARY
-from statewise.errors import ConfigError
+from statewise.errors import ConfigError, DataError
 from statewise.models.language_model import LanguageModel
 from statewise.models.presets import PRESETS
 from statewise.train.environment import require_threads
@@ -27,7 +28,29 @@ def run_bars_here(*, quick: bool, seconds: float, threads: int | None) -> list[d
     """Errors: ConfigError for seconds that are no length of time."""
     _require_seconds(seconds)
     _set_threads(threads)
-    return run_bars(all_bars(), quick=quick, seconds=seconds, progress=_progress())
+    known = None if quick else kept()
+    if known is None and not quick:
+        known = _measured_and_kept(progress=_progress())
+    ceilings = [] if known is None else known["ceilings"]
+    return run_bars(all_bars(), quick=quick, seconds=seconds, progress=_progress(), ceilings=ceilings)
+
+
+def ceilings_here(*, quick: bool, seconds: float, threads: int | None) -> dict[str, Any]:
+    """Errors: ConfigError for seconds that are no length of time."""
+    _require_seconds(seconds)
+    _set_threads(threads)
+    if quick:
+        return measure_ceilings(quick=True, progress=_progress())
+    return _measured_and_kept(seconds=seconds, progress=_progress())
+
+
+def _measured_and_kept(**options: Any) -> dict[str, Any]:
+    record = measure_ceilings(**options)
+    try:
+        keep(record)
+    except DataError as error:  # what was measured is still told
+        print(f"statewise: {error}", file=sys.stderr)
+    return record
 
 
 def run_workload_here(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from statewise.benchmark import accuracy
 from statewise.benchmark.bars import Bar, growth, memory, speed
 from statewise.benchmark.case import OURS, OURS_WITHOUT_C, case_name
+from statewise.benchmark.ceilings import EXP, PRODUCT, READING
 from statewise.benchmark.measured import Measured
 from statewise.benchmark.workloads import models, scan, ssd, streaming
 from statewise.benchmark.workloads import time_invariant as lti
@@ -18,9 +22,12 @@ def scan_bars() -> list[Bar]:
     for gradients in BOTH:
         case = case_name("L=2,048", gradients)
         what = "forward and backward" if gradients else "forward"
+        work: dict[str, Any] = {}
+        if not gradients:
+            work = {"ceilings": EXP, "amount": functools.partial(scan.exponentials, 2048)}
         found += [
-            speed(f"scan: {what}, against mambapy", "scan", case, "mambapy", OURS, 30),
-            speed(f"scan: {what}, against eager chunks", "scan", case, "chunked, eager", OURS, 12),
+            speed(f"scan: {what}, against mambapy", "scan", case, "mambapy", OURS, 30, **work),
+            speed(f"scan: {what}, against eager chunks", "scan", case, "chunked, eager", OURS, 12, **work),
             memory(f"scan: memory {what}, of mambapy's", "scan", case, OURS, "mambapy", 0.05),
             growth(
                 f"scan: cost of a token, {what}",
@@ -81,6 +88,8 @@ def ssd_bars() -> list[Bar]:
                     ssd.ATTENTION,
                     OURS,
                     25 if length == 8192 else 1,
+                    ceilings=PRODUCT,
+                    amount=None if gradients else functools.partial(ssd.operations, length),
                 )
             )
         found.append(
@@ -156,17 +165,21 @@ def decoding_bars() -> list[Bar]:
     found = []
     for weights, types in models.LLAMA_TYPES.items():
         case = models.decoding_name("mamba-130m", weights)
+        read: Any = {"ceilings": READING, "amount": functools.partial(models.bytes_read, "mamba-130m", weights)}
         if weights in ("float32", "bfloat16"):
             name = f"decoding {weights}: against Hugging Face"
-            found.append(speed(name, "decoding", case, models.HUGGING_FACE, OURS, 4, "mamba-130m, one sequence"))
+            found.append(
+                speed(name, "decoding", case, models.HUGGING_FACE, OURS, 4, "mamba-130m, one sequence", **read)
+            )
         for kind in types:
             name = f"decoding {weights}: against llama.cpp {kind}"
             theirs = f"{models.LLAMA_CPP} {kind}"
-            found.append(speed(name, "decoding", case, theirs, OURS, 1, "mamba-130m, one sequence"))
+            found.append(speed(name, "decoding", case, theirs, OURS, 1, "mamba-130m, one sequence", **read))
     found += [_position_time(), _position_memory()]
     against = "prefill: 512 tokens, against"
-    found.append(speed(f"{against} Hugging Face", "prefill", "mamba-130m", models.HUGGING_FACE, OURS, 2))
-    found.append(speed(f"{against} llama.cpp", "prefill", "mamba-130m", models.LLAMA_CPP, OURS, None))
+    products: Any = {"ceilings": PRODUCT, "amount": functools.partial(models.prefill_operations, "mamba-130m")}
+    found.append(speed(f"{against} Hugging Face", "prefill", "mamba-130m", models.HUGGING_FACE, OURS, 2, **products))
+    found.append(speed(f"{against} llama.cpp", "prefill", "mamba-130m", models.LLAMA_CPP, OURS, None, **products))
     return found
 
 

@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from statewise.benchmark.processor import describe_processor
 from statewise.benchmark.workloads import WORKLOADS
 from statewise.train.tasks import Table
+
+ALL = (
+    ("bars", "every bar, held against this machine"),
+    ("ceilings", "what this machine can do: memory, products, exponentials"),
+)
+
+
+def ceilings_table(record: Mapping[str, Any]) -> Table:
+    rows, notes = [], []
+    for one in record["ceilings"]:
+        if one["value"] is None:
+            notes.append(f"{one['name']}: {one['why']}")
+        else:
+            rows.append((one["name"], one["setting"], f"{one['value']:,.4g} {one['unit']}", one["way"]))
+    title = f"ceilings of {describe_processor(record['processor'])}; {record['threads']} threads, {record['measured']}"
+    return Table(title, ("ceiling", "setting", "value", "fastest way"), rows, tuple(notes))
 
 
 def workloads_table() -> Table:
     rows = [(workload.name, workload.summary) for workload in WORKLOADS.values()]
-    return Table(
-        "benchmarks", ("name", "what, and beside whom"), [*rows, ("bars", "every bar, held against this machine")]
-    )
+    return Table("benchmarks", ("name", "what, and beside whom"), [*rows, *ALL])
 
 
 def workload_tables(record: Mapping[str, Any]) -> list[Table]:
@@ -38,16 +53,21 @@ def workload_tables(record: Mapping[str, Any]) -> list[Table]:
 
 
 def bars_table(records: Sequence[Mapping[str, Any]]) -> Table:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for record in records:
         sign = "<=" if record["kind"] == "at most" else ">="
         bar = "" if record["bar"] is None else f"{sign} {record['bar']:g}"
         ratio = "" if record["ratio"] is None else f"{record['ratio']:.4g}"
         holds = {True: "yes", False: "NO", None: record.get("why", "")}[record["holds"]]
         rows.append((record["name"], record["setting"], ratio, bar, holds))
+    columns: tuple[str, ...] = ("bar", "setting", "ratio", "asked", "holds")
+    if any("share" in record for record in records):
+        columns = (*columns, "of the ceiling")
+        shares = [f"{record['share']:.0%} of {record['ceiling']}" if "share" in record else "" for record in records]
+        rows = [(*row, share) for row, share in zip(rows, shares, strict=True)]
     held = sum(record["holds"] is True for record in records)
     told = sum(record["holds"] is not None for record in records)
-    return Table("bars", ("bar", "setting", "ratio", "asked", "holds"), rows, (f"{held} of {told} hold",))
+    return Table("bars", columns, rows, (f"{held} of {told} hold",))
 
 
 def profile_table(record: Mapping[str, Any], title: str) -> Table:

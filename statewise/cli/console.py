@@ -135,6 +135,9 @@ def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
     """Tables on a terminal, one JSON object elsewhere, unless ``as_json`` decides."""
     if _printed(record, as_json):
         return
+    from statewise.benchmark.processor import describe_processor
+    from statewise.benchmark.show import ceilings_table
+
     here = _table("here", "", "")
     for key in ("statewise", "python", "torch", "platform", "device", "cpu_capability", "threads"):
         here.add_row(key.replace("_", " "), str(record[key]))
@@ -143,7 +146,12 @@ def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
         here.add_row("C kernels", f"{c_kernels['instruction_set']}; threads: {c_kernels['threads']}")
     else:
         here.add_row("C kernels", f"none, so everything is several times slower: {c_kernels['why_not']}")
+    here.add_row("processor", describe_processor(record["processor"]))
+    if record["ceilings"] is None:
+        here.add_row("ceilings", "not measured; run: statewise benchmark ceilings")
     print_table(here)
+    if record["ceilings"] is not None:
+        print_result(ceilings_table(record["ceilings"]))
     kernels = _table("kernels", "kernel", "in use")
     for status in record["kernels"]:
         kernels.add_row(status["kernel"], status["path"])

@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from statewise import __version__, native
+from statewise.benchmark.ceilings import kept
+from statewise.benchmark.processor import processor
 from statewise.kernels import describe
 from statewise.mixers.base import Mixer
 from statewise.models.base import Model
@@ -22,7 +24,8 @@ PROBE_TOKENS = 1024
 
 
 def environment() -> dict[str, Any]:
-    """Versions, devices, threads, and for each kernel which path runs and why the others do not."""
+    """Versions, devices, threads, and for each kernel which path runs and why the others do not;
+    the processor, and its ``ceilings`` if `statewise benchmark ceilings` has measured them here, else None."""
     cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "statewise": __version__,
@@ -32,6 +35,8 @@ def environment() -> dict[str, Any]:
         "device": f"cuda ({', '.join(cuda)})" if cuda else "cpu",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "processor": processor(),
+        "ceilings": kept(),
         "c_kernels": _c_kernels(),
         "kernels": [status._asdict() for status in describe()],
     }

@@ -7,6 +7,7 @@ import functools
 import mmap
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,11 +30,31 @@ def in_huge_pages(fresh: Tensor) -> Tensor:
 
     They also spare what reads gigabytes, such as the weights of a model, most of the lookups of addresses.
     """
+    return _advised(fresh, "MADV_HUGEPAGE")
+
+
+def in_small_pages(fresh: Tensor) -> Tensor:
+    """The same, having asked for no huge pages, also where the system gives them unasked."""
+    return _advised(fresh, "MADV_NOHUGEPAGE")
+
+
+def gives_huge_pages() -> bool:
+    """Whether the system has huge pages for who asks."""
+    try:
+        return (
+            _advise() is not None and "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        )
+    except OSError:
+        return False
+
+
+def _advised(fresh: Tensor, advice: str) -> Tensor:
     has_memory = fresh.device.type == "cpu" and type(fresh) is Tensor  # not so a FakeTensor
     advise = _advise() if has_memory and fresh.nbytes >= _LARGE else None
     if advise is not None:
         first = -(-fresh.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        advise(first, (fresh.data_ptr() + fresh.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
+        n_bytes = (fresh.data_ptr() + fresh.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        advise(first, n_bytes, getattr(mmap, advice))
     return fresh
 
 

@@ -141,6 +141,13 @@ def decoding(quick: bool) -> list[Case]:
     return found
 
 
+def bytes_read(preset: str, weights: str, n_tokens: int = WRITTEN, quick: bool = False) -> float:
+    """Of one call: every packed weight once a token. The states, read and written as well, are not counted."""
+    from statewise.decoding import Decoder
+
+    return float(n_tokens * Decoder(build(preset, quick), weights).n_bytes)
+
+
 # -- prefill -----------------------------------------------------------------------------------------------------------
 
 
@@ -153,6 +160,13 @@ def our_prefill(preset: str, quick: bool, length: int) -> Action:
         return model.head(features[:, -1])
 
     return torch.inference_mode()(read)
+
+
+def prefill_operations(preset: str, length: int = PROMPT, quick: bool = False) -> float:
+    """Of reading a prompt: the products with the matrices of all layers, and of the last token with the head's."""
+    model = build(preset, quick)
+    layers = sum(m.weight.numel() for block in model.blocks for m in block.modules() if isinstance(m, torch.nn.Linear))
+    return 2.0 * (length * layers + model.head.weight.numel())
 
 
 def their_prefill(preset: str, quick: bool, length: int) -> Action:

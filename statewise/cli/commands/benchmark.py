@@ -12,10 +12,14 @@ from statewise.cli.options import Json, Which
 
 def benchmark(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A workload, or bars; without a name they are listed.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A workload, bars or ceilings; without a name they are listed."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: whether everything runs.")] = False,
-    seconds: Annotated[float, typer.Option(help="For each case; every side has a few turns anyway.")] = 2.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="For each case; every side has a few turns anyway. Default: 2, of ceilings 0.25."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: as many as PyTorch takes.")] = None,
     memory: Annotated[bool, typer.Option(help="Also the peak memory, each side in a fresh process.")] = True,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the cost of a step against length.")] = None,
@@ -23,27 +27,33 @@ def benchmark(
 ) -> None:
     """Measure our kernels and models beside those of others, in turns in one run: medians and ratios.
 
-    "bars" holds every bar of speed and memory against this machine. Others that are not installed are left out and
-    named, with the command that installs them.
+    "bars" holds every bar of speed and memory against this machine, "ceilings" measures what the machine can do.
+    Others that are not installed are left out and named, with the command that installs them.
     """
-    from statewise.benchmark.command import run_bars_here, run_workload_here
-    from statewise.benchmark.show import bars_table, workload_tables, workloads_table
+    from statewise.benchmark.ceilings import SECONDS
+    from statewise.benchmark.command import ceilings_here, run_bars_here, run_workload_here
+    from statewise.benchmark.show import bars_table, ceilings_table, workload_tables, workloads_table
     from statewise.cli.console import show_evaluation
 
     if plot is not None and name is None:
         raise typer.BadParameter(
             "there is nothing to draw without a workload; name one such as scan", param_hint="--plot"
         )
+    for_each = seconds if seconds is not None else SECONDS if name == "ceilings" else 2.0
     if name is None:
         table = workloads_table()
         show_evaluation({row[0]: row[1] for row in table.rows}, [table], as_json=json)
-    elif name == "bars":
+    elif name in ("bars", "ceilings"):
         if plot is not None:
-            raise typer.BadParameter("bars have no plot; name a workload such as scan", param_hint="--plot")
-        records = run_bars_here(quick=quick, seconds=seconds, threads=threads)
+            raise typer.BadParameter(f"{name} have no plot; name a workload such as scan", param_hint="--plot")
+        if name == "ceilings":
+            ceilings = ceilings_here(quick=quick, seconds=for_each, threads=threads)
+            show_evaluation(ceilings, [ceilings_table(ceilings)], as_json=json)
+            return
+        records = run_bars_here(quick=quick, seconds=for_each, threads=threads)
         show_evaluation(records, [bars_table(records)], as_json=json)
     else:
-        record = run_workload_here(name, quick=quick, seconds=seconds, threads=threads, memory=memory, plot=plot)
+        record = run_workload_here(name, quick=quick, seconds=for_each, threads=threads, memory=memory, plot=plot)
         show_evaluation(record, workload_tables(record), as_json=json)
 
 
