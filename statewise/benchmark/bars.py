@@ -156,7 +156,7 @@ def run_bars(
         try:
             record = bar.record(measured)
             if bar.work is not None and record["ratio"] is not None and ceilings and not quick:
-                record |= bar.work.share(measured, ceilings)
+                record |= _share(bar, bar.work, measured, ceilings, progress)
             records.append(record)
         except KeyboardInterrupt:
             return records + [rest.unknown("interrupted", quick) for rest in bars[len(records) :]]

@@ -54,6 +54,7 @@ def fft_convolution(u: Tensor, impulse_response: Tensor, history: Tensor | None 
     Errors:   InputError if shapes or dtypes do not fit; the message gives them.
     Source:   Gu et al. 2022 (S4), arXiv:2111.00396, sec. 2.4; overlap-save: Stockham (1966).
 
+    >>> import torch
     >>> fft_convolution(torch.ones(1, 3, 1), torch.tensor([[1.0, 10.0]])).flatten()
     tensor([ 1., 11., 11.])
     """

@@ -30,6 +30,7 @@ def block_fft_convolution(u: Tensor, impulse_response: Tensor, history: Tensor |
     Source:   Fu et al. 2023 (H3), arXiv:2212.14052, sec. 4.1 (FlashConv); the definition of the transform is in
               statewise/reproduce/long_convolution/block_fft.py.
 
+    >>> import torch
     >>> block_fft_convolution(torch.ones(1, 3, 1), torch.tensor([[1.0, 10.0]])).flatten().round(decimals=4)
     tensor([ 1., 11., 11.])
     """
