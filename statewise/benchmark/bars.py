@@ -135,6 +135,16 @@ def memory(name: str, workload: str, case: str, fast: str, slow: str, bar: float
     )
 
 
+def _share(
+    bar: Bar, work: Work, measured: Measured, ceilings: Sequence[Mapping[str, Any]], progress: Progress
+) -> dict[str, Any]:
+    try:
+        return work.share(measured, ceilings)
+    except Exception as error:  # the ratio is what was asked for, and stands without its share
+        progress(f"{bar.name}: its share of a ceiling is not known: {describe(error)}")
+        return {}
+
+
 def run_bars(
     bars: Sequence[Bar],
     *,
