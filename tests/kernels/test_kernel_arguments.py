@@ -53,7 +53,7 @@ def operator_calls() -> dict[str, list[Any]]:
     """Arguments that fit, by the operator's name."""
     x, steps, one = torch.rand(1, 3, 2), torch.rand(1, 3, 1, 4), torch.ones(2)
     scan = [x, x, -torch.rand(2, 4), steps, steps, torch.rand(1, 2, 4), one, x, one, None, False, False]
-    dual = [x.unsqueeze(3), -x, steps, steps, torch.rand(1, 2, 1, 4), x, torch.ones(1, 2), None]
+    dual = [x.unsqueeze(3), -x, steps, steps, torch.rand(1, 2, 1, 4), x, one, None]
     convolution = [x, torch.rand(2, 4), torch.rand(1, 3, 2), one, None, False]
     response = [torch.rand(2, 1, 4), torch.rand(2, 4)]
     entropy = [x[0], torch.rand(5, 2), torch.tensor([1, 2, 3])]
@@ -63,10 +63,10 @@ def operator_calls() -> dict[str, list[Any]]:
         "linear_scan": [x, x, torch.rand(1, 2)],
         "linear_scan_backward": [x, x, x, torch.rand(1, 2)],
         "rms_norm": [x, one, 1e-5],
-        "rms_norm_backward": [x, x, one.unsqueeze(0), 1e-5],
+        "rms_norm_backward": [x, x, one, 1e-5],
         "gelu_tanh_backward": [x, x],
         "gated_rms_norm": [x, x, one, 1e-5, 1, False],
-        "gated_rms_norm_backward": [x, x, x, one.unsqueeze(0), 1e-5, 1, False],
+        "gated_rms_norm_backward": [x, x, x, one, 1e-5, 1, False],
         "short_convolution": convolution,
         "short_convolution_backward": [x, *convolution],
         "selective_scan": [*scan, False],
