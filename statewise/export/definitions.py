@@ -9,21 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statewise.kernels.gated_rms_norm import gated_rms_norm_reference
+from statewise.kernels import gated_rms_norm, rms_norm
 from statewise.kernels.gelu_tanh import gelu_tanh_reference
-from statewise.kernels.rms_norm import rms_norm_reference
 from statewise.kernels.selective_scan import Arguments
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As registered, the weight has an axis for several models at once; an exported one is alone."""
-    return rms_norm_reference(x.to(weight.dtype), weight.squeeze(0), eps).to(x.dtype)
-
-
-def _gated_rms_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool) -> Tensor:
-    u, gate = (m.to(weight.dtype) for m in (x, z))
-    y = gated_rms_norm_reference(u, gate, weight.squeeze(0), eps, n_groups=n_groups, norm_before_gate=norm_before_gate)
-    return y.to(x.dtype)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -52,8 +40,8 @@ def definitions() -> dict[Any, Callable[..., Any]]:
     """By operator: a table for ``ExportedProgram.run_decompositions``."""
     ours = torch.ops.statewise
     return {
-        ours.rms_norm.default: _rms_norm,
-        ours.gated_rms_norm.default: _gated_rms_norm,
+        ours.rms_norm.default: rms_norm.definition,
+        ours.gated_rms_norm.default: gated_rms_norm.definition,
         ours.gelu_tanh.default: _gelu_tanh,
         ours.short_convolution.default: _short_convolution,
         ours.selective_scan.default: _selective_scan,

@@ -299,7 +299,7 @@ def test_the_training_loss_is_the_same_with_and_without_its_logits(monkeypatch: 
 
 def operators() -> dict[str, list[Any]]:
     torch.manual_seed(0)
-    x, z, weight = leaf(2, 3, 5), leaf(2, 3, 5), leaf(1, 5)
+    x, z, weight = leaf(2, 3, 5), leaf(2, 3, 5), leaf(5)
     targets, share = torch.tensor([1, NO_TARGET, 2]), torch.rand(3, dtype=D)
     return {
         "rms_norm": [x, weight, 1e-5],

@@ -53,7 +53,7 @@ def operator_calls() -> dict[str, list[Any]]:
     """Arguments that fit, by the operator's name."""
     x, steps, one = torch.rand(1, 3, 2), torch.rand(1, 3, 1, 4), torch.ones(2)
     scan = [x, x, -torch.rand(2, 4), steps, steps, torch.rand(1, 2, 4), one, x, one, None, False, False]
-    dual = [x.unsqueeze(3), -x, steps, steps, torch.rand(1, 2, 1, 4), x, torch.ones(1, 2), None]
+    dual = [x.unsqueeze(3), -x, steps, steps, torch.rand(1, 2, 1, 4), x, one, None]
     convolution = [x, torch.rand(2, 4), torch.rand(1, 3, 2), one, None, False]
     response = [torch.rand(2, 1, 4), torch.rand(2, 4)]
     entropy = [x[0], torch.rand(5, 2), torch.tensor([1, 2, 3])]
@@ -62,11 +62,11 @@ def operator_calls() -> dict[str, list[Any]]:
         "diagonal_scan": [x.unsqueeze(3), *system, one, torch.rand(1, 2, 1, 4, 2), torch.tensor([2])],
         "linear_scan": [x, x, torch.rand(1, 2)],
         "linear_scan_backward": [x, x, x, torch.rand(1, 2)],
-        "rms_norm": [x, one.unsqueeze(0), 1e-5],
-        "rms_norm_backward": [x, x, one.unsqueeze(0), 1e-5],
+        "rms_norm": [x, one, 1e-5],
+        "rms_norm_backward": [x, x, one, 1e-5],
         "gelu_tanh_backward": [x, x],
-        "gated_rms_norm": [x, x, one.unsqueeze(0), 1e-5, 1, False],
-        "gated_rms_norm_backward": [x, x, x, one.unsqueeze(0), 1e-5, 1, False],
+        "gated_rms_norm": [x, x, one, 1e-5, 1, False],
+        "gated_rms_norm_backward": [x, x, x, one, 1e-5, 1, False],
         "short_convolution": convolution,
         "short_convolution_backward": [x, *convolution],
         "selective_scan": [*scan, False],
@@ -237,8 +237,8 @@ def test_every_operator_refuses_tensors_of_another_kind_in_one_line(name: str, p
         ("linear_cross_entropy", "weight", torch.ones(0, 2)),
         *((f"{name}fft_convolution", "impulse_response", torch.ones(2, 1, 0)) for name in ("", "block_")),
         ("short_convolution", "taps", torch.ones(2, 0)),
-        ("rms_norm", "weight", torch.ones(0, 2)),
         ("rms_norm", "weight", torch.ones(2, 2)),
+        ("ssd", "D", torch.ones(2, 2)),
     ],
 )
 def test_operators_refuse_what_the_functions_refuse(name: str, argument: str, value: Any, path: str) -> None:
@@ -253,7 +253,7 @@ def test_operators_refuse_what_the_functions_refuse(name: str, argument: str, va
 
 def test_what_fitted_once_is_not_taken_for_what_does_not() -> None:
     """A call is looked up by all that it is checked by."""
-    x, weight = torch.rand(3, 2), torch.ones(1, 2)
+    x, weight = torch.rand(3, 2), torch.ones(2)
     for _ in range(2):
         torch.ops.statewise.rms_norm(x, weight, 1e-5)
         for wrong in ((x.double(), weight), (x, weight.double()), (x[:, :1], weight), (x.to_sparse(), weight)):
@@ -283,4 +283,4 @@ def test_no_features_have_one_group() -> None:
     with pytest.raises(InputError, match="does not divide the width 0"):
         gated_rms_norm(x, x, weight, n_groups=2**62)
     with pytest.raises(InputError, match="n_groups of at least 1"):
-        torch.ops.statewise.gated_rms_norm(x, x, weight.unsqueeze(0), 1e-5, 2**62, True)
+        torch.ops.statewise.gated_rms_norm(x, x, weight, 1e-5, 2**62, True)

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.adjoint import register_with_adjoint
+from statewise.kernels.arguments import Sizes
 from statewise.kernels.gated_rms_norm import native, pytorch
 from statewise.kernels.gated_rms_norm.reference import gated_rms_norm_reference
-from statewise.kernels.rms_norm.native import wrong_rows
-from statewise.kernels.rms_norm.pytorch import in_sets
 from statewise.kernels.stored import refuse_unreal, stored_refusal
 from statewise.precision import full_precision
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_reference"]
 
 
-def _definition(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool) -> Tensor:
-    u, gate, own = in_sets(x, weight), in_sets(z, weight), weight.unsqueeze(1)
-    y = gated_rms_norm_reference(u, gate, own, eps, n_groups=n_groups, norm_before_gate=norm_before_gate)
-    return y.to(x.dtype).reshape(x.shape)
+def definition(x: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int, norm_before_gate: bool) -> Tensor:
+    """The reference in the dtype of the weight, returned in that of x: what the registered operator computes."""
+    u, gate = (m.to(weight.dtype) for m in (x, z))
+    y = gated_rms_norm_reference(u, gate, weight, eps, n_groups=n_groups, norm_before_gate=norm_before_gate)
+    return y.to(x.dtype)
+
+
+def _wrong_groups(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
+    width, groups = sizes["width"], given["n_groups"]
+    if 1 <= groups <= max(width, 1) and width % groups == 0:  # 0 features have no end of divisors
+        return None
+    return f"n_groups of at least 1 that divides the width of {width}; got {groups}"
 
 
 _gated_rms_norm = register_with_adjoint(
@@ -28,10 +38,10 @@ _gated_rms_norm = register_with_adjoint(
     "Tensor x, Tensor z, Tensor weight, float eps, int n_groups, bool norm_before_gate",
     native,
     pytorch,
-    definition=_definition,
-    takes={"x": "*rows width: floating", "z": "*rows width: as x", "weight": "sets width: full x"},
+    definition=definition,
+    takes={"x": "*rows width: floating", "z": "*rows width: as x", "weight": "width: full x"},
     gives={"y": "*rows width: as x"},
-    needs=wrong_rows,
+    needs=_wrong_groups,
     refusal=stored_refusal,
 )
 
@@ -59,6 +69,6 @@ def gated_rms_norm(
     dtype = torch.promote_types(x.dtype, torch.promote_types(z.dtype, full_precision(weight.dtype)))
     if x.dtype == z.dtype and full_precision(x.dtype) == dtype:
         dtype = x.dtype  # stored narrower than computed
-    weight = weight.to(full_precision(dtype)).unsqueeze(0)
+    weight = weight.to(full_precision(dtype))
     y: Tensor = _gated_rms_norm(x.to(dtype), z.to(dtype), weight, eps, n_groups, norm_before_gate)
     return y.to(x.dtype)

@@ -26,15 +26,13 @@ def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     return y if bias is None else y + bias
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    """x (m, k), weight (n, k), of any strides -> x W^T + b (m, n), in ``out`` if it is given"""
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (m, k), weight (n, k), of any strides -> x W^T + b (m, n)"""
     if backend.c_runs("linear", refusal(x, weight)):
-        return native.product(x, weight, bias, out)
+        return native.product(x, weight, bias)
     if onednn.available() and x.device.type == "cpu" and x.dtype == torch.float32:
-        y = onednn.product(x, weight, bias)
-    else:
-        y = F.linear(x, weight, bias)
-    return y if out is None else out.copy_(y)
+        return onednn.product(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -21,10 +21,10 @@ def refusal(x: Tensor, weight: Tensor) -> str | None:
     return refusal_of(x=x, weight=weight)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    """x (m, k), weight (n, k), of any strides -> x W^T + b (m, n), in ``out`` (contiguous) if it is given"""
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (m, k), weight (n, k), of any strides -> x W^T + b (m, n)"""
     (m, k), n = x.shape, weight.shape[0]
-    y = torch.empty(m, n, dtype=torch.float32) if out is None else out
+    y = torch.empty(m, n, dtype=torch.float32)
     if 0 in (m, n):
         return y
     if k == 0:

@@ -8,8 +8,6 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.adjoint import register_with_adjoint
 from statewise.kernels.rms_norm import native, pytorch
-from statewise.kernels.rms_norm.native import wrong_rows
-from statewise.kernels.rms_norm.pytorch import in_sets
 from statewise.kernels.rms_norm.reference import rms_norm_reference
 from statewise.kernels.stored import refuse_unreal, stored_refusal
 from statewise.precision import full_precision
@@ -17,8 +15,9 @@ from statewise.precision import full_precision
 __all__ = ["rms_norm", "rms_norm_reference"]
 
 
-def _definition(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return rms_norm_reference(in_sets(x, weight), weight.unsqueeze(1), eps).to(x.dtype).reshape(x.shape)
+def definition(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The reference in the dtype of the weight, returned in that of x: what the registered operator computes."""
+    return rms_norm_reference(x.to(weight.dtype), weight, eps).to(x.dtype)
 
 
 _rms_norm = register_with_adjoint(
@@ -26,10 +25,9 @@ _rms_norm = register_with_adjoint(
     "Tensor x, Tensor weight, float eps",
     native,
     pytorch,
-    definition=_definition,
-    takes={"x": "*rows width: floating", "weight": "sets width: full x"},
+    definition=definition,
+    takes={"x": "*rows width: floating", "weight": "width: full x"},
     gives={"y": "*rows width: as x"},
-    needs=wrong_rows,
     refusal=stored_refusal,
 )
 
@@ -53,5 +51,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     refuse_unreal("rms_norm", x=x, weight=weight)
     dtype = torch.promote_types(full_precision(x.dtype), full_precision(weight.dtype))
     stored = x if full_precision(x.dtype) == dtype else x.to(dtype)
-    y: Tensor = _rms_norm(stored, weight.to(dtype).unsqueeze(0), eps)
+    y: Tensor = _rms_norm(stored, weight.to(dtype), eps)
     return y.to(x.dtype)

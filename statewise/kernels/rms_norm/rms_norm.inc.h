@@ -3,9 +3,9 @@
  *   u = x, or x SiLU(z) with the gate first;   r = 1 / sqrt(mean(u^2) + eps);   y = u r w, or u r w SiLU(z)
  *   with a = w dy (times SiLU(z) where the gate comes after):   du = r a - u r^3 mean(u a)
  *
- * Layout: x, z and dy rows of any stride, y, dx and dz contiguous, weight (n_sets, width): each set of rows has its
- * own. Order: blocks of rows are the items; a group is read once for its sums and once more, from the cache, for its
- * outputs. u, a, SiLU(z) and SiLU'(z) of a group wait in a thread's scratch.
+ * Layout: x, z and dy rows of any stride, y, dx and dz contiguous, weight (width). Order: blocks of rows are
+ * the items; a group is read once for its sums and once more, from the cache, for its outputs. u, a, SiLU(z) and
+ * SiLU'(z) of a group wait in a thread's scratch.
  */
 enum { LOCAL(NO_GATE), LOCAL(GATE_FIRST), LOCAL(GATE_LAST) };
 
@@ -14,7 +14,7 @@ typedef struct {
     const real *weight;
     stored *y, *grad_z; /* y: the output, or the gradient of x */
     real *partial, *scratch;
-    int64_t rows, width, n_groups, x_stride, z_stride, grad_stride, gate, rows_per_item, items_per_set;
+    int64_t rows, width, n_groups, x_stride, z_stride, grad_stride, gate, rows_per_item;
     double eps;
 } LOCAL(norm);
 
@@ -99,12 +99,13 @@ INLINE void LOCAL(backward_group)(const LOCAL(norm) * n, int64_t row, int64_t gr
     })
 }
 
-/* The rows of an item lie in one set, so that they share a weight. */
-static void LOCAL(range)(const LOCAL(norm) * n, int64_t item, int64_t *begin, int64_t *end, int64_t *set) {
-    *set = item / n->items_per_set;
-    *begin = item % n->items_per_set * n->rows_per_item;
-    *end = *begin + n->rows_per_item < n->rows ? *begin + n->rows_per_item : n->rows;
-    *begin += *set * n->rows, *end += *set * n->rows;
+static int64_t LOCAL(n_items)(const LOCAL(norm) * n) {
+    return (n->rows + n->rows_per_item - 1) / n->rows_per_item;
+}
+
+static int64_t LOCAL(end_of)(const LOCAL(norm) * n, int64_t item) {
+    int64_t end = (item + 1) * n->rows_per_item;
+    return end < n->rows ? end : n->rows;
 }
 
 #define EACH_GATE(call)                                                                             \
@@ -116,48 +117,43 @@ static void LOCAL(range)(const LOCAL(norm) * n, int64_t item, int64_t *begin, in
 
 static void LOCAL(norm_rows)(void *context, int64_t item, int64_t thread) {
     const LOCAL(norm) *n = context;
-    int64_t begin, end, set;
-    LOCAL(range)(n, item, &begin, &end, &set);
     real *scratch = n->scratch + thread * 4 * n->width;
-#define CALL(gate) LOCAL(forward_group)(n, row, group, gate, n->weight + set * n->width, scratch)
-    for (int64_t row = begin; row < end; row++)
+#define CALL(gate) LOCAL(forward_group)(n, row, group, gate, n->weight, scratch)
+    for (int64_t row = item * n->rows_per_item; row < LOCAL(end_of)(n, item); row++)
         for (int64_t group = 0; group < n->n_groups; group++) EACH_GATE(CALL)
 #undef CALL
 }
 
 static void LOCAL(adjoint_rows)(void *context, int64_t item, int64_t thread) {
     const LOCAL(norm) *n = context;
-    int64_t begin, end, set;
-    LOCAL(range)(n, item, &begin, &end, &set);
     real *scratch = n->scratch + thread * 4 * n->width, *partial = n->partial + item * n->width;
     if (n->width > 0) memset(partial, 0, sizeof(real) * (size_t)n->width);  /* of no width there is no memory */
-#define CALL(gate) LOCAL(backward_group)(n, row, group, gate, n->weight + set * n->width, partial, scratch)
-    for (int64_t row = begin; row < end; row++)
+#define CALL(gate) LOCAL(backward_group)(n, row, group, gate, n->weight, partial, scratch)
+    for (int64_t row = item * n->rows_per_item; row < LOCAL(end_of)(n, item); row++)
         for (int64_t group = 0; group < n->n_groups; group++) EACH_GATE(CALL)
 #undef CALL
 }
 
-/* rows: of one set. scratch: n_threads * 4 width. gate: 0 none, 1 before the norm, 2 after it. */
-void EXPORT(rms_norm)(const stored *x, const stored *z, const real *weight, stored *y, real *scratch, int64_t n_sets,
-                      int64_t rows, int64_t width, int64_t n_groups, int64_t x_stride, int64_t z_stride, int64_t gate,
-                      double eps, int64_t rows_per_item, int64_t n_threads) {
+/* scratch: n_threads * 4 width. gate: 0 none, 1 before the norm, 2 after it. */
+void EXPORT(rms_norm)(const stored *x, const stored *z, const real *weight, stored *y, real *scratch, int64_t rows,
+                      int64_t width, int64_t n_groups, int64_t x_stride, int64_t z_stride, int64_t gate, double eps,
+                      int64_t rows_per_item, int64_t n_threads) {
     LOCAL(norm) n = {.x = x, .z = z, .weight = weight, .y = y, .scratch = scratch, .rows = rows, .width = width,
                      .n_groups = n_groups, .x_stride = x_stride, .z_stride = z_stride, .gate = gate,
-                     .rows_per_item = rows_per_item, .items_per_set = (rows + rows_per_item - 1) / rows_per_item,
-                     .eps = eps};
-    parallel_for(n_sets * n.items_per_set, n_threads, LOCAL(norm_rows), &n);
+                     .rows_per_item = rows_per_item, .eps = eps};
+    parallel_for(LOCAL(n_items)(&n), n_threads, LOCAL(norm_rows), &n);
 }
 
 /* partial: (items, width), the gradients of the weight that the rows of each item give */
 void EXPORT(rms_norm_backward)(const stored *grad, const stored *x, const stored *z, const real *weight, stored *grad_x,
-                               stored *grad_z, real *partial, real *scratch, int64_t n_sets, int64_t rows,
-                               int64_t width, int64_t n_groups, int64_t grad_stride, int64_t x_stride, int64_t z_stride,
-                               int64_t gate, double eps, int64_t rows_per_item, int64_t n_threads) {
+                               stored *grad_z, real *partial, real *scratch, int64_t rows, int64_t width,
+                               int64_t n_groups, int64_t grad_stride, int64_t x_stride, int64_t z_stride, int64_t gate,
+                               double eps, int64_t rows_per_item, int64_t n_threads) {
     LOCAL(norm) n = {.x = x, .z = z, .grad = grad, .weight = weight, .y = grad_x, .grad_z = grad_z, .partial = partial,
                      .scratch = scratch, .rows = rows, .width = width, .n_groups = n_groups, .x_stride = x_stride,
                      .z_stride = z_stride, .grad_stride = grad_stride, .gate = gate, .rows_per_item = rows_per_item,
-                     .items_per_set = (rows + rows_per_item - 1) / rows_per_item, .eps = eps};
-    parallel_for(n_sets * n.items_per_set, n_threads, LOCAL(adjoint_rows), &n);
+                     .eps = eps};
+    parallel_for(LOCAL(n_items)(&n), n_threads, LOCAL(adjoint_rows), &n);
 }
 #undef EACH_VECTOR
 #undef EACH_GATE

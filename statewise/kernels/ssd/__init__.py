@@ -31,14 +31,14 @@ _ssd = register_with_adjoint(
     native,
     pytorch,
     definition=ssd_differentiable,
-    takes={  # one dtype, and D for each row
+    takes={
         "x": "b l h p: real",
         "log_a": _STEPS,
         "B": _GROUPS,
         "C": _GROUPS,
         "h0": "b h p n: as x",
         "dt": _STEPS,
-        "D": "b h: as x",
+        "D": "h: as x",
         "segments": "b l: ids",
     },
     gives={"y": "b l h p: as x", "state": "b h p n: as x"},
@@ -106,7 +106,7 @@ def ssd(
 
 def ssd_unchecked(given: Arguments) -> tuple[Tensor, Tensor]:
     """:func:`ssd` of what its caller has checked; the registered operator holds it against the sizes that it reads."""
-    numbers: list[Any] = [*given[:6], None if given.D is None else given.D.expand(given.x.shape[0], -1)]
+    numbers = given[:7]
     dtype = full_precision(*(m.dtype for m in numbers if m is not None))
     y, state = _ssd(*(None if m is None else m.to(dtype) for m in numbers), given.segments, given.chunk_length)
     return y.to(given.x.dtype), state

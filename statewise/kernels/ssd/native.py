@@ -15,6 +15,7 @@ from statewise.native.memory import empty
 _FORWARD_ITEMS = 2**17  # numbers of state that the heads of an item carry: half a float32 megabyte
 _STEPS = 4  # up to so many, the recurrence is faster than a chunk
 _WORTH_A_THREAD = 2**16  # multiply-adds of the recurrence, about 10 microseconds
+_ONE_THREAD = 2**15  # fewer numbers than these, its grain size, PyTorch adds on one thread
 _BACKWARD_ITEMS = 8  # at least, where there are so many heads: each but the first of a row keeps a dB and a dC
 
 
@@ -54,7 +55,8 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
     # cut by the shapes alone, for the sums over heads to be the same whatever the number of threads
     n_blocks = min(h // g, -(-_BACKWARD_ITEMS // max(1, b * g)))
     dx, d_log_a, dh0 = (empty(*m.shape, dtype=x.dtype) for m in (x, log_a, h0))
-    d_dt, dD = (None if m is None else empty(*m.shape, dtype=x.dtype) for m in (dt, D))
+    d_dt = None if dt is None else empty(*dt.shape, dtype=x.dtype)
+    dD = None if D is None else empty(b, h, dtype=x.dtype)  # of each row
     dB, dC = (empty(n_blocks, *B.shape, dtype=x.dtype) for _ in range(2))
     n_threads = native.n_threads()
     size = _scratch("ssd_backward_scratch", x.dtype, (length, h, p, g, n, n_blocks))
@@ -63,7 +65,16 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
         grad_y, grad_state, x, dt, log_a, B, C, h0, D, segments, dx, d_dt, d_log_a, dB, dC, dh0, dD, scratch,
         *sizes, *strides, n_blocks, size, n_threads,
     )  # fmt: skip
-    return dx, d_log_a, dB[0], dC[0], dh0, d_dt, dD
+    return dx, d_log_a, dB[0], dC[0], dh0, d_dt, None if dD is None else _over_rows(dD)
+
+
+def _over_rows(dD: Tensor) -> Tensor:
+    """The sum of (rows, heads) over the rows, in parts so small that PyTorch adds each on one thread.
+
+    So the order, and with it the bits, is the same for any number of threads.
+    """
+    parts = dD.split(max(1, (_ONE_THREAD - 1) // dD.shape[1]))
+    return functools.reduce(torch.add, (part.sum(0) for part in parts))
 
 
 def _prepare(given: Arguments) -> tuple[Any, ...]:

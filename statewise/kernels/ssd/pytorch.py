@@ -51,7 +51,7 @@ def forward(given: Arguments) -> tuple[Tensor, Tensor]:
             y[rows, start:stop], h = forward_chunks(piece, h, _entering(ids, start), q)
         state[rows] = h
         if D is not None:
-            y[rows].addcmul_(x[rows], D[rows, None, :, None])
+            y[rows].addcmul_(x[rows], D[:, None])
     return y, state
 
 
@@ -59,9 +59,10 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
     """Gradients of x, log_a, B, C, h0, dt and D; None where there was none."""
     x, log_a, B, C, h0, dt, D, segments, chunk_length = given
     dx, da, dB, dC, dh = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (x, log_a, B, C, h0))
-    d_dt, dD = (None if m is None else torch.empty(m.shape, dtype=x.dtype, device=x.device) for m in (dt, D))
+    d_dt = None if dt is None else torch.empty(dt.shape, dtype=x.dtype, device=x.device)
+    by_row = torch.zeros(x.shape[0], x.shape[2], dtype=x.dtype, device=x.device)  # the gradient of D
     if not x.numel():
-        gradients = (dx, da, dB, dC, dh.copy_(grad_state), d_dt, dD)
+        gradients = (dx, da, dB, dC, dh.copy_(grad_state), d_dt, None if D is None else by_row.sum(0))
         return tuple(m if m is None or m is dh else m.zero_() for m in gradients)
     pieces = _pieces(x.shape[1], chunk_length)
     for rows in _blocks_of_rows(x):
@@ -78,7 +79,7 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
         if dt is not None and d_dt is not None:
             d_dt[rows] = (dx[rows] * x[rows]).sum(-1)
             dx[rows].mul_(dt[rows].unsqueeze(-1))
-        if D is not None and dD is not None:
-            dD[rows] = (grad_y[rows] * x[rows]).sum((1, 3))
-            dx[rows].addcmul_(grad_y[rows], D[rows, None, :, None])
-    return dx, da, dB, dC, dh, d_dt, dD
+        if D is not None:
+            by_row[rows] = (grad_y[rows] * x[rows]).sum((1, 3))
+            dx[rows].addcmul_(grad_y[rows], D[:, None])
+    return dx, da, dB, dC, dh, d_dt, None if D is None else by_row.sum(0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Arguments(NamedTuple):
-    """What the operators are given: shapes as the public function's, but D (batch, n_heads); all of one dtype."""
+    """What the operators are given: shapes as the public function's; all of one dtype."""
 
     x: Tensor
     log_a: Tensor
@@ -57,7 +57,7 @@ def ssd_differentiable(given: Arguments) -> tuple[Tensor, Tensor]:
     Within a chunk y = (L * C B^T) x + diag(exp(cumulative log_a)) C h; L is the masked exp of segment sums.
     """
     x, log_a, B, C, h0, dt, D, segments, chunk_length = given
-    skipped = 0 if D is None else D[:, None, :, None] * x
+    skipped = 0 if D is None else D[:, None] * x
     if dt is not None:
         x = x * dt.unsqueeze(-1)
     per_group = x.shape[2] // B.shape[2]

@@ -15,7 +15,7 @@
 typedef struct {
     problem in;
     const real *grad_y, *grad_state;
-    real *dx, *d_dt, *d_log_a, *dB, *dC, *dh0, *dD; /* dB and dC: one for each block */
+    real *dx, *d_dt, *d_log_a, *dB, *dC, *dh0, *dD; /* dB and dC: one for each block; dD: for each row */
     real *scratch;
     int64_t scratch_size; /* of a thread */
 } backward_job;
@@ -161,12 +161,12 @@ static void set_decay_gradient(const backward_job *job, const item *one, int64_t
     }
 }
 
-/* dx = dt dv + D dy, d_dt = dv . x, dD = the sum of dy x */
+/* dx = dt dv + D dy, d_dt = dv . x, dD of the row = the sum of dy x */
 static void write_gradients(const backward_job *job, const item *one, int64_t head, const chunk *part,
                             const backward_scratch *s) {
     const problem *all = &job->in;
     int64_t width = all->width;
-    real D = all->D ? all->D[one->row * all->n_heads + head] : 0;
+    real D = all->D ? all->D[head] : 0;
     vreal sum_D = v_broadcast(0);
     for (int64_t t = 0; t < part->steps; t++) {
         int64_t step = part->start + t, at = (one->row * all->length + step) * all->n_heads + head;

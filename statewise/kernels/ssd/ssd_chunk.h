@@ -2,7 +2,7 @@
  *
  *     h_t = exp(log_a_t) h_{t-1} + dt_t x_t B_t^T        y_t = h_t C_t + D x_t
  *
- * x (b, l, h, p), dt and log_a (b, l, h), B and C (b, l, g, n), h0 (b, h, p, n), D (b, h); dt, D and segments (b, l)
+ * x (b, l, h, p), dt and log_a (b, l, h), B and C (b, l, g, n), h0 (b, h, p, n), D (h); dt, D and segments (b, l)
  * may be NULL. Chunks have 64 steps, the last one what is left. Inside the kernel p and n are padded with zeros to
  * whole vectors, and rows of a chunk beyond its last step are zero.
  *

@@ -39,7 +39,7 @@ static void write_outputs(const forward_job *job, const item *one, int64_t head,
                           const forward_scratch *s) {
     const problem *all = &job->in;
     int64_t width = all->width;
-    real D = all->D ? all->D[one->row * all->n_heads + head] : 0;
+    real D = all->D ? all->D[head] : 0;
     for (int64_t t = 0; t < part->steps; t++) {
         int64_t step = part->start + t;
         const real *from = s->y + t * s->p, *x = all->x + one->row * all->x_row + step * all->x_step + head * width;

@@ -39,7 +39,7 @@ static void steps_item(void *context, int64_t index, int64_t thread) {
     int64_t row = index / all->n_heads, head = index % all->n_heads, n = all->n_states, width = all->width;
     int64_t group = head / (all->n_heads / all->n_groups);
     const real *before = all->h0 + index * width * n;
-    real *after = job->state + index * width * n, D = all->D ? all->D[index] : 0;
+    real *after = job->state + index * width * n, D = all->D ? all->D[head] : 0;
     int64_t segment = 0; /* of what comes in from outside */
     for (int64_t t = 0; t < all->length; t++, before = after) {
         int64_t at = (row * all->length + t) * all->n_heads + head;
