@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from statewise.errors import InputError
 from statewise.mixers.base import Mixer
+from statewise.operators.masks import NO_MASKS
 
 # ---- mixers
 
@@ -66,6 +67,8 @@ def check_arguments(mixer: Mixer) -> None:
         refused(lambda lengths=wrong: mixer(x, lengths=lengths))
     for wrong in wrong_starts(2, 3):
         refused(lambda starts=wrong: mixer(x, starts=starts))
+    refused(lambda: mixer(x, masks="no"), "needs Masks as masks, got str")
+    refused(lambda: mixer(x, lengths=torch.tensor([1, 2]), masks=NO_MASKS), "got both")
     for state in (mixer.initial_state(2), detached(warm_state(mixer, 2))):
         for wrong in wrong_states(state):
             refused(lambda state=wrong: mixer(x, state))

@@ -136,7 +136,10 @@ def with_current_names(cls: Any, data: Mapping[str, Any], at: Place) -> dict[str
         *groups, field = path
         for group in groups:
             before = inner.get(group, {})
-            inner[group] = dict(before) if isinstance(before, Mapping) else {field: before}
+            if not isinstance(before, Mapping):  # of a wrong type, which whoever reads it says
+                inner = {}
+                break
+            inner[group] = dict(before)
             inner = inner[group]
         if field in inner:
             both = f"{join(at.path, name)} and {join(at.path, '.'.join(path))}"

@@ -165,7 +165,9 @@ def _part_of(kind: Kind, wanted: type[KindT]) -> KindT | None:
 def _parse(kind: Kind, text: str, at: Place) -> Any:
     """The value in normal form, as :func:`to_dict` would write it."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=unique_keys)
+    except DuplicateKeyError as error:
+        raise ConfigError(f"{at.path}: {error}") from error
     except (ValueError, RecursionError):
         value = text
     try:

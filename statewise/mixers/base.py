@@ -118,6 +118,13 @@ class Layer(nn.Module, abc.ABC):
 
     d_model: int
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "forward" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} defines forward, which checks the call for every layer; define mix instead"
+            )
+
     @abc.abstractmethod
     def mix(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
         """y, and behind a state the next one. All arguments fit, and x is zero where ``masks`` say that no step is."""
@@ -138,7 +145,14 @@ class Layer(nn.Module, abc.ABC):
     ) -> tuple[Tensor, Any]:
         """``masks`` is what ``lengths`` and ``starts`` mean, from a caller in this package that has built them."""
         self.check_call(x, state)
-        masks = build_masks(x, lengths, starts) if masks is None else masks
+        if masks is None:
+            masks = build_masks(x, lengths, starts)
+        elif not isinstance(masks, Masks) or lengths is not None or starts is not None:
+            raise InputError(
+                f"{type(self).__name__} takes lengths and starts, or in their place the Masks that mean them; got both"
+                if isinstance(masks, Masks)
+                else f"{type(self).__name__} needs Masks as masks, got {type(masks).__name__}; give lengths and starts"
+            )
         return self.mix(mask_time(x, masks.valid), state, masks)
 
 

@@ -54,7 +54,8 @@ class SeveralResult:
             others = [name for name in self.diverged if name != first]
             also = f" (and so did {', '.join(others)})" if others else ""
             raise DivergedError(
-                f"{first} went wrong{also}, the other {len(self.runs)} runs did not; {first}: {self.diverged[first]}"
+                f"{first} went wrong{also}, {len(self.runs)} of {len(self.runs) + len(self.diverged)} runs did not; "
+                f"{first}: {self.diverged[first]}"
             )
 
 
@@ -125,7 +126,7 @@ def train_several(
     except Stopped as stopped:
         stopped_by = stopped.signal
         name = signal.Signals(stopped_by).name
-        message = f"stopped by {name}, everything is saved; to go on: statewise train --resume {folder}"
+        message = f"stopped by {name}, what was done is saved; to go on: statewise train --resume {folder}"
         reporter.event({"kind": "stop", "runs": list(runs), "message": message})
     finally:
         reporter.close()

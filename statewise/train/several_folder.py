@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -62,11 +63,12 @@ def begin_folder(folder: Path, runs: Mapping[str, RunConfig]) -> None:
     foreign = sorted(name for name in present - {RUNS_FILE, *earlier} if not HIDDEN_NAME.fullmatch(name))
     if foreign:
         raise CheckpointError(f"{folder} is not empty (there is {foreign[0]!r}); give another folder")
-    whole = {name: replace(run, data=run.data.with_absolute_paths()) for name, run in runs.items()}
+    whole = {name: to_dict(replace(run, data=run.data.with_absolute_paths())) for name, run in runs.items()}
     data = {
         "statewise_version": __version__,
         "runs": list(runs),
-        "configurations": {name: to_dict(run) for name, run in whole.items()},
+        "configurations": whole,
+        "sha256": _digest(whole),
     }
     write_bytes(folder / RUNS_FILE, (json.dumps(data, indent=2, allow_nan=False) + "\n").encode())
 
@@ -88,12 +90,23 @@ def runs_in(folder: Path) -> list[str] | None:
 def read_one_of(folder: Path, name: str) -> RunConfig:
     """A run of the folder, also one that has not begun: that is as stack.json says, if it is not one of 0.1.0.
 
-    Errors: CheckpointError if there is none, or it cannot be read.
+    Errors: CheckpointError if there is none, it cannot be read, or stack.json was edited: the runs would differ in more
+            than what they were begun to differ in.
     """
-    known = None if (folder / name / RUN_FILE).exists() else (_read(folder) or {}).get("configurations")
+    data = {} if (folder / name / RUN_FILE).exists() else _read(folder) or {}
+    known = data.get("configurations")
     if not isinstance(known, dict) or name not in known:
         return read_run(folder / name)
+    if data.get("sha256") != _digest(known):
+        raise CheckpointError(
+            f"{folder / RUNS_FILE} was edited, and {name} has not begun: it would not be what the others were begun "
+            "with; undo the edit, or train it in a folder of its own"
+        )
     return run_from_dict(known[name], where=f"{folder / RUNS_FILE}: {name}")
+
+
+def _digest(configurations: Any) -> str:
+    return hashlib.sha256(json.dumps(configurations, sort_keys=True).encode()).hexdigest()
 
 
 def _read(folder: Path) -> dict[str, Any] | None:

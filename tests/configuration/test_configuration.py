@@ -425,6 +425,7 @@ def test_a_new_subtree_can_be_set_further() -> None:
         ("copies=1e3", "copies=1000.0 has the wrong type (number); expected an integer"),
         ("scale=.5", "scale='.5' has the wrong type (string); expected a number; drop the quotes: 0.5"),
         ("scale=NaN", "scale=NaN is not a number"),
+        ('pen={"width": 1, "width": 2}', "pen: the key 'width' is there twice"),
         ("scale.x=1", "scale is a number; it has no field 'x'"),
         ("limit.x=1", "limit is a number or null; it has no field 'x'"),
         ("final=True", "final='True' has the wrong type (string); expected true or false"),

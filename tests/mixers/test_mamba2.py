@@ -184,6 +184,14 @@ def test_inputs_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
         Mamba2Config(**SMALL).build(8)(torch.randn(shape))
 
 
+def test_a_layer_of_ones_own_cannot_go_round_the_checks() -> None:
+    with pytest.raises(TypeError, match=r"Own defines forward, .* define mix instead"):
+
+        class Own(Mamba2):
+            def forward(self, x: Tensor, state: None = None) -> Tensor:  # type: ignore[override]
+                return x
+
+
 def test_a_state_of_another_kind_is_refused() -> None:
     with pytest.raises(InputError, match="Mamba2State"):
         Mamba2Config(**SMALL).build(8)(torch.randn(1, 2, 8), (1, 2))

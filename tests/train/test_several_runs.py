@@ -141,7 +141,7 @@ def test_one_diverges_and_the_others_go_on(tmp_path: Path) -> None:
     result = train_several(runs, tmp_path / "bad", workers=2, reporter=heard)
     assert list(result.diverged) == ["lr-1e+38"]
     assert {name: r.step for name, r in result.runs.items()} == {"lr-0.001": 12, "lr-0.002": 12}
-    with pytest.raises(TrainingError, match=r"^lr-1e\+38 went wrong, the other 2 runs did not; .*lr-1e\+38: "):
+    with pytest.raises(TrainingError, match=r"^lr-1e\+38 went wrong, 2 of 3 runs did not; .*lr-1e\+38: "):
         result.require_all()
     (last,) = [m for m in read_metrics(tmp_path / "bad" / "lr-1e+38" / "metrics.jsonl") if m["kind"] == "diverged"]
     (told,) = [event for event in heard.events if event["kind"] == "diverged"]
@@ -188,7 +188,7 @@ def test_a_folder_of_0_1_0_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture
     (out / "stack.json").write_text(json.dumps({"statewise_version": "0.1.0", "runs": names}))
     assert runs_in(out) == names
     assert cli.run(["train", "--resume", str(out), "--workers", "2"]) == 1  # since one has diverged
-    assert "lr-1e+38 went wrong, the other 3 runs did not" in capsys.readouterr().err
+    assert "lr-1e+38 went wrong, 3 of 4 runs did not" in capsys.readouterr().err
     for name, expected in begun.items():
         assert weights(out / name) == expected
 
@@ -258,6 +258,19 @@ def test_a_row_for_each_on_a_terminal(tmp_path: Path) -> None:
     assert text.count("weight decay") == 1  # one table of groups
     for wanted in ("seed-0, step 3: validation", "seed-1, step 3: validation", "seed-1 step", "standard deviation"):
         assert wanted in text
+
+
+def test_a_run_that_has_not_begun_is_what_the_others_were_begun_with(tmp_path: Path) -> None:
+    """An edit of stack.json would make its runs differ in more than they say."""
+    runs = seeds_and_rates(small_run(tmp_path, **SETTINGS), 2)
+    begin_folder(tmp_path / "runs", runs)
+    assert read_one_of(tmp_path / "runs", "seed-1") == runs["seed-1"]
+    file = tmp_path / "runs" / "stack.json"
+    data = json.loads(file.read_text())
+    data["configurations"]["seed-1"]["train"]["optimizer"]["lr"] = 0.5
+    file.write_text(json.dumps(data))
+    with pytest.raises(CheckpointError, match=r"stack\.json was edited, and seed-1 has not begun"):
+        read_one_of(tmp_path / "runs", "seed-1")
 
 
 def test_bad_input(tmp_path: Path) -> None:

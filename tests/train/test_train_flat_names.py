@@ -85,9 +85,12 @@ def test_every_former_name_is_the_field_that_it_became(name: str, path: str) -> 
 def test_names_of_both_kinds_may_stand_together_but_for_one_field() -> None:
     read = from_dict(TrainConfig, {"steps": 1, "lr": 1.0, "optimizer": {"eps": 1e-6}})
     assert (read.optimizer.lr, read.optimizer.eps) == (1.0, 1e-6)
-    for group in ({"lr": 1.0}, None, 5):
-        with pytest.raises(ConfigError, match=r"^here\.lr and here\.optimizer\.lr are one field; leave out the first$"):
+    with pytest.raises(ConfigError, match=r"^here\.lr and here\.optimizer\.lr are one field; leave out the first$"):
+        from_dict(TrainConfig, {"steps": 1, "optimizer": {"lr": 1.0}, "lr": 2.0}, where="here")
+    for group in (None, 5, "adam"):  # it is the type that is wrong
+        with pytest.raises(ConfigError, match=r"^here\.optimizer") as caught:
             from_dict(TrainConfig, {"steps": 1, "optimizer": group, "lr": 2.0}, where="here")
+        assert "one field" not in str(caught.value)
 
 
 def test_schedule_is_the_former_name_of_a_field_and_a_group_of_today() -> None:
