@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from statewise.configuration.types import Count, Fraction, OneOf, Positive
 from statewise.errors import ConfigError
-from statewise.mixers.attention_state import AttentionState, Context, with_room
+from statewise.mixers.attention_state import AttentionState, Context, check_history, with_room
 from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
@@ -184,6 +184,8 @@ class Attention(Mixer):
             qkv, before = self.convolution(qkv, before, masks=masks)
         q, k, v = self._heads(qkv, position)
         if x.numel() == 0:  # no attention, but a graph from x and the parameters
+            if isinstance(history, AttentionState):  # which nobody extends, so that nobody else looks at it
+                check_history("Attention", history)
             return self.out_proj(q.flatten(2)), state
 
         context = Context(k, v, masks.lengths, began, self.config.window)

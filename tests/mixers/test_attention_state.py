@@ -284,3 +284,12 @@ def test_the_state_is_float32_or_wider() -> None:
     assert mixer.initial_state(1, dtype=torch.bfloat16).keys.dtype == torch.float32
     assert mixer.initial_state(1, dtype=torch.float64).keys.dtype == torch.float64
     assert mixer.initial_state(1, device="meta").keys.device.type == "meta"
+
+
+def test_a_call_of_no_steps_looks_at_its_state_too() -> None:
+    """Found by make fuzz: values of another shape than the keys were handed on."""
+    mixer = AttentionConfig(n_heads=2).build(8)
+    state = mixer.initial_state(3)
+    damaged = state._replace(values=state.values.new_zeros(3, 5, 2, 4))
+    with pytest.raises(InputError, match="keys and values of one shape"):
+        mixer(torch.zeros(3, 0, 8), damaged)
