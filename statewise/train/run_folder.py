@@ -202,15 +202,14 @@ def _changes(checkpoint: Path, before: RunConfig, now: RunConfig, path: Path) ->
     Errors:  ConfigError naming those that decide the loss curve, and where they were changed.
     """
     trained = _trained_with(checkpoint) or before  # an old checkpoint does not say; its run.json is believed
-    old, file, new = (by_path(to_dict(config)) for config in (trained, before, now))
-    differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    differing = differences(trained, now)
     forbidden = [key for key in differing if key not in CHANGEABLE_ON_RESUME]
     if not forbidden:
-        return {key: (old.get(key), new.get(key)) for key in differing}
+        return differing
     first = forbidden[0]
     names = ", ".join(forbidden[:3]) + (f" and {len(forbidden) - 3} more" if len(forbidden) > 3 else "")
-    was, now_is = _shown(old.get(first)), _shown(new.get(first))
-    if old.get(first) != file.get(first) == new.get(first):
+    was, now_is = map(_shown, differing[first])
+    if first not in differences(before, now):
         raise ConfigError(
             f"{path / RUN_FILE} was edited: {names} ({first} is {now_is} there, and {was} in what "
             f"{checkpoint.name} was trained with); put it back, or begin a new run with it (--config) elsewhere (--out)"
@@ -219,6 +218,13 @@ def _changes(checkpoint: Path, before: RunConfig, now: RunConfig, path: Path) ->
         f"the run at {path} was begun with another {names} "
         f"({first} was {was}, now {now_is}); resume it as it was, or begin a new one"
     )
+
+
+def differences(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """What each has of the fields in which they differ, by their dotted names."""
+    old, new = (by_path(to_dict(_from_anywhere(config))) for config in (before, now))
+    both = {key: (old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())}
+    return {key: (was, is_now) for key, (was, is_now) in both.items() if was != is_now}
 
 
 def _shown(value: Any) -> str:

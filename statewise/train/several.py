@@ -12,7 +12,7 @@ from typing import Any
 
 from statewise.checkpoints.folders import RUN_FILE
 from statewise.errors import ConfigError, DivergedError
-from statewise.train.config import RunConfig
+from statewise.train.config import CHANGEABLE_ON_RESUME, RunConfig
 from statewise.train.course import DIVERGED, TrainResult
 from statewise.train.environment import choose_device
 from statewise.train.loop import train
@@ -20,8 +20,8 @@ from statewise.train.memory_check import require_memory
 from statewise.train.metrics import read_metrics
 from statewise.train.ranks import require_one_process
 from statewise.train.report import Reporter
-from statewise.train.run_folder import METRICS_FILE
-from statewise.train.several_folder import read_one_of
+from statewise.train.run_folder import METRICS_FILE, differences, read_run
+from statewise.train.several_folder import read_one_of, require_as_begun
 from statewise.train.signals import Stopped
 from statewise.train.tasks import Task, open_task
 from statewise.train.workers import Job, n_cores, run_jobs
@@ -75,8 +75,8 @@ def train_several(
 
     A run in which a loss or a gradient is not finite ends with a last line of kind "diverged" in its metrics; the
     others go on. With ``resume`` (None: each folder's own configuration) each goes on from its own last checkpoint, or
-    begins, and those that diverged are left as they are. On the CPU, with the same number of threads, every number is
-    then the same, bit for bit, as if nothing had been stopped.
+    begins; those that diverged are left as they are, or begin anew if they are given with other settings. On the CPU,
+    with the same number of threads, every number is then the same, bit for bit, as if nothing had been stopped.
 
     The first SIGINT or SIGTERM ends all runs after their steps, each with a checkpoint; the second one at once. At the
     end of all, if they have one metric, the reporter gets a "summary".
@@ -84,12 +84,15 @@ def train_several(
     Cost:   memory of as many runs as are trained at once; before several processes start, so many of the first run
             have to fit into what is free.
     Errors: as :func:`statewise.train.train`; of one run, after the others have saved and ended. WorkerError if a
-            process is killed. ConfigError for fewer than one worker, and for classes of your own that another process
-            cannot import. If all diverge, DivergedError.
+            process is killed. ConfigError for fewer than one worker, for classes of your own that another process
+            cannot import, and for a run that ``folder`` says was begun with other settings. If all diverge,
+            DivergedError.
     """
     reporter, folder = Reporter() if reporter is None else reporter, Path(folder)
     require_one_process("several runs are begun")
     given = {name: read_one_of(folder, name) if run is None else run for name, run in runs.items()}
+    if resume:
+        require_as_begun(folder, given)
     diverged = _diverged(given, folder) if resume else {}
     missing = {name: run for name, run in given.items() if name not in diverged}
     if not missing:
@@ -226,6 +229,10 @@ def _last(run: Path) -> dict[str, Any]:
 
 
 def _diverged(runs: Mapping[str, RunConfig], folder: Path) -> dict[str, str]:
-    """Those of an earlier session, with the reason."""
+    """Those of an earlier session, with the reason; but for one with settings that it was not begun with."""
     found = {name: _last(folder / name) for name in runs}
-    return {name: str(last["message"]) for name, last in found.items() if last}
+    return {
+        name: str(last["message"])
+        for name, last in found.items()
+        if last and differences(read_run(folder / name), runs[name]).keys() <= CHANGEABLE_ON_RESUME
+    }

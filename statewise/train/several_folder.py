@@ -14,9 +14,9 @@ from statewise.checkpoints.atomic import HIDDEN_NAME
 from statewise.checkpoints.folders import RUN_FILE
 from statewise.configuration import to_dict
 from statewise.errors import CheckpointError, ConfigError
-from statewise.train.config import RunConfig
+from statewise.train.config import CHANGEABLE_ON_RESUME, RunConfig
 from statewise.train.metrics import write_bytes
-from statewise.train.run_folder import read_run, run_from_dict
+from statewise.train.run_folder import differences, read_run, run_from_dict
 
 RUNS_FILE = "stack.json"  # its name in version 0.1.0, which trained the runs as one stacked model
 
@@ -103,6 +103,25 @@ def read_one_of(folder: Path, name: str) -> RunConfig:
             "with; undo the edit, or train it in a folder of its own"
         )
     return run_from_dict(known[name], where=f"{folder / RUNS_FILE}: {name}")
+
+
+def require_as_begun(folder: Path, runs: Mapping[str, RunConfig]) -> None:
+    """Before runs go on together: each is still what stack.json says of its name. A folder of 0.1.0 does not say.
+
+    Errors: ConfigError for one that was begun anew with other settings, such as another learning rate after it had
+            diverged: under its old name it would count as a seed of that rate.
+    """
+    known = (_read(folder) or {}).get("configurations")
+    for name, run in runs.items() if isinstance(known, dict) else ():
+        if name not in known:
+            continue
+        begun = run_from_dict(known[name], where=f"{folder / RUNS_FILE}: {name}")
+        for field, (was, now) in differences(begun, run).items():
+            if field not in CHANGEABLE_ON_RESUME:
+                raise ConfigError(
+                    f"{name} was begun with {field} {was!r}, and now has {now!r}: it is no longer one of the runs in "
+                    f"{folder}; train that in a folder of its own. Without {folder / name} it begins again as it was"
+                )
 
 
 def _digest(configurations: Any) -> str:

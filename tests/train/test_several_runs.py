@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from training import Recorder, curve, small_run, with_train
+from training import Recorder, curve, small_run, weights, with_train
 
 from statewise import cli
 from statewise.checkpoints import resolve
@@ -24,14 +22,10 @@ from statewise.errors import CheckpointError, ConfigError, DivergedError, Traini
 from statewise.train import RunConfig, TerminalReporter, TrainResult, read_metrics, several, train
 from statewise.train.report import summary_table
 from statewise.train.several import SeveralResult, summary, train_several
-from statewise.train.several_folder import begin_folder, read_one_of, runs_in, seeds_and_rates
+from statewise.train.several_folder import begin_folder, read_one_of, seeds_and_rates
 from statewise.train.workers import threads_each
 
 SETTINGS: dict[str, Any] = {"steps": 12, "save_every": 4, "evaluate_every": 3, "threads": 1}
-
-
-def weights(run: Path, step: int = 12) -> bytes:
-    return (run / f"checkpoints/step-{step:08d}/model.safetensors").read_bytes()
 
 
 def same(ours: Path, theirs: Path, step: int = 12) -> None:
@@ -173,26 +167,6 @@ def test_each_goes_on_alone(tmp_path: Path) -> None:
     assert {run.step for run in result.runs.values()} == {14}
 
 
-def test_a_folder_of_0_1_0_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the runs were one stacked model, killed while it saved: one has a checkpoint that the other has not. A
-    third had diverged, a fourth was as good as it was asked to become. stack.json had names alone."""
-    run = small_run(tmp_path, **SETTINGS)
-    names = ["lr-0.001", "lr-1e+38", "lr-0.002", "lr-0.003"]
-    runs = seeds_and_rates(run, 1, [1e-3, 1e38, 2e-3, 3e-3])
-    out = tmp_path / "runs"
-    train_several(runs, out, workers=1)
-    begun = {name: weights(out / name) for name in names if name != "lr-1e+38"}
-    shutil.rmtree(out / "lr-0.001" / "checkpoints" / "step-00000012")
-    with (out / "lr-0.003" / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"kind": "reached", "step": 12, "message": "it ends here"}) + "\n")
-    (out / "stack.json").write_text(json.dumps({"statewise_version": "0.1.0", "runs": names}))
-    assert runs_in(out) == names
-    assert cli.run(["train", "--resume", str(out), "--workers", "2"]) == 1  # since one has diverged
-    assert "lr-1e+38 went wrong, 3 of 4 runs did not" in capsys.readouterr().err
-    for name, expected in begun.items():
-        assert weights(out / name) == expected
-
-
 def test_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = small_run(tmp_path)
     runs = seeds_and_rates(run, 3)
@@ -258,38 +232,6 @@ def test_a_row_for_each_on_a_terminal(tmp_path: Path) -> None:
     assert text.count("weight decay") == 1  # one table of groups
     for wanted in ("seed-0, step 3: validation", "seed-1, step 3: validation", "seed-1 step", "standard deviation"):
         assert wanted in text
-
-
-def test_a_run_that_has_not_begun_is_what_the_others_were_begun_with(tmp_path: Path) -> None:
-    """An edit of stack.json would make its runs differ in more than they say."""
-    runs = seeds_and_rates(small_run(tmp_path, **SETTINGS), 2)
-    begin_folder(tmp_path / "runs", runs)
-    assert read_one_of(tmp_path / "runs", "seed-1") == runs["seed-1"]
-    file = tmp_path / "runs" / "stack.json"
-    data = json.loads(file.read_text())
-    data["configurations"]["seed-1"]["train"]["optimizer"]["lr"] = 0.5
-    file.write_text(json.dumps(data))
-    with pytest.raises(CheckpointError, match=r"stack\.json was edited, and seed-1 has not begun"):
-        read_one_of(tmp_path / "runs", "seed-1")
-
-
-def test_bad_input(tmp_path: Path) -> None:
-    run = small_run(tmp_path, **SETTINGS)
-    with pytest.raises(ConfigError, match="each once"):
-        seeds_and_rates(run, 1, [1e-3, 1e-3])
-    with pytest.raises(ConfigError, match="first six digits"):
-        seeds_and_rates(run, 1, [1e-3, 1.00000001e-3])
-    with pytest.raises(ConfigError, match="at least 1"):
-        seeds_and_rates(run, 0)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "letter.txt").touch()
-    with pytest.raises(CheckpointError, match=r"letter\.txt"):
-        begin_folder(tmp_path / "full", {"seed-0": run})
-    (tmp_path / "stack.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        runs_in(tmp_path)
-    with pytest.raises(CheckpointError, match="holds no run"):
-        train_several({"seed-7": None}, tmp_path / "none", resume=True)
 
 
 def test_a_run_that_is_refused_in_its_process(tmp_path: Path) -> None:
