@@ -24,7 +24,7 @@ _rounds_projections = False
 
 def full_precision(*dtypes: torch.dtype) -> torch.dtype:
     """The real dtype that numbers of these are computed in: float64 if one of them is that wide, else float32."""
-    return torch.float64 if any(dtype in (torch.float64, torch.complex128) for dtype in dtypes) else torch.float32
+    return torch.float64 if torch.float64 in dtypes or torch.complex128 in dtypes else torch.float32
 
 
 def rounds_products() -> bool:

@@ -57,7 +57,9 @@ def register_with_adjoint(
     optional:   an argument whose gradient is not for nothing. The adjoint has one argument more, whether it is wanted.
     """
     names = list(names_of(arguments))
-    learned = [i for i, key in enumerate(names) if key in takes and is_differentiable(takes[key])]
+    tensors = [(key, i) for i, key in enumerate(names) if key in takes]
+    learned = [i for key, i in tensors if is_differentiable(takes[key])]
+    place = None if optional is None else names.index(optional)
     grads = {"grad" if len(gives) == 1 else f"grad_{key}": kind for key, kind in gives.items()}
     schema = ", ".join([*(f"Tensor {key}" for key in grads), arguments])
     schema += f", bool with_{optional}" if optional else ""
@@ -66,8 +68,9 @@ def register_with_adjoint(
         return given if signature is None else (signature(*given),)
 
     def path(given: Sequence[Any]) -> Path:
-        tensors = {key: m for key, m in zip(names, given) if key in takes}
-        return native if native is not None and c_runs(name, refusal(**tensors)) else pytorch
+        if native is not None and c_runs(name, refusal(**{key: given[i] for key, i in tensors})):
+            return native
+        return pytorch
 
     def forward(*given: Any) -> Any:
         return path(given).forward(*packed(given))
@@ -97,14 +100,13 @@ def register_with_adjoint(
 
     def differentiate(ctx: Any, *of: Tensor) -> tuple[Any, ...]:
         given = saved(ctx)
-        wanted = [True] * len(names)
-        more = []
-        if optional is not None:
-            more = [ctx.needs_input_grad[names.index(optional)]]
-            wanted[names.index(optional)] = more[0]
+        more = () if place is None else (ctx.needs_input_grad[place],)
         found = backward(*of, *given, *more)
-        by_place = dict(zip(learned, (found,) if isinstance(found, Tensor) else found))
-        return tuple(by_place.get(i) if m is not None and wanted[i] else None for i, m in enumerate(given))
+        by_place: list[Any] = [None] * len(names)
+        for i, gradient in zip(learned, (found,) if isinstance(found, Tensor) else found):
+            if given[i] is not None and (i != place or more[0]):
+                by_place[i] = gradient
+        return tuple(by_place)
 
     return register(
         name,
@@ -123,8 +125,8 @@ def empty_like(m: Tensor | None) -> Tensor | None:
 
 def without_none(found: Sequence[Tensor | None], like: Tensor) -> Any:
     """As an operator returns them, which cannot be None; one alone is no tuple."""
-    tensors = tuple(like.new_empty(0) if m is None else m for m in found)
-    return tensors if len(tensors) > 1 else tensors[0]
+    tensors = [like.new_empty(0) if m is None else m for m in found]
+    return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def derivative_of(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:

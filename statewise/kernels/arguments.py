@@ -66,6 +66,7 @@ def checker(name: str, names: Mapping[str, str], takes: Mapping[str, str], needs
     """
     tensors = [key for key in names if names[key].startswith("Tensor")]
     assert tensors == list(takes), f"{name} is registered with {list(takes)}, and takes {tensors}"
+    assert tensors == list(names)[: len(tensors)], f"{name} does not take its tensors first"
     parsed = {key: (axes.split(), dtype.split()) for key, (axes, dtype) in _split(takes).items()}
     seen: set[tuple[Any, ...]] = set()
 
