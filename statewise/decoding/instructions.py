@@ -1,17 +1,14 @@
 """The instructions of a step, each declared once: what it does, its operands, what each operand is, and their order.
 
-All else follows. ``Program.emit`` takes the operands by name and checks each. ``c_header()`` declares the same structs,
-and is what the C code includes as ``instructions.h``. ``native/build.py`` runs this file while it compiles, where there
-may be no PyTorch and no package yet: it imports the standard library alone. To read the header:
-
-    python statewise/decoding/instructions.py
+All else follows. ``Program.emit`` takes the operands by name and checks each. ``c_header.py`` declares the same structs
+for C. ``native/build.py`` runs both files while it compiles, where there may be no PyTorch and no package yet: they
+import the standard library alone.
 
 A new instruction is a class here, and a function ``run_NAME`` in one of the C files beside.
 """
 
 # No `from __future__ import annotations`: the annotations are read when this runs
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from types import NoneType
@@ -316,7 +313,7 @@ class Advance(Instruction):
 INSTRUCTIONS = tuple(Instruction.__subclasses__())
 
 
-# -- the same for C ----------------------------------------------------------------------------------------------------
+# -- what each is ------------------------------------------------------------------------------------------------------
 def members(declared: type) -> dict[str, Any]:
     """The names of a struct's or an instruction's members, and what each is."""
     return dict(declared.__annotations__)
@@ -348,38 +345,3 @@ N_FIELDS = 2 + max(map(n_fields, INSTRUCTIONS))  # its kind, whether all wait af
 def c_name(declared: type) -> str:
     """AddRow -> add_row"""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", declared.__name__).lower()
-
-
-def c_header() -> str:
-    """The text of ``instructions.h``."""
-    return "\n".join(_lines()) + "\n"
-
-
-def _lines() -> Iterator[str]:
-    names = [c_name(one) for one in INSTRUCTIONS]
-    yield "/* Made of statewise/decoding/instructions.py, which says what each is: change that. */"
-    yield "#ifndef STATEWISE_INSTRUCTIONS_H\n#define STATEWISE_INSTRUCTIONS_H\n#include <stdint.h>\n"
-    yield f"#define BLOCK {BLOCK}\n#define LOGITS ({LOGITS})\n#define NOWHERE ({NOWHERE})\n"
-    for kinds in (Precision, NormKind, ActivationKind):
-        yield f"enum {{ {', '.join(f'{kind.name} = {int(kind)}' for kind in kinds)} }};"
-    for declared in (Buffer, Place, Matrix, History, *INSTRUCTIONS):
-        inside = "\n".join(f"    {_member(*one)};" for one in members(declared).items())
-        yield f"\ntypedef struct {{\n{inside}\n}} {c_name(declared)};"
-        yield f'_Static_assert(sizeof({c_name(declared)}) == {8 * n_fields(declared)}, "a member is 64 bits wide");'
-    yield f"\nenum {{ {', '.join(name.upper() for name in names)} }};"
-    yield f"#define EACH_INSTRUCTION(DO) {' '.join(f'DO({name.upper()}, {name})' for name in names)}\n"
-    yield "typedef struct {\n    int64_t kind, wait;\n    union {"
-    yield from (f"        {name} {name};" for name in names)
-    yield "    };\n} instruction;"
-    yield f'_Static_assert(sizeof(instruction) == {8 * N_FIELDS}, "as long as a row of the table");\n\n#endif'
-
-
-def _member(name: str, kind: Any) -> str:
-    kind = present(kind)
-    if to := pointer(kind):
-        return f"{to.to} *{name}"
-    return f"{c_name(kind) if is_struct(kind) else 'double' if kind is Real else 'int64_t'} {name}"
-
-
-if __name__ == "__main__":
-    print(c_header(), end="")

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "source"  # what every room of C shares: vectors, threads, precisions
@@ -30,8 +31,8 @@ ROOMS = (SOURCE, *sorted((HERE.parent / "kernels").glob("*/")), HERE.parent / "d
 LIBRARY = HERE / "_kernels.so"
 REASON = HERE / "_kernels.txt"  # why there is no library, where there is none
 ONCE = ("threads.c",)  # compiled for every processor and only once
-# Python files of which a header is made, of the same name: what c_header() of each says
-DECLARATIONS = (HERE.parent / "decoding" / "instructions.py",)
+# Python files of which a header is made: the declarations, and what writes them for C
+DECLARATIONS, HEADER = (HERE.parent / "decoding" / name for name in ("instructions.py", "c_header.py"))
 
 # No -ffast-math: NaN and infinity propagate, sums keep their order. Products and sums may become one rounding.
 FLAGS = ("-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
@@ -50,21 +51,25 @@ def sources(*endings: str) -> list[Path]:
     return sorted(found, key=lambda path: path.name)
 
 
-def write_headers(folder: Path) -> None:
-    """The headers that are made of Python files."""
-    for path in DECLARATIONS:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        declarations = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(declarations)
-        (folder / f"{path.stem}.h").write_text(declarations.c_header())
+def header() -> str:
+    """``instructions.h``, which is made of Python files."""
+    return str(_module(HEADER).c_header(_module(DECLARATIONS)))
+
+
+def _module(path: Path) -> Any:
+    """A file of the package as a module by itself."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def sources_digest() -> str:
     """16 hexadecimal digits of all sources: what a library was built from is written into it."""
     digest = hashlib.sha256()
-    for path in (*sources(".c", ".h"), *DECLARATIONS):
+    for path in (*sources(".c", ".h"), DECLARATIONS, HEADER):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -108,7 +113,7 @@ def build(output: Path = LIBRARY, *, only: Sequence[str] = (), sanitize: bool = 
     includes = [word for room in sorted({path.parent for path in sources(".h")}) for word in ("-I", str(room))]
     optimise = (*(SANITIZE if sanitize else ("-O3",)), f'-DSOURCES="{sources_digest()}"')
     with tempfile.TemporaryDirectory() as folder:
-        write_headers(Path(folder))
+        (Path(folder) / "instructions.h").write_text(header())
         includes += ["-I", folder]
         jobs = []
         for name in chosen:
@@ -162,7 +167,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=LIBRARY)
     parser.add_argument("--only", action="append", default=[], help="the name of a C file; again for several")
     parser.add_argument("--sanitize", action="store_true", help="with the address and undefined-behaviour sanitizers")
+    parser.add_argument("--header", action="store_true", help="print instructions.h, and compile nothing")
     arguments = parser.parse_args()
+    if arguments.header:
+        print(header(), end="")
+        return
     try:
         print(build(arguments.output, only=arguments.only, sanitize=arguments.sanitize))
     except BuildError as error:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from statewise.decoding import instructions
-from statewise.decoding.instructions import INSTRUCTIONS, Convolution, Place, Slot, c_header, c_name, members, n_fields
+from statewise.decoding.instructions import INSTRUCTIONS, Convolution, Place, Slot, c_name, members, n_fields
 from statewise.decoding.mixers import MIXERS
 from statewise.decoding.program import Program, Weights
 from statewise.mixers.activations import ACTIVATIONS
@@ -64,10 +64,12 @@ def test_a_missing_operand_is_an_error_and_nothing_goes_by_its_place() -> None:
 
 
 def test_the_header_is_written_without_pytorch_and_has_every_member() -> None:
-    (path,) = build.DECLARATIONS
-    script = f"import sys, runpy; runpy.run_path({str(path)!r}, run_name='__main__'); assert 'torch' not in sys.modules"
+    script = (
+        f"import sys, runpy; sys.argv = ['build.py', '--header']; runpy.run_path({build.__file__!r}, "
+        "run_name='__main__'); assert 'torch' not in sys.modules"
+    )
     text = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True).stdout
-    assert text == c_header()
+    assert text == build.header()
     for one in INSTRUCTIONS:
         struct = text.split(f"}} {c_name(one)};")[0].rsplit("typedef struct {", 1)[1]
         assert [line.rstrip(";").split()[-1].lstrip("*") for line in struct.strip().splitlines()] == [*members(one)]
@@ -77,8 +79,8 @@ def test_the_header_is_written_without_pytorch_and_has_every_member() -> None:
 def test_another_declaration_is_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = build.sources_digest()
     changed = tmp_path / "instructions.py"
-    changed.write_text(build.DECLARATIONS[0].read_text().replace("silu: Flag", "silu: Count"))
-    monkeypatch.setattr(build, "DECLARATIONS", (changed,))
+    changed.write_text(build.DECLARATIONS.read_text().replace("silu: Flag", "silu: Count"))
+    monkeypatch.setattr(build, "DECLARATIONS", changed)
     assert build.sources_digest() != before
 
 
