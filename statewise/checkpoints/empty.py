@@ -106,8 +106,8 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     dynamics = _dynamics_of(model)
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            wide = torch.promote_types(dtype, torch.float32)
-            parameter.data = parameter.data.to(wide if id(parameter) in dynamics else dtype)
+            at_least_float32 = torch.promote_types(dtype, torch.float32)
+            parameter.data = parameter.data.to(at_least_float32 if id(parameter) in dynamics else dtype)
 
 
 def _dynamics_of(model: nn.Module) -> set[int]:

@@ -98,9 +98,9 @@ def _quantise(weight: Tensor, precision: str, n_groups: int, group: int) -> tupl
     best: tuple[Tensor, Tensor, Tensor] | None = None
     for part in SHRINKING if precision == "int4" else (1.0,):
         scale = (largest * (-part / most)).bfloat16()
-        wide = scale.float()
-        q = (padded / wide.where(wide != 0, 1.0)).round().clamp(low, high)
-        error = (q * wide - padded).square().sum(2, keepdim=True)
+        steps = scale.float()
+        q = (padded / steps.where(steps != 0, 1.0)).round().clamp(low, high)
+        error = (q * steps - padded).square().sum(2, keepdim=True)
         if best is not None:
             better = error < best[2]
             q, scale, error = (new.where(better, old) for new, old in zip((q, scale, error), best))

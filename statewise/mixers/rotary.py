@@ -21,8 +21,8 @@ def rotate(x: Tensor, position: Tensor, *, d_rotary: int, base: float = 10_000.0
     half = d_rotary // 2
     frequency = base ** (torch.arange(half, dtype=torch.float64, device=x.device) * (-1.0 / half))
     angle = (position[..., None] * frequency)[:, :, None]  # (batch or 1, length, 1, half)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    cosine, sine = angle.cos().to(wide), angle.sin().to(wide)
+    at_least_float32 = torch.promote_types(x.dtype, torch.float32)
+    cosine, sine = angle.cos().to(at_least_float32), angle.sin().to(at_least_float32)
     first, second, rest = x[..., :half], x[..., half:d_rotary], x[..., d_rotary:]
     turned = (first * cosine - second * sine, second * cosine + first * sine)
     return torch.cat((*(part.to(x.dtype) for part in turned), rest), dim=-1)

@@ -175,11 +175,11 @@ class Forecaster(Model):
     def _at_rest(
         self, batch: int, device: torch.device, layers: tuple[Any, ...], dtype: torch.dtype | None
     ) -> ForecasterState:
-        wide = torch.promote_types(self.in_proj.weight.dtype if dtype is None else dtype, torch.float32)
+        at_least_float32 = torch.promote_types(self.in_proj.weight.dtype if dtype is None else dtype, torch.float32)
         return ForecasterState(
             torch.zeros(batch, dtype=torch.int64, device=device),
-            torch.zeros(batch, self.config.d_model, dtype=wide, device=device),
-            initial_running_scale(batch, self.config.d_target, device, wide),
+            torch.zeros(batch, self.config.d_model, dtype=at_least_float32, device=device),
+            initial_running_scale(batch, self.config.d_target, device, at_least_float32),
             layers,
         )
 

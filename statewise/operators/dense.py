@@ -82,7 +82,7 @@ class DenseLTI(TimeInvariant):
         """C A^k B by two levels of about sqrt(length) rows each, doubled with the squares of A."""
         if length < 1:
             return self._no_taps(length)
-        A, B, C = self._wide()
+        A, B, C = self._in_one_dtype()
         inner = 1 << ((length - 1).bit_length() + 1) // 2
         n_outer = -(-length // inner)
         n_low, n_high = inner.bit_length() - 1, (n_outer - 1).bit_length()
@@ -94,7 +94,7 @@ class DenseLTI(TimeInvariant):
         return response.reshape(*C.shape[:-1], n_outer * inner)[..., :length]
 
     def _block(self, length: int, dtype: torch.dtype) -> Block:
-        A, B, C = (m.to(dtype) for m in self._wide())
+        A, B, C = (m.to(dtype) for m in self._in_one_dtype())
         C = by_outputs(C)
         squares = _squares(A, length.bit_length() - 1)
         krylov = double(B.unsqueeze(1), squares[:-1], _forward, 1)  # (w, T, n)
@@ -113,7 +113,7 @@ class DenseLTI(TimeInvariant):
     def _state(self, flat: Tensor) -> DenseState:
         return DenseState(flat)
 
-    def _wide(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _in_one_dtype(self) -> tuple[Tensor, Tensor, Tensor]:
         dtype = full_precision(self.A.dtype, self.B.dtype, self.C.dtype)
         return self.A.to(dtype), self.B.to(dtype), self.C.to(dtype)
 

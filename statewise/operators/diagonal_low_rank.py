@@ -118,7 +118,7 @@ class DiagonalPlusLowRank(TimeInvariant):
         """(I - dt/2 A) h_t = (I + dt/2 A) h_{t-1} + dt B u_t, solved by Woodbury: D = 1/(1 - dt/2 Lambda) and a matrix
         of the size of the rank.
         """
-        Lambda, P, Q, B, C, dt = self._wide(full_precision(u.dtype, self.Lambda.dtype))
+        Lambda, P, Q, B, C, dt = self._coefficients_in(full_precision(u.dtype, self.Lambda.dtype))
         D, small = self._keep(("woodbury", dt.dtype), lambda: _woodbury(Lambda, P, Q, dt))
         half = dt[:, None] / 2
         h = as_complex(state.h.to(dt.dtype))
@@ -194,7 +194,7 @@ class DiagonalPlusLowRank(TimeInvariant):
             return self._no_taps(length)
         self._check_values()
         dtype = full_precision(self.Lambda.dtype)
-        parts = self._wide(dtype)
+        parts = self._coefficients_in(dtype)
         p = 1 if self.C.ndim == 2 else self.C.shape[1]
         rank = self.P.shape[1]
         n_nodes = _circle(length, dtype)[0] // 2 + 1
@@ -223,7 +223,7 @@ class DiagonalPlusLowRank(TimeInvariant):
 
     def _less_identity(self) -> tuple[Tensor, Tensor, Tensor]:
         """A - I, (w, 2 n, 2 n), B and C of the dense system: 2 (I - dt/2 A)^-1 - 2 I, term by term."""
-        Lambda, P, Q, B, C, dt = self._wide(full_precision(self.Lambda.dtype))
+        Lambda, P, Q, B, C, dt = self._coefficients_in(full_precision(self.Lambda.dtype))
         D, small = _woodbury(Lambda, P, Q, dt)
         half = dt[:, None] / 2
         columns = torch.view_as_real(half.unsqueeze(1) * D.unsqueeze(1) * P).flatten(-2).mT
@@ -247,10 +247,9 @@ class DiagonalPlusLowRank(TimeInvariant):
     def _state(self, flat: Tensor) -> LowRankState:
         return LowRankState(flat.unflatten(-1, (-1, 2)))
 
-    def _wide(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        wider = torch.complex128 if dtype == torch.float64 else torch.complex64
+    def _coefficients_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         Q = self.P if self.Q is None else self.Q
-        Lambda, P, Q, B, C = (m.to(wider) for m in (self.Lambda, self.P, Q, self.B, self.C))
+        Lambda, P, Q, B, C = (m.to(dtype.to_complex()) for m in (self.Lambda, self.P, Q, self.B, self.C))
         return Lambda, P, Q, B, C, self.dt.to(dtype)
 
 

@@ -89,7 +89,7 @@ class SelectiveDiagonal(Operator):
 
     def step(self, u: Tensor, state: SelectiveState) -> tuple[Tensor, SelectiveState]:
         dtype = self._state_dtype(u)
-        A, B, C = (self._wide(m, dtype) for m in (self.A, self.B, self.C))
+        A, B, C = (self._computed_in(m, dtype) for m in (self.A, self.B, self.C))
         ones = [1] * (u.ndim - 2)
         d = A.shape[0]
         # (batch, d, 1 per trailing axis, n), and delta with n = 1
@@ -147,11 +147,9 @@ class SelectiveDiagonal(Operator):
             dt = dt + self.dt_bias.to(dtype)
         return torch.logaddexp(dt, torch.zeros_like(dt)) if self.softplus else dt
 
-    def _wide(self, m: Tensor, dtype: torch.dtype) -> Tensor:
+    def _computed_in(self, m: Tensor, dtype: torch.dtype) -> Tensor:
         """In the dtype to compute in, complex if any coefficient is."""
-        if self.is_complex:
-            dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
-        return m.to(dtype)
+        return m.to(dtype.to_complex() if self.is_complex else dtype)
 
     def _mask(self, valid: Tensor) -> SelectiveDiagonal:
         """Where a step is not real Delta is exactly 0, so that the state passes unchanged: exp(0 A) = 1, 0 B = 0."""

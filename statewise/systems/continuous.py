@@ -45,8 +45,8 @@ class ContinuousSystem(System):
         if self.diagonal:
             decays = torch.exp(times.unsqueeze(-1) * A.unsqueeze(-2))
             return self._squeeze(torch.einsum("...pn,...kn,...nm->...pmk", C, decays, B))
-        wide = torch.complex128 if A.is_complex() else torch.float64
-        X = exact_product(times.double()[:, None, None], A.unsqueeze(-3).to(wide))
+        precise = torch.complex128 if A.is_complex() else torch.float64
+        X = exact_product(times.double()[:, None, None], A.unsqueeze(-3).to(precise))
         decays, _ = exponential_and_integral(X, X.high[..., :1])
         return self._squeeze(torch.einsum("...pn,...knj,...jm->...pmk", C, decays.to(A.dtype), B))
 

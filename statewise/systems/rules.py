@@ -161,8 +161,8 @@ def transition_dense(
     if alpha is not None:
         result = Transition(*_generalized_bilinear(A, B, dt, alpha), None)
     else:
-        wide = torch.complex128 if A.is_complex() else torch.float64
-        result = _exponential(A.to(wide), B.to(wide), dt.double(), method, check_dt)
+        precise = torch.complex128 if A.is_complex() else torch.float64
+        result = _exponential(A.to(precise), B.to(precise), dt.double(), method, check_dt)
     A_bar, B_bar, direct = (None if z is None else z.to(A.dtype) for z in result)
     assert A_bar is not None
     assert B_bar is not None

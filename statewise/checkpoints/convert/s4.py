@@ -128,10 +128,10 @@ def _folded_head(norm: str, decoder: str, eps: float) -> list[Entry]:
     each feature, which pooling does not touch. Trained on, it goes without the norm's statistics of each batch."""
 
     def fold(weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, matrix: Tensor, offset: Tensor) -> Any:
-        wide = matrix.double()
+        precise = matrix.double()
         scale = weight.double() / (variance.double() + eps).sqrt()
-        shifted = offset.double() + wide @ (bias.double() - mean.double() * scale)
-        return (wide * scale).to(matrix.dtype), shifted.to(offset.dtype)
+        shifted = offset.double() + precise @ (bias.double() - mean.double() * scale)
+        return (precise * scale).to(matrix.dtype), shifted.to(offset.dtype)
 
     norms = tuple(f"{norm}{name}" for name in ("weight", "bias", "running_mean", "running_var"))
     theirs = (*norms, f"{decoder}weight", f"{decoder}bias")

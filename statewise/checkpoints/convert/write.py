@@ -71,9 +71,9 @@ def save_as(
     with retold(CheckpointError, CheckpointError, ConfigError, where=f"cannot save {path} as {format}: "):
         config, theirs = chosen.write(model.config, tensors)
     if dtype is not None:
-        wide = torch.promote_types(dtype, torch.float32)
+        at_least_float32 = torch.promote_types(dtype, torch.float32)
         theirs = {
-            name: t.to(wide if chosen.keeps_wide(name) else dtype) if t.is_floating_point() else t
+            name: t.to(at_least_float32 if chosen.keeps_wide(name) else dtype) if t.is_floating_point() else t
             for name, t in theirs.items()
         }
     for name, tensor in theirs.items():

@@ -124,9 +124,9 @@ def _points(length: int, taps: int) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def _plan(points: int, dtype: torch.dtype, wide: bool) -> Plan:
-    """wide: radix 8 (it needs 32 registers), else 4. Angles are exact or rounded once, in turns, in float64."""
-    radices = _radices(points, wide)
+def _plan(points: int, dtype: torch.dtype, by_eight: bool) -> Plan:
+    """by_eight: radix 8 (it needs 32 registers), else 4. Angles are exact or rounded once, in turns, in float64."""
+    radices = _radices(points, by_eight)
     turns = torch.tensor([0.25], dtype=torch.float64)  # c of each block: i for the whole
     offsets, factors, n_factors = [], [], 0
     for radix in radices:
@@ -145,12 +145,12 @@ def _plan(points: int, dtype: torch.dtype, wide: bool) -> Plan:
     return Plan(points, torch.tensor(radices + offsets), torch.cat(factors).to(dtype))
 
 
-def _radices(points: int, wide: bool) -> list[int]:
+def _radices(points: int, by_eight: bool) -> list[int]:
     """Of 1, 3 or 5 times a power of 2 that is at least 4."""
     twos = (points & -points).bit_length() - 1
     odd = points >> twos
     first = [odd] if odd > 1 else []
-    if not wide:
+    if not by_eight:
         return [*first, *[2] * (twos % 2), *[4] * (twos // 2)]
     fours = {0: 0, 1: 2, 2: 1}[twos % 3]
     return [*first, *[8] * ((twos - 2 * fours) // 3), *[4] * fours]

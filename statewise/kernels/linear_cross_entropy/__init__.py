@@ -39,8 +39,8 @@ def _summed(
 def _fake_summed(
     x: Tensor, weight: Tensor, targets: Tensor, coefficients: Tensor, gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    wide = full_precision(x.dtype)
-    total, losses = x.new_empty((), dtype=wide), x.new_empty(x.shape[0], dtype=wide)
+    full = full_precision(x.dtype)
+    total, losses = x.new_empty((), dtype=full), x.new_empty(x.shape[0], dtype=full)
     if not gradients:
         return total, losses, x.new_empty(0), weight.new_empty(0)
     return total, losses, x.new_empty(x.shape), weight.new_empty(weight.shape)

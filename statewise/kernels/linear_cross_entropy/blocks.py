@@ -27,13 +27,13 @@ def losses_and_gradients(
     """
     n, vocab = x.shape[0], weight.shape[0]
     _check_targets(targets, vocab)
-    wide = full_precision(x.dtype)
+    full = full_precision(x.dtype)
     path = native if c_runs("linear_cross_entropy", stored_refusal(x=x, weight=weight)) else pytorch
-    losses = x.new_empty(n, dtype=wide)
+    losses = x.new_empty(n, dtype=full)
     grad_x = x.new_empty(x.shape if coefficients is not None else 0)
-    grad_weight = weight.new_empty(weight.shape if coefficients is not None else 0, dtype=wide)
+    grad_weight = weight.new_empty(weight.shape if coefficients is not None else 0, dtype=full)
     targets = targets.long().contiguous()
-    coefficients = None if coefficients is None else coefficients.to(wide).contiguous()
+    coefficients = None if coefficients is None else coefficients.to(full).contiguous()
     block = min(n, max(1, (LOGITS if x.device.type == "cpu" else _LOGITS_ELSEWHERE) // max(vocab, 1)))
     logits = x.new_empty(block, vocab)
     for start in range(0, n, max(block, 1)):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statewise.kernels.selective_scan.blocks import (
+from statewise.kernels.selective_scan.pytorch_blocks import (
     Block,
     Span,
     Views,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from statewise.kernels.ssd.chunked import Inputs, backward_chunks, forward_chunks
+from statewise.kernels.ssd.pytorch_chunks import Inputs, backward_chunks, forward_chunks
 from statewise.kernels.ssd.reference import Arguments
 
 CACHED_NUMBERS = 2**18  # of x in a block: a float32 megabyte, and the temporaries are a few times that

@@ -34,8 +34,8 @@ def squares(A: Tensor, count: int, *, compensated: bool) -> list[Tensor]:
 
 def rounded_squares(A: Tensor, count: int) -> tuple[Tensor, ...]:
     """(A, A^2, A^4, ...), ``count`` of them in the dtype of A, each rounded once: squared in float64."""
-    wide = A.to(torch.complex128 if A.is_complex() else torch.float64)
-    return tuple(square.to(A.dtype) for square in squares(wide, count, compensated=False))
+    precise = A.to(torch.complex128 if A.is_complex() else torch.float64)
+    return tuple(square.to(A.dtype) for square in squares(precise, count, compensated=False))
 
 
 def powers(squares: list[Tensor], count: int) -> Tensor:

@@ -80,9 +80,9 @@ def _tables(A: Tensor, length: int, p: int) -> Iterator[Tables]:
     """The two tables, some channels at a time; in float64 whatever A is, and compensated if A is that wide."""
     q = 2 ** math.ceil(math.log2(math.sqrt(length)))
     i = -(-length // q)
-    wide = A.to(torch.complex128 if A.is_complex() else torch.float64)
+    precise = A.to(torch.complex128 if A.is_complex() else torch.float64)
     levels = max(1, math.ceil(math.log2(q))) + max(1, math.ceil(math.log2(i)))
-    all_squares = squares(wide, levels, compensated=A.real.dtype == torch.float64)
+    all_squares = squares(precise, levels, compensated=A.real.dtype == torch.float64)
     limit = _BLOCK if A.device.type == "cpu" else _ELSEWHERE
     block = max(1, limit // (A.shape[1] * max(q, p * i)))
     for start in range(0, A.shape[0], block):

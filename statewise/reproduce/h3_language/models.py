@@ -71,8 +71,8 @@ def build_config(name: str, sizes: Sizes) -> LanguageModelConfig:
     elif name in WITHOUT_MLP:
         found = _without_mlp(name, sizes, target)
     else:
-        narrow, wide = (n_parameters(_with_mlp(name, sizes, HIDDEN_STEP * i)) for i in (1, 2))
-        steps = max(1, 1 + round((target - narrow) / (wide - narrow)))
+        one, two = (n_parameters(_with_mlp(name, sizes, HIDDEN_STEP * i)) for i in (1, 2))
+        steps = max(1, 1 + round((target - one) / (two - one)))
         found = _with_mlp(name, sizes, HIDDEN_STEP * steps)
     difference = n_parameters(found) / target - 1
     if abs(difference) > sizes.tolerance:
