@@ -2,9 +2,9 @@
 
     python experiments/bfloat16_training.py runs/bfloat16 --models demo,mamba-130m,mamba2-130m --steps 300
 
-Each model learns the source of Python's standard library, byte by byte. Writes ``losses.json``, of each model the losses
-and the milliseconds of every step in both precisions, and ``losses.png``. The two precisions take their steps in
-turns, so that a ratio of times is of the same minutes of the machine.
+Each model learns the source of Python's standard library, byte by byte. Writes ``losses.json``, the losses of every
+step in both precisions and their times, and ``losses.png``. The two precisions take their steps in turns, so that a
+ratio of times is of the same minutes of the machine.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def draw(found: dict[str, Any], where: str, path: Path) -> None:
             losses = record["losses"][precision]
             smooth = [statistics.fmean(losses[max(0, i - 9) : i + 1]) for i in range(len(losses))]
             style = "-" if precision == "float32" else "--"
-            axes.plot(smooth, style, color=colour, label=f"{precision}, {record['milliseconds'][precision]:,.0f} ms a step")
+            label = f"{precision}, {record['milliseconds'][precision]:,.0f} ms a step"
+            axes.plot(smooth, style, color=colour, label=label)
         axes.set(title=name, xlabel="step", ylabel="loss in nats a byte, mean of ten steps")
         axes.legend()
     figure.suptitle(where, fontsize=8)

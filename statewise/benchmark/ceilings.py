@@ -274,7 +274,7 @@ def highest(ceilings: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tupl
 
 
 def bfloat16_gain(record: Mapping[str, Any] | None) -> float | None:
-    """How many times as fast as in float32 a product of a batch of tokens is in bfloat16; None where that is not known."""
+    """How many times as fast as in float32 products of many tokens are in bfloat16; None where that is not known."""
     ceilings = [] if record is None else record["ceilings"]
     found = [highest(ceilings, [product_name(precision, ROWS[0])]) for precision in ("bfloat16", "float32")]
     narrow, full = (None if one is None else one[1] for one in found)
