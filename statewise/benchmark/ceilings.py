@@ -32,6 +32,7 @@ ROWS = (2048, 1)  # a batch of tokens, and one
 COLUMNS, OUTPUTS = 768, 3072  # the projection into a layer of 130M parameters
 EXPONENTIALS = 2**20  # for PyTorch
 IN_CACHE, TIMES = 2048, 512  # for ours: numbers in the first cache, and how often they are computed
+PAYS = 1.5  # below it, casting eats up what faster products of bfloat16 gain
 SMALL_PAGES, HUGE_PAGES = "small pages", "huge pages"
 
 
@@ -270,6 +271,25 @@ def highest(ceilings: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tupl
         return None
     value, name = max(known)
     return name, 1e9 * value
+
+
+def bfloat16_gain(record: Mapping[str, Any] | None) -> float | None:
+    """How many times as fast as in float32 products of many tokens are in bfloat16; None where that is not known."""
+    ceilings = [] if record is None else record["ceilings"]
+    found = [highest(ceilings, [product_name(precision, ROWS[0])]) for precision in ("bfloat16", "float32")]
+    narrow, full = (None if one is None else one[1] for one in found)
+    return None if narrow is None or full is None else narrow / full
+
+
+def whether_bfloat16_pays(record: Mapping[str, Any] | None) -> str:
+    """In a line, for whoever decides about ``train.precision``."""
+    gain = bfloat16_gain(record)
+    if gain is None:
+        return "not known here whether train.precision=bfloat16 pays; run: statewise benchmark ceilings"
+    speed = f"products in bfloat16 run {gain:.1f}x as fast here as in float32"
+    if gain < PAYS:
+        return f"train.precision=bfloat16 does not pay: {speed}"
+    return f"train.precision=bfloat16 pays in wide models, where products take most of a step: {speed}"
 
 
 def _here() -> dict[str, Any]:

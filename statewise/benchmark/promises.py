@@ -10,6 +10,7 @@ from statewise.benchmark.bars import Bar, growth, memory, speed
 from statewise.benchmark.case import OURS, OURS_WITHOUT_C, case_name
 from statewise.benchmark.ceilings import EXP, PRODUCT, READING
 from statewise.benchmark.measured import Measured
+from statewise.benchmark.processor import processor
 from statewise.benchmark.workloads import models, scan, ssd, streaming
 from statewise.benchmark.workloads import time_invariant as lti
 
@@ -221,5 +222,14 @@ def demo_bars() -> list[Bar]:
     ]
 
 
+def training_bars() -> list[Bar]:
+    """A step of 130M parameters in bfloat16; something is promised only where the processor multiplies it in tiles."""
+    bar = 2.0 if "amx_bf16" in processor()["extensions"] else None
+    return [
+        speed(f"training {preset}: bfloat16 over float32", "training", preset, OURS, models.BFLOAT16, bar)
+        for preset in ("mamba-130m", "mamba2-130m")
+    ]
+
+
 def all_bars() -> list[Bar]:
-    return [*scan_bars(), *ssd_bars(), *time_invariant_bars(), *decoding_bars(), *demo_bars()]
+    return [*scan_bars(), *ssd_bars(), *time_invariant_bars(), *decoding_bars(), *training_bars(), *demo_bars()]

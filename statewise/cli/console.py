@@ -135,6 +135,7 @@ def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
     """Tables on a terminal, one JSON object elsewhere, unless ``as_json`` decides."""
     if _printed(record, as_json):
         return
+    from statewise.benchmark.ceilings import whether_bfloat16_pays
     from statewise.benchmark.processor import describe_processor
     from statewise.benchmark.show import ceilings_table
 
@@ -149,6 +150,8 @@ def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
     here.add_row("processor", describe_processor(record["processor"]))
     if record["ceilings"] is None:
         here.add_row("ceilings", "not measured; run: statewise benchmark ceilings")
+    else:
+        here.add_row("bfloat16", whether_bfloat16_pays(record["ceilings"]))
     print_table(here)
     if record["ceilings"] is not None:
         print_result(ceilings_table(record["ceilings"]))

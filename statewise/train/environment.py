@@ -63,9 +63,9 @@ def process_settings(config: TrainConfig) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[object]:
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """bfloat16 products where the configuration asks for them."""
-    return torch.autocast(device.type, torch.bfloat16) if config.precision == "bfloat16" else nullcontext()
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
 def seed_generators(seed: int) -> None:

@@ -170,7 +170,7 @@ def rehearse(
             batch = tree_map(lambda leaf: rehearsal.imagine(leaf) if isinstance(leaf, Tensor) else leaf, batch)
             state = task.initial_state(model) if train.carry_state else None
             before = rehearsal.live
-            with autocast(train, device):
+            with autocast(train.precision, device):
                 loss, state = task.loss(model, batch, state)
             activations = rehearsal.live - before
             loss.backward()

@@ -67,7 +67,7 @@ def _share_of_loss(state: RunState, number: int, loss_of: Loss) -> Tensor:
     batch = _without_empty_starts(state.batches[state.progress.step * config.accumulation + number])
     batch, share = state.ranks.part_of(state.task, batch)
     batch = tree_map(lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, batch)
-    with autocast(config, state.device):
+    with autocast(config.precision, state.device):
         loss, carried = loss_of(batch, state.carried)
     if carried is not None:
         state.carried = tree_map(torch.Tensor.detach, carried)  # gradients end where the batch began

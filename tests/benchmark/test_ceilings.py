@@ -135,3 +135,33 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     out = capsys.readouterr().out
     assert "fastest way" in out
     assert "not measured" not in out
+
+
+@pytest.mark.parametrize(
+    ("narrow", "full", "told"),
+    [
+        (
+            860.0,
+            410.0,
+            "pays in wide models, where products take most of a step: products in bfloat16 run 2.1x as fast",
+        ),
+        (300.0, 410.0, "does not pay: products in bfloat16 run 0.7x as fast here as in float32"),
+        (None, 410.0, "not known here whether train.precision=bfloat16 pays; run: statewise benchmark ceilings"),
+    ],
+)
+def test_whether_bfloat16_pays(narrow: float | None, full: float, told: str) -> None:
+    values = {"bfloat16": narrow, "float32": full}
+    found = [{"name": ceilings.product_name(kind, 2048), "value": value} for kind, value in values.items()]
+    assert told in ceilings.whether_bfloat16_pays({"ceilings": found})
+
+
+def test_bfloat16_of_a_machine_that_was_not_measured() -> None:
+    assert ceilings.bfloat16_gain(None) is None
+    assert "run: statewise benchmark ceilings" in ceilings.whether_bfloat16_pays(None)
+
+
+@needs_library
+def test_a_training_step_in_bfloat16_rounds_and_learns_the_same() -> None:
+    losses = [float(models.our_training("mamba2-130m", True, 32, precision)()) for precision in ("float32", "bfloat16")]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)

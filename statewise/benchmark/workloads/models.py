@@ -19,6 +19,7 @@ from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.models.presets import PRESETS
 
 PRESET_NAMES = ("mamba-130m", "mamba2-130m", "hybrid-130m")
+BFLOAT16 = "ours in bfloat16"
 HUGGING_FACE, LLAMA_CPP = "Hugging Face", "llama.cpp"
 VOCABULARY = 50_280
 PROMPT, WRITTEN, TRAINED = 512, 32, 512  # tokens
@@ -210,22 +211,24 @@ def prefill(quick: bool) -> list[Case]:
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-def our_training(preset: str, quick: bool, length: int) -> Action:
+def our_training(preset: str, quick: bool, length: int, precision: str = "float32") -> Action:
     model = build(preset, quick)
-    return training_action(model, prompt(model, length + 1))
+    return training_action(model, prompt(model, length + 1), precision)
 
 
-def training_action(model: LanguageModel, tokens: torch.Tensor) -> Action:
-    """A training step on these tokens, (batch, length + 1), as `statewise train` takes it."""
+def training_action(model: LanguageModel, tokens: torch.Tensor, precision: str = "float32") -> Action:
+    """A training step on these tokens, (batch, length + 1), as `statewise train` takes it with this precision."""
     from statewise.train.config import OptimizerConfig
+    from statewise.train.environment import autocast
     from statewise.train.optimizer import build_optimizer, parameter_groups
 
     config = OptimizerConfig()
     optimizer = build_optimizer(parameter_groups(model.train(), config), config)
 
     def loss() -> torch.Tensor:
-        features, _ = model.features(tokens[:, :-1])
-        return linear_cross_entropy(features.flatten(0, 1), model.head.weight, tokens[:, 1:].flatten())
+        with autocast(precision, tokens.device):
+            features, _ = model.features(tokens[:, :-1])
+            return linear_cross_entropy(features.flatten(0, 1), model.head.weight, tokens[:, 1:].flatten())
 
     def step() -> torch.Tensor:
         model.train()
@@ -267,6 +270,7 @@ def training(quick: bool) -> list[Case]:
     for preset in PRESET_NAMES:
         shared = (preset, quick, length)
         sides = our_sides(functools.partial(our_training, *shared))
+        sides[BFLOAT16] = functools.partial(our_training, *shared, "bfloat16")
         if preset == "mamba2-130m":
             sides[HUGGING_FACE] = functools.partial(their_training, *shared)
         elif preset == "mamba-130m":  # its own loop takes minutes for a step
@@ -274,7 +278,7 @@ def training(quick: bool) -> list[Case]:
         found.append(
             Case(
                 name=preset,
-                setting=f"batch 1, {length} tokens: forward, backward and AdamW in float32",
+                setting=f"batch 1, {length} tokens: forward, backward and AdamW; in float32 unless said",
                 sides=sides,
                 length=length,
                 rounds=2,

@@ -213,6 +213,7 @@ def _print_estimate(run: Any) -> None:
     """Under torchrun of one of its processes, by the first."""
     from os import environ
 
+    from statewise.benchmark.ceilings import bfloat16_gain, kept, whether_bfloat16_pays
     from statewise.cli.console import show_evaluation
     from statewise.train.memory_estimate import estimate_memory
 
@@ -220,4 +221,9 @@ def _print_estimate(run: Any) -> None:
         parallel = run.train.parallel
         n_ranks = max(int(environ.get("WORLD_SIZE", "1")), parallel.tensor * parallel.sequence)
         found = estimate_memory(run, n_ranks=n_ranks)
-        show_evaluation(found.record(), [found.table()], as_json=None)
+        table, record = found.table(), found.record()
+        if found.device == "cpu":
+            ceilings = kept()
+            record["bfloat16_gain"] = bfloat16_gain(ceilings)
+            table = table._replace(notes=(*table.notes, whether_bfloat16_pays(ceilings)))
+        show_evaluation(record, [table], as_json=None)
