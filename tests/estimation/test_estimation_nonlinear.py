@@ -13,6 +13,7 @@ from estimation_models import D, covariance, observations, random_model
 from test_estimation import MASKS, close, numbers, random_state, refused
 from torch import Tensor
 
+import statewise as sw
 from statewise.estimation import (
     Cubature,
     Extended,
@@ -84,18 +85,39 @@ def pendulum(method: Any, dt: float = 0.05, **more: Any) -> NonlinearGaussian:
 
 
 def simulated(model: NonlinearGaussian, batch: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    assert model.mean is not None
-    assert model.covariance is not None
-    n, p = model.n_states, model.n_observations
-    x = model.mean + torch.randn(batch, n, dtype=D, generator=g) @ torch.linalg.cholesky(model.covariance).T
-    states, seen = [], []
-    for _ in range(length):
-        x = torch.func.vmap(model.f)(x) + torch.randn(batch, n, dtype=D, generator=g) @ torch.linalg.cholesky(model.Q).T
-        states.append(x)
-        noise = torch.randn(batch, p, dtype=D, generator=g) @ torch.linalg.cholesky(model.R).T
-        seen.append(torch.func.vmap(model.h)(x) + noise)
-    return torch.stack(states, 1), torch.stack(seen, 1)
+    return model.simulate(batch, length, generator=torch.Generator().manual_seed(seed))
+
+
+def test_simulated_runs_have_the_noises() -> None:
+    """x_t - f(x_{t-1}) has the covariance Q, y_t - h(x_t) R, x_0 the prior's: seen where nothing moves."""
+    model = pendulum("extended")
+    x, y = simulated(model, 20_000, 3)
+    f = torch.func.vmap(torch.func.vmap(model.f))
+    w, v = x[:, 1:] - f(x[:, :-1]), y - torch.sin(x[..., :1])
+    size = torch.outer(model.Q.diagonal().sqrt(), model.Q.diagonal().sqrt())
+    close([w.flatten(0, 1).T.cov() / size, v.var().reshape(1, 1)], [model.Q / size, model.R], 0.02)
+    still = replace(model, f=lambda x: x, Q=0 * model.Q)
+    x, _ = simulated(still, 20_000, 1)
+    close([x[:, 0].mean(0), x[:, 0].T.cov()], [model._mean, model._covariance], 0.01)
+    assert [m.shape for m in simulated(model, 2, 0)] == [(2, 0, 2), (2, 0, 1)]
+    linear = random_model(correlated=False)
+    u = torch.ones(4, 5, 2, dtype=D)
+    assert as_functions(linear, "extended").simulate(4, 5, u=u)[1].shape == (4, 5, 2)
+
+
+def test_slices_explain_and_no_rows() -> None:
+    model = pendulum("extended")
+    _, y = simulated(model, 2, 8)
+    varying = replace(model, R=model.R * torch.linspace(0.5, 2, 8, dtype=D)[None, :, None, None])
+    want, final = varying.filter(y, model.initial_state(2))
+    first, state = varying[:3].filter(y[:, :3], model.initial_state(2))
+    second, after = varying[3:].filter(y[:, 3:], state)
+    close([torch.cat([first.mean, second.mean], 1)], [want.mean])
+    close(after, final)  # type: ignore[arg-type]
+    assert sw.explain(model, y).form == "square_root"
+    refused(lambda: model.filter(y, form="parallel"), "has no form 'parallel'; its forms are square_root")
+    for method in METHODS:
+        assert replace(model, method=method).smooth(y[:0]).mean.shape == (0, 8, 2)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -269,6 +291,11 @@ def test_wrong_input() -> None:
         lambda: replace(model, method=Unscented(alpha=1.0, beta=0.0, kappa=-1.0)), "may give a covariance that is none"
     )
     refused(lambda: replace(model, method=IteratedExtended(n_iterations=0)), "n_iterations")
+    refused(lambda: replace(model, f=lambda x: (x, x)).filter(y), "f gets one state.*it returned tuple")  # type: ignore[arg-type, return-value]
+    refused(lambda: replace(model, residual_y=lambda a, b: (a - b).sum(-1)).filter(y), "residual_y gets .* must return")
+    refused(lambda: replace(model, residual_x=lambda a, b: 0.0).smooth(y), "residual_x gets .* it returned float")  # type: ignore[arg-type, return-value]
+    refused(lambda: replace(model, R=torch.zeros(1, 2, dtype=D)), r"R of shape \(2, 2\)")
+    refused(lambda: replace(model, covariance=torch.tensor([[1.0, 0.5], [0.0, 1.0]], dtype=D)), "covariance symmetric")
     refused(lambda: replace(model, Q=-model.Q), "positive semi-definite")
     refused(lambda: replace(model, mean=torch.zeros(3, dtype=D)), "mean of shape")
     refused(lambda: model.filter(y[..., :0]), r"y \(batch, length, 1\)")
@@ -278,5 +305,9 @@ def test_wrong_input() -> None:
     )
     refused(lambda: model.forecast(None, 3), "the state that filter returned")  # type: ignore[arg-type]
     refused(lambda: nees(model.filter(y)[0], y), "true states")
+    around = model.filter(y)[0]
+    turned = around.mean + 2 * math.pi * torch.tensor([1.0, 0.0], dtype=D)
+    assert float(nees(around, turned).min()) > 1
+    assert float(nees(around, turned, angles(0)).max()) < 1e-20
     refused(lambda: acceptance(0, 2), "n_runs")
     refused(lambda: acceptance(5, 2, 1.5), "between 0 and 1")
