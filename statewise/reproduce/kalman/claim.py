@@ -94,9 +94,11 @@ def report(config: KalmanSettings, found: Found) -> Report:
         for name in HARD
     ]
     figures = {
-        key: {what: part[what] for what in ("raw_error", "filter", "smoother", "nis")}
-        for key, part in found.items()
-        if key in names
+        key: {
+            **{what: found[key][what] for what in ("raw_error", "filter", "smoother")},
+            "nis": {what: found[key]["nis"][what] for what in ("mean", "inside")},
+        }
+        for key in names
     }
     return told(
         "kalman",
