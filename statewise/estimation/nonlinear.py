@@ -12,7 +12,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.estimation.base import GaussianModel
-from statewise.estimation.call import Call, is_triangular
+from statewise.estimation.call import Call, positive_state
 from statewise.estimation.coefficients import check_shape, check_tensors, with_axes
 from statewise.estimation.factors import factor, lower, positive, solve, times, values
 from statewise.estimation.gaussian import Forecast, Gaussians, GaussianState, Posterior, Smoothed
@@ -168,14 +168,12 @@ class NonlinearGaussian(GaussianModel):
                 now = (choose(valid, now[0], mean), choose(valid, now[1], L), *now[2:])
             mean, L = now[:2]
             rows.append(now)
+        final = positive_state(GaussianState(mean, L))
         if not rows:
             zero = call.y.new_zeros
-            return Filtered(
-                zero(batch, 0, n), zero(batch, 0, n, n), call.y, zero(batch, 0, p, p), GaussianState(mean, L)
-            )
+            return Filtered(zero(batch, 0, n), zero(batch, 0, n, n), call.y, zero(batch, 0, p, p), final)
         means, factors, innovation, S = (torch.stack(part, 1) for part in zip(*rows))
-        end = positive(L) if is_triangular(L) else L
-        return Filtered(means, positive(factors), innovation, positive(S), GaussianState(mean, end))
+        return Filtered(means, positive(factors), innovation, positive(S), final)
 
     def _update(
         self, x: Tensor, P: Tensor, R: Tensor, y: Tensor, u: Tensor | None, observed: Tensor | None
