@@ -133,7 +133,8 @@ def forms(draw: Draw) -> None:
     if not torch.equal(n_observed, want.n_observed):
         raise Finding("n_observed differs")
     like(draw, "filtered", mean, factor, want.mean, want.covariance, loose)
-    expect_close("log densities", densities, want.log_densities, loose)
+    held = want.log_densities.abs() < 1e30  # by float32: what A lets grow may be further off than that
+    expect_close("log densities", densities[held], want.log_densities[held], loose)
     if form != "steady":  # which may stop where a covariance that goes to zero is small beside its beginning
         like(draw, "final", after.mean, after.factor, final.mean, final.factor @ final.factor.mT, loose)
     if draw.notes.get("with S") == "True" or draw.notes["rank of Q"] == draw.notes["n"]:
