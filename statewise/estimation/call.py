@@ -92,7 +92,7 @@ class Call:
         batch = len(self.y)
         parts = [m.expand(batch, *m.shape[1:]) for m in filtered[:4]]
         final = GaussianState(*[m.expand(batch, *m.shape[1:]) for m in filtered.final])
-        return Filtered(parts[0], positive(parts[1]), parts[2], positive(parts[3]), _positive(final)), told
+        return Filtered(parts[0], positive(parts[1]), parts[2], positive(parts[3]), positive_state(final)), told
 
     def posterior(self, filtered: Filtered, told: Steady | None = None) -> Posterior:
         mean, L, innovation, innovation_factor, _ = filtered
@@ -106,7 +106,8 @@ class Call:
         return GaussianState(*[m.to(self.dtype) for m in state]) if self.returns_state else None
 
 
-def _positive(state: GaussianState) -> GaussianState:
+def positive_state(state: GaussianState) -> GaussianState:
+    """With Cholesky's factor where it is triangular; any other square root as it is."""
     return state._replace(factor=positive(state.factor)) if is_triangular(state.factor) else state
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.estimation.factors import solve
 from statewise.estimation.gaussian import Gaussians, Interval, Posterior, check_level
+from statewise.estimation.transforms import Residual, difference
 
 
 def nis(posterior: Posterior) -> Tensor:
@@ -21,16 +22,17 @@ def nis(posterior: Posterior) -> Tensor:
     return posterior.whitened.square().sum(-1)
 
 
-def nees(estimate: Gaussians, x: Tensor) -> Tensor:
+def nees(estimate: Gaussians, x: Tensor, residual: Residual = difference) -> Tensor:
     """The normalised estimation error squared, e^T P^-1 e, (batch, length), for the true states x; its mean is n.
 
+    residual: of a state, as a :class:`~statewise.estimation.NonlinearGaussian` has it, where some states are angles
     Errors:  InputError for states of another shape.
     Source:  Bar-Shalom, Li & Kirubarajan 2001, sec. 5.4.
     """
     if not isinstance(x, Tensor) or x.shape != estimate.mean.shape:
         given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"nees needs the true states of shape {tuple(estimate.mean.shape)}, got {given}")
-    return solve(estimate.factor, x - estimate.mean).square().sum(-1)
+    return solve(estimate.factor, residual(x, estimate.mean)).square().sum(-1)
 
 
 def acceptance(n_runs: int, dof: int, level: float = 0.95) -> Interval:

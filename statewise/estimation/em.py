@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.estimation.factors import times
+from statewise.estimation.gaussian import Smoothed
 
 if TYPE_CHECKING:
     from statewise.estimation.model import LinearGaussian
+
+STATES, SEEN, NOISES = ("A", "B", "b", "Q"), ("C", "D", "d", "R"), ("Q", "R", "S")
 
 
 def em_step(
@@ -28,120 +31,185 @@ def em_step(
     """The model after one iteration, and the log-likelihood of the one before.
 
     Both equations are regressions, of x_t on (x_{t-1}, u_t, 1) and of y_t on (x_t, u_t, 1), whose moments the smoother
-    gives. Numbers of y that are missing are a part of what is not seen: given x_t and the rest of y_t they have a mean
-    and a covariance.
+    gives. Numbers of y that are missing are a part of what is not seen: given the states and the rest of y_t they have
+    a mean and a covariance. With S the two are one regression with correlated errors, by generalised least squares
+    under the noises of the model before; then the noises, given its coefficients. That is a conditional maximisation
+    in two parts, which cannot lower the likelihood either.
 
     Source:  Shumway & Stoffer 1982, J. Time Series Anal. 3:253; Särkkä 2013, ch. 12; missing numbers, Holmes
-             2013, arXiv:1302.3919, sec. 6.
+             2013, arXiv:1302.3919, sec. 6; in two parts, Meng & Rubin 1993, Biometrika 80:267.
     """
-    if model.S is not None:
-        raise InputError("EM has no closed form with S, a correlation of w and v; use method='gradient'")
+    groups = (STATES, SEEN) if model.S is None else ((*STATES, *SEEN, "S"),)
     with torch.no_grad():
         smoothed = model.smooth(y, u=u, observed=observed, lengths=lengths, form=form)
-        mean, P = smoothed.mean, smoothed.covariance
-        P_0 = smoothed.initial_factor @ smoothed.initial_factor.mT
         seen = ~y.isnan() if observed is None else ~y.isnan() & observed
-        real = torch.ones_like(y[..., 0])
+        real = torch.ones_like(seen[..., 0])
         if lengths is not None:
-            real = (torch.arange(y.shape[1], device=y.device) < lengths[:, None]).to(y.dtype)
-            seen = seen & real.bool().unsqueeze(-1)
-        before = torch.cat([smoothed.initial_mean.unsqueeze(1), mean[:, :-1]], 1)
-        P_before = torch.cat([P_0.unsqueeze(1), P[:, :-1]], 1)
+            real = torch.arange(y.shape[1], device=y.device) < lengths[:, None]
+            seen = seen & real.unsqueeze(-1)
+            u = None if u is None else u.masked_fill(~real.unsqueeze(-1), 0)
         learned: dict[str, Tensor] = {}
-        if {"A", "B", "b", "Q"} & set(learn):
-            regression = _Regression(before, P_before, u if model.B is not None else None, real)
-            learned |= regression.solve(model, ("A", "B", "b", "Q"), learn, mean, smoothed.lag_one, P)
-        if {"C", "D", "d", "R"} & set(learn):
-            filled, F, rest = _impute(model, y, seen, u)
-            weight = seen.any(-1).to(y.dtype)
-            regression = _Regression(mean, P, u if model.D is not None else None, weight)
-            learned |= regression.solve(
-                model, ("C", "D", "d", "R"), learn, times(F, mean) + filled, F @ P, F @ P @ F.mT + rest
-            )
-        if {"mean", "covariance"} & set(learn):
-            x_0 = smoothed.initial_mean.mean(0) if "mean" in learn else model._mean
-            away = smoothed.initial_mean - x_0
-            if "mean" in learn:
-                learned["mean"] = x_0
-            if "covariance" in learn:
-                learned["covariance"] = (P_0 + away.unsqueeze(-1) * away.unsqueeze(-2)).mean(0)
+        for group in groups:
+            if set(group) & set(learn):
+                _check_group(model, group)
+                weight = seen.any(-1) if group == SEEN else real
+                moments = _moments(model, smoothed, y, u, seen, weight, explain_y=group != STATES)
+                learned |= _regress(model, group, learn, moments, int(weight.sum()))
+        if "mean" in learn:
+            learned["mean"] = smoothed.initial_mean.mean(0)
+        if "covariance" in learn:
+            away = smoothed.initial_mean - learned.get("mean", model._mean)
+            P_0 = smoothed.initial_factor @ smoothed.initial_factor.mT
+            learned["covariance"] = (P_0 + away.unsqueeze(-1) * away.unsqueeze(-2)).mean(0)
     return replace(model, **learned), float(smoothed.log_likelihood.sum())  # type: ignore[arg-type]
 
 
-def _impute(model: LinearGaussian, y: Tensor, seen: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """y given x and what was seen of it: N(F x + filled, rest), where nothing is missing N(y, 0)."""
-    y = y.masked_fill(~seen, 0)
-    p = y.shape[-1]
-    R, C = _own(model.R, y), _own(model.C, y)
-    both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
-    one = torch.eye(p, dtype=y.dtype, device=y.device)
-    known = torch.where(both, R, torch.where(seen.unsqueeze(-1), 0, one))
-    gain = torch.linalg.solve(known, (R * seen.unsqueeze(-2)).mT).mT * seen.unsqueeze(-2)
-    left = one - gain
-    offset = torch.zeros_like(y)
-    if model.D is not None and u is not None:
-        offset = offset + times(_own(model.D, y), u)
-    if model.d is not None:
-        offset = offset + model.d
-    rest = left @ R
-    return times(left, offset) + times(gain, y), left @ C, (rest + rest.mT) / 2
+def _check_group(model: LinearGaussian, group: tuple[str, ...]) -> None:
+    for name in group:
+        value = getattr(model, name)
+        if value is not None and value.ndim > (1 if name in ("b", "d") else 2):
+            raise InputError(f"EM for {', '.join(group)} needs {name} constant in time; use method='gradient'")
+    if model.S is not None and bool(torch.linalg.cholesky_ex(_scaled(model._joint())[0]).info):
+        raise InputError("EM with S needs [[Q, S], [S^T, R]] of full rank; use method='gradient'")
 
 
-def _own(value: Tensor, y: Tensor) -> Tensor:
-    return value.expand(*y.shape[:2], *value.shape[-2:])
+def _scaled(P: Tensor) -> tuple[Tensor, Tensor]:
+    """Correlations, so that units do not matter, and what they are times."""
+    scale = P.diagonal().sqrt()
+    size = torch.outer(scale, scale)
+    return P / torch.where(size > 0, size, 1), size
 
 
-class _Regression:
-    """Of a target on (x, u, 1), for x with a mean and a covariance; steps have weights."""
+def _moments(
+    model: LinearGaussian,
+    smoothed: Smoothed,
+    y: Tensor,
+    u: Tensor | None,
+    seen: Tensor,
+    weight: Tensor,
+    *,
+    explain_y: bool,
+) -> Tensor:
+    """The sum over steps of E[h h^T], for h = (x_t, x_{t-1}, u_t, 1, y_t) given all that was observed; without y_t if
+    that is not to be explained."""
+    mean, P, length = smoothed.mean, smoothed.covariance, y.shape[1]
+    P_0 = smoothed.initial_factor @ smoothed.initial_factor.mT
+    before = torch.cat([smoothed.initial_mean.unsqueeze(1), mean], 1)[:, :length]
+    P_before = torch.cat([P_0.unsqueeze(1), P], 1)[:, :length]
+    z = torch.cat([mean, before], -1)
+    P_z = torch.cat([torch.cat([P, smoothed.lag_one], -1), torch.cat([smoothed.lag_one.mT, P_before], -1)], -2)
+    parts = [z, *([] if u is None else [u]), torch.ones_like(y[..., :1])]
+    factor = torch.cat([_one(z), z.new_zeros(sum(m.shape[-1] for m in parts[1:]), z.shape[-1])]).expand(
+        *y.shape[:2], -1, -1
+    )
+    noise = None
+    if explain_y:
+        rest = _impute(model, y, u, seen)
+        parts.append(times(rest.F, z) + rest.offset)
+        factor, noise = torch.cat([factor, rest.F], -2), rest.covariance
+    h, w = torch.cat(parts, -1), weight.to(y.dtype)
+    total = torch.einsum("bti,btj,bt->ij", h, h, w) + torch.einsum("btij,bt->ij", factor @ P_z @ factor.mT, w)
+    if noise is not None:
+        p = y.shape[-1]
+        total[-p:, -p:] += torch.einsum("btij,bt->ij", noise, w)
+    return total
 
-    def __init__(self, mean: Tensor, P: Tensor, u: Tensor | None, weight: Tensor) -> None:
-        self.n, self.weight = mean.shape[-1], weight
-        parts = [mean, *([] if u is None else [u]), torch.ones_like(mean[..., :1])]
-        self.regressors = torch.cat(parts, -1)
-        weighted = self.regressors * weight.unsqueeze(-1)
-        self.moments = torch.einsum("bti,btj->ij", weighted, self.regressors)
-        self.moments[: self.n, : self.n] += torch.einsum("btij,bt->ij", P, weight)
-        self.weighted = weighted
 
-    def solve(
-        self,
-        model: LinearGaussian,
-        names: tuple[str, str, str, str],
-        learn: tuple[str, ...],
-        target: Tensor,
-        cross: Tensor,
-        covariance: Tensor,
-    ) -> dict[str, Tensor]:
-        """The coefficients ``names`` of x, u and 1, and of the noise, as far as they are to be learned.
+class _Rest(NamedTuple):
+    """y_t given z = (x_t, x_{t-1}) and what was seen of y_t: N(F z + offset, covariance)."""
 
-        target: the mean of what is explained, cross: its covariance with x, covariance: its own
-        """
-        for name in names:
-            value = getattr(model, name)
-            if value is not None and value.ndim > (1 if name in ("b", "d") else 2):
-                raise InputError(f"EM for {', '.join(names)} needs {name} constant in time; use method='gradient'")
-        with_target = torch.einsum("bti,btj->ij", target, self.weighted)
-        with_target[:, : self.n] += torch.einsum("btij,bt->ij", cross, self.weight)
-        own = torch.einsum("bti,btj->ij", target * self.weight.unsqueeze(-1), target)
-        own = own + torch.einsum("btij,bt->ij", covariance, self.weight)
-        n_inputs = self.regressors.shape[-1] - self.n - 1
-        columns = {names[0]: slice(0, self.n), names[1]: slice(self.n, self.n + n_inputs), names[2]: slice(-1, None)}
-        H = torch.zeros_like(with_target)
-        H[:, columns[names[0]]] = getattr(model, names[0])
-        if n_inputs and getattr(model, names[1]) is not None:
-            H[:, columns[names[1]]] = getattr(model, names[1])
-        if getattr(model, names[2]) is not None:
-            H[:, -1] = getattr(model, names[2])
-        free = torch.zeros(H.shape[1], dtype=torch.bool, device=H.device)
-        for name, where in columns.items():
-            free[where] = name in learn
-        if bool(free.any()):
-            fixed = with_target[:, free] - H[:, ~free] @ self.moments[~free][:, free]
-            H[:, free] = torch.linalg.lstsq(self.moments[free][:, free], fixed.mT).solution.mT
-        learned = {name: H[:, where] for name, where in columns.items() if name in learn}
-        if names[2] in learned:
-            learned[names[2]] = learned[names[2]][:, 0]
-        if names[3] in learn:
-            noise = own - H @ with_target.mT - with_target @ H.mT + H @ self.moments @ H.mT
-            learned[names[3]] = (noise + noise.mT) / (2 * self.weight.sum())
-        return learned
+    F: Tensor
+    offset: Tensor
+    covariance: Tensor
+
+
+def _impute(model: LinearGaussian, y: Tensor, u: Tensor | None, seen: Tensor) -> _Rest:
+    """Where a number was seen it is y; else what its noise is, given the noises of the others and, with S, of x_t."""
+    y, p, n = y.masked_fill(~seen, 0), y.shape[-1], model.n_states
+
+    def own(value: Tensor) -> Tensor:
+        return value.expand(*y.shape[:2], *value.shape[-2:])
+
+    def offset(gain: Tensor | None, constant: Tensor | None, size: int) -> Tensor:
+        total = y.new_zeros(*y.shape[:2], size)
+        if gain is not None and u is not None:
+            total = total + times(own(gain), u)
+        return total if constant is None else total + constant
+
+    if model.S is None:
+        noise, known = own(model.R), seen
+        pushed, shift = y.new_zeros(*y.shape[:2], 0, 2 * n), y.new_zeros(*y.shape[:2], 0)
+    else:
+        noise, known = (
+            own(model._joint()),
+            torch.cat([torch.ones_like(seen[..., :1]).expand(*y.shape[:2], n), seen], -1),
+        )
+        pushed = torch.cat([_one(model.A), -model.A], -1).expand(*y.shape[:2], -1, -1)
+        shift = offset(model.B, model.b, n)
+    both, size = known.unsqueeze(-1) & known.unsqueeze(-2), noise.shape[-1]
+    among = torch.where(both, noise, torch.diag_embed((~known).to(y.dtype)))
+    cross = noise[..., size - p :, :] * known.unsqueeze(-2)
+    gain = torch.linalg.solve(among, cross.mT).mT
+    by_x, by_y = gain[..., : size - p], gain[..., size - p :]
+    left, C = _one(by_y) - by_y, own(model.C)
+    F = left @ torch.cat([C, torch.zeros_like(C)], -1) + by_x @ pushed
+    constant = times(left, offset(model.D, model.d, p)) + times(by_y, y) - times(by_x, shift)
+    rest = noise[..., size - p :, size - p :] - gain @ cross.mT
+    return _Rest(F, constant, (rest + rest.mT) / 2)
+
+
+def _one(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+
+
+def _regress(
+    model: LinearGaussian, group: tuple[str, ...], learn: tuple[str, ...], moments: Tensor, n_steps: int
+) -> dict[str, Tensor]:
+    """The noises are W h, with -A, -B, -b and -C, -D, -d in W: first these, then the covariance of the noises."""
+    n, p, m = model.n_states, model.n_observations, len(moments)
+    states, seen = group[0] == "A", group != STATES
+    width = m - 2 * n - 1 - (p if seen else 0)  # of u
+    now, before, inputs = slice(0, n), slice(n, 2 * n), slice(2 * n, 2 * n + width)
+    one = slice(2 * n + width, 2 * n + width + 1)
+    first = n if states else 0
+    W = moments.new_zeros(first + (p if seen else 0), m)
+    free = torch.zeros_like(W, dtype=torch.bool)
+    places: dict[str, tuple[slice, slice]] = {}
+    if states:
+        W[:n, now] = _one(model.A)
+        places |= {"A": (slice(0, n), before), "B": (slice(0, n), inputs), "b": (slice(0, n), one)}
+    if seen:
+        rows = slice(first, first + p)
+        W[rows, -p:] = _one(model.R)
+        places |= {"C": (rows, now), "D": (rows, inputs), "d": (rows, one)}
+    for name, place in places.items():
+        value = getattr(model, name)
+        if value is not None:
+            W[place] = -(value.unsqueeze(-1) if name in ("b", "d") else value)
+            free[place] = name in learn
+    if bool(free.any()):
+        W = _solved(W, free, moments, None if model.S is None else model._joint())
+    learned = {name: -W[place] for name, place in places.items() if name in learn}
+    learned |= {name: value[:, 0] for name, value in learned.items() if name in ("b", "d")}
+    noise = W @ moments @ W.mT / n_steps
+    noise = (noise + noise.mT) / 2
+    blocks = {"Q": noise[:first, :first], "R": noise[first:, first:], "S": noise[:first, first:]}
+    return learned | {name: blocks[name] for name in NOISES if name in learn and name in group}
+
+
+def _solved(W: Tensor, free: Tensor, moments: Tensor, noise: Tensor | None) -> Tensor:
+    """W with those of its entries that are free such that tr(noise^-1 W moments W^T) is least; without a noise each row
+    by itself, since its covariance does not matter where rows have the same regressors."""
+    fixed = W.masked_fill(free, 0)
+    if noise is None:
+        columns = free[0]
+        W = fixed.clone()
+        W[:, columns] = -torch.linalg.lstsq(moments[columns][:, columns], (fixed @ moments)[:, columns].mT).solution.mT
+        return W
+    correlations, size = _scaled(noise)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(correlations)) / size
+    i, j = free.nonzero(as_tuple=True)
+    K = inverse[i[:, None], i] * moments[j[:, None], j]
+    W = fixed.clone()
+    W[i, j] = -torch.linalg.lstsq(K, (inverse @ fixed @ moments)[i, j].unsqueeze(-1)).solution[:, 0]
+    return W

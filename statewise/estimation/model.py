@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.estimation import reference, smoothing
-from statewise.estimation.call import Call, check_call, check_forecast, check_length, open_call, prior_state
-from statewise.estimation.coefficients import check_axes, check_covariance, check_shape, check_tensors
+from statewise.estimation.base import GaussianModel
+from statewise.estimation.call import Call, open_call
+from statewise.estimation.coefficients import check_covariance, check_shape, check_tensors
 from statewise.estimation.continuous import van_loan
 from statewise.estimation.gaussian import Forecast, GaussianState, Posterior, Smoothed
 from statewise.estimation.parallel import parallel
@@ -19,10 +20,7 @@ from statewise.estimation.sampling import sample_paths, simulate
 from statewise.estimation.smoothing import Lagged, LagState
 from statewise.estimation.square_root import square_root
 from statewise.estimation.steady import steady
-from statewise.operators.base import check_batch
 from statewise.operators.plan import Plan, Rule, otherwise, plan
-from statewise.operators.state_shape import leaf
-from statewise.precision import full_precision
 from statewise.systems import ContinuousSystem
 
 _AXES = {"A": "nn", "Q": "nn", "C": "pn", "R": "pp", "B": "nm", "b": "n", "D": "pm", "d": "p", "S": "np"}
@@ -30,7 +28,7 @@ _FILTERS = {"square_root": square_root, "parallel": parallel, "steady": steady}
 
 
 @dataclass(frozen=True, eq=False)
-class LinearGaussian:
+class LinearGaussian(GaussianModel):
     """x_t = A x_{t-1} + B u_t + b + w_t,  y_t = C x_t + D u_t + d + v_t,  w ~ N(0, Q), v ~ N(0, R), Cov(w_t, v_t) = S.
 
     n states, p observations, m inputs. The first step begins from x_0 ~ N(mean, covariance), the state before it; so
@@ -90,14 +88,7 @@ class LinearGaussian:
         for key, axes in _AXES.items():
             if getattr(self, key) is not None:
                 check_shape(name, key, getattr(self, key), tuple(sizes[axis] for axis in axes))
-        if self.mean is None:
-            object.__setattr__(self, "mean", self.A.new_zeros(self.n_states))
-        if self.covariance is None:
-            object.__setattr__(self, "covariance", torch.eye(self.n_states, dtype=self.A.dtype, device=self.A.device))
-        check_shape(name, "mean", self._mean, (self.n_states,), varies=False)
-        check_shape(name, "covariance", self._covariance, (self.n_states, self.n_states), varies=False)
-        for key, P in (("Q", self.Q), ("R", self.R), ("covariance", self._covariance)):
-            check_covariance(name, key, P)
+        self._complete()
         if self.S is not None:
             check_covariance(name, "[[Q, S], [S^T, R]]", self._joint())
 
@@ -131,7 +122,7 @@ class LinearGaussian:
         A, B, C, D, Q = van_loan(system, dt, Q, noise_of)
         return cls(A, Q, C, R, B=B, b=b, D=D, d=d, mean=mean, covariance=covariance)
 
-    # -- sizes, slices, states ---------------------------------------------------------------------------------------
+    # -- sizes and slices ----------------------------------------------------------------------------------------------
 
     @property
     def n_states(self) -> int:
@@ -147,80 +138,7 @@ class LinearGaussian:
         given = [z.shape[-1] for z in (self.B, self.D) if z is not None]
         return int(given[0]) if given else 0
 
-    def __getitem__(self, times: slice) -> Self:
-        """The model over those times, if it varies: ``model[:t]`` and then ``model[t:]`` filter as the whole does."""
-        if not isinstance(times, slice) or times.step not in (None, 1):
-            raise InputError(f"a model is sliced in time by model[t0:t1], got {times!r}")
-        cut = {
-            key: getattr(self, key)[:, times]
-            for key, axes in _AXES.items()
-            if getattr(self, key) is not None
-            and getattr(self, key).ndim == len(axes) + 2
-            and getattr(self, key).shape[1] != 1
-        }
-        return replace(self, **cut)
-
-    def initial_state(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> GaussianState:
-        """x_0, from which a sequence begins where no state is given. float32 or wider."""
-        check_batch(batch)
-        dtype = full_precision(self.A.dtype if dtype is None else dtype)
-        n = self.n_states
-        if self._mean.ndim == 2 and self._mean.shape[0] not in (1, batch):
-            raise InputError(f"this model has a mean for {self._mean.shape[0]} rows; initial_state({batch}) needs one")
-        prior = self._prior(dtype)
-        state = GaussianState(prior.mean.expand(batch, n), prior.factor.expand(batch, n, n))
-        return GaussianState(*[m.to(self.A.device if device is None else device) for m in state])
-
-    # -- the calls ---------------------------------------------------------------------------------------------------
-
-    def filter(
-        self,
-        y: Tensor,
-        state: GaussianState | None = None,
-        *,
-        u: Tensor | None = None,
-        observed: Tensor | None = None,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-        form: str | None = None,
-    ) -> tuple[Posterior, GaussianState | None]:
-        """x_t given y_1 ... y_t for every t and, if a state was given, x after the last real step of each row.
-
-        Shapes:  y: (batch, length, p); NaN is a missing number, and so is one where ``observed`` (batch, length, p),
-                 bool, is False. A step may have no number at all.
-                 u: (batch, length, m) where the model has inputs
-                 lengths: (batch,), rows are right-padded and end there; starts: (batch, length) bool, a packed
-                 document begins at x_0, and nothing passes
-        form:    one of ``forms``; else the rules choose, and ``statewise.explain(model, y)`` says which and why
-        Errors:  InputError for y of another width, infinite, complex or of integers, a state of another model,
-                 and where the form cannot run.
-        """
-        call = open_call(self, y, state, u, observed, lengths, starts)
-        return self._filter(call, form)
-
-    def smooth(
-        self,
-        y: Tensor,
-        state: GaussianState | None = None,
-        *,
-        u: Tensor | None = None,
-        observed: Tensor | None = None,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-        form: str | None = None,
-    ) -> Smoothed:
-        """x_t given all of y, with Cov(x_t, x_{t-1}); arguments as :meth:`filter`. ``parallel`` scans back as well.
-
-        Source:  see :func:`statewise.estimation.smoothing.smooth`.
-        """
-        call = open_call(self, y, state, u, observed, lengths, starts)
-        form = self._form(call, form)
-        if form == "recurrent":
-            return reference.smooth(call)
-        posterior, _ = self._filter(call, form)
-        return smoothing.smooth(call, posterior, scanned=form == "parallel")
+    # -- calls beside those that all models have -----------------------------------------------------------------------
 
     def smooth_lagged(
         self,
@@ -243,7 +161,7 @@ class LinearGaussian:
         smoothing.check_lag(lag)
         call = open_call(self, y, base, u, observed, lengths, starts)
         smoothing.check_lag_state(type(self).__name__, state, self.n_states, lag, y)
-        posterior, final = self._filter(call, form)
+        posterior, final = self._filter(call, self._form(call, form))
         return smoothing.smooth_lagged(call, posterior, final, state, lag)
 
     def initial_lag_state(self, batch: int, lag: int, *, dtype: torch.dtype | None = None) -> LagState:
@@ -275,71 +193,34 @@ class LinearGaussian:
         """States and observations drawn from the model: x (batch, length, n), y (batch, length, p)."""
         return simulate(self._blank(batch, length, None, u), generator)
 
-    def forecast(self, state: GaussianState, length: int, *, u: Tensor | None = None) -> Forecast:
-        """What follows a state for ``length`` steps: states and observations, each with ``interval(level)``.
-
-        Shapes:  u: (batch, length, m), the inputs of the future, where the model has any
-        """
-        check_forecast(type(self).__name__, state, length)
-        return smoothing.forecast(self._blank(len(state.mean), length, state, u))
-
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _filter(self, call: Call, form: str | None) -> tuple[Posterior, GaussianState | None]:
-        form = self._form(call, form)
+    def _filter(self, call: Call, form: str) -> tuple[Posterior, GaussianState | None]:
         if form == "recurrent":
             return reference.filter(call)
         filtered, told = call.filtered(_FILTERS[form])
         return call.posterior(filtered, told), call.final(filtered.final)
 
-    def _form(self, call: Call, form: str | None) -> str:
-        if form is None:
-            return self._plan(call.y).form
-        if form not in self.forms:
-            raise InputError(f"{type(self).__name__} has no form {form!r}; its forms are {', '.join(self.forms)}")
-        return form
+    def _smooth(self, call: Call, form: str) -> Smoothed:
+        if form == "recurrent":
+            return reference.smooth(call)
+        posterior, _ = self._filter(call, form)
+        return smoothing.smooth(call, posterior, scanned=form == "parallel")
 
-    def _blank(self, batch: int, length: int, state: GaussianState | None, u: Tensor | None) -> Call:
-        """A call for steps of which nothing is observed."""
-        check_batch(batch)
-        check_length(length)
-        y = self.A.new_full((batch, length, self.n_observations), torch.nan)
-        return open_call(self, y, state, u, None, None, None)
-
-    def check(self, y: Any, state: Any = None) -> None:
-        """Errors:  InputError unless y, and the state, are such as :meth:`filter` takes."""
-        check_call(self, y, state)
-        check_axes(type(self).__name__, self._varying(), *y.shape[:2])
+    def _forecast(self, call: Call) -> Forecast:
+        return smoothing.forecast(call)
 
     def _plan(self, y: Tensor) -> Plan:
         return plan(self.rules, length=y.shape[1], n_taps=len(y))  # the second number is the rows here
 
-    def _why(self, chosen: Plan, y: Tensor, state: Any) -> str:
-        return chosen.reason
-
-    def state_shape(self) -> GaussianState:
-        n = self.n_states
-        return GaussianState(leaf(n), leaf(n, n))
-
     def _like(self) -> Tensor:
         return self.A
-
-    @property
-    def _mean(self) -> Tensor:
-        assert self.mean is not None
-        return self.mean
-
-    @property
-    def _covariance(self) -> Tensor:
-        assert self.covariance is not None
-        return self.covariance
 
     def _given(self) -> dict[str, Tensor]:
         names = (*_AXES, "mean", "covariance")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def _varying(self) -> dict[str, tuple[Tensor, int]]:
-        """The coefficients that may have the axes (batch, length), and how many axes are their own."""
         return {key: (getattr(self, key), len(axes)) for key, axes in _AXES.items() if getattr(self, key) is not None}
 
     def _joint(self) -> Tensor:
@@ -348,7 +229,3 @@ class LinearGaussian:
         lead = torch.broadcast_shapes(*(m.shape[:-2] for m in (self.Q, self.R, self.S)))
         Q, R, S = (m.expand(*lead, *m.shape[-2:]) for m in (self.Q, self.R, self.S))
         return torch.cat([torch.cat([Q, S], -1), torch.cat([S.mT, R], -1)], -2)
-
-    def _prior(self, dtype: torch.dtype) -> GaussianState:
-        """x_0 with an axis for the batch, 1 where all rows share it."""
-        return prior_state(self._mean, self._covariance, dtype)

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.estimation.call import Call, check_call, check_forecast, is_triangular, open_call, prior_state
-from statewise.estimation.coefficients import check_covariance, check_shape, check_tensors, with_axes
+from statewise.estimation.base import GaussianModel
+from statewise.estimation.call import Call, positive_state
+from statewise.estimation.coefficients import check_shape, check_tensors, with_axes
 from statewise.estimation.factors import factor, lower, positive, solve, times, values
 from statewise.estimation.gaussian import Forecast, Gaussians, GaussianState, Posterior, Smoothed
 from statewise.estimation.steps import Filtered, choose, masked, unbound
-from statewise.estimation.transforms import METHODS, Extended, Residual, Rows, Transformed, Unscented, difference
-from statewise.operators.base import check_batch
+from statewise.estimation.transforms import (
+    METHODS,
+    Extended,
+    Residual,
+    Rows,
+    Transformed,
+    Unscented,
+    checked,
+    difference,
+)
 from statewise.operators.masks import mask_time
-from statewise.operators.state_shape import leaf
-from statewise.precision import full_precision
+from statewise.operators.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)
-class NonlinearGaussian:
+class NonlinearGaussian(GaussianModel):
     """x_t = f(x_{t-1}) + w_t,  y_t = h(x_t) + v_t,  w ~ N(0, Q), v ~ N(0, R); with inputs f(x, u_t) and h(x, u_t).
 
     f and h are written in PyTorch for one state: f takes (n,) and returns (n,), h returns (p,); ``torch.func.vmap``
@@ -53,7 +62,7 @@ class NonlinearGaussian:
     residual_x: Residual = difference
     residual_y: Residual = difference
 
-    n_inputs = None  # u may have any width
+    forms: ClassVar[tuple[str, ...]] = ("square_root",)
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -64,24 +73,14 @@ class NonlinearGaussian:
         check_tensors(name, {key: value for key, value in given.items() if value is not None})
         if self.Q.ndim < 2 or self.R.ndim < 2 or not self.Q.shape[-1] or not self.R.shape[-1]:
             raise InputError(f"{name} needs Q (n, n) and R (p, p), got {tuple(self.Q.shape)}, {tuple(self.R.shape)}")
-        n, p = self.n_states, self.n_observations
-        if self.mean is None:
-            object.__setattr__(self, "mean", self.Q.new_zeros(n))
-        if self.covariance is None:
-            object.__setattr__(self, "covariance", torch.eye(n, dtype=self.Q.dtype, device=self.Q.device))
-        assert self.mean is not None
-        assert self.covariance is not None
-        check_shape(name, "Q", self.Q, (n, n))
-        check_shape(name, "R", self.R, (p, p))
-        check_shape(name, "mean", self.mean, (n,), varies=False)
-        check_shape(name, "covariance", self.covariance, (n, n), varies=False)
-        for key, P in (("Q", self.Q), ("R", self.R), ("covariance", self.covariance)):
-            check_covariance(name, key, P)
+        check_shape(name, "Q", self.Q, (self.n_states, self.n_states))
+        check_shape(name, "R", self.R, (self.n_observations, self.n_observations))
+        self._complete()
         if isinstance(self.method, str) and self.method not in METHODS:
             raise InputError(f"{name} has no method {self.method!r}; its methods are {', '.join(METHODS)}")
         if not isinstance(self.method, (str, Extended, Unscented)):
             raise InputError(f"{name} needs method as a name or one of its classes, got {type(self.method).__name__}")
-        self._method.check(n)
+        self._method.check(self.n_states)
 
     @property
     def n_states(self) -> int:
@@ -91,59 +90,27 @@ class NonlinearGaussian:
     def n_observations(self) -> int:
         return int(self.R.shape[-1])
 
-    def initial_state(self, batch: int, *, dtype: torch.dtype | None = None) -> GaussianState:
-        """x_0, from which a sequence begins where no state is given."""
-        check_batch(batch)
-        prior = self._prior(full_precision(self.Q.dtype if dtype is None else dtype))
-        return GaussianState(*[m.expand(batch, *m.shape[1:]) for m in prior])
+    @property
+    def n_inputs(self) -> None:
+        return None
 
-    def filter(
-        self,
-        y: Tensor,
-        state: GaussianState | None = None,
-        *,
-        u: Tensor | None = None,
-        observed: Tensor | None = None,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-    ) -> tuple[Posterior, GaussianState | None]:
-        """x_t given y_1 ... y_t and, if a state was given, x after the last real step: as a linear model's ``filter``.
-
-        The innovations are those of the forecast, also where h is linearised several times.
-        """
-        call = open_call(self, y, state, u, observed, lengths, starts)
-        filtered = self._filter(call)
-        return call.posterior(filtered), call.final(filtered.final)
-
-    def smooth(
-        self,
-        y: Tensor,
-        state: GaussianState | None = None,
-        *,
-        u: Tensor | None = None,
-        observed: Tensor | None = None,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-    ) -> Smoothed:
-        """x_t given all of y: the method's smoother of Rauch, Tung and Striebel, in square roots.
-
-        Source:  Särkkä 2013, ch. 9 (extended) and 10 (unscented, cubature).
-        """
-        call = open_call(self, y, state, u, observed, lengths, starts)
-        return self._smooth(call, self._filter(call))
-
-    def forecast(self, state: GaussianState, length: int, *, u: Tensor | None = None) -> Forecast:
-        """What follows a state for ``length`` steps: states and observations, each with ``interval(level)``."""
-        check_forecast(type(self).__name__, state, length)
-        y = self.R.new_full((len(state.mean), length, self.n_observations), torch.nan)
-        call = open_call(self, y, state, u, None, None, None)
-        filtered = self._filter(call)
-        mean, L = filtered.mean.flatten(0, 1), filtered.factor.flatten(0, 1)
-        seen = self._through(self._h, mean, L, None if call.u is None else call.u.flatten(0, 1), self.residual_y)
-        R = _factors(self.R, call).expand(*y.shape[:2], -1, -1).flatten(0, 1)
-        S = positive(lower(torch.cat([seen.M, R], -1)))
-        observations = Gaussians(seen.mean.reshape(y.shape), S.reshape(*y.shape, -1))
-        return Forecast(Gaussians(filtered.mean, filtered.factor), observations)
+    def simulate(
+        self, batch: int, length: int, *, u: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """States and observations drawn from the model: x (batch, length, n), y (batch, length, p)."""
+        call = self._blank(batch, length, None, u)
+        normal = partial(torch.randn, dtype=call.work_dtype, device=call.y.device, generator=generator)
+        x = call.prior.mean + times(call.prior.factor, normal(batch, self.n_states))
+        w = times(_factors(self.Q, call), normal(batch, length, self.n_states))
+        v = times(_factors(self.R, call), normal(batch, length, self.n_observations))
+        both = []
+        for u_t, w_t, v_t in zip(unbound(call.u, length), w.unbind(1), v.unbind(1)):
+            x = self._f(x, u_t) + w_t
+            both.append((x, self._h(x, u_t) + v_t))
+        if not both:
+            return w, v
+        states, seen = (torch.stack(part, 1).to(call.dtype) for part in zip(*both))
+        return states, seen
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -159,10 +126,32 @@ class NonlinearGaussian:
     def _h(self) -> Rows:
         return Rows("h", self.h, self.n_observations)
 
+    @property
+    def _residual_x(self) -> Residual:
+        return checked("residual_x", self.residual_x)
+
+    @property
+    def _residual_y(self) -> Residual:
+        return checked("residual_y", self.residual_y)
+
     def _through(self, g: Rows, mean: Tensor, L: Tensor, u: Tensor | None, residual: Residual) -> Transformed:
         return self._method.transform(g, mean, L, u, residual)
 
-    def _filter(self, call: Call) -> Filtered:
+    def _filter(self, call: Call, form: str) -> tuple[Posterior, GaussianState | None]:
+        """The innovations are those of the forecast, also where h is linearised several times."""
+        filtered = self._run(call)
+        return call.posterior(filtered), call.final(filtered.final)
+
+    def _forecast(self, call: Call) -> Forecast:
+        filtered, shape = self._run(call), call.y.shape
+        mean, L = filtered.mean.flatten(0, 1), filtered.factor.flatten(0, 1)
+        seen = self._through(self._h, mean, L, None if call.u is None else call.u.flatten(0, 1), self._residual_y)
+        R = _factors(self.R, call).expand(*shape[:2], -1, -1).flatten(0, 1)
+        S = positive(lower(torch.cat([seen.M, R], -1)))
+        observations = Gaussians(seen.mean.reshape(shape), S.reshape(*shape, -1))
+        return Forecast(Gaussians(filtered.mean, filtered.factor), observations)
+
+    def _run(self, call: Call) -> Filtered:
         batch, length, p = call.y.shape
         n, masks, prior = self.n_states, call.masks, call.prior
         mean, L = (m.expand(batch, *m.shape[1:]) for m in call.begin)
@@ -172,21 +161,19 @@ class NonlinearGaussian:
         for Q, R, y, u, observed, valid, start in zip(*coefficients, *per_step):
             if start is not None:
                 mean, L = choose(start, prior.mean, mean), choose(start, prior.factor, L)
-            ahead = self._through(self._f, mean, L, u, self.residual_x)
+            ahead = self._through(self._f, mean, L, u, self._residual_x)
             x, P = ahead.mean, lower(torch.cat([ahead.M, Q.expand(batch, n, n)], -1))
             now = self._update(x, P, R.expand(batch, p, p), y, u, observed)
             if valid is not None:
                 now = (choose(valid, now[0], mean), choose(valid, now[1], L), *now[2:])
             mean, L = now[:2]
             rows.append(now)
+        final = positive_state(GaussianState(mean, L))
         if not rows:
             zero = call.y.new_zeros
-            return Filtered(
-                zero(batch, 0, n), zero(batch, 0, n, n), call.y, zero(batch, 0, p, p), GaussianState(mean, L)
-            )
+            return Filtered(zero(batch, 0, n), zero(batch, 0, n, n), call.y, zero(batch, 0, p, p), final)
         means, factors, innovation, S = (torch.stack(part, 1) for part in zip(*rows))
-        end = positive(L) if is_triangular(L) else L
-        return Filtered(means, positive(factors), innovation, positive(S), GaussianState(mean, end))
+        return Filtered(means, positive(factors), innovation, positive(S), final)
 
     def _update(
         self, x: Tensor, P: Tensor, R: Tensor, y: Tensor, u: Tensor | None, observed: Tensor | None
@@ -197,13 +184,13 @@ class NonlinearGaussian:
         first: tuple[Tensor, Tensor] | None = None
         away: Tensor | None = None
         for _ in range(method.n_iterations if isinstance(method, Extended) else 1):
-            seen = method.transform(self._h, mean, P, u, self.residual_y)
+            seen = method.transform(self._h, mean, P, u, self._residual_y)
             X = seen.X
             top = torch.cat([seen.M, R], -1)
             array = torch.cat([top, torch.cat([X, X.new_zeros(len(X), n, p)], -1)], -2)
             joint = lower(masked(array, observed), p)
             S, K, L = joint[:, :p, :p], joint[:, p:, :p], joint[:, p:, p:]
-            innovation = self.residual_y(y, seen.mean)
+            innovation = self._residual_y(y, seen.mean)
             if away is not None:  # linearised at mean = x + P away
                 innovation = innovation + times(seen.M, away)
             M = seen.M
@@ -216,14 +203,16 @@ class NonlinearGaussian:
         assert first is not None
         return mean, L, *first
 
-    def _smooth(self, call: Call, filtered: Filtered) -> Smoothed:
+    def _smooth(self, call: Call, form: str) -> Smoothed:
+        """The method's smoother of Rauch, Tung and Striebel, in square roots. Source: Särkkä 2013, ch. 9 and 10."""
+        filtered = self._run(call)
         batch, length, _ = call.y.shape
         n, masks = self.n_states, call.masks
         begin = [m.expand(batch, *m.shape[1:]).unsqueeze(1) for m in call.begin]
         mean = torch.cat([begin[0], filtered.mean], 1)  # from x_0 on
         L = torch.cat([begin[1], filtered.factor], 1)
         u = None if call.u is None else call.u.flatten(0, 1)
-        ahead = self._through(self._f, mean[:, :-1].flatten(0, 1), L[:, :-1].flatten(0, 1), u, self.residual_x)
+        ahead = self._through(self._f, mean[:, :-1].flatten(0, 1), L[:, :-1].flatten(0, 1), u, self._residual_x)
         Q = _factors(self.Q, call).expand(batch, length, n, n).flatten(0, 1)
         below = torch.cat([ahead.X, torch.zeros_like(Q)], -1)
         joint = lower(torch.cat([torch.cat([ahead.M, Q], -1), below], -2)).reshape(batch, length, 2 * n, 2 * n)
@@ -235,7 +224,7 @@ class NonlinearGaussian:
         x, P = mean[:, -1], L[:, -1]
         smoothed = [(x, P)]
         for t in reversed(range(length)):
-            x = mean[:, t] + times(gain[:, t], self.residual_x(x, expected[:, t]))
+            x = mean[:, t] + times(gain[:, t], self._residual_x(x, expected[:, t]))
             P = lower(torch.cat([gain[:, t] @ P, rest[:, t]], -1))
             smoothed.append((x, P))
         x, P = (torch.stack(part[::-1], 1) for part in zip(*smoothed))
@@ -245,24 +234,14 @@ class NonlinearGaussian:
         initial = x[:, 0].to(call.dtype), positive(P[:, 0]).to(call.dtype)
         return Smoothed(*(*steps, *initial, likelihood))
 
-    def check(self, y: Any, state: Any = None) -> None:
-        """Errors:  InputError unless y, and the state, are such as :meth:`filter` takes."""
-        check_call(self, y, state)
-
-    def state_shape(self) -> GaussianState:
-        n = self.n_states
-        return GaussianState(leaf(n), leaf(n, n))
+    def _plan(self, y: Tensor) -> Plan:
+        return Plan("square_root", "the only form of a model with functions: step by step, for all rows at once")
 
     def _like(self) -> Tensor:
         return self.Q
 
     def _varying(self) -> dict[str, tuple[Tensor, int]]:
         return {"Q": (self.Q, 2), "R": (self.R, 2)}
-
-    def _prior(self, dtype: torch.dtype) -> GaussianState:
-        assert self.mean is not None
-        assert self.covariance is not None
-        return prior_state(self.mean, self.covariance, dtype)
 
 
 def _factors(P: Tensor, call: Call) -> Tensor:

@@ -30,7 +30,7 @@ def steady(steps: Steps, begin: GaussianState) -> tuple[Filtered, Steady]:
     batch, length, p = steps.y.shape
     G, N = steps.G[:, :1], steps.N[:, :1]
     P_limit = limit(G, N, p)
-    scale = _deviations(P_limit)
+    scale = _deviations(P_limit, begin.factor.square().sum(-1).detach().unsqueeze(1))
     mean, factor = begin.mean.expand(batch, -1).unsqueeze(1), begin.factor.unsqueeze(1)
     eps = torch.finfo(factor.dtype).eps
     parts: list[Advanced] = []
@@ -74,8 +74,8 @@ def limit(G: Tensor, N: Tensor, p: int) -> Tensor:
         if not bool(P.isfinite().all()):
             break
         scale = _deviations(P)
-        change = float(((P - previous).abs() / (scale.unsqueeze(-1) * scale.unsqueeze(-2))).max())
-        if change <= 4 * P.shape[-1] * torch.finfo(P.dtype).eps and float(element.A.abs().max()) < 1e-3:
+        change = _largest((P - previous).abs() / (scale.unsqueeze(-1) * scale.unsqueeze(-2)))
+        if change <= 4 * P.shape[-1] * torch.finfo(P.dtype).eps and _largest(element.A.abs()) < 1e-3:
             return P
     raise InputError(
         "form 'steady' needs a covariance that settles; this model's has no limit (a part of the state grows "
@@ -138,15 +138,22 @@ def _at_the_end(steps: Steps, begin: GaussianState, mean: Tensor, factor: Tensor
     return GaussianState(mean[row, ends], factor[row, ends])
 
 
-def _deviations(P: Tensor) -> Tensor:
+def _deviations(P: Tensor, begin: Tensor | None = None) -> Tensor:
+    """Of P; where there is none, those that ``begin`` has as variances, so that units do not matter; else 1."""
     own = P.diagonal(dim1=-2, dim2=-1)
+    if begin is not None:
+        own = torch.where(own > 0, own, begin)
     return torch.where(own > 0, own, 1).sqrt()
 
 
 def _distance(factor: Tensor, P: Tensor, scale: Tensor) -> float:
     factor = factor.detach()
     difference = (factor @ factor.mT - P).abs() / (scale.unsqueeze(-1) * scale.unsqueeze(-2))
-    return float(values(difference).max()) if difference.numel() else 0.0
+    return _largest(difference)
+
+
+def _largest(x: Tensor) -> float:
+    return float(values(x).max()) if x.numel() else 0.0  # of no rows: coefficients may have a batch of 0
 
 
 def _stands(factor: Tensor, before: Tensor | None, scale: Tensor, most: float) -> bool:

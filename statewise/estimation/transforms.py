@@ -127,7 +127,7 @@ class Unscented:
         columns = math.sqrt(spread) * factor.mT
         points = mean.unsqueeze(1) + torch.cat([torch.zeros_like(columns[:, :1]), columns, -columns], 1)
         inputs = None if u is None else u.unsqueeze(1).expand(-1, 2 * n + 1, -1).flatten(0, 1)
-        images = g(points.flatten(0, 1), inputs).reshape(batch, 2 * n + 1, -1)
+        images = g(points.flatten(0, 1), inputs).reshape(batch, 2 * n + 1, g.size)
         D = residual(images[:, 1:], images[:, :1])
         total = D.sum(1, keepdim=True)
         share = (1 - math.sqrt(max(self._excess(n), 0.0))) / (2 * n)
@@ -162,6 +162,22 @@ METHODS: dict[str, Any] = {
 def difference(a: Tensor, b: Tensor) -> Tensor:
     """The residual of numbers."""
     return a - b
+
+
+def checked(name: str, residual: Residual) -> Residual:
+    """The residual, which must give as many numbers as it takes; ``name`` is for its error."""
+
+    def apart(a: Tensor, b: Tensor) -> Tensor:
+        found, wanted = residual(a, b), torch.broadcast_shapes(a.shape, b.shape)
+        if not isinstance(found, Tensor) or found.shape != wanted or found.dtype != a.dtype:
+            what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise InputError(
+                f"{name} gets {tuple(a.shape)} and {tuple(b.shape)} in {a.dtype} and must return {tuple(wanted)} in "
+                f"the same; it returned {what}"
+            )
+        return found
+
+    return apart
 
 
 def angles(*places: int) -> Residual:

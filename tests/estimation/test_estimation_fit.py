@@ -1,4 +1,4 @@
-"""Gradients of the log-likelihood, and models from data."""
+"""Models from data: EM, the likelihood's gradient, several starts, and standard errors."""
 
 from __future__ import annotations
 
@@ -8,109 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from estimation_models import D, by_conditioning, observations, random_model
-from test_estimation import FAST, MASKS, close, random_state, refused
+from estimation_models import D, observations, random_model
+from test_estimation import close, refused
 from torch import Tensor
 
-from statewise.estimation import GaussianState, LinearGaussian, fit, maximise
-
-NAMES = ("A", "Q", "C", "R", "B", "b", "D", "d", "S", "mean", "covariance")
-
-
-def leaves(model: LinearGaussian) -> tuple[LinearGaussian, list[Tensor]]:
-    given = {name: getattr(model, name).detach().clone().requires_grad_() for name in NAMES}
-    return replace(model, **given), list(given.values())
-
-
-def symmetric(gradients: Any) -> list[Tensor]:
-    """A covariance moves as a whole: only the symmetric part of its gradient means something."""
-    return [(g + g.mT) / 2 if name in ("Q", "R", "covariance") else g for name, g in zip(NAMES, gradients)]
-
-
-@pytest.mark.parametrize("form", LinearGaussian.forms)
-def test_gradients_are_those_of_one_big_normal_distribution(form: str) -> None:
-    missing = form != "steady"
-    length = 9 if missing else 60
-    model, parameters = leaves(random_model())
-    y, u = observations(2, length, missing=missing)
-    posterior, _ = model.filter(y, u=u, form=form)
-    got = torch.autograd.grad(posterior.log_likelihood.sum(), parameters)
-    if form == "steady":
-        want_value = model.filter(y, u=u, form="square_root")[0].log_likelihood.sum()
-    else:
-        want_value = sum(by_conditioning(model, y, u, row).log_likelihood for row in range(2))
-    want = torch.autograd.grad(want_value, parameters)
-    close(symmetric(got), symmetric(want), 1e-8)
-
-
-@pytest.mark.parametrize("form", FAST)
-@pytest.mark.parametrize("masks", MASKS)
-def test_gradients_of_everything_are_those_of_the_definition(form: str, masks: str) -> None:
-    """Means, covariances, densities and the final state, by the coefficients, y, and the state that comes in."""
-    y, u = observations(3, 9, missing=True)
-    results = []
-    for f in ("recurrent", form):
-        model, parameters = leaves(random_model())
-        state = GaussianState(*[m.requires_grad_() for m in random_state(model, 3)])
-        data = torch.where(y.isnan(), y, y).requires_grad_()
-        posterior, final = model.filter(data, state, u=u, form=f, **MASKS[masks])
-        smoothed = model.smooth(data, state, u=u, form=f, **MASKS[masks])
-        assert final is not None
-        rows = (
-            slice(None) if masks == "whole" or masks == "starts" else slice(0, 1)
-        )  # a row of no steps keeps its factor
-        total = torch.zeros((), dtype=D)
-        g = torch.Generator().manual_seed(3)
-        for part in (
-            *(posterior.mean, posterior.covariance, posterior.log_densities, final.mean, final.factor[rows]),
-            *(smoothed.mean, smoothed.covariance, smoothed.lag_one),
-        ):
-            total = total + (part * torch.randn(part.shape, dtype=D, generator=g)).sum()
-        gradients = torch.autograd.grad(total, [*parameters, data, *state], allow_unused=True, materialize_grads=True)
-        results.append([*symmetric(gradients[: len(NAMES)]), *gradients[len(NAMES) :]])
-    close(results[1], results[0], 1e-8)
-
-
-def test_gradients_by_finite_differences() -> None:
-    y, _ = observations(1, 5, 2, 0)
-
-    def likelihood(A: Tensor, root: Tensor, C: Tensor) -> Tensor:
-        model = LinearGaussian(A, root @ root.T, C, torch.eye(2, dtype=D), covariance=root @ root.T)
-        return model.filter(y)[0].log_likelihood.sum()
-
-    model = random_model(m=0)
-    root = torch.linalg.cholesky(model.Q)
-    assert torch.autograd.gradcheck(likelihood, [m.clone().requires_grad_() for m in (model.A, root, model.C)])
-    thin = torch.randn(3, 1, dtype=D, requires_grad=True)  # one noise for three states
-    assert torch.autograd.gradcheck(lambda thin: likelihood(model.A, thin, model.C), thin)
-
-
-def test_the_scalar_likelihood_and_its_derivative_in_closed_form() -> None:
-    """One observation of x_1 = x_0 + w: y ~ N(0, P + q + r)."""
-    for form in LinearGaussian.forms:
-        q = torch.tensor(0.7, dtype=D, requires_grad=True)
-        one = torch.ones(1, 1, dtype=D)
-        y = torch.full((1, 1, 1), 1.3, dtype=D)
-        value = LinearGaussian(one, q * one, one, 0.4 * one).filter(y, form=form)[0].log_likelihood.sum()
-        (slope,) = torch.autograd.grad(value, q)
-        s = 1 + 0.7 + 0.4
-        assert float(value.detach()) == pytest.approx(-(1.3**2 / s + math.log(2 * math.pi * s)) / 2, abs=1e-13)
-        assert float(slope) == pytest.approx((1.3**2 / s**2 - 1 / s) / 2, abs=1e-13)
-
-
-def test_a_second_derivative_is_refused() -> None:
-    model, y = random_model(m=0), observations(1, 4, 2, 0)[0]
-    A = model.A.clone().requires_grad_()
-    value = replace(model, A=A).filter(y, form="square_root")[0].log_likelihood.sum()
-    (slope,) = torch.autograd.grad(value, A, create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(slope.sum(), A)
-    value = replace(model, A=A).filter(y, form="recurrent")[0].log_likelihood.sum()
-    (slope,) = torch.autograd.grad(value, A, create_graph=True)
-    assert torch.autograd.grad(slope.sum(), A)[0].isfinite().all()
-
-
-# -- fit ---------------------------------------------------------------------------------------------------------------
+from statewise.estimation import LinearGaussian, fit, maximise
 
 
 def truth(m: int = 0) -> LinearGaussian:
@@ -119,18 +21,34 @@ def truth(m: int = 0) -> LinearGaussian:
     return LinearGaussian(A, 0.3 * eye, eye, 0.5 * eye, B=torch.ones(2, m, dtype=D) if m else None)
 
 
-@pytest.mark.parametrize(
-    "learn", [("Q", "R"), ("A", "B", "b", "Q"), ("C", "D", "d", "R"), ("A", "C", "Q", "R", "mean", "covariance")]
-)
+LEARNED = [("Q", "R"), ("A", "B", "b", "Q"), ("C", "D", "d", "R"), ("A", "C", "Q", "R", "mean", "covariance"), ("b",)]
+CORRELATED = [("Q", "R", "S"), ("A", "B", "b"), ("C", "d"), ("A", "C", "d", "Q", "R", "S", "mean", "covariance")]
+
+
+@pytest.mark.parametrize("learn", [*LEARNED, *CORRELATED], ids="-".join)
 @pytest.mark.parametrize("missing", [False, True])
 def test_em_never_lowers_the_likelihood(learn: tuple[str, ...], missing: bool) -> None:
-    model = random_model(correlated=False)
+    model = random_model(correlated=learn in CORRELATED)
     y, u = observations(3, 20, missing=missing)
     found = fit(model, y, learn=learn, method="em", u=u, n_iterations=15, lengths=torch.tensor([20, 12, 3]))
     steps = torch.tensor(found.history).diff()
     assert bool((steps > -1e-9).all())
     assert found.history[-1] > found.history[0] + 0.1
     assert set(found.parameters) == set(learn)
+
+
+def test_em_with_correlated_noise_stands_at_the_gradients_maximum() -> None:
+    eye, S = torch.eye(2, dtype=D), torch.tensor([[0.2, 0.0], [0.1, -0.2]], dtype=D)
+    model = replace(truth(), S=S, b=torch.zeros(2, dtype=D))
+    _, y = model.simulate(2, 60, generator=torch.Generator().manual_seed(0))
+    y = y.masked_fill(torch.rand(y.shape, generator=torch.Generator().manual_seed(1)) < 0.2, torch.nan)
+    begin, learn = replace(model, Q=eye, R=eye, S=0 * S), ("A", "b", "Q", "R", "S")
+    best = fit(begin, y, learn=learn, tolerance=1e-12, n_iterations=500)
+    again = fit(best.model, y, learn=learn, method="em", n_iterations=1)
+    assert again.history[1] == pytest.approx(best.log_likelihood, abs=1e-6)
+    close([getattr(again.model, name) for name in learn], [getattr(best.model, name) for name in learn], 1e-4)
+    refused(lambda: fit(replace(begin, R=0 * eye), y, learn=("b",), method="em"), "of full rank")
+    refused(lambda: fit(replace(begin, A=model.A.expand(1, 60, 2, 2)), y, learn=("b",), method="em"), "A constant")
 
 
 @pytest.mark.parametrize("missing", [False, True])
@@ -165,6 +83,70 @@ def test_standard_errors_of_a_mean() -> None:
     )
 
 
+def test_standard_errors_are_those_of_the_numerical_hessian() -> None:
+    """By second differences of the likelihood itself, in the coefficients; A and R of a scalar model."""
+    one = torch.ones(1, 1, dtype=D)
+    model = LinearGaussian(0.7 * one, one, one, one, covariance=2.0 * one)
+    _, y = model.simulate(4, 200, generator=torch.Generator().manual_seed(0))
+    found = fit(model, y, learn=("A", "R"), tolerance=1e-12)
+    best = [float(found.model.A), float(found.model.R)]
+
+    def value(a: float, r: float) -> float:
+        return float(replace(model, A=a * one, R=r * one).filter(y)[0].log_likelihood.sum())
+
+    step, H = 1e-3, torch.zeros(2, 2, dtype=D)
+    for i in range(2):
+        for j in range(2):
+            total = 0.0
+            for si in (1, -1):
+                for sj in (1, -1):
+                    at = list(best)
+                    at[i] += si * step
+                    at[j] += sj * step
+                    total += si * sj * value(*at)
+            H[i, j] = -total / (4 * step**2)
+    want, errors = torch.linalg.inv(H).diagonal().sqrt(), found.standard_errors()
+    close([errors["A"][0, 0] / want[0], errors["R"][0, 0] / want[1]], [torch.ones((), dtype=D)] * 2, 1e-3)
+    assert found.aic == pytest.approx(4 - 2 * found.log_likelihood)
+    assert found.bic == pytest.approx(2 * math.log(800) - 2 * found.log_likelihood)
+
+
+@pytest.mark.parametrize("method", ["gradient", "em"])
+def test_several_starts(method: str) -> None:
+    """From a start with a coefficient of zero, by symmetry, no step leads away; from those near it one does."""
+    one = torch.ones(1, 1, dtype=D)
+    saddle = LinearGaussian(0 * one, one, 0 * one, 2 * one, covariance=one)
+    _, y = replace(saddle, A=0.95 * one, C=one, R=0.1 * one).simulate(2, 80, generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = {"learn": ("A", "C"), "method": method, "n_iterations": 30}
+    alone = fit(saddle, y, **given)
+    assert alone.starts == (alone.log_likelihood,)
+    assert abs(float(alone.model.C)) < 1e-12
+    found = fit(saddle, y, **given, n_starts=4, generator=torch.Generator().manual_seed(0))
+    again = fit(saddle, y, **given, n_starts=4, generator=torch.Generator().manual_seed(0))
+    assert found.starts == again.starts
+    assert len(found.starts) == 4
+    assert found.starts[0] == alone.log_likelihood
+    assert found.log_likelihood == max(found.starts) > alone.log_likelihood + 10
+
+    def walk(p: dict[str, Tensor]) -> LinearGaussian:
+        return replace(saddle, A=p["a"] * one, C=p["c"] * one)
+
+    begin = {"a": torch.zeros(()), "c": torch.zeros(())}
+    best = maximise(walk, begin, y, n_starts=3, generator=torch.Generator().manual_seed(0), n_iterations=30)
+    assert best.log_likelihood == max(best.starts) > alone.log_likelihood + 10
+
+
+def test_a_start_that_is_no_model_counts_for_nothing() -> None:
+    one = torch.ones(1, 1, dtype=D)
+
+    def picky(p: dict[str, Tensor]) -> LinearGaussian:
+        return LinearGaussian(p["a"] * one, one, one, one if float(p["a"].detach()) == 0.5 else -one)
+
+    y = torch.randn(1, 20, 1, dtype=D, generator=torch.Generator().manual_seed(0))
+    found = maximise(picky, {"a": torch.tensor(0.5)}, y, n_starts=3)
+    assert found.starts == (found.log_likelihood, -math.inf, -math.inf)
+
+
 def test_standard_errors_are_nan_where_the_data_say_nothing() -> None:
     one = torch.ones(1, 1, dtype=D)
     model = LinearGaussian(one, one, one, one, b=torch.zeros(1, dtype=D), d=torch.zeros(1, dtype=D))
@@ -180,7 +162,6 @@ def test_correlated_noise_by_gradient() -> None:
     _, y = model.simulate(2, 40, generator=torch.Generator().manual_seed(0))
     found = fit(model, y, learn=("Q", "R", "S"), n_iterations=20)
     assert found.history[-1] > found.history[0]
-    refused(lambda: fit(model, y, learn=("A",), method="em"), "no closed form with S")
     refused(lambda: fit(model, y, learn=("Q",)), "beside a fixed S")
 
 
@@ -220,5 +201,6 @@ def test_wrong_fits() -> None:
     refused(lambda: fit(model, torch.full_like(y, torch.nan), learn=("Q",)), "every number of y is missing")
     refused(lambda: fit(model, y, learn=("Q",), n_iterations=0), "n_iterations")
     refused(lambda: fit(model, y, learn=("Q",), tolerance=-1), "tolerance")
+    refused(lambda: fit(model, y, learn=("Q",), n_starts=0), "n_starts must be a number above 0")
     refused(lambda: maximise(lambda p: None, {"a": torch.zeros(())}, y), "return a LinearGaussian")  # type: ignore[arg-type, return-value]
     refused(lambda: maximise(lambda p: model, {}, y), "dict of floating-point")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from estimation_models import D, covariance, observations, random_model
+from estimation_models import D, observations, random_model
 from test_estimation import MASKS, close, numbers, random_state, refused
 from torch import Tensor
 
+import statewise as sw
 from statewise.estimation import (
-    Cubature,
     Extended,
     GaussianState,
     IteratedExtended,
@@ -26,7 +26,7 @@ from statewise.estimation import (
     nees,
     nis,
 )
-from statewise.estimation.transforms import Rows, difference
+from statewise.estimation.transforms import difference
 
 METHODS: list[Any] = [
     *("extended", "iterated", "unscented", "cubature"),
@@ -84,18 +84,39 @@ def pendulum(method: Any, dt: float = 0.05, **more: Any) -> NonlinearGaussian:
 
 
 def simulated(model: NonlinearGaussian, batch: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    assert model.mean is not None
-    assert model.covariance is not None
-    n, p = model.n_states, model.n_observations
-    x = model.mean + torch.randn(batch, n, dtype=D, generator=g) @ torch.linalg.cholesky(model.covariance).T
-    states, seen = [], []
-    for _ in range(length):
-        x = torch.func.vmap(model.f)(x) + torch.randn(batch, n, dtype=D, generator=g) @ torch.linalg.cholesky(model.Q).T
-        states.append(x)
-        noise = torch.randn(batch, p, dtype=D, generator=g) @ torch.linalg.cholesky(model.R).T
-        seen.append(torch.func.vmap(model.h)(x) + noise)
-    return torch.stack(states, 1), torch.stack(seen, 1)
+    return model.simulate(batch, length, generator=torch.Generator().manual_seed(seed))
+
+
+def test_simulated_runs_have_the_noises() -> None:
+    """x_t - f(x_{t-1}) has the covariance Q, y_t - h(x_t) R, x_0 the prior's: seen where nothing moves."""
+    model = pendulum("extended")
+    x, y = simulated(model, 20_000, 3)
+    f = torch.func.vmap(torch.func.vmap(model.f))
+    w, v = x[:, 1:] - f(x[:, :-1]), y - torch.sin(x[..., :1])
+    size = torch.outer(model.Q.diagonal().sqrt(), model.Q.diagonal().sqrt())
+    close([w.flatten(0, 1).T.cov() / size, v.var().reshape(1, 1)], [model.Q / size, model.R], 0.02)
+    still = replace(model, f=lambda x: x, Q=0 * model.Q)
+    x, _ = simulated(still, 20_000, 1)
+    close([x[:, 0].mean(0), x[:, 0].T.cov()], [model._mean, model._covariance], 0.01)
+    assert [m.shape for m in simulated(model, 2, 0)] == [(2, 0, 2), (2, 0, 1)]
+    linear = random_model(correlated=False)
+    u = torch.ones(4, 5, 2, dtype=D)
+    assert as_functions(linear, "extended").simulate(4, 5, u=u)[1].shape == (4, 5, 2)
+
+
+def test_slices_explain_and_no_rows() -> None:
+    model = pendulum("extended")
+    _, y = simulated(model, 2, 8)
+    varying = replace(model, R=model.R * torch.linspace(0.5, 2, 8, dtype=D)[None, :, None, None])
+    want, final = varying.filter(y, model.initial_state(2))
+    first, state = varying[:3].filter(y[:, :3], model.initial_state(2))
+    second, after = varying[3:].filter(y[:, 3:], state)
+    close([torch.cat([first.mean, second.mean], 1)], [want.mean])
+    close(after, final)  # type: ignore[arg-type]
+    assert sw.explain(model, y).form == "square_root"
+    refused(lambda: model.filter(y, form="parallel"), "has no form 'parallel'; its forms are square_root")
+    for method in METHODS:
+        assert replace(model, method=method).smooth(y[:0]).mean.shape == (0, 8, 2)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -136,58 +157,6 @@ def test_cuts_rows_and_padding(method: Any) -> None:
     starts[2, 6] = True
     packed, document = model.smooth(y, starts=starts), model.smooth(y[2:, 6:])
     close([packed.mean[2, 6:], packed.lag_one[2, 7:]], [document.mean[0], document.lag_one[0, 1:]], atol)
-
-
-def published_weights(n: int, alpha: float, beta: float, kappa: float) -> tuple[float, Tensor, Tensor]:
-    """lambda, and the weights of mean and covariance: Wan & van der Merwe 2000, eq. 15."""
-    scale = alpha**2 * (n + kappa) - n
-    mean = torch.full((2 * n + 1,), 1 / (2 * (n + scale)), dtype=D)
-    mean[0] = scale / (n + scale)
-    cov = mean.clone()
-    cov[0] += 1 - alpha**2 + beta
-    return scale, mean, cov
-
-
-@pytest.mark.parametrize(
-    "parameters", [(1.0, 0.0, 0.0), (0.5, 2.0, 0.0), (0.3, 0.0, 1.5), (1.0, 2.0, -1.0), (1.2, 0.7, 0.0)]
-)
-def test_the_unscented_transform_as_published(parameters: tuple[float, float, float]) -> None:
-    """With weights of any sign, from square roots alone; and the joint columns give the cross-covariance."""
-    g = torch.Generator().manual_seed(0)
-    mean, P = torch.randn(3, dtype=D, generator=g), covariance(3, 3, generator=g)
-    L = torch.linalg.cholesky(P)
-
-    def function(x: Tensor) -> Tensor:
-        return torch.stack([x[0] * x[1], torch.sin(x[2]) + x[0] ** 2])
-
-    scale, wm, wc = published_weights(3, *parameters)
-    points = torch.cat([mean[None], mean + math.sqrt(3 + scale) * L.T, mean - math.sqrt(3 + scale) * L.T])
-    images = torch.func.vmap(function)(points)
-    want = (wm[:, None] * images).sum(0)
-    away = images - want
-    method = Cubature() if parameters == (1.0, 0.0, 0.0) else Unscented(*parameters)
-    method.check(3)
-    got = method.transform(Rows("f", function, 2), mean[None], L[None], None, difference)
-    close([got.mean[0], got.M[0] @ got.M[0].T], [want, torch.einsum("i,ia,ib->ab", wc, away, away)], 1e-12)
-    close([got.X[0] @ got.M[0].T], [torch.einsum("i,ia,ib->ab", wc, points - mean, away)], 1e-12)
-    close([got.X[0] @ got.X[0].T], [P], 1e-12)
-
-
-def test_the_iterated_filter_finds_the_most_likely_state() -> None:
-    model = pendulum(IteratedExtended(n_iterations=30), covariance=0.5 * torch.eye(2, dtype=D))
-    model = replace(model, R=0.01 * model.R)
-    y = torch.tensor([[[0.2]]], dtype=D)
-    posterior, _ = model.filter(y)
-    ahead = replace(model, R=1e12 * model.R).filter(y)[0]  # the forecast, as nothing is learned
-
-    def misfit(x: Tensor) -> Tensor:
-        e = torch.linalg.solve_triangular(ahead.factor[0, 0], (x - ahead.mean[0, 0])[:, None], upper=False)
-        return e.square().sum() + (y[0, 0] - torch.sin(x[:1])).square().sum() / model.R[0, 0]
-
-    slope = torch.func.grad(misfit)(posterior.mean[0, 0])
-    assert float(slope.abs().max()) < 1e-5
-    once = replace(model, method="extended").filter(y)[0].mean[0, 0]
-    assert float(misfit(posterior.mean[0, 0])) < float(misfit(once))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -269,6 +238,11 @@ def test_wrong_input() -> None:
         lambda: replace(model, method=Unscented(alpha=1.0, beta=0.0, kappa=-1.0)), "may give a covariance that is none"
     )
     refused(lambda: replace(model, method=IteratedExtended(n_iterations=0)), "n_iterations")
+    refused(lambda: replace(model, f=lambda x: (x, x)).filter(y), "f gets one state.*it returned tuple")  # type: ignore[arg-type, return-value]
+    refused(lambda: replace(model, residual_y=lambda a, b: (a - b).sum(-1)).filter(y), "residual_y gets .* must return")
+    refused(lambda: replace(model, residual_x=lambda a, b: 0.0).smooth(y), "residual_x gets .* it returned float")  # type: ignore[arg-type, return-value]
+    refused(lambda: replace(model, R=torch.zeros(1, 2, dtype=D)), r"R of shape \(2, 2\)")
+    refused(lambda: replace(model, covariance=torch.tensor([[1.0, 0.5], [0.0, 1.0]], dtype=D)), "covariance symmetric")
     refused(lambda: replace(model, Q=-model.Q), "positive semi-definite")
     refused(lambda: replace(model, mean=torch.zeros(3, dtype=D)), "mean of shape")
     refused(lambda: model.filter(y[..., :0]), r"y \(batch, length, 1\)")
@@ -278,5 +252,9 @@ def test_wrong_input() -> None:
     )
     refused(lambda: model.forecast(None, 3), "the state that filter returned")  # type: ignore[arg-type]
     refused(lambda: nees(model.filter(y)[0], y), "true states")
+    around = model.filter(y)[0]
+    turned = around.mean + 2 * math.pi * torch.tensor([1.0, 0.0], dtype=D)
+    assert float(nees(around, turned).min()) > 1
+    assert float(nees(around, turned, angles(0)).max()) < 1e-20
     refused(lambda: acceptance(0, 2), "n_runs")
     refused(lambda: acceptance(5, 2, 1.5), "between 0 and 1")

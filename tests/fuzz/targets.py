@@ -45,4 +45,5 @@ TARGETS: dict[str, Target] = {
     "time-invariant": Target("time_invariant", share=2.0, runs_c=True),
     "registered": Target("registered", runs_c=True, sanitize=True),
     "states": Target("states"),
+    "estimation": Target("estimation"),
 }
