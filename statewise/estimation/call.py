@@ -83,7 +83,7 @@ class Call:
         return self.observed.sum(-1)
 
     def filtered(self, form: Callable[[Steps, GaussianState], Any]) -> tuple[Filtered, Steady | None]:
-        """Run a form, all of whose results get their whole batch; factors stay expanded where all rows have the same."""
+        """Run a form. All results get their whole batch; factors that all rows share are expanded, not copied."""
         if not self.y.shape[1]:
             form = square_root
         with without_autocast(self.y.device):

@@ -19,6 +19,7 @@ from statewise.estimation.sampling import sample_paths, simulate
 from statewise.estimation.smoothing import Lagged, LagState
 from statewise.estimation.square_root import square_root
 from statewise.estimation.steady import steady
+from statewise.kernels.backend import c_would_run, refusal_of
 from statewise.operators.base import check_batch
 from statewise.operators.plan import Plan, Rule, otherwise, plan
 from statewise.operators.state_shape import leaf
@@ -41,7 +42,7 @@ class LinearGaussian:
              with (batch, length) before; mean (n,) or (batch, n), default 0; covariance (n, n) or (batch, n, n),
              default the identity. float32 or float64, one for all.
     Forms:   ``recurrent``, the definition: covariances, float64, one row and one step after the other;
-             ``square_root``, one QR decomposition a step for all rows; ``parallel``, an associative scan;
+             ``square_root``, a triangular form a step for all rows, in C; ``parallel``, an associative scan;
              ``steady``, a constant gain as soon as it has settled, for time-invariant models with nothing missing.
              All but the first keep square roots: no covariance is ever indefinite.
     Errors:  InputError in one line for wrong shapes and dtypes, NaN, a covariance that is not symmetric or not
@@ -69,6 +70,7 @@ class LinearGaussian:
 
     forms: ClassVar[tuple[str, ...]] = ("recurrent", "square_root", "parallel", "steady")
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule("square_root", "the C kernel runs", lambda length, rows: True, "one pass in C, all rows at once"),
         Rule(
             "parallel",
             "length >= 64 and rows <= 8",
@@ -216,11 +218,10 @@ class LinearGaussian:
         Source:  see :func:`statewise.estimation.smoothing.smooth`.
         """
         call = open_call(self, y, state, u, observed, lengths, starts)
-        form = self._form(call, form)
         if form == "recurrent":
             return reference.smooth(call)
         posterior, _ = self._filter(call, form)
-        return smoothing.smooth(call, posterior, scanned=form == "parallel")
+        return smoothing.smooth(call, posterior, scanned=(form or self._plan_without_c(y).form) == "parallel")
 
     def smooth_lagged(
         self,
@@ -312,7 +313,11 @@ class LinearGaussian:
         check_axes(type(self).__name__, self._varying(), *y.shape[:2])
 
     def _plan(self, y: Tensor) -> Plan:
-        return plan(self.rules, length=y.shape[1], n_taps=len(y))  # the second number is the rows here
+        return plan(self.rules, length=0) if c_would_run(refusal_of(y=y)) else self._plan_without_c(y)
+
+    def _plan_without_c(self, y: Tensor) -> Plan:
+        """What the filter does without its C kernel, and smoothing, which has none, always."""
+        return plan(self.rules[1:], length=y.shape[1], n_taps=len(y))  # the second number is the rows here
 
     def _why(self, chosen: Plan, y: Tensor, state: Any) -> str:
         return chosen.reason

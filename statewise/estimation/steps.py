@@ -22,8 +22,15 @@ from statewise.kernels.kalman.pytorch import Advanced, advance, choose, log_dens
 from statewise.operators.masks import Masks
 
 __all__ = [
-    *("Advanced", "Filtered", "Steps"),
-    *("advance", "choose", "log_densities", "masked", "unbound", "update"),
+    "Advanced",
+    "Filtered",
+    "Steps",
+    "advance",
+    "choose",
+    "log_densities",
+    "masked",
+    "unbound",
+    "update",
 ]
 
 

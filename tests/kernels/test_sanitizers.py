@@ -17,13 +17,10 @@ from places import TESTS
 
 HERE = TESTS
 # Those that run every kernel over the shapes of the laws, on every instruction set and several threads.
-SUITES = sorted(path.name for path in HERE.glob("test_*native*.py")) + [
-    "test_decoding.py",
-    "test_decoding_law.py",
-    "test_fused.py",
-    "test_linear.py",
-    "test_selective_scan.py",
-]
+NAMED = ("test_decoding.py", "test_decoding_law.py", "test_fused.py", "test_linear.py", "test_selective_scan.py")
+SUITES = sorted(
+    str(path.relative_to(HERE)) for path in HERE.rglob("test_*.py") if "native" in path.name or path.name in NAMED
+)
 
 
 def environment(library: Path, *, only: tuple[str, ...] = ()) -> dict[str, str]:
@@ -37,6 +34,10 @@ def environment(library: Path, *, only: tuple[str, ...] = ()) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return environment(tmp_path_factory.mktemp("sanitized") / "kernels.so")
+
+
+def test_there_are_suites() -> None:
+    assert {Path(suite).name for suite in SUITES} > {*NAMED, "test_kalman_native.py"}
 
 
 @pytest.mark.slow

@@ -199,7 +199,6 @@ INLINE void LANED(kalman_adjoint_steps)(const LOCAL(kalman_adjoint) *call, int64
     }
 KALMAN_SIZED(1, 1)
 KALMAN_SIZED(2, 1)
-KALMAN_SIZED(3, 1)
 KALMAN_SIZED(4, 1)
 KALMAN_SIZED(4, 2)
 
@@ -209,7 +208,6 @@ static void LANED(kalman_adjoint_item)(void *context, int64_t item, int64_t thre
     switch (p < 16 ? n * 16 + p : 0) {
         case 1 * 16 + 1: LANED(kalman_adjoint_1_1)(call, item); return;
         case 2 * 16 + 1: LANED(kalman_adjoint_2_1)(call, item); return;
-        case 3 * 16 + 1: LANED(kalman_adjoint_3_1)(call, item); return;
         case 4 * 16 + 1: LANED(kalman_adjoint_4_1)(call, item); return;
         case 4 * 16 + 2: LANED(kalman_adjoint_4_2)(call, item); return;
     }

@@ -168,7 +168,6 @@ INLINE void LANED(kalman_steps)(const LOCAL(kalman) *call, int64_t item, const i
     }
 KALMAN_SIZED(1, 1)
 KALMAN_SIZED(2, 1)
-KALMAN_SIZED(3, 1)
 KALMAN_SIZED(4, 1)
 KALMAN_SIZED(4, 2)
 
@@ -178,7 +177,6 @@ static void LANED(kalman_item)(void *context, int64_t item, int64_t thread) {
     switch (call->p < 16 ? call->n * 16 + call->p : 0) {
         case 1 * 16 + 1: LANED(kalman_1_1)(call, item); return;
         case 2 * 16 + 1: LANED(kalman_2_1)(call, item); return;
-        case 3 * 16 + 1: LANED(kalman_3_1)(call, item); return;
         case 4 * 16 + 1: LANED(kalman_4_1)(call, item); return;
         case 4 * 16 + 2: LANED(kalman_4_2)(call, item); return;
     }

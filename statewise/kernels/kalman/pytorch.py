@@ -103,7 +103,7 @@ def forward(given: Arguments) -> Outputs:
         rows.append(now)
     if not rows:
         zero = given.y.new_zeros
-        empty = [zero(len_, 0, *own) for len_, own in ((batch, (n,)), (given.rows, (n, n)), (batch, (p,)))]
+        empty = [zero(count, 0, *own) for count, own in ((batch, (n,)), (given.rows, (n, n)), (batch, (p,)))]
         return Outputs(*empty, zero(given.rows, 0, p, p), zero(batch, 0))
     mean, factor, innovation, innovation_factor = (torch.stack(part, 1) for part in zip(*rows))
     factor, innovation_factor = positive(factor), positive(innovation_factor)
