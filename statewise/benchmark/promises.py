@@ -11,7 +11,7 @@ from statewise.benchmark.case import OURS, OURS_WITHOUT_C, case_name
 from statewise.benchmark.ceilings import EXP, PRODUCT, READING
 from statewise.benchmark.measured import Measured
 from statewise.benchmark.processor import processor
-from statewise.benchmark.workloads import models, scan, ssd, streaming
+from statewise.benchmark.workloads import kalman, models, scan, ssd, streaming
 from statewise.benchmark.workloads import time_invariant as lti
 
 BOTH = (False, True)
@@ -231,5 +231,32 @@ def training_bars() -> list[Bar]:
     ]
 
 
+def kalman_bars() -> list[Bar]:
+    """float64; the fastest of others stands for all of them."""
+    found = [
+        Bar(
+            name="kalman: nanoseconds of a step",
+            setting="one series of 20,000 steps, 2 states, 1 observation: means, factors and log-likelihood",
+            bar=250,
+            measure=lambda measured: (
+                1e6
+                * measured.times("kalman", kalman.ONE).milliseconds[OURS]
+                / measured.times("kalman", kalman.ONE).length
+            ),
+            at_most=True,
+            needs=(("kalman", kalman.ONE, OURS),),
+        ),
+        speed("kalman: one series, against pykalman", "kalman", kalman.SHORT, "pykalman", OURS, 20),
+    ]
+    for case in (kalman.MANY, kalman.GAPS):
+        for peer in ("simdkalman", "torch-kf"):
+            found.append(speed(f"kalman: {case}, against {peer}", "kalman", case, peer, OURS, 1))
+    for peer in (kalman.LOOP, kalman.DYNAMAX):
+        found.append(speed(f"kalman: gradients, against {peer}", "kalman", kalman.GRADIENTS, peer, OURS, 10))
+    return found
+
+
 def all_bars() -> list[Bar]:
-    return [*scan_bars(), *ssd_bars(), *time_invariant_bars(), *decoding_bars(), *training_bars(), *demo_bars()]
+    """In the order in which they are told."""
+    first = [*scan_bars(), *ssd_bars(), *time_invariant_bars(), *decoding_bars()]
+    return [*first, *training_bars(), *demo_bars(), *kalman_bars()]

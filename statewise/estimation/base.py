@@ -60,7 +60,8 @@ class GaussianModel(ABC):
     def _filter(self, call: Call, form: str) -> tuple[Posterior, GaussianState | None]: ...
 
     @abstractmethod
-    def _smooth(self, call: Call, form: str) -> Smoothed: ...
+    def _smooth(self, call: Call, form: str | None) -> Smoothed:
+        """By this form, or the best one."""
 
     @abstractmethod
     def _forecast(self, call: Call) -> Forecast:
@@ -116,7 +117,7 @@ class GaussianModel(ABC):
         Source:  :func:`statewise.estimation.smoothing.smooth`; for nonlinear models Särkkä 2013, ch. 9 and 10.
         """
         call = open_call(self, y, state, u, observed, lengths, starts)
-        return self._smooth(call, self._form(call, form))
+        return self._smooth(call, None if form is None else self._form(call, form))
 
     def forecast(self, state: GaussianState, length: int, *, u: Tensor | None = None) -> Forecast:
         """What follows a state for ``length`` steps: states and observations, each with ``interval(level)``.

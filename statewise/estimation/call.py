@@ -79,11 +79,11 @@ class Call:
         """(batch, length): how many numbers of a step were observed."""
         batch, length, p = self.y.shape
         if self.observed is None:
-            return torch.full((batch, length), p, device=self.y.device)
+            return torch.tensor(p, device=self.y.device).expand(batch, length)
         return self.observed.sum(-1)
 
     def filtered(self, form: Callable[[Steps, GaussianState], Any]) -> tuple[Filtered, Steady | None]:
-        """Run a form, all of whose results get their whole batch."""
+        """Run a form. All results get their whole batch; factors that all rows share are expanded, not copied."""
         if not self.y.shape[1]:
             form = square_root
         with without_autocast(self.y.device):
@@ -92,11 +92,12 @@ class Call:
         batch = len(self.y)
         parts = [m.expand(batch, *m.shape[1:]) for m in filtered[:4]]
         final = GaussianState(*[m.expand(batch, *m.shape[1:]) for m in filtered.final])
-        return Filtered(parts[0], positive(parts[1]), parts[2], positive(parts[3]), positive_state(final)), told
+        return Filtered(*parts, positive_state(final), filtered.log_densities), told
 
     def posterior(self, filtered: Filtered, told: Steady | None = None) -> Posterior:
-        mean, L, innovation, innovation_factor, _ = filtered
-        densities = log_densities(innovation, innovation_factor, self.n_observed)
+        mean, L, innovation, innovation_factor, _, densities = filtered
+        if densities is None:
+            densities = log_densities(innovation, innovation_factor, self.n_observed)
         results = (mean, L, densities, innovation, innovation_factor)
         mean, L, densities, innovation, innovation_factor = (m.to(self.dtype) for m in results)
         mean, L = mask_time(mean, self.masks.valid), mask_time(L, self.masks.valid)

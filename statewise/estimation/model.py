@@ -20,6 +20,7 @@ from statewise.estimation.sampling import sample_paths, simulate
 from statewise.estimation.smoothing import Lagged, LagState
 from statewise.estimation.square_root import square_root
 from statewise.estimation.steady import steady
+from statewise.kernels.backend import c_would_run, refusal_of
 from statewise.operators.plan import Plan, Rule, otherwise, plan
 from statewise.systems import ContinuousSystem
 
@@ -39,7 +40,7 @@ class LinearGaussian(GaussianModel):
              with (batch, length) before; mean (n,) or (batch, n), default 0; covariance (n, n) or (batch, n, n),
              default the identity. float32 or float64, one for all.
     Forms:   ``recurrent``, the definition: covariances, float64, one row and one step after the other;
-             ``square_root``, one QR decomposition a step for all rows; ``parallel``, an associative scan;
+             ``square_root``, a triangular form a step for all rows, in C; ``parallel``, an associative scan;
              ``steady``, a constant gain as soon as it has settled, for time-invariant models with nothing missing.
              All but the first keep square roots: no covariance is ever indefinite.
     Errors:  InputError in one line for wrong shapes and dtypes, NaN, a covariance that is not symmetric or not
@@ -67,6 +68,7 @@ class LinearGaussian(GaussianModel):
 
     forms: ClassVar[tuple[str, ...]] = ("recurrent", "square_root", "parallel", "steady")
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule("square_root", "the C kernel runs", lambda length, rows: True, "one pass in C, all rows at once"),
         Rule(
             "parallel",
             "length >= 64 and rows <= 8",
@@ -201,17 +203,22 @@ class LinearGaussian(GaussianModel):
         filtered, told = call.filtered(_FILTERS[form])
         return call.posterior(filtered, told), call.final(filtered.final)
 
-    def _smooth(self, call: Call, form: str) -> Smoothed:
+    def _smooth(self, call: Call, form: str | None) -> Smoothed:
         if form == "recurrent":
             return reference.smooth(call)
-        posterior, _ = self._filter(call, form)
-        return smoothing.smooth(call, posterior, scanned=form == "parallel")
+        posterior, _ = self._filter(call, self._form(call, form))
+        scanned = (form or self._plan_without_c(call.y).form) == "parallel"  # smoothing has no C
+        return smoothing.smooth(call, posterior, scanned=scanned)
 
     def _forecast(self, call: Call) -> Forecast:
         return smoothing.forecast(call)
 
     def _plan(self, y: Tensor) -> Plan:
-        return plan(self.rules, length=y.shape[1], n_taps=len(y))  # the second number is the rows here
+        return plan(self.rules, length=0) if c_would_run(refusal_of(y=y)) else self._plan_without_c(y)
+
+    def _plan_without_c(self, y: Tensor) -> Plan:
+        """What the filter does without its C kernel, and smoothing, which has none, always."""
+        return plan(self.rules[1:], length=y.shape[1], n_taps=len(y))  # the second number is the rows here
 
     def _like(self) -> Tensor:
         return self.A

@@ -203,7 +203,7 @@ class NonlinearGaussian(GaussianModel):
         assert first is not None
         return mean, L, *first
 
-    def _smooth(self, call: Call, form: str) -> Smoothed:
+    def _smooth(self, call: Call, form: str | None) -> Smoothed:
         """The method's smoother of Rauch, Tung and Striebel, in square roots. Source: Särkkä 2013, ch. 9 and 10."""
         filtered = self._run(call)
         batch, length, _ = call.y.shape

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from statewise.estimation.elements import Affine, Element, covariance_elements, follow, join, scan
-from statewise.estimation.factors import solve, times
+from statewise.estimation.factors import positive, solve, times
 from statewise.estimation.gaussian import GaussianState
 from statewise.estimation.steps import Filtered, Steps, choose, update
 
@@ -49,7 +49,8 @@ def parallel(steps: Steps, begin: GaussianState) -> Filtered:
     if masks.starts is not None:
         before = choose(masks.starts, prior.mean.unsqueeze(1), before)
     innovation = residual - times(CA, before)
-    return Filtered(means, L, innovation, S, GaussianState(means[:, -1], L[:, -1]))
+    L = positive(L)
+    return Filtered(means, L, innovation, positive(S), GaussianState(means[:, -1], L[:, -1]))
 
 
 def _factors_before(steps: Steps, begin: Tensor) -> Tensor:

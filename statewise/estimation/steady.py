@@ -7,7 +7,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.estimation.elements import Element, join
-from statewise.estimation.factors import lower, times, values
+from statewise.estimation.factors import lower, positive, times, values
 from statewise.estimation.gaussian import GaussianState, Steady
 from statewise.estimation.steps import Advanced, Filtered, Steps, advance
 
@@ -52,7 +52,7 @@ def steady(steps: Steps, begin: GaussianState) -> tuple[Filtered, Steady]:
         one = torch.eye(p, dtype=L.dtype, device=L.device)
         innovation_factor = torch.where(valid[..., None, None], innovation_factor, one)
     final = _at_the_end(steps, begin, mean, L)
-    return Filtered(mean, L, innovation, innovation_factor, final), Steady(switched, error)
+    return Filtered(mean, positive(L), innovation, positive(innovation_factor), final), Steady(switched, error)
 
 
 def limit(G: Tensor, N: Tensor, p: int) -> Tensor:

@@ -38,6 +38,7 @@ _PATHS = {
     ),
     "gated_rms_norm": _Paths("one pass over each row", "several passes of PyTorch's operations"),
     "gelu_tanh": _Paths("one pass, with the exponential of the vector units", "PyTorch's own"),
+    "kalman": _Paths("rows in the lanes of vectors, a written-out adjoint", "a QR decomposition a step for all rows"),
     "linear": _Paths("blocked products at the speed of the vector units", "oneDNN for float32, else PyTorch's choice"),
     "linear_cross_entropy": _Paths(
         "products and the softmax's exponentials over blocks of tokens, no logits kept",

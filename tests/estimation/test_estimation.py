@@ -14,6 +14,7 @@ from places import ROOT
 from torch import Tensor
 
 import statewise as sw
+from statewise import kernels, native
 from statewise.estimation import GaussianState, LinearGaussian, Posterior
 from statewise.operators import plan
 
@@ -160,6 +161,11 @@ def test_plan_and_explain() -> None:
     assert told.operator == "LinearGaussian"
     assert told.form in model.forms
     close(numbers(model.filter(y)[0]), numbers(model.filter(y, form=told.form)[0]), 0)
+    long = torch.zeros(1, 64, 2, dtype=D)
+    with kernels.use("torch"):
+        assert sw.explain(model, long).form == "parallel"
+    if native.available():
+        assert sw.explain(model, long).form == "square_root"
 
 
 # -- laws --------------------------------------------------------------------------------------------------------------
@@ -395,7 +401,8 @@ def test_the_page_names_every_form() -> None:
     page = (ROOT / "docs" / "estimation.md").read_text("utf-8")
     assert all(f"| `{form}` |" in page for form in LinearGaussian.forms)
     assert "at most 8 rows of at least 64 steps" in page
-    rules = LinearGaussian.rules
+    in_c, *rules = LinearGaussian.rules
+    assert (in_c.form, in_c.condition) == ("square_root", "the C kernel runs")
     assert plan(rules, length=64, n_taps=8).form == "parallel"
     for length, rows in ((63, 8), (64, 9), (10_000, 100)):
         assert plan(rules, length=length, n_taps=rows).form == "square_root"

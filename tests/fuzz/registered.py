@@ -150,6 +150,16 @@ def fitting(draw: Draw, name: str) -> list[Any]:
         given = [real(b, l, h, p), -real(b, l, h).abs(), real(b, l, g, n), real(b, l, g, n), real(b, h, p, n)]
         given += [maybe(real(b, l, h)), maybe(real(b, h)), maybe(segments), draw.choice([1, 16, 64])]
         grads = [real(b, l, h, p), real(b, h, p, n)]
+    elif base == "kalman":
+        rows, steps, k = draw.choice([1, b]), draw.choice([1, l]), p + n
+        masks = [maybe(torch.ones(b, l, p, dtype=torch.bool)), maybe(torch.full((b,), l // 2)), maybe(segments > 1)]
+        given = [real(b, l, p), real(rows, steps, k, n), real(1, l, k, k + 1), real(b, 1, k), real(b, n)]
+        given += [real(rows, n, n), real(1, n), real(rows, n, n), *masks]
+        own = rows > 1 or any(m is not None for m in masks)
+        given.append(b if own else min(b, 1))
+        found = [real(b, l, n), real(given[-1], l, n, n), real(b, l, p), real(given[-1], l, p, p), real(b, l)]
+        grads = []
+        given += [*found, maybe(found[0]), maybe(found[2]), maybe(found[4])] if is_backward else []
     else:
         raise Finding(f"{name}: an operator that this target does not know; say in fitting() what it takes")
     return [*grads, *given] if is_backward else given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statewise.benchmark.case import Workload
-from statewise.benchmark.workloads import demo, models, scan, ssd, streaming, time_invariant
+from statewise.benchmark.workloads import demo, kalman, models, scan, ssd, streaming, time_invariant
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
@@ -18,5 +18,7 @@ WORKLOADS: dict[str, Workload] = {
         models.PREFILL,
         models.TRAINING,
         demo.WORKLOAD,
+        kalman.WORKLOAD,
+        kalman.FORMS,
     )
 }
