@@ -332,7 +332,7 @@ def test_tables(toy: Workload) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["benchmark", "skan"], "'skan' is unknown; use bars, ceilings, or one of scan"),
+        (["benchmark", "skan"], "'skan' is unknown; use one of bars, ceilings, errors, scan"),
         (["benchmark", "bars", "--plot", "x.png"], "bars have no plot"),
         (["benchmark", "--plot", "x.png"], "nothing to draw without a workload"),
         (["benchmark", "decoding", "--plot", "x.png"], "decoding is measured at one length"),
