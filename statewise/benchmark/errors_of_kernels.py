@@ -22,12 +22,14 @@ Inputs = tuple[list[Tensor], dict[str, Any]]  # tensors, and what else the funct
 class Kernel:
     """A public function of a folder of statewise/kernels; NAME_reference beside it is its definition.
 
-    ranges: by name, steps or rows -> its inputs, of float32 or complex64
+    ranges:  by name, steps or rows -> its inputs, of float32 or complex64
+    options: for both; ``ours``: what the definition does not have
     """
 
     name: str
     ranges: dict[str, Callable[[int], Inputs]]
     options: dict[str, Any] = field(default_factory=dict)
+    ours: dict[str, Any] = field(default_factory=dict)
 
     def errors(self, values: str, *, quick: bool = False) -> dict[str, dict[str, float]]:
         """side -> "largest" and "mean" |y - y64| over the largest |y64| of a tensor, the worst of all outputs; and
@@ -43,8 +45,9 @@ class Kernel:
         known = _values_and_gradients(functools.partial(definition, **self.options, **_widened(options)), wide)
         sides = {}
         for side in (OURS, OURS_WITHOUT_C) if native.available() else (OURS_WITHOUT_C,):
-            run = with_kernels("c" if side == OURS else "torch", functools.partial(function, **self.options, **options))
-            found = _values_and_gradients(run, tensors)
+            run = functools.partial(function, **self.options, **self.ours, **options)
+            both_ways = with_kernels("c" if side == OURS else "torch", _values_and_gradients)
+            found = both_ways(run, tensors)
             relative = [
                 [_relative(one, other) for one, other in zip(*both, strict=True)]
                 for both in zip(found, known, strict=True)
@@ -115,7 +118,7 @@ def _poles(n: int, fastest: float) -> Tensor:
 def _diagonal_scan(fastest: float, length: int) -> Inputs:
     A = (_poles(16, fastest) * 0.1).exp()
     B, C = torch.randn(2, 8, 16, dtype=A.dtype)
-    return [torch.randn(2, length, 8, 1), A, B, C, torch.ones(8), torch.randn(2, 8, 1, 16, 2)], {}
+    return [torch.randn(2, length, 8, 1), A, B, C, torch.ones(8), torch.randn(2, 8, 1, 16, 2)], {"lengths": None}
 
 
 def _vandermonde(fastest: float, length: int) -> Inputs:
@@ -182,5 +185,5 @@ KERNELS = (
     Kernel("gated_rms_norm", _two(_gated_rows, 1.0, 30.0, "x and gate of size {:g}")),
     Kernel("gelu_tanh", _two(_gelu, 1.0, 10.0, "x of size {:g}")),
     Kernel("linear", _two(_linear, 1.0, 1e4, "x of size {:g}")),
-    Kernel("linear_cross_entropy", _two(_cross_entropy, 1.0, 10.0, "x of size {:g}")),
+    Kernel("linear_cross_entropy", _two(_cross_entropy, 1.0, 10.0, "x of size {:g}"), ours={"reduction": "none"}),
 )
