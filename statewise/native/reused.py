@@ -13,6 +13,7 @@ import mmap
 import sys
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -36,7 +37,11 @@ def lent(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor on the CPU, its values whatever they are, of LARGE bytes or more."""
     global _most
     n_bytes = dtype.itemsize * functools.reduce(lambda a, b: a * b, shape, 1)
-    block = _taken(n_bytes) or _fresh(n_bytes)
+    try:
+        block = _taken(n_bytes) or _fresh(n_bytes)
+    except OSError:  # no room: whoever asks is told so by PyTorch, as for any tensor, if none is left now either
+        let_go()
+        return torch.empty(shape, dtype=dtype)
     loan = _loan(len(block)).from_buffer(block)
     loan.block = block
     _lent[id(block)] = len(block)
@@ -48,7 +53,7 @@ def lent(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def kept_bytes() -> int:
-    return sum(map(len, _kept))
+    return sum(len(block) for block in [*_kept])
 
 
 def let_go() -> None:
@@ -58,7 +63,8 @@ def let_go() -> None:
 
 def _fresh(n_bytes: int) -> mmap.mmap:
     block = mmap.mmap(-1, n_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    block.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a system built without huge pages
+        block.madvise(mmap.MADV_HUGEPAGE)
     return block
 
 
@@ -86,7 +92,10 @@ def _give_back(loan: Any) -> None:
     if block is None or sys.is_finalizing():
         return
     _lent.pop(id(block), None)
-    block.madvise(mmap.MADV_FREE)
+    try:
+        block.madvise(mmap.MADV_FREE)
+    except OSError:  # the system could not take it back
+        return
     _kept.append(block)
     while kept_bytes() > _most:
         try:

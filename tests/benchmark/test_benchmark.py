@@ -326,7 +326,7 @@ def test_tables(toy: Workload) -> None:
     table = bars_table(records)
     assert [row[2:] for row in table.rows] == [("2", ">= 1.5", "yes"), ("", "<= 1.5", "absent")]
     assert table.notes == ("1 of 1 hold",)
-    assert len(workloads_table().rows) == len(WORKLOADS) + 2
+    assert len(workloads_table().rows) == len(WORKLOADS) + 3
 
 
 @pytest.mark.parametrize(

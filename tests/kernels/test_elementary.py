@@ -72,7 +72,8 @@ def test_the_ends(dtype: torch.dtype, instructions: str) -> None:
     for name in ("exp", "exp2"):
         assert found[name][:4] == [1, 1, inf, 0]
         assert found[name][5:] == [inf, 0, inf, inf]
-    assert found["sigmoid"][:4] == [0.5, 0.5, 1, 0]
+    assert found["sigmoid"][:3] == [0.5, 0.5, 1]
+    assert 0 <= found["sigmoid"][3] < torch.finfo(dtype).tiny, "which is zero within a kernel"
     assert found["softplus"][2:4] == [inf, 0]
     assert found["softplus"][5:7] == [x[5].item(), 0]
     assert found["sine"][:2] == [0, 0]

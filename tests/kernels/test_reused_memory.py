@@ -99,3 +99,13 @@ def test_what_lies_in_it_is_an_ordinary_tensor() -> None:
     copy = x.detach().share_memory_()
     assert copy.is_shared()
     assert copy[-1] == 1
+
+
+def test_where_there_is_no_room_pytorch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(n_bytes: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(reused, "_fresh", refused)
+    assert memory.empty(N, dtype=torch.float32).shape == (N,)
+    with pytest.raises(RuntimeError, match="allocate"):
+        memory.empty(2**58, dtype=torch.float32)

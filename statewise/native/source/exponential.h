@@ -161,19 +161,27 @@ INLINE vf32 exp_f32(vf32 x) {
 }
 INLINE vf64 exp_f64(vf64 x) { return exp2_product_f64(x, broadcast_f64(LOG2_E), broadcast_f64(LOG2_E_LOW)); }
 
-/* 1 / (1 + e^-x) = e^x / (1 + e^x), of which the one that takes an exponential e of at most 1; what rounding lost of 1 + e
- * is taken off, for which 1 / (1 + e) is near enough 1 - e / 2 */
+/* 1 / (1 + e^-x), with what rounding loses of the sum: of an e^-x above 1 it would be a unit in the last place */
 INLINE vf32 sigmoid_f32(vf32 x) {
-    vi32 below = x < 0.0f;
-    vf32 e = exp_f32(select_f32(below, x, -x)), sum = 1.0f + e;
-    vf32 share = select_f32(below, e, broadcast_f32(1.0f)) / sum;
-    return share - share * (e - (sum - 1.0f)) * (1.0f - 0.5f * e);
+    const float most = 0x1.8p127f; /* beyond which the quotient is below the smallest normal number anyway */
+    vf32 e = exp_f32(-x);
+#if defined(__AVX512F__)
+    e = (vf32)_mm512_min_ps(_mm512_set1_ps(most), (__m512)e); /* NaN stays */
+    vf32 sum = 1.0f + e, lost = 1.0f - (sum - e), share = (vf32)_mm512_rcp14_ps((__m512)sum);
+    share += share * (1.0f - sum * share); /* Newton, twice; the division would take longer */
+    return share + share * ((1.0f - sum * share) - lost * share);
+#else
+    e = select_f32(e > most, broadcast_f32(most), e);
+    vf32 sum = 1.0f + e, lost = 1.0f - (sum - e), share = 1.0f / sum;
+    return share - share * (share * lost);
+#endif
 }
 INLINE vf64 sigmoid_f64(vf64 x) {
-    vi64 below = x < 0.0;
-    vf64 e = exp_f64(select_f64(below, x, -x)), sum = 1.0 + e;
-    vf64 share = select_f64(below, e, broadcast_f64(1.0)) / sum;
-    return share - share * (e - (sum - 1.0)) * (1.0 - 0.5 * e);
+    const double most = 0x1.8p1023;
+    vf64 e = exp_f64(-x);
+    e = select_f64(e > most, broadcast_f64(most), e);
+    vf64 sum = 1.0 + e, lost = 1.0 - (sum - e), share = 1.0 / sum;
+    return share - share * (share * lost);
 }
 
 /* log(1 + e) for 0 <= e <= 1: 2 atanh(s) = 2 s (1 + t q(t)), s = e / (2 + e), t = s^2 <= 1/9. 2 s = e - s e, so that

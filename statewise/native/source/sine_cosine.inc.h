@@ -22,10 +22,14 @@ INLINE void LOCAL(sine_cosine)(vreal x, vreal high, vreal low, vreal *sine, vrea
         0.0009192602748394263, -2.5202042373060596e-05, 4.710874778818169e-07, -6.386603083791849e-09,
         6.565963114979468e-11, -5.294400200734619e-13};
     vreal shifted = x * high + shift;
-    vreal rest = LOCAL(rest)(x, high, low, shifted - shift), square = rest * rest;
-    vmask beyond = square > 1;
-    rest = (vreal)((vmask)rest & ~beyond);
-    square = (vreal)((vmask)square & ~beyond);
+    vreal rest = LOCAL(rest)(x, high, low, shifted - shift);
+    /* beyond that range it may be anything */
+#if defined(__AVX512F__) && REAL_BITS == 32
+    rest = (vreal)_mm512_max_ps(_mm512_set1_ps(-0.75f), _mm512_min_ps(_mm512_set1_ps(0.75f), (__m512)rest)); /* NaN stays */
+#else
+    rest = (vreal)((vmask)rest & ~(vmask)(rest * rest > 1));
+#endif
+    vreal square = rest * rest;
     vreal s = v_broadcast((real)sines[terms - 1]), c = v_broadcast((real)cosines[terms]);
 #pragma GCC unroll 9
     for (int k = terms - 2; k >= 1; k--) s = s * square + (real)sines[k];
@@ -34,7 +38,7 @@ INLINE void LOCAL(sine_cosine)(vreal x, vreal high, vreal low, vreal *sine, vrea
     s = rest * (real)sines[0] + rest * (s * square + first_low);
     /* the quadrant: which of them it is, and two bits of signs */
     vmask quarter = (vmask)shifted, odd = -(quarter & 1);
-    vmask sign_sine = (quarter & 2) << (REAL_BITS - 2), sign_cosine = ((quarter + 1) & 2) << (REAL_BITS - 2);
-    *sine = (vreal)((vmask)v_select(odd, c, s) ^ sign_sine);
-    *cosine = (vreal)((vmask)v_select(odd, s, c) ^ sign_cosine);
+    const vmask sign = (vmask)v_broadcast((real)-0.0);
+    *sine = (vreal)((vmask)v_select(odd, c, s) ^ ((quarter << (REAL_BITS - 2)) & sign));
+    *cosine = (vreal)((vmask)v_select(odd, s, c) ^ (((quarter + 1) << (REAL_BITS - 2)) & sign));
 }
