@@ -13,6 +13,7 @@ import torch
 
 from statewise.benchmark.bars import run_bars
 from statewise.benchmark.ceilings import keep, kept, measure_ceilings
+from statewise.benchmark.errors import measure_errors
 from statewise.benchmark.plot import plot_cost, require_cost_plot
 from statewise.benchmark.profile import STEPS, profile_model
 from statewise.benchmark.promises import all_bars
@@ -42,6 +43,11 @@ def ceilings_here(*, quick: bool, seconds: float, threads: int | None) -> dict[s
     if quick:
         return measure_ceilings(quick=True, progress=_progress())
     return _measured_and_kept(seconds=seconds, progress=_progress())
+
+
+def errors_here(*, quick: bool, threads: int | None) -> dict[str, Any]:
+    _set_threads(threads)
+    return measure_errors(quick=quick, progress=_progress())
 
 
 def _measured_and_kept(**options: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from statewise.benchmark.case import Action, Missing, n_bytes
+from statewise.native import reused
 
 STATUS = Path("/proc/self/status")
 
@@ -69,7 +70,8 @@ def raised_by(action: Action) -> tuple[int, int]:
 
 
 def _give_back() -> None:
-    """Free memory that the allocator keeps would hide what is allocated next."""
+    """Free memory that an allocator keeps would hide what is allocated next."""
+    reused.let_go()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
 

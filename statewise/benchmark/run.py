@@ -15,7 +15,8 @@ from statewise.reproduce.hardware import environment
 def find_workload(name: str) -> Workload:
     """Errors: ConfigError naming those that there are."""
     if name not in WORKLOADS:
-        raise ConfigError(f"benchmark {name!r} is unknown; use bars, ceilings, or one of {', '.join(WORKLOADS)}")
+        names = ", ".join(("bars", "ceilings", "errors", *WORKLOADS))
+        raise ConfigError(f"benchmark {name!r} is unknown; use one of {names}")
     return WORKLOADS[name]
 
 

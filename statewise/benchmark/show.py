@@ -12,6 +12,7 @@ from statewise.train.tasks import Table
 ALL = (
     ("bars", "every bar, held against this machine"),
     ("ceilings", "what this machine can do: memory, products, exponentials"),
+    ("errors", "how far elementary functions and kernels are from float64"),
 )
 
 
@@ -24,6 +25,29 @@ def ceilings_table(record: Mapping[str, Any]) -> Table:
             rows.append((one["name"], one["setting"], f"{one['value']:,.4g} {one['unit']}", one["way"]))
     title = f"ceilings of {describe_processor(record['processor'])}; {record['threads']} threads, {record['measured']}"
     return Table(title, ("ceiling", "setting", "value", "fastest way"), rows, tuple(notes))
+
+
+def errors_tables(record: Mapping[str, Any]) -> list[Table]:
+    tables = []
+    if record["elementary"]:
+        rows = [
+            (one["name"], one["instructions"], _where(one), f"{one['largest']:.2f}", f"{one['mean']:.3f}")
+            for one in record["elementary"]
+        ]
+        title = "float32 functions in C: error in units in the last place"
+        tables.append(Table(title, ("function", "instructions", "x", "largest", "mean"), rows))
+    columns = ("kernel", "inputs", "side", "largest", "mean", "gradients")
+    rows = [
+        (one["name"], one["range"], side, *(f"{found[key]:.1e}" if key in found else "" for key in columns[3:]))
+        for one in record["kernels"]
+        for side, found in one["sides"].items()
+    ]
+    notes = ("Errors of outputs, and the largest of gradients, relative to the largest value of their tensor.",)
+    return [*tables, Table("kernels in float32 beside their definitions in float64", columns, rows, notes)]
+
+
+def _where(function: Mapping[str, Any]) -> str:
+    return f"up to {function['most']:,.0f}" if "most" in function else "all"
 
 
 def workloads_table() -> Table:

@@ -76,7 +76,7 @@ INLINE float selective_channel(const selective *a, const float *decay, const flo
     for (int64_t n = 0; n < a->n_state; n += LANES) {
         int64_t left = a->n_state - n;
         vf32 rate = load_upto(decay + n, left) * dt; /* log2 of e^{Delta A} */
-        vf32 factor = exp2_f32(rate);
+        vf32 factor = exp2_product_f32(broadcast_f32(dt), load_upto(decay + n, left), broadcast_f32(0));
         vf32 input = load_upto(B + n, left) * (dt * u);
         if (a->zero_order_hold) input *= phi1_f32(rate * (float)LN_2, factor);
         vf32 h = from ? factor * load_upto(from + n, left) + input : input;
@@ -152,7 +152,7 @@ static void run_ssd(const worker *me, const ssd *a) {
             end = (head + 1) * a->d_head < mine.end ? (head + 1) * a->d_head : mine.end;
             float delta = softplus_f32(broadcast_f32(dt[head] + a->dt_bias[head]))[0];
             delta = delta < low ? low : delta > high ? high : delta; /* NaN stays */
-            float decay = exp2_f32(broadcast_f32(delta * a->log_decay[head]))[0];
+            float decay = exp2_product_f32(broadcast_f32(delta), broadcast_f32(a->log_decay[head]), broadcast_f32(0))[0];
             const float *B = at(me, a->B, b) + group * n, *C = at(me, a->C, b) + group * n;
             for (int64_t i = c; i < end; i++)
                 y[i] = ssd_channel(n, decay, delta * x[i], B, C, from ? from + i * n : NULL, to + i * n) +

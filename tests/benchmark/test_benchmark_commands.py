@@ -70,13 +70,13 @@ def test_tables(toy: Workload) -> None:
     table = bars_table(records)
     assert [row[2:] for row in table.rows] == [("2", ">= 1.5", "yes"), ("", "<= 1.5", "absent")]
     assert table.notes == ("1 of 1 hold",)
-    assert len(workloads_table().rows) == len(WORKLOADS) + 2
+    assert len(workloads_table().rows) == len(WORKLOADS) + 3
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["benchmark", "skan"], "'skan' is unknown; use bars, ceilings, or one of scan"),
+        (["benchmark", "skan"], "'skan' is unknown; use one of bars, ceilings, errors, scan"),
         (["benchmark", "bars", "--plot", "x.png"], "bars have no plot"),
         (["benchmark", "--plot", "x.png"], "nothing to draw without a workload"),
         (["benchmark", "decoding", "--plot", "x.png"], "decoding is measured at one length"),

@@ -1,4 +1,4 @@
-"""The library of C kernels: its elementary functions, its threads, and what is said where there is none."""
+"""The library of C kernels: its threads, its rounding, and what is said where there is none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mpmath
 import pytest
 import torch
 
@@ -18,35 +17,6 @@ from statewise.native import build
 from statewise.native.threads import runtime
 
 needs_library = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
-
-
-def apply(name: str, x: torch.Tensor) -> torch.Tensor:
-    y = torch.full_like(x, torch.nan)
-    native.function(f"elementary_{name}", x.dtype, "ppl")(x, y, x.numel())
-    return y
-
-
-def exact(name: str, x: float) -> float:
-    with mpmath.workdps(40):
-        value = mpmath.mpf(x)
-        if name == "exp2":
-            return float(mpmath.power(2, value))
-        return float(1 / (1 + mpmath.exp(-value)) if name == "sigmoid" else mpmath.log1p(mpmath.exp(value)))
-
-
-@needs_library
-@pytest.mark.parametrize("instructions", native.instruction_sets())
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-7), (torch.float64, 1e-15)])
-@pytest.mark.parametrize("name", ["exp2", "sigmoid", "softplus"])
-def test_elementary_functions(name: str, dtype: torch.dtype, tolerance: float, instructions: str) -> None:
-    most = 30 if name == "exp2" else 60
-    x = torch.cat([torch.linspace(-most, most, 203, dtype=dtype), torch.logspace(-12, 0, 31, dtype=dtype)])
-    expected = torch.tensor([exact(name, v) for v in x.tolist()], dtype=torch.float64)
-    with native.forced(instructions):
-        found = apply(name, x).double()
-    # e^x is 2^(x log2 e): the rounding of that product is an error that grows with |x|
-    scale = 1 if name == "exp2" else 1 + x.double().abs() / 2
-    assert ((found - expected).abs() <= tolerance * scale * expected).all()
 
 
 @needs_library
@@ -69,22 +39,6 @@ def test_subnormal_numbers_are_zero_in_kernels_and_nowhere_else(threads: int, in
         assert not ((found != 0) & (found.abs() < tiny)).any()
         assert (found[:, :8600] >= tiny).all()
         assert not found[:, 8800:].any()
-
-
-@needs_library
-@pytest.mark.parametrize("instructions", native.instruction_sets())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_elementary_functions_at_the_ends(dtype: torch.dtype, instructions: str) -> None:
-    inf, nan = torch.inf, torch.nan
-    x = torch.tensor([0.0, -0.0, inf, -inf, nan, 1e30, -1e30, 200.0 if dtype == torch.float32 else 2000.0], dtype=dtype)
-    with native.forced(instructions):
-        two, sigmoid, softplus = (apply(name, x).tolist() for name in ("exp2", "sigmoid", "softplus"))
-    assert two[:4] == [1, 1, inf, 0]
-    assert two[5:] == [inf, 0, inf]
-    assert sigmoid[:4] == [0.5, 0.5, 1, 0]
-    assert softplus[2:4] == [inf, 0]
-    assert softplus[5:7] == [x[5].item(), 0]
-    assert all(values[4] != values[4] for values in (two, sigmoid, softplus))
 
 
 @needs_library

@@ -13,7 +13,7 @@ from statewise.cli.options import Json, Which
 def benchmark(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="A workload, bars or ceilings; without a name they are listed."),
+        typer.Argument(metavar="[NAME]", help="A workload, bars, ceilings or errors; without a name they are listed."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: whether everything runs.")] = False,
     seconds: Annotated[
@@ -27,12 +27,13 @@ def benchmark(
 ) -> None:
     """Measure our kernels and models beside those of others, in turns in one run: medians and ratios.
 
-    "bars" holds every bar of speed and memory against this machine, "ceilings" measures what the machine can do.
+    "bars" holds every bar of speed and memory against this machine, "ceilings" measures what the machine can do,
+    "errors" how far every kernel is from float64.
     Others that are not installed are left out and named, with the command that installs them.
     """
     from statewise.benchmark.ceilings import SECONDS
-    from statewise.benchmark.command import ceilings_here, run_bars_here, run_workload_here
-    from statewise.benchmark.show import bars_table, ceilings_table, workload_tables, workloads_table
+    from statewise.benchmark.command import ceilings_here, errors_here, run_bars_here, run_workload_here
+    from statewise.benchmark.show import bars_table, ceilings_table, errors_tables, workload_tables, workloads_table
     from statewise.cli.console import show_evaluation
 
     if plot is not None and name is None:
@@ -43,12 +44,16 @@ def benchmark(
     if name is None:
         table = workloads_table()
         show_evaluation({row[0]: row[1] for row in table.rows}, [table], as_json=json)
-    elif name in ("bars", "ceilings"):
+    elif name in ("bars", "ceilings", "errors"):
         if plot is not None:
             raise typer.BadParameter(f"{name} have no plot; name a workload such as scan", param_hint="--plot")
         if name == "ceilings":
             ceilings = ceilings_here(quick=quick, seconds=for_each, threads=threads)
             show_evaluation(ceilings, [ceilings_table(ceilings)], as_json=json)
+            return
+        if name == "errors":
+            errors = errors_here(quick=quick, threads=threads)
+            show_evaluation(errors, errors_tables(errors), as_json=json)
             return
         records = run_bars_here(quick=quick, seconds=for_each, threads=threads)
         show_evaluation(records, [bars_table(records)], as_json=json)

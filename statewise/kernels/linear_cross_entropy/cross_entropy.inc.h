@@ -40,11 +40,11 @@ static real LOCAL(sum_of_exponentials)(const stored *logits, int64_t width, real
     vreal sums[2] = {v_broadcast(0), v_broadcast(0)};
     int64_t i = 0;
     for (; i + 2 * REAL_LANES <= width; i += 2 * REAL_LANES)
-        for (int k = 0; k < 2; k++) sums[k] += v_exp2((s_load(logits + i + k * REAL_LANES) - largest) * (real)LOG2_E);
+        for (int k = 0; k < 2; k++) sums[k] += v_exp(s_load(logits + i + k * REAL_LANES) - largest);
     real sum = v_sum(sums[0] + sums[1]);
     for (; i < width; i += REAL_LANES) {
         int64_t lanes = width - i < REAL_LANES ? width - i : REAL_LANES;
-        vreal rest = v_exp2((s_load_some(logits + i, lanes) - largest) * (real)LOG2_E);
+        vreal rest = v_exp(s_load_some(logits + i, lanes) - largest);
         for (int64_t j = 0; j < lanes; j++) sum += rest[j];
     }
     return sum;
@@ -53,12 +53,12 @@ static real LOCAL(sum_of_exponentials)(const stored *logits, int64_t width, real
 static void LOCAL(gradient_of_row)(stored *logits, int64_t width, int64_t target, real largest, real sum,
                                    real coefficient) {
     real share = coefficient / sum;
-    real own = v_exp2(v_broadcast((LOCAL(element)(logits + target) - largest) * (real)LOG2_E))[0];
+    real own = v_exp(v_broadcast(LOCAL(element)(logits + target) - largest))[0];
     int64_t i = 0;
     for (; i + REAL_LANES <= width; i += REAL_LANES)
-        s_store(logits + i, v_exp2((s_load(logits + i) - largest) * (real)LOG2_E) * share);
+        s_store(logits + i, v_exp(s_load(logits + i) - largest) * share);
     if (i < width) {
-        vreal rest = v_exp2((s_load_some(logits + i, width - i) - largest) * (real)LOG2_E) * share;
+        vreal rest = v_exp(s_load_some(logits + i, width - i) - largest) * share;
         s_store_some(logits + i, rest, width - i);
     }
     logits[target] = LOCAL(rounded)(own * share - coefficient);

@@ -16,7 +16,7 @@ from statewise.kernels.registration import register, save, saved
 from statewise.kernels.selective_scan import native, pytorch
 from statewise.kernels.selective_scan.reference import selective_scan_reference
 from statewise.kernels.selective_scan.signature import METHODS, Arguments, Gradients
-from statewise.native.memory import in_huge_pages
+from statewise.native.memory import room_for
 
 __all__ = ["METHODS", "selective_scan", "selective_scan_reference"]
 
@@ -42,7 +42,7 @@ def _path(given: Arguments) -> Path:
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    y, state, checkpoints = map(in_huge_pages, _fake_forward(*arguments))
+    y, state, checkpoints = map(room_for, _fake_forward(*arguments))
     given = Arguments(*arguments[:-1])
     _path(given).forward(given, y, state, checkpoints, CHUNK_LENGTH)
     return y, state, checkpoints

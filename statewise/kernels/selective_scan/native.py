@@ -69,7 +69,7 @@ def forward(arguments: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor,
         return
     arguments = _prepared(arguments)
     u, dt, A, B, C, h0, D, gate, dt_bias, segments, _, _ = arguments
-    scratch, each = _scratch(arguments, 3, 3, 2, chunk_length)
+    scratch, each = _scratch(arguments, 3, 4, 2, chunk_length)
     sizes = _sizes(arguments, None, chunk_length, each)
     kept = checkpoints if checkpoints.shape[1] else None
     call = native.function("selective_scan_forward", h0.dtype, _FORWARD)
@@ -89,7 +89,7 @@ def backward(
     arguments = _prepared(arguments)
     u, dt, A, B, C, h0, D, gate, dt_bias, segments, _, _ = arguments
     rows_y = _rows(grad_y)
-    scratch, each = _scratch(arguments, 6, 5, 8, chunk_length)
+    scratch, each = _scratch(arguments, 6, 6, 8, chunk_length)
     sizes = _sizes(arguments, rows_y, chunk_length, each)
     shares, splits = min(u.shape[0], _ROW_SHARES), _splits(u.shape[2] // B.shape[2])
     d_A = A.new_empty((shares, *A.shape))

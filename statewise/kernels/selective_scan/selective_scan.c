@@ -5,6 +5,7 @@
 #define REAL_BITS 32
 #include "real.h"
 #include "stored.h"
+#include "sine_cosine.inc.h"
 #include "selective_scan_math.inc.h"
 #include "selective_scan_stage.inc.h"
 #include "selective_scan.inc.h"
@@ -13,6 +14,7 @@
 #define REAL_BITS 64
 #include "real.h"
 #include "stored.h"
+#include "sine_cosine.inc.h"
 #include "selective_scan_math.inc.h"
 #include "selective_scan_stage.inc.h"
 #include "selective_scan.inc.h"

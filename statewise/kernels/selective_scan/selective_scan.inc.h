@@ -22,7 +22,7 @@ typedef struct {
     const unsigned char *resets; /* or NULL */
     const real *delta, *input;   /* vectors by step; input: Delta u, or u for the exact hold */
     real *y;                     /* C h is added to it */
-    const real *A, *units;       /* vectors by state */
+    const real *A, *rates;       /* vectors by state, of rates two */
     real *h;
     const real *B, *C; /* numbers, or with per_lane vectors; a step further is b_step reals further */
     int64_t b_step;
@@ -31,11 +31,12 @@ typedef struct {
 INLINE void LOCAL(forward_states)(const LOCAL(forward_part) * p, const int n, const int is_complex, const int exact,
                                   const int per_lane) {
     const int parts = 1 + is_complex;
-    pair h[WIDTH], units[WIDTH], A[WIDTH], inverse[WIDTH];
+    pair h[WIDTH], A[WIDTH], inverse[WIDTH];
+    rate rates[WIDTH];
 #pragma GCC unroll 8
     for (int j = 0; j < n; j++) {
         h[j] = LOCAL(pair_load)(p->h + j * parts * REAL_LANES, is_complex);
-        units[j] = LOCAL(pair_load)(p->units + j * parts * REAL_LANES, is_complex);
+        rates[j] = LOCAL(rate_load)(p->rates + j * 2 * parts * REAL_LANES, is_complex);
         if (exact) {
             A[j] = LOCAL(pair_load)(p->A + j * parts * REAL_LANES, is_complex);
             inverse[j] = LOCAL(inverse)(A[j], is_complex);
@@ -51,7 +52,7 @@ INLINE void LOCAL(forward_states)(const LOCAL(forward_part) * p, const int n, co
         const real *B = p->B + t * p->b_step, *C = p->C + t * p->b_step;
 #pragma GCC unroll 8
         for (int j = 0; j < n; j++) {
-            pair a = LOCAL(transition)(delta, units[j], is_complex);
+            pair a = LOCAL(transition)(delta, rates[j], is_complex);
             pair b = LOCAL(coefficient)(B, j, is_complex, per_lane), c = LOCAL(coefficient)(C, j, is_complex, per_lane);
             pair added;
             if (exact) {
@@ -98,7 +99,7 @@ INLINE int LOCAL(forward_width)(const scan_sizes *z, int64_t left) {
 }
 
 typedef struct {
-    real *delta, *input, *y, *A, *units, *h, *B, *C;
+    real *delta, *input, *y, *A, *rates, *h, *B, *C;
     unsigned char resets[SCAN_MAX_CHUNK];
 } LOCAL(forward_memory);
 
@@ -110,8 +111,8 @@ static void LOCAL(forward_carve)(const scan_sizes *z, const scan_block *block, r
     m->input = m->delta + by_step;
     m->y = m->input + by_step;
     m->A = m->y + by_step;
-    m->units = m->A + by_state;
-    m->h = m->units + by_state;
+    m->rates = m->A + by_state;
+    m->h = m->rates + 2 * by_state;
     m->B = m->h + by_state;
     m->C = m->B + z->chunk * WIDTH * parts * REAL_LANES; /* one vector of channels at a time, where per lane */
 }
@@ -172,7 +173,7 @@ static void LOCAL(forward_vector)(const LOCAL(forward_call) * call, const scan_b
         const int64_t b_at = (((row * z->length + start) * z->groups + group) * z->states + n) * parts;
         const int64_t by_state = SCRATCH(v, n, z->states) * parts;
         LOCAL(forward_part) part = {steps, resets, m->delta + by_time, m->input + by_time, m->y + by_time,
-                                    m->A + by_state, m->units + by_state, m->h + by_state, call->B + b_at,
+                                    m->A + by_state, m->rates + 2 * by_state, m->h + by_state, call->B + b_at,
                                     call->C + b_at, z->groups * z->states * parts};
         if (block->per_lane) {
             LOCAL(stage_lanes)(z, &block->vectors[v], part.B, steps, width, m->B);
@@ -207,7 +208,7 @@ static void LOCAL(forward_item)(void *context, int64_t item, int64_t thread) {
     scan_make_block(z, item % n_blocks, REAL_LANES, &block);
     LOCAL(forward_carve)(z, &block, call->scratch + thread * z->scratch, &m);
     LOCAL(stage_states)(z, &block, call->A, m.A);
-    LOCAL(stage_units)(z, &block, m.A, m.units);
+    LOCAL(stage_rates)(z, &block, m.A, m.rates);
     LOCAL(stage_states)(z, &block, call->h0 + row * row_states, m.h);
     for (int64_t c = 0; c < chunks; c++) {
         const int64_t start = c * z->chunk, steps = z->length - start < z->chunk ? z->length - start : z->chunk;

@@ -11,7 +11,7 @@ typedef struct {
     const unsigned char *resets;        /* or NULL */
     const real *delta, *input, *dy;     /* vectors by step; input: Delta u, or u for the exact hold */
     real *y, *d_input, *d_delta;        /* vectors by step: C h, and the gradients; all are added to */
-    const real *A, *units, *h;          /* vectors by state; h: at the start of the chunk */
+    const real *A, *rates, *h;          /* vectors by state, of rates two; h: at the start of the chunk */
     real *d_A, *d_h;                    /* d_h: of the state after the chunk, then of the one before it */
     const real *B, *C;                  /* numbers, or with per_lane vectors; a step further is b_step reals further */
     int64_t b_step;
@@ -23,11 +23,12 @@ typedef struct {
 INLINE void LOCAL(adjoint_forwards)(const LOCAL(adjoint_part) * p, const int n, const int is_complex, const int exact,
                                     const int per_lane) {
     const int parts = 1 + is_complex;
-    pair h[WIDTH], units[WIDTH];
+    pair h[WIDTH];
+    rate rates[WIDTH];
 #pragma GCC unroll 4
     for (int j = 0; j < n; j++) {
         h[j] = LOCAL(pair_load)(p->h + j * parts * REAL_LANES, is_complex);
-        units[j] = LOCAL(pair_load)(p->units + j * parts * REAL_LANES, is_complex);
+        rates[j] = LOCAL(rate_load)(p->rates + j * 2 * parts * REAL_LANES, is_complex);
     }
     for (int64_t t = 0; t < p->steps; t++) {
         if (p->resets && p->resets[t]) {
@@ -40,7 +41,7 @@ INLINE void LOCAL(adjoint_forwards)(const LOCAL(adjoint_part) * p, const int n, 
 #pragma GCC unroll 4
         for (int j = 0; j < n; j++) {
             const int64_t at = (t * n + j) * parts * REAL_LANES;
-            pair a = LOCAL(transition)(delta, units[j], is_complex);
+            pair a = LOCAL(transition)(delta, rates[j], is_complex);
             pair ah = LOCAL(product)(a, h[j], is_complex);
             pair b = LOCAL(coefficient)(B, j, is_complex, per_lane), c = LOCAL(coefficient)(C, j, is_complex, per_lane);
             LOCAL(pair_store)(p->a + at, a, is_complex);

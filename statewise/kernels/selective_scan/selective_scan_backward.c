@@ -5,6 +5,7 @@
 #define REAL_BITS 32
 #include "real.h"
 #include "stored.h"
+#include "sine_cosine.inc.h"
 #include "selective_scan_math.inc.h"
 #include "selective_scan_stage.inc.h"
 #include "selective_scan_adjoint.inc.h"
@@ -14,6 +15,7 @@
 #define REAL_BITS 64
 #include "real.h"
 #include "stored.h"
+#include "sine_cosine.inc.h"
 #include "selective_scan_math.inc.h"
 #include "selective_scan_stage.inc.h"
 #include "selective_scan_adjoint.inc.h"

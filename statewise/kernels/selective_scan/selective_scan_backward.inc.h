@@ -20,7 +20,7 @@ typedef struct {
 
 typedef struct {
     real *delta, *input, *dy, *y, *d_input, *d_delta; /* by step */
-    real *A, *units, *h, *d_A, *d_h;                  /* by state */
+    real *A, *rates, *h, *d_A, *d_h;                  /* by state */
     real *d_D, *d_bias;                               /* one vector for each of channels */
     real *a, *ah, *step, *slope, *d_B, *d_C, *B, *C;  /* of WIDTH states over a chunk */
     unsigned char resets[SCAN_MAX_CHUNK];
@@ -30,11 +30,12 @@ static void LOCAL(backward_carve)(const scan_sizes *z, const scan_block *block, 
                                   LOCAL(backward_memory) * m) {
     const int64_t parts = 1 + z->is_complex;
     real **by_step[] = {&m->delta, &m->input, &m->dy, &m->y, &m->d_input, &m->d_delta};
-    real **by_state[] = {&m->A, &m->units, &m->h, &m->d_A, &m->d_h};
+    real **by_state[] = {&m->A, &m->h, &m->d_A, &m->d_h, &m->rates}; /* rates: twice as wide */
     real **by_part[] = {&m->a, &m->ah, &m->step, &m->slope, &m->d_B, &m->d_C, &m->B, &m->C};
     real **by_vector[] = {&m->d_D, &m->d_bias};
     for (int i = 0; i < 6; i++, scratch += SCRATCH(block->n_vectors, 0, z->chunk)) *by_step[i] = scratch;
     for (int i = 0; i < 5; i++, scratch += SCRATCH(block->n_vectors, 0, z->states * parts)) *by_state[i] = scratch;
+    scratch += SCRATCH(block->n_vectors, 0, z->states * parts);
     for (int i = 0; i < 8; i++, scratch += SCRATCH(z->chunk, 0, WIDTH * parts)) *by_part[i] = scratch;
     for (int i = 0; i < 2; i++, scratch += SCRATCH(block->n_vectors, 0, 1)) *by_vector[i] = scratch;
 }
@@ -145,7 +146,7 @@ static void LOCAL(backward_states)(const LOCAL(backward_call) * call, const scan
         const int64_t by_time = SCRATCH(v, 0, z->chunk), by_state = SCRATCH(v, n, z->states) * parts;
         LOCAL(adjoint_part) part = {
             steps, resets, m->delta + by_time, m->input + by_time, m->dy + by_time, m->y + by_time,
-            m->d_input + by_time, m->d_delta + by_time, m->A + by_state, m->units + by_state, m->h + by_state,
+            m->d_input + by_time, m->d_delta + by_time, m->A + by_state, m->rates + 2 * by_state, m->h + by_state,
             m->d_A + by_state, m->d_h + by_state, call->B + b_at, call->C + b_at, z->groups * z->states * parts,
             m->d_B, m->d_C, m->a, m->ah, m->step, m->slope};
         if (block->per_lane) {
@@ -213,7 +214,7 @@ static void LOCAL(backward_item)(void *context, int64_t item, int64_t thread) {
     scan_make_block(z, item % n_blocks, REAL_LANES, &block);
     LOCAL(backward_carve)(z, &block, call->scratch + thread * z->scratch, &m);
     LOCAL(stage_states)(z, &block, call->A, m.A);
-    LOCAL(stage_units)(z, &block, m.A, m.units);
+    LOCAL(stage_rates)(z, &block, m.A, m.rates);
     const size_t by_vector = sizeof(real) * (size_t)(block.n_vectors * REAL_LANES);
     memset(m.d_A, 0, by_vector * (size_t)(z->states * parts));
     memset(m.d_D, 0, by_vector);

@@ -64,56 +64,41 @@ INLINE vreal LOCAL(add_real)(vreal sum, pair x, pair y, int is_complex) {
     return sum;
 }
 
-/* sin and cos of x quarter turns: a rest of at most half a quarter by Taylor's series, then the quadrant */
-INLINE void LOCAL(sin_cos)(vreal x, vreal *sine, vreal *cosine) {
-#if REAL_BITS == 32
-    const real shift = 12582912.0f; /* 1.5 * 2^23: the sum holds the whole number in its low bits */
-    enum { terms = 5 };
-#else
-    const real shift = 6755399441055744.0; /* 1.5 * 2^52 */
-    enum { terms = 9 };
-#endif
-    /* (pi/2)^(2k+1) / (2k+1)! and (pi/2)^(2k) / (2k)!, with their signs */
-    static const double sines[9] = {
-        1.5707963267948966, -0.6459640975062462, 0.07969262624616703, -0.004681754135318687,
-        0.00016044118478735975, -3.598843235212084e-06, 5.692172921967924e-08, -6.688035109811464e-10,
-        6.066935731106192e-12};
-    static const double cosines[10] = {
-        1.0, -1.2337005501361697, 0.253669507901048, -0.020863480763352957,
-        0.0009192602748394263, -2.5202042373060596e-05, 4.710874778818169e-07, -6.386603083791849e-09,
-        6.565963114979468e-11, -5.294400200734619e-13};
-    vreal shifted = x + shift;
-    vreal rest = x - (shifted - shift), square = rest * rest;
-    vreal s = v_broadcast((real)sines[terms - 1]), c = v_broadcast((real)cosines[terms]);
-#pragma GCC unroll 9
-    for (int k = terms - 2; k >= 0; k--) s = s * square + (real)sines[k];
-#pragma GCC unroll 9
-    for (int k = terms - 1; k >= 0; k--) c = c * square + (real)cosines[k];
-    s *= rest;
-    vmask quarter = (vmask)shifted;
-    vmask odd = (quarter & 1) != 0;
-    vreal sign_sine = v_select((quarter & 2) != 0, v_broadcast(-1), v_broadcast(1));
-    vreal sign_cosine = v_select(((quarter + 1) & 2) != 0, v_broadcast(-1), v_broadcast(1));
-    *sine = v_select(odd, c, s) * sign_sine;
-    *cosine = v_select(odd, s, c) * sign_cosine;
-}
-
 /* 1 / A */
 INLINE pair LOCAL(inverse)(pair A, int is_complex) {
     vreal size = is_complex ? A.re * A.re + A.im * A.im : A.re;
     return (pair){is_complex ? A.re / size : 1 / size, is_complex ? -A.im / size : A.im};
 }
 
-/* What A is multiplied by so that exp(Delta A) needs no more products: log2(e), and the imaginary part 2 / pi. */
-#define SCAN_REAL_UNIT LOG2_E
-#define SCAN_IMAGINARY_UNIT 0.63661977236758134308
+/* The factors of Delta in exp(Delta A): A log2(e), and of the imaginary part 2 / pi, each as what `real` holds of it and
+ * what that lost. */
+#undef rate
+#define rate LOCAL(scan_rate)
+typedef struct {
+    vreal high, low, turns, turns_low;
+} rate;
 
-/* exp(Delta A), A in those units */
-INLINE pair LOCAL(transition)(vreal delta, pair units, int is_complex) {
-    vreal size = v_exp2(delta * units.re);
+INLINE rate LOCAL(rate_load)(const real *from, int is_complex) {
+    const vreal none = v_broadcast(0);
+    return (rate){v_load(from), v_load(from + REAL_LANES), is_complex ? v_load(from + 2 * REAL_LANES) : none,
+                  is_complex ? v_load(from + 3 * REAL_LANES) : none};
+}
+
+/* of one number A, or of its imaginary part, to rates[0] and rates[REAL_LANES] */
+INLINE void LOCAL(split_rate)(real A, int is_imaginary, real *rates) {
+    const double unit = is_imaginary ? QUARTERS : LOG2_E, unit_low = is_imaginary ? QUARTERS_LOW : LOG2_E_LOW;
+    const double product = (double)A * unit;
+    const real high = (real)product;
+    rates[0] = high;
+    rates[REAL_LANES] = (real)(product - (double)high + fma((double)A, unit, -product) + (double)A * unit_low);
+}
+
+/* exp(Delta A) */
+INLINE pair LOCAL(transition)(vreal delta, rate r, int is_complex) {
+    vreal size = v_exp2_product(delta, r.high, r.low);
     if (!is_complex) return (pair){size, v_broadcast(0)};
     vreal sine, cosine;
-    LOCAL(sin_cos)(delta * units.im, &sine, &cosine);
+    LOCAL(sine_cosine)(delta, r.turns, r.turns_low, &sine, &cosine);
     return (pair){size * cosine, size * sine};
 }
 

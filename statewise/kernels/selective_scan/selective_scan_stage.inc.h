@@ -61,14 +61,12 @@ static void LOCAL(unstage_states)(const scan_sizes *z, const scan_block *block, 
     }
 }
 
-/* A in the units of its exponential, beside A itself */
-static void LOCAL(stage_units)(const scan_sizes *z, const scan_block *block, const real *A, real *units) {
-    for (int64_t i = 0; i < block->n_vectors * z->states; i++) {
-        pair a = LOCAL(pair_load)(A + i * (1 + z->is_complex) * REAL_LANES, (int)z->is_complex);
-        a.re *= (real)SCAN_REAL_UNIT;
-        a.im *= (real)SCAN_IMAGINARY_UNIT;
-        LOCAL(pair_store)(units + i * (1 + z->is_complex) * REAL_LANES, a, (int)z->is_complex);
-    }
+/* A in the factors that its exponential needs, beside A itself */
+static void LOCAL(stage_rates)(const scan_sizes *z, const scan_block *block, const real *A, real *rates) {
+    const int64_t parts = 1 + z->is_complex;
+    for (int64_t i = 0; i < block->n_vectors * z->states * parts; i++)
+        for (int64_t lane = 0; lane < REAL_LANES; lane++)
+            LOCAL(split_rate)(A[i * REAL_LANES + lane], i % parts != 0, rates + 2 * i * REAL_LANES + lane);
 }
 
 /* B or C of one chunk where the lanes of a vector belong to several groups: vectors [t * n_states + n], complex ones

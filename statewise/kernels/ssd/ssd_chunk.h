@@ -103,8 +103,9 @@ static void set_decays(const problem *all, int64_t row, int64_t head, const chun
     }
     vreal high = v_broadcast(of->high[CHUNK - 1]), low = v_broadcast(of->low[CHUNK - 1]);
     for (int64_t t = 0; t < CHUNK; t += REAL_LANES) {
-        v_store(of->from_start + t, v_exp2(v_load(of->high + t) + v_load(of->low + t)));
-        v_store(of->to_end + t, v_exp2((high - v_load(of->high + t)) + (low - v_load(of->low + t))));
+        vreal high_t = v_load(of->high + t), low_t = v_load(of->low + t);
+        v_store(of->from_start + t, v_exp2_difference(high_t, v_broadcast(0), low_t));
+        v_store(of->to_end + t, v_exp2_difference(high, high_t, low - low_t));
     }
     of->across = part->carried == part->steps ? of->from_start[part->steps - 1] : FRESH;
     for (int64_t t = part->carried; t < CHUNK; t++) of->from_start[t] = FRESH;
@@ -124,11 +125,12 @@ INLINE vmask seen_from(const chunk *part, int64_t t, int64_t s) {
 
 /* The decays from steps s .. s + REAL_LANES to step t, zero where t does not see them. */
 INLINE vreal decay_between(const decays *of, const chunk *part, int64_t t, int64_t s) {
-    vreal between = (of->high[t] - v_load(of->high + s)) + (of->low[t] - v_load(of->low + s));
-    if (s >= part->first[t] && s + REAL_LANES - 1 <= t) return v_exp2(between);
+    vreal high = v_broadcast(of->high[t]), high_s = v_load(of->high + s), low = of->low[t] - v_load(of->low + s);
+    if (s >= part->first[t] && s + REAL_LANES - 1 <= t) return v_exp2_difference(high, high_s, low);
     vmask seen = seen_from(part, t, s);
-    /* outside, between may be large: its exponential is not taken */
-    return v_select(seen, v_exp2(v_select(seen, between, v_broadcast(0))), v_broadcast(0));
+    /* outside, the difference may be large: its exponential is not taken */
+    vreal among = v_exp2_difference(high, v_select(seen, high_s, high), v_select(seen, low, v_broadcast(0)));
+    return v_select(seen, among, v_broadcast(0));
 }
 
 /* Rows of numbers, `steps` of them `stride` apart, times scale[t] (NULL: 1) -> CHUNK x padded rows, zeros around.

@@ -1,9 +1,11 @@
 #define REAL_BITS 32
 #include "real.h"
+#include "sine_cosine.inc.h"
 #include "elementary.inc.h"
 #undef REAL_BITS
 #define REAL_BITS 64
 #include "real.h"
+#include "sine_cosine.inc.h"
 #include "elementary.inc.h"
 
 /* says that the library holds this instruction set */

@@ -16,7 +16,12 @@
 #undef v_broadcast
 #undef v_select
 #undef v_sum
+#undef v_exp
 #undef v_exp2
+#undef v_exp2_product
+#undef v_exp2_difference
+#undef V_QUARTERS
+#undef V_QUARTERS_LOW
 #undef v_sigmoid
 #undef v_softplus
 #undef PRECISION
@@ -34,7 +39,12 @@
 #define v_broadcast broadcast_f32
 #define v_select select_f32
 #define v_sum sum_f32
+#define v_exp exp_f32
 #define v_exp2 exp2_f32
+#define v_exp2_product exp2_product_f32
+#define v_exp2_difference exp2_difference_f32
+#define V_QUARTERS QUARTERS_F32
+#define V_QUARTERS_LOW QUARTERS_F32_LOW
 #define v_sigmoid sigmoid_f32
 #define v_softplus softplus_f32
 #elif REAL_BITS == 64
@@ -50,7 +60,12 @@
 #define v_broadcast broadcast_f64
 #define v_select select_f64
 #define v_sum sum_f64
+#define v_exp exp_f64
 #define v_exp2 exp2_f64
+#define v_exp2_product exp2_product_f64
+#define v_exp2_difference exp2_difference_f64
+#define V_QUARTERS QUARTERS
+#define V_QUARTERS_LOW QUARTERS_LOW
 #define v_sigmoid sigmoid_f64
 #define v_softplus softplus_f64
 #else

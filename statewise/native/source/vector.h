@@ -1,8 +1,7 @@
-/* Vectors of one instruction set, and the elementary functions of the models on them.
+/* Vectors of one instruction set. What is computed with them besides sums and products is in exponential.h.
  *
  * The build compiles every file once for each instruction set, with ISA (avx512, avx2, portable) and VECTOR_BYTES
  * (64, 32, 16) defined. The types are GCC's and clang's vector extensions, so `portable` is also the path for Arm.
- * No function here loses a NaN or an infinity; an exponential below 2^-126 (2^-1022) may become zero.
  */
 #ifndef STATEWISE_VECTOR_H
 #define STATEWISE_VECTOR_H
@@ -12,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -100,91 +99,6 @@ INLINE double sum_f64(vf64 value) {
     return lanes[0];
 }
 
-/* 2^x, relative error about 1e-7 (rounding), exactly 1 at 0. 2^f = 1 + f q(f) on |f| <= 1/2, q of least relative error. */
-INLINE vf32 exp2_f32(vf32 x) {
-#if defined(__AVX512F__)
-    /* What rounding to a whole number leaves; of an infinity that is 0, so that 2^whole decides. */
-    vf32 f = (vf32)_mm512_reduce_ps((__m512)x, 0);
-    vf32 whole = x - f;
-#else
-    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, which is then in the low bits */
-    vf32 shifted = x + shift;
-    vf32 whole = shifted - shift;
-    vf32 f = x - whole;
-#endif
-    vf32 p = broadcast_f32(0.00015353697503460653f);
-    p = p * f + 0.0013398896817005908f;
-    p = p * f + 0.0096184362067396978f;
-    p = p * f + 0.055503323955339304f;
-    p = p * f + 0.24022647922257037f;
-    p = p * f + 0.69314720291014293f;
-    p = p * f + 1.0f;
-#if defined(__AVX512F__)
-    return (vf32)_mm512_scalef_ps((__m512)p, (__m512)whole);
-#else
-    vf32 scaled = (vf32)((vu32)p + ((vu32)shifted << 23));
-    scaled = select_f32(x < -126.0f, broadcast_f32(0.0f), scaled);
-    scaled = select_f32(x >= 127.5f, select_f32(x >= 128.0f, broadcast_f32(INFINITY), p * 0x1p127f * 2.0f), scaled);
-    return select_f32(x != x, x, scaled);
-#endif
-}
-
-/* 2^x in float64 to rounding: the Taylor polynomial of degree 13 on |f| <= 1/2. */
-INLINE vf64 exp2_f64(vf64 x) {
-    const double shift = 6755399441055744.0; /* 1.5 * 2^52 */
-    vf64 shifted = x + shift;
-    vf64 whole = shifted - shift;
-    vf64 f = x - whole;
-    static const double coefficients[13] = {
-        1.3691488853904128881e-12, 2.5678435993488205141e-11, 4.4455382718708114975e-10, 7.0549116208011233299e-9,
-        1.0178086009239699728e-7,  1.3215486790144309488e-6,  1.5252733804059840280e-5,  1.5403530393381609954e-4,
-        1.3333558146428443423e-3,  9.6181291076284771620e-3,  5.5504108664821579953e-2,  2.4022650695910071233e-1,
-        6.9314718055994530942e-1};
-    vf64 p = broadcast_f64(coefficients[0]);
-    for (int i = 1; i < 13; i++) p = p * f + coefficients[i];
-    p = p * f + 1.0;
-    vf64 scaled = (vf64)((vu64)p + ((vu64)shifted << 52));
-    scaled = select_f64(x < -1022.0, broadcast_f64(0.0), scaled);
-    scaled = select_f64(x >= 1023.5, select_f64(x >= 1024.0, broadcast_f64(INFINITY), p * 0x1p1023 * 2.0), scaled);
-    return select_f64(x != x, x, scaled);
-}
-
-#define LOG2_E 1.4426950408889634074
-#define LN_2 0.69314718055994530942
-
-/* 1 / (1 + e^-x) */
-INLINE vf32 sigmoid_f32(vf32 x) { return 1.0f / (1.0f + exp2_f32(x * (float)-LOG2_E)); }
-INLINE vf64 sigmoid_f64(vf64 x) { return 1.0 / (1.0 + exp2_f64(x * -LOG2_E)); }
-
-/* log(1 + e) for 0 <= e <= 1: 2 atanh(s) = 2 s (1 + t q(t)), s = e / (2 + e), t = s^2 <= 1/9 */
-INLINE vf32 log1p_unit_f32(vf32 e) {
-    vf32 s = e / (2.0f + e);
-    vf32 t = s * s;
-    vf32 q = broadcast_f32(0.12144830721626092f);
-    q = q * t + 0.10715353878366553f;
-    q = q * t + 0.1430830024700764f;
-    q = q * t + 0.19999444088913917f;
-    q = q * t + 0.33333337751597423f;
-    return 2.0f * s * (1.0f + t * q);
-}
-
-/* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), without a threshold; 0 at -infinity */
-INLINE vf32 softplus_f32(vf32 x) {
-    vf32 negative = select_f32(x < 0.0f, x, -x);
-    vf32 rest = log1p_unit_f32(exp2_f32(negative * (float)LOG2_E));
-    return select_f32(x <= 0.0f, broadcast_f32(0.0f), x) + rest; /* NaN stays */
-}
-INLINE vf64 softplus_f64(vf64 x) {
-    double lanes[LANES_F64];
-    memcpy(lanes, &x, sizeof x);
-    for (int i = 0; i < LANES_F64; i++) {
-        double above = lanes[i] <= 0 ? 0.0 : lanes[i]; /* NaN stays */
-        lanes[i] = above + log1p(exp(-fabs(lanes[i])));
-    }
-    memcpy(&x, lanes, sizeof x);
-    return x;
-}
-
 /* bfloat16 is the upper half of a float32; to it, halves round to even, and a NaN stays one. */
 INLINE float float_of_bf16(uint16_t bits) {
     uint32_t wide = (uint32_t)bits << 16;
@@ -210,5 +124,7 @@ INLINE void store_bf16(uint16_t *to, vf32 value) {
     vu32 chosen = ((vu32)is_nan & not_a_number) | (~(vu32)is_nan & rounded);
     *(vu16_unaligned *)to = __builtin_convertvector(chosen, vu16);
 }
+
+#include "exponential.h"
 
 #endif
