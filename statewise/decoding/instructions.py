@@ -23,6 +23,7 @@ else:
     Tensor = Any
 
 BLOCK = 16  # rows of a packed matrix that lie together, and the unit of every share of work
+TILE = 256  # columns whose x is rounded with one scale where the matrix is of integers: sums of them fit into 32 bits
 LOGITS = -1  # in the place of a buffer
 NOWHERE = -2  # there as well: an operand that is absent
 
@@ -59,6 +60,14 @@ class Precision(IntEnum):
     BFLOAT16 = 1
     INT8 = 2
     INT4 = 3
+
+
+class Prefetch(IntEnum):
+    """How a step asks for weights before it needs them: not at all, into all caches, or past those that it can spare."""
+
+    NONE = 0
+    NEAR = 1
+    PASSING = 2
 
 
 class NormKind(IntEnum):
@@ -153,6 +162,7 @@ class Linear(Instruction):
     weight: Matrix
     bias: Annotated[Tensor, floats("weight.n_rows")] | None
     input: Place
+    rounded: Place | None  # local: the input in integers, if the weight is
     output: Place
     add: Flag  # to what is there already: the residual stream
     sums: Place  # local, BLOCK wide
@@ -359,8 +369,8 @@ def _lines() -> Iterator[str]:
     names = [c_name(one) for one in INSTRUCTIONS]
     yield "/* Made of statewise/decoding/instructions.py, which says what each is: change that. */"
     yield "#ifndef STATEWISE_INSTRUCTIONS_H\n#define STATEWISE_INSTRUCTIONS_H\n#include <stdint.h>\n"
-    yield f"#define BLOCK {BLOCK}\n#define LOGITS ({LOGITS})\n#define NOWHERE ({NOWHERE})\n"
-    for kinds in (Precision, NormKind, ActivationKind):
+    yield f"#define BLOCK {BLOCK}\n#define TILE {TILE}\n#define LOGITS ({LOGITS})\n#define NOWHERE ({NOWHERE})\n"
+    for kinds in (Precision, Prefetch, NormKind, ActivationKind):
         yield f"enum {{ {', '.join(f'{kind.name} = {int(kind)}' for kind in kinds)} }};"
     for declared in (Buffer, Place, Matrix, History, *INSTRUCTIONS):
         inside = "\n".join(f"    {_member(*one)};" for one in members(declared).items())
