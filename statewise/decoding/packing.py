@@ -148,8 +148,8 @@ def _in_blocks(x: Tensor) -> Tensor:
 
 
 def _words(q: Tensor) -> Tensor:
-    """(rows, columns) of -8 ... 7 -> (rows, words) int32. q + 8 of 8 columns: 0, 2, 4, 6 in the lower half, the first in
-    the lowest bits, and 1, 3, 5, 7 in the upper half, so that four shifts give four pairs of neighbours."""
+    """(rows, columns) of -8 ... 7 -> (rows, words) int32: q + 8 of columns 0, 2, 4, 6 in the lower half, the first in
+    the lowest bits, and of 1, 3, 5, 7 in the upper half, so that four shifts give four pairs of neighbours."""
     q = q.unflatten(1, (-1, WORD))
     words = torch.zeros(q.shape[:2], dtype=torch.int32, device=q.device)
     for j in range(WORD):

@@ -9,44 +9,13 @@ from torch import Tensor
 
 from statewise import native
 from statewise.decoding import PRECISIONS
-from statewise.decoding.instructions import TILE, Place
-from statewise.decoding.packing import quantise
-from statewise.decoding.program import Program, Weights
-from statewise.decoding.reading import WAYS, Way
+from statewise.decoding.instructions import TILE
+from statewise.decoding.packing import pack, quantise
+from statewise.decoding.product import Product, large
+from statewise.decoding.reading import WAYS
 
 SHAPES = ((1, 1), (17, 8), (35, 301), (50, 1000))
 LARGEST = 32767
-
-
-class Product:
-    """``product(x)``: W x of each row of x, as a step computes it."""
-
-    def __init__(self, weight: Tensor, precision: str, group: int | None) -> None:
-        self.precision, (self.n_rows, self.n_columns) = precision, weight.shape
-        self.program = Program(Weights(precision, group, {}))
-        self.x = self.program.buffer("x", self.n_columns)
-        self.y = self.program.buffer("y", self.n_rows)
-        self.program.linear(weight, None, self.x, self.y, wait=False)
-        self.packed = list(self.program.weights.packed.values())
-
-    def __call__(self, x: Tensor, way: Way = WAYS[0], *, n_threads: int = 2, vnni: bool = True) -> Tensor:
-        shared, local = self.program.widths
-        batch = len(x)
-        scratch = torch.full((batch * (shared + n_threads * local),), torch.nan)
-        columns = shared - self._stride(self.n_rows)
-        scratch[: batch * columns].view(batch, columns)[:, : self.n_columns] = x
-        instructions, buffers = self.program.tables()
-        rows, none = torch.arange(batch), torch.zeros(batch, dtype=torch.int64)
-        native.function("decode_step", None, "plppllplpppplllll")(
-            instructions, 1, buffers, scratch, shared, local, rows, batch, none, none.bool(), none, None, 0, n_threads,
-            way.kind, way.ahead, vnni,
-        )  # fmt: skip
-        y = scratch[batch * columns : batch * shared].view(batch, -1)
-        return y[:, : self.n_rows].clone()
-
-    @staticmethod
-    def _stride(width: int) -> int:
-        return -(-width // 16) * 16
 
 
 def weight_of(weight: Tensor, precision: str, group: int | None) -> Tensor:
@@ -85,7 +54,7 @@ def test_every_product_is_its_definition(precision: str, group: int | None, inst
     with native.forced(instructions):
         for n_rows, n_columns in SHAPES:
             weight = torch.randn(n_rows, n_columns)
-            product, exact = Product(weight, precision, group), weight_of(weight, precision, group)
+            product, exact = Product(pack(weight, precision, group)), weight_of(weight, precision, group)
             for batch in (1, 3, 8, 15):
                 x = whole_numbers(batch, n_columns)
                 found = product(x)
@@ -103,7 +72,7 @@ def test_every_product_is_its_definition(precision: str, group: int | None, inst
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_a_row_of_integers_is_the_same_bits_in_any_batch(precision: str) -> None:
     torch.manual_seed(0)
-    product, x = Product(torch.randn(40, 530), precision, None), torch.randn(13, 530)
+    product, x = Product(pack(torch.randn(40, 530), precision)), torch.randn(13, 530)
     found = product(x)
     assert all(torch.equal(found[b], product(x[b : b + 1])[0]) for b in range(len(x)))
 
@@ -117,13 +86,18 @@ def test_what_integers_cannot_hold(precision: str, instructions: str) -> None:
     x[0, 7], x[1, 299], x[2], x[3] = torch.nan, -torch.inf, 0.0, 1e-38
     x[4, 3] = 1e36
     with native.forced(instructions):
-        y = Product(torch.randn(20, 300), precision, None)(x)
+        y = Product(pack(torch.randn(20, 300), precision))(x)
     assert y[:2].isnan().all()
     assert (y[2:4].abs() < 1e-34).all()
     assert y[4].isfinite().all()
 
 
-def test_a_place_in_a_buffer() -> None:
-    """What the class above takes for granted: buffers lie one after the other."""
-    product = Product(torch.randn(3, 5), "float32", None)
-    assert (product.x, product.y) == (Place(0), Place(1))
+@needs_library
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_large_matrix_is_its_few_rows_again(precision: str) -> None:
+    packed = large(40, 300_000, precision)
+    assert 200_000 < packed.n_bytes <= 300_000
+    x = torch.randn(2, 40)
+    y = Product(packed)(x).unflatten(1, (-1, 256))
+    assert torch.equal(y, y[:, :1].expand(y.shape))
+    assert y.isfinite().all()
