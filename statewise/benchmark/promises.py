@@ -112,15 +112,15 @@ def time_invariant_bars() -> list[Bar]:
     """S4D layer 256 x 4096, batch 8; the Cauchy sums of S4; without C half of each."""
     found = []
     layer = case_name(f"S4D layer, L={lti.LAYER:,}", True)
-    for side, suffix, share in ((OURS, "", 1.0), (OURS_WITHOUT_C, " without C", 0.5)):
+    for side, suffix, part in ((OURS, "", 1.0), (OURS_WITHOUT_C, " without C", 0.5)):
         plain = "everything in memory"
         found += [
-            speed(f"S4D layer{suffix}: against the plain one", "filters", layer, plain, side, 8 * share),
-            speed(f"S4D layer{suffix}: against two levels", "filters", layer, "two-level", side, 1.3 * share),
+            speed(f"S4D layer{suffix}: against the plain one", "filters", layer, plain, side, 8 * part),
+            speed(f"S4D layer{suffix}: against two levels", "filters", layer, "two-level", side, 1.3 * part),
         ]
         for gradients in BOTH:
             sums = case_name(f"S4 Cauchy sums, {lti.CAUCHY_NODES:,} nodes", gradients)
-            found.append(speed(f"S4 Cauchy sums{suffix}", "filters", sums, plain, side, 50 * share))
+            found.append(speed(f"S4 Cauchy sums{suffix}", "filters", sums, plain, side, 50 * part))
         whole = case_name("S4 filter, L=4,096", False)
         found.append(speed(f"S4 whole filter{suffix}", "filters", whole, plain, side, None))
         for gradients in BOTH:

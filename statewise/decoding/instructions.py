@@ -63,7 +63,7 @@ class Precision(IntEnum):
 
 
 class Prefetch(IntEnum):
-    """How a step asks for weights before it needs them: not at all, into all caches, or past those that it can spare."""
+    """How a step asks for weights ahead of their use: not at all, into all caches, or past those that can be spared."""
 
     NONE = 0
     NEAR = 1
@@ -165,7 +165,7 @@ class Linear(Instruction):
     rounded: Place | None  # local: the input in integers, if the weight is
     output: Place
     add: Flag  # to what is there already: the residual stream
-    sums: Place  # local, BLOCK wide
+    sums: Place  # local, 2 BLOCK wide
 
 
 class Norm(Instruction):
