@@ -23,73 +23,63 @@ INLINE TARGET vi32 VARIANT(add_pairs)(vi32 sum, vi32 w, vi32 x) {
 #endif
 }
 
-/* A segment of blocks that follow each other: n sequences, `phases` accumulators of each, which the caller adds up. */
-INLINE TARGET void VARIANT(add_segment)(const int n, const int n_blocks, const int phases, const int precision,
-                                        const int prefetch, const multiplication *p, const char *blocks,
-                                        const int16_t *x, int64_t first, int64_t end, vi32 sums[][PARTS_AT_ONCE]) {
-    const int64_t stride = bytes_of_block(p->w);
+/* A segment: n sequences, `phases` accumulators of each, of which the caller adds up. */
+INLINE TARGET void VARIANT(add_segment)(const int n, const int phases, const int precision, const int prefetch,
+                                        const multiplication *p, const char *block, const int16_t *x, int64_t first,
+                                        int64_t end, vi32 sums[][PARTS]) {
     const int64_t bytes = BLOCK * (precision == INT8 ? 8 : 4); /* of a word */
     for (int64_t k = first; k < end; k += WORD) {
-        const char *words[PARTS_AT_ONCE];
-        vi32 word[PARTS_AT_ONCE];
+        const char *words = block + k / WORD * bytes;
+        ask_for(prefetch, words + p->ahead, bytes);
 #pragma GCC unroll 4
-        for (int part = 0; part < n_blocks * PARTS; part++) {
-            words[part] = blocks + part / PARTS * stride + k / WORD * bytes;
-            if (part % PARTS == 0) ask_for(prefetch, words[part] + p->ahead, bytes);
-            if (precision == INT4) memcpy(&word[part], words[part] + part % PARTS * VECTOR_BYTES, sizeof(vi32));
-        }
+        for (int part = 0; part < PARTS; part++) {
+            vi32 word = {0};
+            if (precision == INT4) memcpy(&word, words + part * VECTOR_BYTES, sizeof word);
 #pragma GCC unroll 4
-        for (int j = 0; j < WORD / 2; j++) {
-            vi32 w[PARTS_AT_ONCE];
-#pragma GCC unroll 4
-            for (int part = 0; part < n_blocks * PARTS; part++)
-                w[part] = precision == INT4 ? (vi32)((vu32)word[part] >> (4 * j)) & 0x000f000f
-                                            : widen(words[part] + (j * BLOCK + part % PARTS * LANES) * 2);
+            for (int j = 0; j < WORD / 2; j++) {
+                vi32 w = precision == INT4 ? (vi32)((vu32)word >> (4 * j)) & 0x000f000f
+                                           : widen(words + (j * BLOCK + part * LANES) * 2);
 #pragma GCC unroll 8
-            for (int b = 0; b < n; b++) {
-                vi32 pair = pair_everywhere(x + b * p->x_stride * 2 + k + 2 * j);
-#pragma GCC unroll 4
-                for (int part = 0; part < n_blocks * PARTS; part++) {
+                for (int b = 0; b < n; b++) {
                     vi32 *sum = &sums[b * phases + j % phases][part];
-                    *sum = VARIANT(add_pairs)(*sum, w[part], pair);
+                    *sum = VARIANT(add_pairs)(*sum, w, pair_everywhere(x + b * p->x_stride * 2 + k + 2 * j));
                 }
             }
         }
     }
 }
 
-/* sums (n_blocks, all sequences, 16) = the blocks times the x of n sequences */
-INLINE TARGET void VARIANT(multiply_rows)(const int n, const int n_blocks, const int precision, const int prefetch, const multiplication *p,
+/* sums (n, 16) = the block times the x of n sequences */
+INLINE TARGET void VARIANT(multiply_rows)(const int n, const int precision, const int prefetch, const multiplication *p,
                                           int64_t number, int64_t first_row, float *sums) {
     const matrix *w = p->w;
     const int phases = n == 1 ? 4 : n == 2 ? 2 : 1;
-    const int parts = n_blocks * PARTS;
-    const char *blocks = block_of(w, number);
+    const char *block = block_of(w, number);
     const uint16_t *scales = w->scales + number * groups_of(w) * BLOCK;
     const float *row = (const float *)p->x + first_row * p->x_stride;
     int64_t n_columns = w->n_columns, n_tiles = (n_columns + TILE - 1) / TILE, group = 0, segment = 0;
     int64_t end_of_group = w->group;
     const float *x_scales = row + words_of(n_columns) * (WORD / 2);
     const int32_t *offsets = (const int32_t *)(const void *)(x_scales + n_tiles);
-    vf32 total[AT_ONCE_INTEGER][PARTS_AT_ONCE];
+    vf32 total[AT_ONCE_INTEGER][PARTS];
     memset(total, 0, sizeof total);
     for (int64_t tile = 0; tile < n_tiles; tile++) {
         int64_t end_of_tile = (tile + 1) * TILE < n_columns ? (tile + 1) * TILE : n_columns;
-        vf32 tile_total[AT_ONCE_INTEGER][PARTS_AT_ONCE];
+        vf32 tile_total[AT_ONCE_INTEGER][PARTS];
         memset(tile_total, 0, sizeof tile_total);
         for (int64_t first = tile * TILE, end; first < end_of_tile; first = end, segment++) {
             end = end_of_group < end_of_tile ? end_of_group : end_of_tile;
-            vi32 sum[8][PARTS_AT_ONCE];
+            vi32 sum[8][PARTS];
             for (int b = 0; b < n; b++)
                 for (int j = 0; j < phases; j++)
-                    for (int part = 0; part < parts; part++) {
+                    for (int part = 0; part < PARTS; part++) {
                         int32_t offset = precision == INT4 && j == 0 ? offsets[b * p->x_stride + segment] : 0;
                         sum[b * phases + j][part] = (vi32){0} + offset;
                     }
-            VARIANT(add_segment)(n, n_blocks, phases, precision, prefetch, p, blocks,
-                                 (const int16_t *)(const void *)row, first, end, sum);
-            for (int part = 0; part < parts; part++) {
-                vf32 scale = load_bf16(scales + (part / PARTS * groups_of(w) + group) * BLOCK + part % PARTS * LANES);
+            VARIANT(add_segment)(n, phases, precision, prefetch, p, block, (const int16_t *)(const void *)row, first,
+                                 end, sum);
+            for (int part = 0; part < PARTS; part++) {
+                vf32 scale = load_bf16(scales + group * BLOCK + part * LANES);
                 for (int b = 0; b < n; b++) {
                     vi32 whole = sum[b * phases][part];
                     for (int j = 1; j < phases; j++) whole += sum[b * phases + j][part];
@@ -102,23 +92,18 @@ INLINE TARGET void VARIANT(multiply_rows)(const int n, const int n_blocks, const
             }
         }
         for (int b = 0; b < n; b++)
-            for (int part = 0; part < parts; part++) total[b][part] += tile_total[b][part] * x_scales[b * p->x_stride + tile];
+            for (int part = 0; part < PARTS; part++) total[b][part] += tile_total[b][part] * x_scales[b * p->x_stride + tile];
     }
     for (int b = 0; b < n; b++)
-        for (int part = 0; part < parts; part++) store_f32(sums + (part / PARTS * p->n_rows + b) * BLOCK + part % PARTS * LANES, total[b][part]);
+        for (int part = 0; part < PARTS; part++) store_f32(sums + b * BLOCK + part * LANES, total[b][part]);
 }
 
 INLINE TARGET void VARIANT(multiply_integer)(const int precision, const int prefetch, const multiplication *p, int64_t block,
-                                             int64_t n_blocks, float *sums) {
+                                             float *sums) {
     int64_t b = 0;
-#define SEVERAL(n)                                                                                          \
-    for (; AT_ONCE_INTEGER >= n && b + n <= p->n_rows; b += n)                                            \
-        if (n > 1 && n_blocks > 1)                                                                          \
-            VARIANT(multiply_rows)(n, BLOCKS, precision, prefetch, p, block, b, sums + b * BLOCK);          \
-        else                                                                                                \
-            for (int64_t i = 0; i < n_blocks; i++)                                                          \
-                VARIANT(multiply_rows)                                                                      \
-                (n, 1, precision, prefetch, p, block + i, b, sums + (i * p->n_rows + b) * BLOCK);
+#define SEVERAL(n)                                               \
+    for (; AT_ONCE_INTEGER >= n && b + n <= p->n_rows; b += n) \
+        VARIANT(multiply_rows)(n, precision, prefetch, p, block, b, sums + b * BLOCK);
     SEVERAL(8)
     SEVERAL(4)
     SEVERAL(2)
@@ -127,8 +112,8 @@ INLINE TARGET void VARIANT(multiply_integer)(const int precision, const int pref
 }
 
 #define INTEGER_PRODUCT(PRECISION_, PREFETCH)                                                                          \
-    static TARGET void VARIANT(multiply_##PRECISION_##_##PREFETCH)(const multiplication *p, int64_t block, int64_t n_blocks, float *sums) { \
-        VARIANT(multiply_integer)(PRECISION_, PREFETCH, p, block, n_blocks, sums); \
+    static TARGET void VARIANT(multiply_##PRECISION_##_##PREFETCH)(const multiplication *p, int64_t block, float *sums) { \
+        VARIANT(multiply_integer)(PRECISION_, PREFETCH, p, block, sums);                                               \
     }
 INTEGER_PRODUCT(INT8, NONE)
 INTEGER_PRODUCT(INT8, NEAR)

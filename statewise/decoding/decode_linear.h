@@ -26,16 +26,6 @@ static block_product product_of(const decoding *step, int64_t precision) {
     return plain[precision][step->prefetch];
 }
 
-/* Up to BLOCK rows of the output of one sequence */
-INLINE void put_block(const worker *me, const linear *a, int64_t sequence, int64_t row, int64_t end, const float *sums) {
-    float *out = at(me, a->output, sequence) + row;
-    for (int64_t i = 0; i < BLOCK && row + i < end; i++) {
-        float value = sums[i];
-        if (a->bias) value += a->bias[row + i];
-        out[i] = a->add ? out[i] + value : value;
-    }
-}
-
 static void run_linear(const worker *me, const linear *a) {
     const matrix *w = &a->weight;
     const decoding *step = me->step;
@@ -49,12 +39,17 @@ static void run_linear(const worker *me, const linear *a) {
     multiplication p = {w, at(me, input, 0), step->buffers[input.buffer].width, n_rows, step->ahead};
     block_product multiply = product_of(step, w->precision);
     float *sums = at(me, a->sums, 0);
-    int64_t n_blocks = 1;
-    for (int64_t row = mine.first; row < mine.end; row += n_blocks * BLOCK) {
-        n_blocks = n_rows > 1 && row + BLOCK < mine.end ? BLOCKS : 1;
-        multiply(&p, row / BLOCK, n_blocks, sums);
-        for (int64_t i = 0; i < n_blocks * n_rows; i++)
-            put_block(me, a, i % n_rows, row + i / n_rows * BLOCK, mine.end, sums + i * BLOCK);
+    for (int64_t row = mine.first; row < mine.end; row += BLOCK) {
+        int64_t n = mine.end - row < BLOCK ? mine.end - row : BLOCK;
+        multiply(&p, row / BLOCK, sums);
+        for (int64_t b = 0; b < n_rows; b++) {
+            float *out = at(me, a->output, b) + row;
+            for (int64_t i = 0; i < n; i++) {
+                float value = sums[b * BLOCK + i];
+                if (a->bias) value += a->bias[row + i];
+                out[i] = a->add ? out[i] + value : value;
+            }
+        }
     }
 }
 

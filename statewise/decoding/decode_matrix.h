@@ -16,17 +16,14 @@
 
 #define WORD 8 /* columns that INT8 and INT4 are read in */
 
-#define BLOCKS (PARTS == 1 ? 2 : 1)      /* that are multiplied together, so that x is loaded once for them */
-#define PARTS_AT_ONCE (BLOCKS * PARTS)
-
-/* n_blocks of a matrix, at most BLOCKS, times the x of all sequences: sums (n_blocks, n_rows, 16). */
+/* One block of a matrix times the x of all sequences: sums (n_rows, 16). */
 typedef struct {
     const matrix *w;
     const void *x;    /* of the first sequence: floats, or what decode_integer.inc.h makes of them */
     int64_t x_stride; /* floats from one sequence to the next */
     int64_t n_rows, ahead;
 } multiplication;
-typedef void (*block_product)(const multiplication *p, int64_t block, int64_t n_blocks, float *sums);
+typedef void (*block_product)(const multiplication *p, int64_t block, float *sums);
 
 /* Asks for the bytes, which are a multiple of a line, `ahead` of where they are needed. The next rows follow in memory,
  * so that what lies beyond the end of a block is of use to them. */

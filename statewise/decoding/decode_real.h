@@ -1,7 +1,7 @@
 /* A block of a FLOAT32 or BFLOAT16 matrix times the x of all sequences, in float32.
  *
- * One sequence: the columns are summed in PHASES accumulators. Several: a column of up to BLOCKS blocks is read once for up
- * to AT_ONCE of them, each with an accumulator.
+ * One sequence: the columns are summed in PHASES accumulators. Several: a column is read once for up to AT_ONCE of them,
+ * each with an accumulator.
  */
 #ifndef STATEWISE_DECODE_REAL_H
 #define STATEWISE_DECODE_REAL_H
@@ -42,57 +42,43 @@ INLINE void multiply_one(const int precision, const int prefetch, const multipli
     }
 }
 
-/* sums (n_blocks, all sequences, 16) = blocks that follow each other times the x of n sequences */
-INLINE void multiply_several(const int n, const int n_blocks, const int precision, const int prefetch,
-                             const multiplication *p, const char *blocks, const float *x, float *sums) {
-    const int64_t bytes = BLOCK * (precision == FLOAT32 ? 4 : 2), n_columns = p->w->n_columns, x_stride = p->x_stride;
-    const int64_t stride = n_columns * bytes;
-    const int parts = n_blocks * PARTS;
-    vf32 total[AT_ONCE][PARTS_AT_ONCE];
+INLINE void multiply_several(const int n, const int precision, const int prefetch, const multiplication *p, const char *block,
+                             const float *x, float *sums) {
+    const int64_t bytes = BLOCK * (precision == FLOAT32 ? 4 : 2), n_columns = p->w->n_columns, stride = p->x_stride;
+    vf32 total[AT_ONCE][PARTS];
     memset(total, 0, sizeof total);
     int64_t k = 0;
     for (; k + COLUMNS <= n_columns; k += COLUMNS) {
-#pragma GCC unroll 2
-        for (int i = 0; i < n_blocks; i++) ask_for(prefetch, blocks + i * stride + k * bytes + p->ahead, COLUMNS * bytes);
+        ask_for(prefetch, block + k * bytes + p->ahead, COLUMNS * bytes);
 #pragma GCC unroll 4
-        for (int j = 0; j < COLUMNS; j++) {
-            vf32 column[PARTS_AT_ONCE];
+        for (int j = 0; j < COLUMNS; j++)
 #pragma GCC unroll 4
-            for (int part = 0; part < parts; part++)
-                column[part] = load_column(precision, blocks + part / PARTS * stride, k + j, part % PARTS);
+            for (int part = 0; part < PARTS; part++) {
+                vf32 column = load_column(precision, block, k + j, part);
 #pragma GCC unroll 8
-            for (int b = 0; b < n; b++) {
-                vf32 value = broadcast_f32(x[b * x_stride + k + j]);
-#pragma GCC unroll 4
-                for (int part = 0; part < parts; part++) total[b][part] += column[part] * value;
+                for (int b = 0; b < n; b++) total[b][part] += column * x[b * stride + k + j];
             }
-        }
     }
     for (; k < n_columns; k++)
-        for (int part = 0; part < parts; part++) {
-            vf32 column = load_column(precision, blocks + part / PARTS * stride, k, part % PARTS);
-            for (int b = 0; b < n; b++) total[b][part] += column * x[b * x_stride + k];
+        for (int part = 0; part < PARTS; part++) {
+            vf32 column = load_column(precision, block, k, part);
+            for (int b = 0; b < n; b++) total[b][part] += column * x[b * stride + k];
         }
     for (int b = 0; b < n; b++)
-        for (int part = 0; part < parts; part++)
-            store_f32(sums + (part / PARTS * p->n_rows + b) * BLOCK + part % PARTS * LANES, total[b][part]);
+        for (int part = 0; part < PARTS; part++) store_f32(sums + b * BLOCK + part * LANES, total[b][part]);
 }
 
-INLINE void multiply_real(const int precision, const int prefetch, const multiplication *p, int64_t number,
-                          int64_t n_blocks, float *sums) {
-    const char *blocks = block_of(p->w, number);
+INLINE void multiply_real(const int precision, const int prefetch, const multiplication *p, int64_t number, float *sums) {
+    const char *block = block_of(p->w, number);
     const float *x = p->x;
     if (p->n_rows == 1) {
-        multiply_one(precision, prefetch, p, blocks, x, sums);
+        multiply_one(precision, prefetch, p, block, x, sums);
         return;
     }
     int64_t b = 0;
-#define SEVERAL(n)                                                                                                    \
-    for (; AT_ONCE >= n && b + n <= p->n_rows; b += n)                                                                \
-        if (n_blocks > 1)                                                                                             \
-            multiply_several(n, BLOCKS, precision, prefetch, p, blocks, x + b * p->x_stride, sums + b * BLOCK);       \
-        else                                                                                                          \
-            multiply_several(n, 1, precision, prefetch, p, blocks, x + b * p->x_stride, sums + b * BLOCK);
+#define SEVERAL(n)                                   \
+    for (; AT_ONCE >= n && b + n <= p->n_rows; b += n) \
+        multiply_several(n, precision, prefetch, p, block, x + b * p->x_stride, sums + b * BLOCK);
     SEVERAL(8)
     SEVERAL(4)
     SEVERAL(2)
@@ -101,9 +87,8 @@ INLINE void multiply_real(const int precision, const int prefetch, const multipl
 }
 
 #define REAL_PRODUCT(PRECISION_, PREFETCH)                                                          \
-    static void multiply_##PRECISION_##_##PREFETCH(const multiplication *p, int64_t block, int64_t n_blocks, \
-                                                   float *sums) {                                      \
-        multiply_real(PRECISION_, PREFETCH, p, block, n_blocks, sums);                              \
+    static void multiply_##PRECISION_##_##PREFETCH(const multiplication *p, int64_t block, float *sums) { \
+        multiply_real(PRECISION_, PREFETCH, p, block, sums);                                        \
     }
 REAL_PRODUCT(FLOAT32, NONE)
 REAL_PRODUCT(FLOAT32, NEAR)

@@ -165,7 +165,7 @@ class Linear(Instruction):
     rounded: Place | None  # local: the input in integers, if the weight is
     output: Place
     add: Flag  # to what is there already: the residual stream
-    sums: Place  # local, 2 BLOCK wide
+    sums: Place  # local, BLOCK wide
 
 
 class Norm(Instruction):

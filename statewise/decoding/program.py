@@ -95,7 +95,7 @@ class Program:
 
     def linear(self, weight: Tensor, bias: Tensor | None, x: Place, y: Place, *, add: bool = False, wait: bool) -> None:
         """y = W x + b, or y += W x + b."""
-        sums = self.buffer("sums", 2 * BLOCK, local=True)  # of the blocks that C multiplies together
+        sums = self.buffer("sums", BLOCK, local=True)
         packed = self.weights.pack(weight)
         width = packed.rounded_width
         rounded = self.buffer("rounded", width, local=True) if width else None
