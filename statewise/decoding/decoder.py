@@ -26,7 +26,8 @@ class Decoder:
 
     weights: "float32", "bfloat16", "int8" or "int4", of all matrices (embedding, head, projections, MLPs); by default
              as the model has them. What is small stays in float32, and so do activations and states. The function is
-             that of :func:`dequantised` of the same weights, to the rounding of float32.
+             that of :func:`dequantised` of the same weights, to the rounding of float32; in int8 and int4 what a
+             matrix is multiplied with is rounded to 16 bits, of every 256 columns the largest becoming 32767.
     group:   columns of a matrix that share a scale, a multiple of 8; by default a whole row in int8, and 32 in int4
 
     A decoder is a snapshot, as a frozen model is: it has its own copy of the weights, and changes no more when the
@@ -36,7 +37,8 @@ class Decoder:
     Shapes:  tokens: (batch, 1) or (batch,) -> logits (batch, 1, vocabulary) or (batch, vocabulary), float32
     Cost:    every weight is read once for all rows: n_bytes / (memory bandwidth), however many tokens came before,
              where each mixer's state is bounded.
-    Numerics: the same bits on any number of threads. NaN and infinity propagate.
+    Numerics: the same bits on any number of threads, and however a step asks for its weights, which the first steps try
+             (see ``reading``). NaN propagates, and so does infinity, in int8 and int4 as NaN.
     Errors:  InputError if there are no C kernels, for a layer without a step in C (naming it), for weights that are not
              finite in int8 and int4; in a call for shapes, ids out of range and states that do not fit.
     """

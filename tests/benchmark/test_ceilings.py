@@ -137,7 +137,13 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     }
     assert all(one["value"] is not None or one["why"] for one in record["ceilings"])
     assert run(["info", "--no-json"]) == 0
-    assert "statewise benchmark ceilings" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "statewise benchmark ceilings" in out
+    assert "near 4096" in out
+    monkeypatch.setenv("STATEWISE_PREFETCH", "passing 512")
+    assert run(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["decoding"]["asked"] == "passing 512"
+    monkeypatch.delenv("STATEWISE_PREFETCH")
     ceilings.keep(record | {"quick": False})
     assert run(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ceilings"]["ceilings"] == record["ceilings"]
