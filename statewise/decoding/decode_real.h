@@ -9,7 +9,8 @@
 #include "decode_matrix.h"
 
 #define PHASES (PARTS > 2 ? 2 : 4) /* accumulators in flight: enough to hide latency, few enough for the registers */
-#define AT_ONCE (PARTS > 2 ? 2 : PARTS > 1 ? 4 : 8) /* sequences that a column is read once for */
+#define AT_ONCE (PARTS == 2 ? 4 : 8)                /* sequences that a column is read once for */
+#define PASS (PARTS > 2 ? 1 : PARTS)                /* parts of a column that are multiplied in one pass over the block */
 #define COLUMNS 4                                   /* that are asked for together: whole lines */
 
 /* One vector of a column: `part` of the block */
@@ -43,29 +44,29 @@ INLINE void multiply_one(const int precision, const int prefetch, const multipli
 }
 
 INLINE void multiply_several(const int n, const int precision, const int prefetch, const multiplication *p, const char *block,
-                             const float *x, float *sums) {
+                             int first, const float *x, float *sums) {
     const int64_t bytes = BLOCK * (precision == FLOAT32 ? 4 : 2), n_columns = p->w->n_columns, stride = p->x_stride;
-    vf32 total[AT_ONCE][PARTS];
+    vf32 total[AT_ONCE][PASS];
     memset(total, 0, sizeof total);
     int64_t k = 0;
     for (; k + COLUMNS <= n_columns; k += COLUMNS) {
-        ask_for(prefetch, block + k * bytes + p->ahead, COLUMNS * bytes);
+        if (first == 0) ask_for(prefetch, block + k * bytes + p->ahead, COLUMNS * bytes);
 #pragma GCC unroll 4
         for (int j = 0; j < COLUMNS; j++)
 #pragma GCC unroll 4
-            for (int part = 0; part < PARTS; part++) {
-                vf32 column = load_column(precision, block, k + j, part);
+            for (int part = 0; part < PASS; part++) {
+                vf32 column = load_column(precision, block, k + j, first + part);
 #pragma GCC unroll 8
                 for (int b = 0; b < n; b++) total[b][part] += column * x[b * stride + k + j];
             }
     }
     for (; k < n_columns; k++)
-        for (int part = 0; part < PARTS; part++) {
-            vf32 column = load_column(precision, block, k, part);
+        for (int part = 0; part < PASS; part++) {
+            vf32 column = load_column(precision, block, k, first + part);
             for (int b = 0; b < n; b++) total[b][part] += column * x[b * stride + k];
         }
     for (int b = 0; b < n; b++)
-        for (int part = 0; part < PARTS; part++) store_f32(sums + b * BLOCK + part * LANES, total[b][part]);
+        for (int part = 0; part < PASS; part++) store_f32(sums + b * BLOCK + (first + part) * LANES, total[b][part]);
 }
 
 INLINE void multiply_real(const int precision, const int prefetch, const multiplication *p, int64_t number, float *sums) {
@@ -76,9 +77,10 @@ INLINE void multiply_real(const int precision, const int prefetch, const multipl
         return;
     }
     int64_t b = 0;
-#define SEVERAL(n)                                   \
-    for (; AT_ONCE >= n && b + n <= p->n_rows; b += n) \
-        multiply_several(n, precision, prefetch, p, block, x + b * p->x_stride, sums + b * BLOCK);
+#define SEVERAL(n)                                                                                                  \
+    for (; AT_ONCE >= n && b + n <= p->n_rows; b += n)                                                              \
+        for (int part = 0; part < PARTS; part += PASS)                                                              \
+            multiply_several(n, precision, prefetch, p, block, part, x + b * p->x_stride, sums + b * BLOCK);
     SEVERAL(8)
     SEVERAL(4)
     SEVERAL(2)
