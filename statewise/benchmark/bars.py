@@ -25,10 +25,10 @@ class Work:
     ceilings: tuple[str, ...]
     amount: Callable[[], float]
 
-    def share(self, measured: Measured, ceilings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def share(self, measured: Measured) -> dict[str, Any]:
         """``share`` of the ceiling that binds it, and which that is; nothing where one of them is not known."""
         workload, case, side = self.need
-        bound, times = highest(ceilings, self.ceilings), measured.times(workload, case)
+        bound, times = highest(measured.ceilings, self.ceilings), measured.times(workload, case)
         if bound is None or side not in times.milliseconds:
             return {}
         name, a_second = bound
@@ -135,11 +135,25 @@ def memory(name: str, workload: str, case: str, fast: str, slow: str, bar: float
     )
 
 
-def _share(
-    bar: Bar, work: Work, measured: Measured, ceilings: Sequence[Mapping[str, Any]], progress: Progress
-) -> dict[str, Any]:
+def share(name: str, setting: str, work: Work, bar: float) -> Bar:
+    """How much of the ceiling that binds it our side reaches."""
+
+    def measure(measured: Measured) -> float:
+        workload, case, side = work.need
+        times = measured.times(workload, case)
+        if side in times.missing:
+            raise Missing(times.missing[side])
+        found = {} if measured.quick else work.share(measured)
+        if not found:
+            raise Missing("the ceilings of this machine are not known; run: statewise benchmark ceilings")
+        return float(found["share"])
+
+    return Bar(name=name, setting=setting, bar=bar, measure=measure, needs=(work.need,))
+
+
+def _share(bar: Bar, work: Work, measured: Measured, progress: Progress) -> dict[str, Any]:
     try:
-        return work.share(measured, ceilings)
+        return work.share(measured)
     except Exception as error:  # the ratio is what was asked for, and stands without its share
         progress(f"{bar.name}: its share of a ceiling is not known: {describe(error)}")
         return {}
@@ -160,13 +174,14 @@ def run_bars(
 
     Interrupted from the keyboard it gives what it has, the bars that are left without a ratio.
     """
-    measured = Measured([need for bar in bars for need in bar.needs], quick=quick, seconds=seconds, progress=progress)
+    needs = [need for bar in bars for need in bar.needs]
+    measured = Measured(needs, quick=quick, seconds=seconds, progress=progress, ceilings=ceilings)
     records = []
     for bar in bars:
         try:
             record = bar.record(measured)
             if bar.work is not None and record["ratio"] is not None and ceilings and not quick:
-                record |= _share(bar, bar.work, measured, ceilings, progress)
+                record |= _share(bar, bar.work, measured, progress)
             records.append(record)
         except KeyboardInterrupt:
             return records + [rest.unknown("interrupted", quick) for rest in bars[len(records) :]]

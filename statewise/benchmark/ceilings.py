@@ -19,12 +19,16 @@ from statewise.benchmark.case import Action, Case, Missing, with_kernels
 from statewise.benchmark.processor import file_name, processor
 from statewise.benchmark.timing import Progress, time_case
 from statewise.data.made_once import cache_folder
+from statewise.decoding import PRECISIONS
+from statewise.decoding.packing import Packed
+from statewise.decoding.product import Product, large
+from statewise.decoding.reading import WAYS, Way
 from statewise.errors import DataError
 from statewise.memory import available_memory
 from statewise.native.memory import gives_huge_pages, in_huge_pages, in_small_pages
 from statewise.reproduce.hardware import today
 
-FORMAT = 1  # of the kept file
+FORMAT = 2  # of the kept file
 SECONDS = 0.25  # for each ceiling
 READ = 2**29  # bytes: more than caches hold, and about what a model of 130M parameters has in float32
 SIDE_BY_SIDE = (1, 2, 8)  # rows; which is fastest depends on the processor
@@ -79,7 +83,7 @@ EXP = ("exp, PyTorch", "exp, ours")
 
 def all_ceilings(quick: bool = False) -> list[Ceiling]:
     """Each of them. quick: small sizes, to see that they run."""
-    return [*_readings(quick), *_products(quick), *_exponentials(quick)]
+    return [*_readings(quick), *_decodings(quick), *_products(quick), *_exponentials(quick)]
 
 
 # -- reading memory ----------------------------------------------------------------------------------------------------
@@ -93,8 +97,7 @@ def read_memory(words: Tensor, n_rows: int, n_threads: int) -> Tensor:
 
 
 def _readings(quick: bool) -> Iterator[Ceiling]:
-    free = available_memory()
-    n_bytes = 2**20 if quick else READ if free is None else min(READ, max(2**20, free // 4))
+    n_bytes = _n_bytes(quick)
     for threads, n_threads in (("one thread", 1), ("all threads", torch.get_num_threads())):
         for pages in (SMALL_PAGES, HUGE_PAGES):
             filled = functools.cache(functools.partial(_filled, n_bytes // 4, pages))
@@ -104,6 +107,11 @@ def _readings(quick: bool) -> Iterator[Ceiling]:
             setting = f"{n_bytes / 2**20:,.0f} MiB"
             name = reading_name(threads, pages)
             yield Ceiling(name=name, setting=setting, unit="GB/s", amount=n_bytes // 4 * 4, ways=ways)
+
+
+def _n_bytes(quick: bool) -> int:
+    free = available_memory()
+    return 2**20 if quick else READ if free is None else min(READ, max(2**20, free // 4))
 
 
 def _way(n_rows: int) -> str:
@@ -134,6 +142,35 @@ def _summing(filled: Callable[[], Tensor], n_threads: int) -> Action:
             torch.set_num_threads(before)
 
     return sum_up
+
+
+# -- reading weights ---------------------------------------------------------------------------------------------------
+
+
+def _decodings(quick: bool) -> Iterator[Ceiling]:
+    """A decoder's product with one row: every weight read and used once, by each way that a step can ask for them."""
+    n_bytes = _n_bytes(quick)
+    for precision in PRECISIONS:
+        packed = functools.cache(functools.partial(_packed, n_bytes, precision))
+        amount = large(COLUMNS, 1, precision).n_bytes  # of its fewest rows, of which the matrix is a multiple
+        yield Ceiling(
+            name=f"decoding's product, {precision}",
+            setting=f"{n_bytes / 2**20:,.0f} MiB, {COLUMNS} columns",
+            unit="GB/s",
+            amount=max(1, n_bytes // amount) * amount,
+            ways={str(way): functools.partial(_decoding, packed, way) for way in WAYS},
+        )
+
+
+def _packed(n_bytes: int, precision: str) -> Packed:
+    if not native.available():
+        raise Missing(f"the C kernels are not here: {native.why_not()}")
+    return large(COLUMNS, n_bytes, precision)
+
+
+def _decoding(packed: Callable[[], Packed], way: Way) -> Action:
+    product, x = Product(packed()), torch.randn(1, COLUMNS)
+    return lambda: product(x, way)
 
 
 # -- products ----------------------------------------------------------------------------------------------------------

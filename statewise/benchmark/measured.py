@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from statewise.benchmark.memory import Peak, peak_memory
 from statewise.benchmark.timing import Progress, Times, time_case
@@ -17,9 +18,19 @@ class Measured:
 
     needs:    the sides that will be asked for, so that those of a case take turns
     seconds:  for each case; 0 for one call of each side
+    ceilings: of this machine, as measure_ceilings records them; () if they are not known
     """
 
-    def __init__(self, needs: Iterable[Need], *, quick: bool, seconds: float, progress: Progress) -> None:
+    def __init__(
+        self,
+        needs: Iterable[Need],
+        *,
+        quick: bool,
+        seconds: float,
+        progress: Progress,
+        ceilings: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.ceilings = ceilings
         self.quick, self.seconds, self.progress = quick, 0.0 if quick else seconds, progress
         self._sides: dict[tuple[str, str], set[str]] = defaultdict(set)
         for workload, case, side in needs:

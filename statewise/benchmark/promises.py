@@ -6,8 +6,8 @@ import functools
 from typing import Any
 
 from statewise.benchmark import accuracy
-from statewise.benchmark.bars import Bar, growth, memory, speed
-from statewise.benchmark.case import OURS, OURS_WITHOUT_C, case_name
+from statewise.benchmark.bars import Bar, Work, growth, memory, share, speed
+from statewise.benchmark.case import OURS, OURS_WITHOUT_C, Missing, case_name
 from statewise.benchmark.ceilings import EXP, PRODUCT, READING
 from statewise.benchmark.measured import Measured
 from statewise.benchmark.processor import processor
@@ -15,6 +15,8 @@ from statewise.benchmark.workloads import kalman, models, scan, ssd, streaming
 from statewise.benchmark.workloads import time_invariant as lti
 
 BOTH = (False, True)
+LLAMA = {"float32": 1.1, "bfloat16": 1.3, "int8": 1.3, "int4": 1.3}  # times as fast as llama.cpp
+READING_SHARE = {"float32": 0.7, "bfloat16": 0.7, "int8": 0.55, "int4": 0.45}
 
 
 def scan_bars() -> list[Bar]:
@@ -111,15 +113,15 @@ def time_invariant_bars() -> list[Bar]:
     """S4D layer 256 x 4096, batch 8; the Cauchy sums of S4; without C half of each."""
     found = []
     layer = case_name(f"S4D layer, L={lti.LAYER:,}", True)
-    for side, suffix, share in ((OURS, "", 1.0), (OURS_WITHOUT_C, " without C", 0.5)):
+    for side, suffix, part in ((OURS, "", 1.0), (OURS_WITHOUT_C, " without C", 0.5)):
         plain = "everything in memory"
         found += [
-            speed(f"S4D layer{suffix}: against the plain one", "filters", layer, plain, side, 8 * share),
-            speed(f"S4D layer{suffix}: against two levels", "filters", layer, "two-level", side, 1.3 * share),
+            speed(f"S4D layer{suffix}: against the plain one", "filters", layer, plain, side, 8 * part),
+            speed(f"S4D layer{suffix}: against two levels", "filters", layer, "two-level", side, 1.3 * part),
         ]
         for gradients in BOTH:
             sums = case_name(f"S4 Cauchy sums, {lti.CAUCHY_NODES:,} nodes", gradients)
-            found.append(speed(f"S4 Cauchy sums{suffix}", "filters", sums, plain, side, 50 * share))
+            found.append(speed(f"S4 Cauchy sums{suffix}", "filters", sums, plain, side, 50 * part))
         whole = case_name("S4 filter, L=4,096", False)
         found.append(speed(f"S4 whole filter{suffix}", "filters", whole, plain, side, None))
         for gradients in BOTH:
@@ -162,7 +164,7 @@ def _signal_memory(side: str, suffix: str) -> Bar:
 
 
 def decoding_bars() -> list[Bar]:
-    """A Mamba of 129 million parameters, one sequence; reading its prompt."""
+    """A Mamba of 129 million parameters, one sequence and eight; reading its prompt."""
     found = []
     for weights, types in models.LLAMA_TYPES.items():
         case = models.decoding_name("mamba-130m", weights)
@@ -175,13 +177,38 @@ def decoding_bars() -> list[Bar]:
         for kind in types:
             name = f"decoding {weights}: against llama.cpp {kind}"
             theirs = f"{models.LLAMA_CPP} {kind}"
-            found.append(speed(name, "decoding", case, theirs, OURS, 1, "mamba-130m, one sequence", **read))
+            least = LLAMA[weights] if kind == types[0] else 1
+            found.append(speed(name, "decoding", case, theirs, OURS, least, "mamba-130m, one sequence", **read))
+        work = Work(need=("decoding", case, OURS), **read)
+        name = f"decoding {weights}: share of the reading speed"
+        found.append(share(name, "mamba-130m, one sequence; bytes of all weights", work, READING_SHARE[weights]))
+        found.append(_several(weights))
     found += [_position_time(), _position_memory()]
     against = "prefill: 512 tokens, against"
     products: Any = {"ceilings": PRODUCT, "amount": functools.partial(models.prefill_operations, "mamba-130m")}
     found.append(speed(f"{against} Hugging Face", "prefill", "mamba-130m", models.HUGGING_FACE, OURS, 2, **products))
     found.append(speed(f"{against} llama.cpp", "prefill", "mamba-130m", models.LLAMA_CPP, OURS, None, **products))
     return found
+
+
+def _several(weights: str) -> Bar:
+    one, several = (models.decoding_name("mamba-130m", weights, batch) for batch in (1, models.ROWS))
+
+    def measure(measured: Measured) -> float:
+        found = [measured.times("decoding", case) for case in (one, several)]
+        for times in found:
+            if OURS in times.missing:
+                raise Missing(times.missing[OURS])
+        return found[1].milliseconds[OURS] / found[0].milliseconds[OURS]
+
+    return Bar(
+        name=f"decoding {weights}: {models.ROWS} sequences",
+        setting="mamba-130m, time of a step over that of one sequence",
+        bar=2,
+        measure=measure,
+        at_most=True,
+        needs=(("decoding", one, OURS), ("decoding", several, OURS)),
+    )
 
 
 def _position_time() -> Bar:

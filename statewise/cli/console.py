@@ -147,6 +147,12 @@ def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
         here.add_row("C kernels", f"{c_kernels['instruction_set']}; threads: {c_kernels['threads']}")
     else:
         here.add_row("C kernels", f"none, so everything is several times slower: {c_kernels['why_not']}")
+    decoding = record["decoding"]
+    here.add_row(
+        "decoding reads weights",
+        (decoding["asked"] or f"as is fastest in the first steps: {', '.join(decoding['ways'])}")
+        + ("; integers with VNNI" if decoding["vnni"] else ""),
+    )
     here.add_row("processor", describe_processor(record["processor"]))
     if record["ceilings"] is None:
         here.add_row("ceilings", "not measured; run: statewise benchmark ceilings")

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from statewise import __version__, native
 from statewise.benchmark.ceilings import kept
 from statewise.benchmark.processor import processor
+from statewise.decoding.reading import WAYS, asked_for, uses_vnni
 from statewise.kernels import describe
 from statewise.mixers.base import Mixer
 from statewise.models.base import Model
@@ -38,8 +39,18 @@ def environment() -> dict[str, Any]:
         "processor": processor(),
         "ceilings": kept(),
         "c_kernels": _c_kernels(),
+        "decoding": _decoding(),
         "kernels": [status._asdict() for status in describe()],
     }
+
+
+def _decoding() -> dict[str, Any]:
+    """``ways`` in which a step can ask for its weights (its first steps try them), the one that was ``asked`` for, and
+    whether products of integers use ``vnni``."""
+    asked = asked_for()
+    has_vnni = "avx512_vnni" in processor()["extensions"] and native.available()
+    vnni = has_vnni and native.instruction_set() == "avx512" and uses_vnni()
+    return {"ways": [str(way) for way in WAYS], "asked": None if asked is None else str(asked), "vnni": vnni}
 
 
 def _c_kernels() -> dict[str, Any]:

@@ -9,6 +9,14 @@
 #include "decode_pointwise.h"
 #include "decode_recurrent.h"
 
+static int has_vnni(void) {
+#if defined(__AVX512F__)
+    return __builtin_cpu_supports("avx512vnni") != 0;
+#else
+    return 0;
+#endif
+}
+
 static void run_instruction(const worker *me, const instruction *i) {
 #define RUN(KIND, name) \
     case KIND: run_##name(me, &i->name); break;
@@ -27,7 +35,7 @@ static void run_program(void *context, int64_t thread, int64_t n_threads) {
 void EXPORT_PLAIN(decode_step)(const int64_t *program, int64_t n_instructions, const int64_t *buffers, float *scratch,
                                int64_t shared_width, int64_t local_width, const int64_t *rows, int64_t n_rows,
                                const int64_t *tokens, const uint8_t *restarts, const int64_t *state, float *logits,
-                               int64_t n_logits, int64_t n_threads) {
+                               int64_t n_logits, int64_t n_threads, int64_t prefetch, int64_t ahead, int64_t vnni) {
     decoding step = {.program = (const instruction *)program,
                      .buffers = (const buffer *)buffers,
                      .scratch = scratch,
@@ -40,6 +48,9 @@ void EXPORT_PLAIN(decode_step)(const int64_t *program, int64_t n_instructions, c
                      .restarts = restarts,
                      .state = state,
                      .logits = logits,
-                     .n_logits = n_logits};
+                     .n_logits = n_logits,
+                     .prefetch = prefetch,
+                     .ahead = ahead,
+                     .vnni = vnni && has_vnni()};
     parallel_team(n_threads, run_program, &step);
 }

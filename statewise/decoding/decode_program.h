@@ -29,6 +29,8 @@ typedef struct {
     const int64_t *state;    /* addresses and counts; instructions name the first of theirs */
     float *logits;           /* (batch, n_logits) */
     int64_t n_logits;
+    int64_t prefetch, ahead; /* how many bytes of weights before they are needed */
+    int vnni;                /* whether AVX512-VNNI is there and wanted */
     barrier meeting;
 } decoding;
 

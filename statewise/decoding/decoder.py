@@ -14,6 +14,7 @@ from statewise import native
 from statewise.decoding.layers import emit_model, matrices, refusal
 from statewise.decoding.packing import LARGEST, Packed, check_precision, quantise
 from statewise.decoding.program import Program, Weights
+from statewise.decoding.reading import uses_vnni, way_of
 from statewise.decoding.states import addresses, check_plain, check_positions, check_state, copied, plain
 from statewise.errors import InputError
 from statewise.models.language_model import LanguageModel, LanguageModelState
@@ -25,7 +26,8 @@ class Decoder:
 
     weights: "float32", "bfloat16", "int8" or "int4", of all matrices (embedding, head, projections, MLPs); by default
              as the model has them. What is small stays in float32, and so do activations and states. The function is
-             that of :func:`dequantised` of the same weights, to the rounding of float32.
+             that of :func:`dequantised` of the same weights, to the rounding of float32; in int8 and int4 what a
+             matrix is multiplied with is rounded to 16 bits, of every 256 columns the largest becoming 32767.
     group:   columns of a matrix that share a scale, a multiple of 8; by default a whole row in int8, and 32 in int4
 
     A decoder is a snapshot, as a frozen model is: it has its own copy of the weights, and changes no more when the
@@ -35,7 +37,8 @@ class Decoder:
     Shapes:  tokens: (batch, 1) or (batch,) -> logits (batch, 1, vocabulary) or (batch, vocabulary), float32
     Cost:    every weight is read once for all rows: n_bytes / (memory bandwidth), however many tokens came before,
              where each mixer's state is bounded.
-    Numerics: the same bits on any number of threads. NaN and infinity propagate.
+    Numerics: the same bits on any number of threads, and however a step asks for its weights, which the first steps try
+             (see ``reading``). NaN propagates, and so does infinity, in int8 and int4 as NaN.
     Errors:  InputError if there are no C kernels, for a layer without a step in C (naming it), for weights that are not
              finite in int8 and int4; in a call for shapes, ids out of range and states that do not fit.
     """
@@ -54,6 +57,8 @@ class Decoder:
             self._packed: list[Packed] = list(self._program.weights.packed.values())
             self._program.weights.packed.clear()  # its keys say which tensor only while the model lives
             self._instructions, self._buffers = self._program.tables()
+            small = sum(x.numel() * x.element_size() for x in self._program.kept)
+            self._n_bytes = small + sum(packed.n_bytes for packed in self._packed)
             self._rest = model.initial_state(1, device="cpu", dtype=torch.float32)
             self._shapes = tuple(block.mixer.state_shape() for block in model.blocks)
 
@@ -70,8 +75,7 @@ class Decoder:
     @property
     def n_bytes(self) -> int:
         """Memory of the packed weights, scales included: what a step reads."""
-        small = sum(x.numel() * x.element_size() for x in self._program.kept)
-        return small + sum(packed.n_bytes for packed in self._packed)
+        return self._n_bytes
 
     def initial_state(self, batch: int) -> LanguageModelState:
         """The state before the first token."""
@@ -192,22 +196,27 @@ class Running:
         shared, local = program.widths
         n_scratch = len(rows) * (shared + n_threads * local)
         scratch = torch.empty(n_scratch, dtype=torch.float32, device="cpu")
-        native.function("decode_step", None, "plppllplppppll")(
-            decoder._instructions,
-            len(program) if logits else decoder._n_body,
-            decoder._buffers,
-            scratch,
-            shared,
-            local,
-            rows,
-            len(rows),
-            ids,
-            restarts,
-            places,
-            out,
-            decoder.config.vocab_size,
-            n_threads,
-        )
+        step = native.function("decode_step", None, "plppllplpppplllll")
+        with way_of(decoder.weights, decoder.n_bytes, len(rows), n_threads, whole=logits) as way:
+            step(
+                decoder._instructions,
+                len(program) if logits else decoder._n_body,
+                decoder._buffers,
+                scratch,
+                shared,
+                local,
+                rows,
+                len(rows),
+                ids,
+                restarts,
+                places,
+                out,
+                decoder.config.vocab_size,
+                n_threads,
+                way.kind,
+                way.ahead,
+                uses_vnni(),
+            )
         position = before.position.masked_fill(restarts, 0) + 1
         if active is not None:
             position = position.where(active, before.position)

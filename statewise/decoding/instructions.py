@@ -20,6 +20,7 @@ else:
     Tensor = Any
 
 BLOCK = 16  # rows of a packed matrix that lie together, and the unit of every share of work
+TILE = 256  # columns whose x is rounded with one scale where the matrix is of integers: sums of them fit into 32 bits
 LOGITS = -1  # in the place of a buffer
 NOWHERE = -2  # there as well: an operand that is absent
 
@@ -56,6 +57,14 @@ class Precision(IntEnum):
     BFLOAT16 = 1
     INT8 = 2
     INT4 = 3
+
+
+class Prefetch(IntEnum):
+    """How a step asks for weights ahead of their use: not at all, into all caches, or past those that can be spared."""
+
+    NONE = 0
+    NEAR = 1
+    PASSING = 2
 
 
 class NormKind(IntEnum):
@@ -150,6 +159,7 @@ class Linear(Instruction):
     weight: Matrix
     bias: Annotated[Tensor, floats("weight.n_rows")] | None
     input: Place
+    rounded: Place | None  # local: the input in integers, if the weight is
     output: Place
     add: Flag  # to what is there already: the residual stream
     sums: Place  # local, BLOCK wide

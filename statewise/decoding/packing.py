@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from statewise.decoding.instructions import BLOCK, Matrix, Precision
+from statewise.decoding.instructions import BLOCK, TILE, Matrix, Precision
 from statewise.errors import InputError
 from statewise.native.memory import in_huge_pages
 
 PRECISIONS = tuple(precision.name.lower() for precision in Precision)
-WORD = 8  # 4-bit numbers in a word
+WORD = 8  # columns that integers are filled up to, and 4-bit numbers in a word
 LARGEST = {"int8": 127, "int4": 8}
 INT4_GROUP = 32
 SHRINKING = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range, where that makes the squared error smaller
@@ -37,7 +37,7 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix in the layout of decode_linear.h."""
+    """A matrix in the layout of decode_matrix.h."""
 
     data: Tensor
     scales: Tensor | None
@@ -49,6 +49,14 @@ class Packed:
     @property
     def n_bytes(self) -> int:
         return sum(x.numel() * x.element_size() for x in (self.data, self.scales) if x is not None)
+
+    @property
+    def rounded_width(self) -> int:
+        """Floats that C needs for one x in integers, as decode_integer.h lays it out; 0 where x stays as it is."""
+        if self.precision not in LARGEST:
+            return 0
+        n_words, n_tiles, n_groups = (-(-self.n_columns // n) for n in (WORD, TILE, self.group))
+        return n_words * WORD // 2 + n_tiles + (n_tiles + n_groups if self.precision == "int4" else 0)
 
     def matrix(self) -> Matrix:
         """As an operand."""
@@ -119,12 +127,12 @@ def pack(weight: Tensor, precision: str, group: int | None = None) -> Packed:
     scales = None
     if precision in LARGEST:
         quantised = quantise(weight, precision, group)
-        group, scales, data = quantised.group, _in_blocks(quantised.scales), quantised.q
-        if precision == "int4":
-            data = _words(data)
+        group, scales = quantised.group, _in_blocks(quantised.scales)
+        q = torch.nn.functional.pad(quantised.q, (0, -n_columns % WORD))
+        data = _in_blocks(_words(q)) if precision == "int4" else _in_blocks(q.view(torch.int16))
     else:
-        data = weight.detach().to(torch.float32 if precision == "float32" else torch.bfloat16)
-    return Packed(_in_blocks(data), scales, precision, n_rows, n_columns, group or n_columns)
+        data = _in_blocks(weight.detach().to(torch.float32 if precision == "float32" else torch.bfloat16))
+    return Packed(data, scales, precision, n_rows, n_columns, group or n_columns)
 
 
 def _in_blocks(x: Tensor) -> Tensor:
@@ -140,10 +148,10 @@ def _in_blocks(x: Tensor) -> Tensor:
 
 
 def _words(q: Tensor) -> Tensor:
-    """(rows, columns) of -8 ... 7 -> (rows, words) int32, the first of 8 columns in the lowest bits."""
-    n_words = -(-q.shape[1] // WORD)
-    q = torch.nn.functional.pad(q, (0, n_words * WORD - q.shape[1])).unflatten(1, (n_words, WORD))
+    """(rows, columns) of -8 ... 7 -> (rows, words) int32: q + 8 of columns 0, 2, 4, 6 in the lower half, the first in
+    the lowest bits, and of 1, 3, 5, 7 in the upper half, so that four shifts give four pairs of neighbours."""
+    q = q.unflatten(1, (-1, WORD))
     words = torch.zeros(q.shape[:2], dtype=torch.int32, device=q.device)
     for j in range(WORD):
-        words |= (q[:, :, j].to(torch.int32) & 15) << (4 * j)
+        words |= (q[:, :, j].to(torch.int32) + WORD) << (4 * (j // 2) + 16 * (j % 2))
     return words

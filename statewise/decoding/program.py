@@ -96,7 +96,12 @@ class Program:
     def linear(self, weight: Tensor, bias: Tensor | None, x: Place, y: Place, *, add: bool = False, wait: bool) -> None:
         """y = W x + b, or y += W x + b."""
         sums = self.buffer("sums", BLOCK, local=True)
-        self.emit(Linear(weight=self.matrix(weight), bias=bias, input=x, output=y, add=add, sums=sums), wait=wait)
+        packed = self.weights.pack(weight)
+        width = packed.rounded_width
+        rounded = self.buffer("rounded", width, local=True) if width else None
+        self.emit(
+            Linear(weight=packed.matrix(), bias=bias, input=x, rounded=rounded, output=y, add=add, sums=sums), wait=wait
+        )
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """The instructions and the buffers, as the C code takes them, for as long as this program lives.

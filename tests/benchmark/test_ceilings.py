@@ -17,6 +17,7 @@ from statewise.benchmark.processor import describe_processor, file_name, process
 from statewise.benchmark.timing import Times
 from statewise.benchmark.workloads import WORKLOADS, models, scan, ssd
 from statewise.cli import run
+from statewise.decoding import PRECISIONS
 
 needs_library = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
 
@@ -91,7 +92,13 @@ def test_bars_are_shares_of_what_binds_them(monkeypatch: pytest.MonkeyPatch) -> 
     assert "share" not in free
     assert all("share" not in record for record in run_bars(asked))
     assert all("share" not in record for record in run_bars(asked, ceilings=machine, quick=True))
-    assert isinstance(asked[0].work, bars.Work)
+    work = asked[0].work
+    assert isinstance(work, bars.Work)
+    (told,) = run_bars([bars.share("share", "case", work, 0.8)], ceilings=machine)
+    assert (told["ratio"], told["holds"]) == (0.75, False)
+    (told,) = run_bars([bars.share("share", "case", work, 0.8)])
+    assert told["ratio"] is None
+    assert "statewise benchmark ceilings" in told["why"]
 
 
 def test_kept_for_this_machine_and_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,10 +131,19 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setenv("STATEWISE_CACHE", str(tmp_path))
     assert run(["benchmark", "ceilings", "--quick", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert {*ceilings.READING, *ceilings.PRODUCT, *ceilings.EXP} <= {one["name"] for one in record["ceilings"]}
+    products = {f"decoding's product, {precision}" for precision in PRECISIONS}
+    assert {*products, *ceilings.READING, *ceilings.PRODUCT, *ceilings.EXP} <= {
+        one["name"] for one in record["ceilings"]
+    }
     assert all(one["value"] is not None or one["why"] for one in record["ceilings"])
     assert run(["info", "--no-json"]) == 0
-    assert "statewise benchmark ceilings" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "statewise benchmark ceilings" in out
+    assert "near 4096" in out
+    monkeypatch.setenv("STATEWISE_PREFETCH", "passing 512")
+    assert run(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["decoding"]["asked"] == "passing 512"
+    monkeypatch.delenv("STATEWISE_PREFETCH")
     ceilings.keep(record | {"quick": False})
     assert run(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ceilings"]["ceilings"] == record["ceilings"]

@@ -40,7 +40,8 @@ def test_matrices_wider_than_a_tile(precision: str) -> None:
         state: Any = decoder.initial_state(batch)
         for t in range(2):
             logits, state = decoder(tokens[:, t], state)
-            torch.testing.assert_close(logits, wanted[:, t], rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+            tolerance = (1e-5 if precision in ("float32", "bfloat16") else 3e-4) * float(wanted.abs().max())
+            torch.testing.assert_close(logits, wanted[:, t], rtol=0, atol=tolerance)
 
 
 @needs_library

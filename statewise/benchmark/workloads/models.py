@@ -119,8 +119,13 @@ def decoding_name(preset: str, weights: str, batch: int = 1) -> str:
 def decoding(quick: bool) -> list[Case]:
     n_tokens = 4 if quick else WRITTEN
     asked = [("mamba-130m", weights, 1) for weights in LLAMA_TYPES]
-    asked += [("mamba-130m", weights, ROWS) for weights in ("float32", "int8")]
-    asked += [(preset, weights, 1) for preset in PRESET_NAMES[1:] for weights in ("float32", "int8")]
+    asked += [("mamba-130m", weights, ROWS) for weights in LLAMA_TYPES]
+    asked += [
+        (preset, weights, batch)
+        for preset in PRESET_NAMES[1:]
+        for weights in ("float32", "int8")
+        for batch in (1, ROWS)
+    ]
     found = []
     for preset, weights, batch in asked:
         shared = (preset, quick, weights, n_tokens, batch)

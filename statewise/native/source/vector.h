@@ -81,6 +81,16 @@ INLINE vf64 select_f64(vi64 condition, vf64 yes, vf64 no) {
 
 /* The lanes are added in pairs, halves first: the same order on every run. */
 INLINE float sum_f32(vf32 value) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)value), _mm512_extractf32x8_ps((__m512)value, 1));
+#else
+    __m256 half = (__m256)value;
+#endif
+    __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+#else
     float lanes[LANES];
     memcpy(lanes, &value, sizeof value);
 #pragma GCC unroll 4
@@ -88,6 +98,7 @@ INLINE float sum_f32(vf32 value) {
 #pragma GCC unroll 8
         for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
     return lanes[0];
+#endif
 }
 INLINE double sum_f64(vf64 value) {
     double lanes[LANES_F64];

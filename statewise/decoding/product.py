@@ -1,0 +1,71 @@
+"""One matrix product by itself, as a step computes it: to hold it to its definition, and to measure it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from statewise import native
+from statewise.decoding.packing import Packed, pack
+from statewise.decoding.program import Program, Weights
+from statewise.decoding.reading import WAYS, Way, uses_vnni
+from statewise.native.memory import in_huge_pages
+
+
+class Product:
+    """``product(x)``: (batch, columns) -> W x of each row, (batch, rows), float32.
+
+    Errors:  InputError without the C kernels when it is called.
+    """
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed = packed
+        weight = torch.empty(0)  # whose name the packed one has
+        self._program = Program(Weights(packed.precision, packed.group, {id(weight): packed}))
+        x = self._program.buffer("x", packed.n_columns)
+        self._before = self._program.widths[0]
+        self._program.linear(weight, None, x, self._program.buffer("y", packed.n_rows), wait=False)
+
+    def __call__(
+        self, x: Tensor, way: Way = WAYS[0], *, n_threads: int | None = None, vnni: bool | None = None
+    ) -> Tensor:
+        """vnni: by default where it is; False to do without."""
+        n_threads = native.n_threads() if n_threads is None else n_threads
+        (shared, local), batch = self._program.widths, len(x)
+        scratch = torch.full((batch * (shared + n_threads * local),), torch.nan)
+        scratch[: batch * self._before].view(batch, -1)[:, : self.packed.n_columns] = x
+        instructions, buffers = self._program.tables()
+        rows, none = torch.arange(batch), torch.zeros(batch, dtype=torch.int64)
+        native.function("decode_step", None, "plppllplpppplllll")(
+            instructions,
+            1,
+            buffers,
+            scratch,
+            shared,
+            local,
+            rows,
+            batch,
+            none,
+            none.bool(),
+            none,
+            None,
+            0,
+            n_threads,
+            way.kind,
+            way.ahead,
+            uses_vnni() if vnni is None else vnni,
+        )
+        return scratch[batch * self._before : batch * shared].view(batch, -1)[:, : self.packed.n_rows]
+
+
+def large(n_columns: int, n_bytes: int, precision: str) -> Packed:
+    """A matrix of about so many bytes, the same random rows again and again."""
+    few = pack(torch.randn(256, n_columns), precision)
+    n_times = max(1, n_bytes // few.n_bytes)
+
+    def repeated(x: Tensor) -> Tensor:
+        out = in_huge_pages(x.new_empty(n_times, *x.shape))
+        return out.copy_(x).flatten(0, 1)
+
+    scales = None if few.scales is None else repeated(few.scales)
+    return Packed(repeated(few.data), scales, precision, n_times * few.n_rows, n_columns, few.group)
