@@ -75,6 +75,7 @@ PLACES = {
     "induction-heads": "induction_heads",
     "selective-copying": "selective_copying",
     "typeseg": "typeseg",
+    "kalman-missing": "kalman_missing",
 }
 
 
