@@ -54,7 +54,7 @@ def isotropic_reference(
 
     Source:  Kalman 1960; Särkkä 2013, Bayesian Filtering and Smoothing, eq. 4.20 and 4.21, with P a number.
     """
-    a = torch.polar(log_decay.exp(), frequency)
+    a = torch.complex(log_decay, frequency).exp()
     q = 1 - (2 * log_decay).exp()
     batch, length = y.shape[:2]
     P = 1 / (1 + information.expand(batch, *information.shape[1:]))
@@ -102,7 +102,7 @@ def isotropic_filter(
     if length == 0:
         return Isotropic(*(z.new_zeros(batch, 0, *z.shape[1:]) for z in (mean, mean, information)))
     keep, noise = (2 * log_decay).exp(), -torch.expm1(2 * log_decay)
-    a = torch.polar(log_decay.exp(), frequency)
+    a = torch.complex(log_decay, frequency).exp()
     keep, noise, a = (m.expand(1, length, *m.shape) for m in (keep, noise, a))
     precision = precision.expand(precision.shape[0], length, *precision.shape[2:])
     if masks.starts is not None:  # everything before is forgotten, also what is not a number
@@ -115,10 +115,17 @@ def isotropic_filter(
         padding = ~masks.valid[:, :, None, None]
         precision = precision.masked_fill(padding, 0)
         keep, noise, a = keep.masked_fill(padding, 1), noise.masked_fill(padding, 0), a.masked_fill(padding, 1)
-    gained = information_scan(keep, noise, precision, information)
+    if length == 1:  # a step of a stream
+        i = information.unsqueeze(1)
+        gained = keep * i / (1 + noise * i) + precision
+    else:
+        gained = information_scan(keep, noise, precision, information)
     gain = precision / (1 + gained)
     moved = (a * (1 - gain)).unsqueeze(-1)
     seen = gain.unsqueeze(-1) * y.unsqueeze(3)
+    if length == 1:
+        forecast = a.unsqueeze(-1) * mean.unsqueeze(1)
+        return Isotropic(moved * mean.unsqueeze(1) + seen, forecast, gained)
     m = linear_scan(moved.expand_as(seen), seen, mean)
     forecast = a.unsqueeze(-1) * torch.cat([mean.unsqueeze(1), m[:, :-1]], 1)
     return Isotropic(m, forecast, gained)

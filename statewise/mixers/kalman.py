@@ -173,7 +173,7 @@ class Kalman(Mixer):
         """What is read of the filters, (batch, length, d_inner), and the state behind it."""
         length = v.shape[1]
         seen, certainty = v[..., : self.d_inner], v[..., self.d_inner :]
-        there = observed[:, :, None, None]
+        there = observed[:, :, None, None].to(v.dtype)
         log_decay, angle, precision = (m.to(v.dtype) for m in self.dynamics(self.rate))
         if self.config.adaptive:
             precision = there * torch.sigmoid(certainty).unsqueeze(-1) * precision
@@ -188,9 +188,9 @@ class Kalman(Mixer):
         if self.config.output == "mean":
             told = found.mean
         else:
-            told = torch.where(there.unsqueeze(-1), pairs.unsqueeze(3) - found.forecast, 0)
+            told = there.unsqueeze(-1) * (pairs.unsqueeze(3) - found.forecast)
         y = (C * told).sum(3)
-        y = y + torch.where(there, pairs, 0) * D.reshape(self.n_heads, -1)
+        y = y + there * D.reshape(self.n_heads, -1) * pairs
         y = torch.view_as_real(y).flatten(2)
         if state is None:
             return y, None

@@ -16,7 +16,7 @@ import torch
 from statewise.configuration.types import Count, Distinct, Fraction, OneOf, Positive, Seed, Width
 from statewise.data.series import SeriesDataConfig, open_series
 from statewise.data.series_files import find_series
-from statewise.evaluate.forecasting import BASELINES, forecast, model_fields, score_forecasts
+from statewise.evaluate.forecasting import BASELINES, forecast, score_forecasts
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.kalman import KalmanConfig
 from statewise.mixers.mamba import MambaConfig
@@ -111,9 +111,11 @@ def run_config(config: KalmanMissingSettings, name: str, model: str, seed: int, 
     """The training run of a model on the series that the file holds."""
     data = replace(SERIES[name], source=str(file), season=SEASONS[name])
     layers = tuple(BlockConfig(mixer=mixer, dropout=config.dropout) for mixer in MODELS[model])
+    opened = open_series(data)
     return RunConfig(
         model=ForecasterConfig(
-            **model_fields(open_series(data)),
+            horizon=data.horizon,
+            d_covariates=opened.d_covariates,
             d_model=config.d_model,
             layers=layers,
             quantiles=(0.1, 0.5, 0.9),
