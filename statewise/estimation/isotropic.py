@@ -32,9 +32,24 @@ from statewise.operators.masks import NO_MASKS, Masks
 
 
 class Isotropic(NamedTuple):
-    """mean, forecast: (batch, length, heads, n, d), complex: x_t given y up to t, and up to t - 1; information: (batch
-    or 1, length, heads, n), real. The last step of each row's mean and information is its final state.
+    """mean: (batch, length, heads, n, d), complex: x_t given y up to t; information: (batch or 1, length, heads, n),
+    real. The last step of each row's mean and information is its final state. begin: the mean before the first step;
+    a: of each step, (batch or 1, length, heads, n).
     """
+
+    mean: Tensor
+    information: Tensor
+    begin: Tensor
+    a: Tensor
+
+    @property
+    def forecast(self) -> Tensor:
+        """x_t given y up to t - 1, as ``mean``; of padding the mean as it is."""
+        return self.a.unsqueeze(-1) * torch.cat([self.begin.unsqueeze(1), self.mean], 1)[:, :-1]
+
+
+class Textbook(NamedTuple):
+    """What the definition gives: as of :class:`Isotropic`."""
 
     mean: Tensor
     forecast: Tensor
@@ -49,7 +64,7 @@ def isotropic_reference(
     mean: Tensor,
     information: Tensor,
     masks: Masks = NO_MASKS,
-) -> Isotropic:
+) -> Textbook:
     """The textbook's filter with covariances, one step after the other. Arguments as :func:`isotropic_filter`.
 
     Source:  Kalman 1960; Särkkä 2013, Bayesian Filtering and Smoothing, eq. 4.20 and 4.21, with P a number.
@@ -72,7 +87,7 @@ def isotropic_reference(
         means.append(mean)
         forecasts.append(torch.where(real[:, None, None, None], forecast, m))
         gained.append(1 / P - 1)
-    return Isotropic(*(torch.stack(parts, 1) for parts in (means, forecasts, gained)))
+    return Textbook(*(torch.stack(parts, 1) for parts in (means, forecasts, gained)))
 
 
 def isotropic_filter(
@@ -99,12 +114,12 @@ def isotropic_filter(
     Source:   the head of this file.
     """
     batch, length = y.shape[:2]
-    if length == 0:
-        return Isotropic(*(z.new_zeros(batch, 0, *z.shape[1:]) for z in (mean, mean, information)))
     keep, noise = (2 * log_decay).exp(), -torch.expm1(2 * log_decay)
     a = torch.complex(log_decay, frequency).exp()
     keep, noise, a = (m.expand(1, length, *m.shape) for m in (keep, noise, a))
     precision = precision.expand(precision.shape[0], length, *precision.shape[2:])
+    if length == 0:
+        return Isotropic(mean.new_zeros(batch, 0, *mean.shape[1:]), precision, mean, a)
     if masks.starts is not None:  # everything before is forgotten, also what is not a number
         first = masks.starts[:, 0]
         mean = mean.masked_fill(first[:, None, None, None], 0)
@@ -124,11 +139,10 @@ def isotropic_filter(
     moved = (a * (1 - gain)).unsqueeze(-1)
     seen = gain.unsqueeze(-1) * y.unsqueeze(3)
     if length == 1:
-        forecast = a.unsqueeze(-1) * mean.unsqueeze(1)
-        return Isotropic(moved * mean.unsqueeze(1) + seen, forecast, gained)
-    m = linear_scan(moved.expand_as(seen), seen, mean)
-    forecast = a.unsqueeze(-1) * torch.cat([mean.unsqueeze(1), m[:, :-1]], 1)
-    return Isotropic(m, forecast, gained)
+        m = moved * mean.unsqueeze(1) + seen
+    else:
+        m = linear_scan(moved.expand_as(seen), seen, mean)
+    return Isotropic(m, gained, mean, a)
 
 
 def information_scan(keep: Tensor, noise: Tensor, precision: Tensor, information: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from laws import check_mixer_laws, gradients, prepared, same
 from torch import Tensor
 
+import statewise as sw
 from statewise.errors import ConfigError, InputError
 from statewise.estimation.isotropic import isotropic_reference
 from statewise.mixers.base import set_rate
@@ -248,3 +250,47 @@ def test_a_state_of_another_size_is_refused() -> None:
     with pytest.raises(InputError, match="information"):
         mixer(torch.randn(2, 5, 4), mixer.initial_state(2)._replace(information=torch.zeros(2, 1, 3)))
     assert NO_MASKS.observed is None
+
+
+def test_a_forecaster_says_where_its_gaps_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step without any value is one without an observation, in every layer, whole or in chunks."""
+    layers = (KalmanConfig(d_state=2), sw.MambaConfig(d_state=4), KalmanConfig(d_state=2, output="innovation"))
+    model = sw.ForecasterConfig(d_target=2, horizon=3, d_model=8, layers=layers).build().double().eval()
+    history = torch.randn(2, 40, 2, dtype=torch.float64).cumsum(1)
+    history[0, 11:20] = torch.nan
+    history[1, 5:9, 0] = torch.nan  # the other value of these steps is there
+    told = []
+    whole = Kalman.mix
+
+    def watched(mixer: Kalman, x: Tensor, state: Any, masks: Masks) -> Any:
+        told.append(masks.observed)
+        return whole(mixer, x, state, masks)
+
+    monkeypatch.setattr(Kalman, "mix", watched)
+    expected, _ = model(history)
+    observed = torch.ones(2, 40, dtype=torch.bool)
+    observed[0, 11:20] = False
+    assert len(told) == 2
+    assert all(torch.equal(given, observed) for given in told)
+    state = model.initial_state(2)
+    for piece in history.split(7, 1):
+        y, state = model(piece, state)
+    torch.testing.assert_close(y, expected)
+
+
+def test_a_model_of_it_is_saved_and_generates(tmp_path: Path) -> None:
+    layers = (KalmanConfig(d_state=2, d_head=4), sw.MambaConfig(d_state=4))
+    model = sw.LanguageModelConfig(vocab_size=11, d_model=8, layers=layers).build().eval()
+    sw.save(model, tmp_path / "model")
+    loaded = sw.load(tmp_path / "model")
+    assert loaded.config == model.config
+    tokens = torch.randint(0, 11, (2, 9))
+    torch.testing.assert_close(loaded(tokens)[0], model(tokens)[0], atol=0, rtol=0)
+    greedy = [int(token.ids) for token in sw.generate(loaded, [1, 2, 3], max_new_tokens=5, temperature=0.0)]
+    expected = [1, 2, 3]
+    with torch.no_grad():
+        for _ in range(5):
+            expected.append(int(model(torch.tensor([expected]))[0][0, -1].argmax()))
+    assert greedy == expected[3:]
+    with pytest.raises(InputError, match="Kalman"):
+        sw.generate(loaded, [1], max_new_tokens=3, weights="int8")
