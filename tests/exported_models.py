@@ -25,7 +25,6 @@ def others() -> sw.LanguageModel:
         sw.S4Config(d_state=8),
         sw.GSSConfig(d_state=8),
         sw.S5Config(d_state=8),
-        sw.KalmanConfig(d_state=3),
         sw.LMUConfig(theta=20, d_memory=2, d_state=8),
         sw.LSSLConfig(d_state=8),
         sw.LinearAttentionConfig(n_heads=4),

@@ -148,8 +148,9 @@ def isotropic_filter(
 def information_scan(keep: Tensor, noise: Tensor, precision: Tensor, information: Tensor) -> Tensor:
     """i_t = keep_t i_{t-1} / (1 + noise_t i_{t-1}) + precision_t, all of them at least 0.
 
-    The values come from products of 2 x 2 matrices, without gradients. One linear recurrence around them, with the
-    slope of each step, has the same values and the right (first) gradients, for no more memory than it needs.
+    The values come from products of 2 x 2 matrices, without gradients. One linear recurrence around them, i_t = slope_t
+    i_{t-1} + offset_t, has the same values and the right first gradients (second ones lack a term), for no more memory
+    than it needs: it is the tangent of each step. Its numbers are all positive, too.
 
     Shapes:  keep, noise, precision: (batch or 1, length, ...), broadcast; information: (batch or 1, ...)
              -> (batch or 1, length, ...)
@@ -162,9 +163,8 @@ def information_scan(keep: Tensor, noise: Tensor, precision: Tensor, information
         first = information.detach()
         values = _by_blocks(keep.detach(), noise.detach(), precision.detach(), first)
         before = torch.cat([first.unsqueeze(1), values[:, :-1]], 1)
-    spread = 1 + noise * before
-    slope = (keep / spread.square()).detach()
-    return linear_scan(slope, keep * before / spread + precision - slope * before, information)
+    slope = keep / (1 + noise * before).square()
+    return linear_scan(slope, slope * noise * before.square() + precision, information)
 
 
 def _by_blocks(keep: Tensor, noise: Tensor, precision: Tensor, information: Tensor) -> Tensor:
