@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from statewise.mixers.base import set_rate as set_rate
     from statewise.mixers.gss import GSSConfig as GSSConfig
     from statewise.mixers.h3 import H3Config as H3Config
+    from statewise.mixers.kalman import KalmanConfig as KalmanConfig
     from statewise.mixers.linear_attention import LinearAttentionConfig as LinearAttentionConfig
     from statewise.mixers.lmu import LMUConfig as LMUConfig
     from statewise.mixers.lssl import LSSLConfig as LSSLConfig

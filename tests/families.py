@@ -257,6 +257,8 @@ MIXERS: dict[str, sw.MixerConfig] = {
     "S5": sw.S5Config(d_state=8, n_blocks=2),
     "LSSL": sw.LSSLConfig(d_state=4),
     "GSS": sw.GSSConfig(d_state=4),
+    "Kalman": sw.KalmanConfig(d_state=3, d_head=4),
+    "Kalman innovations": sw.KalmanConfig(d_state=2, d_head=2, adaptive=False, output="innovation"),
     "H3": sw.H3Config(d_state=4),
     "H3 with heads": sw.H3Config(d_state=4, d_head=2, d_shift=3),
     "LMU": sw.LMUConfig(d_state=4, theta=8.0),

@@ -245,10 +245,10 @@ def set_rate(module: nn.Module, rate: float) -> None:
     rate: how many steps of the training data one step now spans: 2 for every second sample, 0.5 for twice as many.
           It is absolute: each call sets it anew, two calls do not multiply, and 1 undoes it.
 
-    S4, S4D, S5 and LSSL then take steps of rate * dt; GSS, whose step is 1 and has no dt, steps of ``rate``; the LMU's
-    window theta spans theta / rate steps. All other mixers (H3, whose shift SSM counts steps, among them), and the LMU
-    cell's hidden recurrence, know steps only and stay as they are. The rate is not saved: a model that was loaded has
-    rate 1.
+    S4, S4D, S5, LSSL and Kalman then take steps of rate * dt; GSS, whose step is 1 and has no dt, steps of ``rate``;
+    the LMU's window theta spans theta / rate steps. All other mixers (H3, whose shift SSM counts steps, among them),
+    and the LMU cell's hidden recurrence, know steps only and stay as they are. The rate is not saved: a model that was
+    loaded has rate 1.
 
     Errors:  InputError if no mixer in ``module`` has a rate, if it is frozen, or if ``rate`` is not above 0.
     Source:  Gu et al. 2022 (S4), arXiv:2111.00396, sec. 4 (speech at half its sampling rate).
@@ -258,8 +258,8 @@ def set_rate(module: nn.Module, rate: float) -> None:
     mixers = [m for m in module.modules() if isinstance(m, Mixer) and m.rate is not None]
     if not mixers:
         raise InputError(
-            f"no mixer in this {type(module).__name__} has a rate; S4, S4D, S5, LSSL, LMU and GSS have one: give "
-            "it a layer of these"
+            f"no mixer in this {type(module).__name__} has a rate; S4, S4D, S5, LSSL, LMU, GSS and Kalman have one: "
+            "give it a layer of these"
         )
     for mixer in mixers:
         mixer._refuse_if_frozen("cannot change its rate")

@@ -117,8 +117,8 @@ class Forecaster(Model):
     The median comes from it directly, the others by adding, or taking away, softplus of the
     other outputs one after the other, so they are ordered for any parameters.
 
-    A history has gaps where it is NaN: the last value seen stands in, with a channel that says so. NaN in padding is
-    never looked at.
+    A history has gaps where it is NaN: the last value seen stands in, with a channel that says so, and a step without
+    any value is no observation to layers that filter (``masks.observed``). NaN in padding is never looked at.
 
     Shapes:  history: (batch, length, d_target), real; covariates: (batch, length, d_covariates + d_past_covariates),
              those known over the horizon first; future_covariates: (batch, horizon, d_covariates); lengths: (batch,)
@@ -272,6 +272,7 @@ class Forecaster(Model):
         dtype = self.in_proj.weight.dtype
         inputs = torch.cat([*(c.to(dtype) for c in channels), observed.to(dtype), covariates.to(dtype)], -1)
         x = self.in_proj(mask_time(inputs, masks.valid))
+        masks = masks._replace(observed=observed.any(-1))
         states: list[Any] = []
         for i, layer in enumerate(self.blocks):
             layer_state = before.layers[i] if before.layers else None

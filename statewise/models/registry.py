@@ -9,6 +9,7 @@ from statewise.configuration import TYPE_KEY, from_dict, to_dict
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.gss import GSSConfig
 from statewise.mixers.h3 import H3Config
+from statewise.mixers.kalman import KalmanConfig
 from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.lmu import LMUConfig
 from statewise.mixers.lssl import LSSLConfig
@@ -35,6 +36,7 @@ CONFIG_TYPES: dict[str, type] = {
     "ForecasterConfig": ForecasterConfig,
     "GSSConfig": GSSConfig,
     "H3Config": H3Config,
+    "KalmanConfig": KalmanConfig,
     "LMUConfig": LMUConfig,
     "LSSLConfig": LSSLConfig,
     "LanguageModelConfig": LanguageModelConfig,

@@ -14,13 +14,16 @@ from statewise.kernels.batching import whole
 class Masks(NamedTuple):
     """Which steps are real and where documents begin; every field is None where the caller gave nothing.
 
-    A step that is not real is the identity on the state; a start counts only on a real step.
+    A step that is not real is the identity on the state; a start counts only on a real step. At a step that is real and
+    not observed time passes, but its input says nothing: a model that knows of gaps says so here. Filters act on it,
+    and no other layer.
     """
 
     valid: Tensor | None = None  # (batch, length) bool
     starts: Tensor | None = None  # (batch, length) bool, False beyond the row's length
     segments: Tensor | None = None  # (batch, length) int64, how many documents began up to here
     lengths: Tensor | None = None  # (batch,) int64
+    observed: Tensor | None = None  # (batch, length) bool
 
 
 NO_MASKS = Masks()
@@ -55,7 +58,8 @@ def build_masks(x: Tensor, lengths: Tensor | None, starts: Tensor | None) -> Mas
             low, high = torch.stack(whole(lengths).aminmax()).tolist()
             if low < 0 or high > length:
                 raise InputError(f"lengths must lie in 0..{length} for an input of length {length}, got {low}..{high}")
-        valid, _, _, lengths = length_masks(length, lengths.to(torch.int64))
+        lengths = lengths.to(torch.int64)
+        valid = length_masks(length, lengths).valid
     if starts is None:
         return Masks(valid=valid, lengths=lengths)
     if starts.shape != (batch, length) or starts.dtype != torch.bool:

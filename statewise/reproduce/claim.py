@@ -76,6 +76,7 @@ PLACES = {
     "selective-copying": "selective_copying",
     "typeseg": "typeseg",
     "kalman": "kalman.claim",
+    "kalman-missing": "kalman_missing",
 }
 
 

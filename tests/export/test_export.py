@@ -66,6 +66,20 @@ def test_equal_in_float64(exported: tuple[sw.LanguageModel, ExportedProgram]) ->
             assert not want.numel() or (leaf - want).abs().max() <= 1e-9 * want.abs().max().clamp(min=1)
 
 
+def test_filters() -> None:
+    """Their gains follow the input, so that nothing is computed beforehand."""
+    torch.manual_seed(0)
+    model = build((sw.KalmanConfig(d_state=3), sw.KalmanConfig(adaptive=False, output="innovation"))).double()
+    program, tokens = export_step(model, batch=BATCH), torch.randint(VOCAB_SIZE, (BATCH, 20))
+    with torch.no_grad():
+        whole, final = model(tokens, model.initial_state(BATCH))
+    logits, leaves = steps(program, tokens, tree_leaves(model.initial_state(BATCH)))
+    torch.testing.assert_close(logits, whole)
+    torch.testing.assert_close(leaves, tree_leaves(final))
+    values = [node.meta["val"] for node in program.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
+    assert not any(value.is_complex() for value in values)
+
+
 def test_plain_operators_on_real_numbers(exported: tuple[sw.LanguageModel, ExportedProgram]) -> None:
     model, program = exported
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]

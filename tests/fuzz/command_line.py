@@ -34,7 +34,7 @@ VALUES: tuple[Any, ...] = (
 PRESETS = ("tiny", "demo", "delay", "adding", "copying", "reconstruction", "induction-head", "mqar", "co2", "digits")
 LAYERS = (
     "Mamba2Config", "MambaConfig", "Mamba3Config", "S4Config", "S4DConfig", "LSSLConfig", "LMUConfig", "GSSConfig",
-    "H3Config", "LinearAttentionConfig", "AttentionConfig",
+    "H3Config", "KalmanConfig", "LinearAttentionConfig", "AttentionConfig",
 )  # fmt: skip
 NEEDED = {"AttentionConfig": {"n_heads": 1}, "LinearAttentionConfig": {"n_heads": 1}, "LMUConfig": {"theta": 1.0}}
 # The last word: a step, on little data, looked at for a moment

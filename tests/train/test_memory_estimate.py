@@ -37,6 +37,7 @@ LAYERS: dict[str, Any] = {
     "mamba2": sw.Mamba2Config(),
     "s4d": sw.S4DConfig(),
     "h3": sw.H3Config(),
+    "kalman": sw.KalmanConfig(),
     "attention": BlockConfig(mixer=sw.AttentionConfig(n_heads=4), mlp=MLPConfig(expand=4)),
 }
 
