@@ -11,7 +11,7 @@ from torch import Tensor
 # (points (rows, k), which rows of the whole (rows,)) -> values (rows,), gradients (rows, k); not finite: no such point
 Score = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 _LONGEST = 2.0  # of a step in any number, which are logarithms and the like
-_SMALLEST = 1e-10
+_ROUNDING = 1e-11  # of a log-likelihood, beside its size
 
 
 class Found(NamedTuple):
@@ -49,15 +49,17 @@ def climb(score: Score, begin: Tensor, tolerance: Tensor, n_iterations: int) -> 
         before, slope = value[rows], (direction * gradient[rows]).sum(1)
         step, after = torch.zeros_like(direction), gradient[rows].clone()
         size, left = 1.0, torch.arange(len(rows), device=rows.device)
-        while len(left) and size >= _SMALLEST:
+        while len(left):
             there = size * direction[left]
             new_value, new_gradient = score(point[rows[left]] + there, rows[left])
             good = new_value.isfinite() & new_gradient.isfinite().all(1)
             good &= new_value >= before[left] + 1e-4 * size * slope[left]
             taken = left[good]
             step[taken], after[taken], value[rows[taken]] = there[good], new_gradient[good], new_value[good]
-            left, size = left[~good], size / 2
-        converged[rows[left]] = True  # no way up that rounding does not hide
+            size /= 2
+            promised = size * slope[left] > _ROUNDING * (1 + before[left].abs())
+            left, lost = left[~good & promised], left[~good & ~promised]
+            converged[rows[lost]] = True  # no way up that rounding does not hide
         bend = gradient[rows] - after
         inverse[rows] = _curved(inverse[rows], step, bend, first[rows])
         point[rows], gradient[rows], first[rows] = point[rows] + step, after, False

@@ -202,10 +202,10 @@ class _Score:
             return torch.cat([self._value(*part) for part in parts])
 
     def _value(self, free: Tensor, rows: Tensor) -> Tensor:
-        y, covariates, starts = self.series
+        y, covariates, starts, kappa = self.series
         if covariates is not None and len(covariates) > 1:
             covariates = covariates[rows]
-        own = Series(y[rows], covariates, None if starts is None else starts[rows])
+        own = Series(y[rows], covariates, None if starts is None else starts[rows], kappa[rows])
         return self.model.score(self.model.natural(free, self.scale[rows]), own)
 
 
@@ -219,9 +219,18 @@ def unit_of(y: Tensor) -> Tensor:
 
 def best_starts(model: Structural, score: _Score, batch: int, n_starts: int) -> list[Tensor]:
     """Of a fixed list of points, for each series the ``n_starts`` of highest likelihood, (batch, k) each."""
+    points = starting_points(model, score.scale)
+    rows = torch.arange(batch, device=score.scale.device)
+    values = torch.stack([score.values(point.expand(batch, -1), rows) for point in points])
+    order = values.nan_to_num(nan=-torch.inf).argsort(0, descending=True)[: min(n_starts, len(points))]
+    return [points[number] for number in order]
+
+
+def starting_points(model: Structural, like: Tensor) -> Tensor:
+    """(n, k): a fixed list of free numbers to begin from, more where the likelihood has many hills."""
     generator = torch.Generator().manual_seed(0)
     n_points = 8 if {p.kind for p in model.parameters.values()} <= {"variance", "damping"} else 32
-    like, points = score.scale, []
+    points = []
     for number in range(n_points):
         parts = []
         for p in model.parameters.values():
@@ -229,8 +238,5 @@ def best_starts(model: Structural, score: _Score, batch: int, n_starts: int) -> 
             low, high = {"variance": (-6.0, 0.0), "damping": (1.0, 4.0), "period": (-3.0, 3.0)}.get(p.kind, (-1.5, 1.5))
             middle = -2.0 if p.kind == "variance" else (low + high) / 2
             parts.append(torch.full_like(u, middle) if number == 0 else low + (high - low) * u)
-        points.append(torch.cat(parts).to(like))
-    rows = torch.arange(batch, device=like.device)
-    values = torch.stack([score.values(point.expand(batch, -1), rows) for point in points])
-    order = values.nan_to_num(nan=-torch.inf).argsort(0, descending=True)[: min(n_starts, n_points)]
-    return [torch.stack(points)[number] for number in order]
+        points.append(torch.cat(parts))
+    return torch.stack(points).to(like)

@@ -35,17 +35,19 @@ Parameters = Mapping[str, Tensor]
 
 class Series(NamedTuple):
     """Data that were checked. y: (batch, length, 1) float64, NaN where missing; covariates: (batch or 1, length, d) or
-    None; starts: (batch, length) bool, the first step that was observed, or None where all rows begin at once.
+    None; starts: (batch, length) bool, the first step that was observed, or None where all rows begin at once;
+    kappa: (batch, n_states), the variances of the diffuse prior.
     """
 
     y: Tensor
     covariates: Tensor | None
     starts: Tensor | None
+    kappa: Tensor
 
 
 @dataclass(frozen=True)
 class Structural:
-    """y_t = the sum of what each component adds at t, and written as one: ``Trend() + Seasonal(period=12) + Irregular()``.
+    """y_t = the sum of what each component adds at t, as in ``Trend() + Seasonal(period=12) + Irregular()``.
 
     Series are rows of a batch, each with parameters of its own: a dictionary of tensors (batch,), or (batch, order) for
     coefficients, by the names in ``parameters``, as "trend.slope_variance". Everything is computed in float64.
@@ -121,7 +123,7 @@ class Structural:
         """
         series = self.series(y, covariates)
         parameters = self.check_parameters(parameters, len(series.y))
-        return self._linear_gaussian(self._blocks(parameters, series.y), series, parameters)
+        return self.assemble(self.blocks(parameters, series.y), series, parameters)
 
     def log_likelihood(self, parameters: Parameters, y: Tensor, *, covariates: Tensor | None = None) -> Tensor:
         """(batch,): the diffuse log-likelihood of each series."""
@@ -134,8 +136,8 @@ class Structural:
         """
         series = self.series(y, covariates)
         parameters = self.check_parameters(parameters, len(series.y))
-        blocks = self._blocks(parameters, series.y)
-        model = self._linear_gaussian(blocks, series, parameters)
+        blocks = self.blocks(parameters, series.y)
+        model = self.assemble(blocks, series, parameters)
         smoothed = model.smooth(series.y, starts=series.starts)
         found, at = {}, 0
         for (name, component), block in zip(self.named.items(), blocks):
@@ -189,7 +191,7 @@ class Structural:
             raise InputError(f"forecast needs a length of at least 1, got {length!r}")
         series = self.series(y, covariates, ahead=length)
         parameters = self.check_parameters(parameters, len(series.y))
-        model = self._linear_gaussian(self._blocks(parameters, series.y), series, parameters)
+        model = self.assemble(self.blocks(parameters, series.y), series, parameters)
         n = series.y.shape[1]
         past, future = model[:n], model[n:]
         _, state = past.filter(series.y, past.initial_state(len(series.y)), starts=series.starts)
@@ -200,10 +202,10 @@ class Structural:
 
     def score(self, parameters: Parameters, series: Series) -> Tensor:
         """:meth:`log_likelihood` of what was checked."""
-        blocks = self._blocks(parameters, series.y)
-        model = self._linear_gaussian(blocks, series, parameters)
+        blocks = self.blocks(parameters, series.y)
+        model = self.assemble(blocks, series, parameters)
         likelihood = model.filter(series.y, starts=series.starts)[0].log_likelihood
-        for block, kappa in zip(blocks, self._kappas(series)):
+        for block, kappa in zip(blocks, self._parts(series.kappa)):
             if block.P is None:
                 likelihood = likelihood + block.log_determinant + kappa.log().sum(-1) / 2
         return likelihood
@@ -217,50 +219,56 @@ class Structural:
         """What :meth:`natural` undoes."""
         return torch.cat([p.free(parameters[name], scale) for name, p in self.parameters.items()], 1)
 
-    def _blocks(self, parameters: Parameters, like: Tensor) -> list[Block]:
+    def blocks(self, parameters: Parameters, like: Tensor) -> list[Block]:
         return [
             one.block({key: parameters[f"{name}.{key}"] for key in one.parameters}, like)
             for name, one in self.named.items()
         ]
 
-    def _kappas(self, series: Series) -> list[Tensor]:
-        """Of each component the variances of its diffuse prior, (batch, n_states)."""
-        known = ~series.y.isnan()
-        unit = DIFFUSE * series.y.nan_to_num(nan=0.0).square().sum((1, 2)) / known.sum((1, 2)).clamp(min=1)
+    def _parts(self, of_states: Tensor) -> tuple[Tensor, ...]:
+        """What belongs to each component of (batch, n_states)."""
+        return of_states.split([component.n_states for component in self.components], dim=-1)
+
+    def _kappa(self, y: Tensor, covariates: Tensor | None) -> Tensor:
+        known = ~y.isnan()
+        unit = DIFFUSE * y.nan_to_num(nan=0.0).square().sum((1, 2)) / known.sum((1, 2)).clamp(min=1)
         unit = torch.where(unit > 0, unit, DIFFUSE)[:, None]
         found = []
         for component in self.components:
             each = unit.expand(-1, component.n_states)
-            if isinstance(component, Regression):
-                assert series.covariates is not None
-                size = series.covariates.square().mean(1)
+            if isinstance(component, Regression) and covariates is not None:
+                size = covariates.square().mean(1)
                 each = each / torch.where(size > 0, size, 1.0)
             found.append(each)
-        return found
+        return torch.cat(found, 1)
 
-    def _linear_gaussian(self, blocks: list[Block], series: Series, parameters: Parameters) -> LinearGaussian:
-        y, n = series.y, self.n_states
-        batch = len(y)
-        A, P = y.new_zeros(batch, n, n), y.new_zeros(batch, n, n)
+    def assemble(self, blocks: list[Block], series: Series, parameters: Parameters) -> LinearGaussian:
+        """The components' systems side by side. Parameters and ``kappa`` may have a batch of 1, for all series."""
+        n, like = self.n_states, series.kappa
+        batch = max(len(like), *(len(p) for p in parameters.values()))
+        A, P = like.new_zeros(batch, n, n), like.new_zeros(batch, n, n)
         q, rows, at = [], [], 0
-        for block, kappa in zip(blocks, self._kappas(series)):
+        for block, kappa in zip(blocks, self._parts(series.kappa)):
             own = slice(at, at + block.A.shape[-1])
             at = own.stop
             if own.start == own.stop:
                 continue
-            place = (slice(None), own, own)
-            A = _placed(A, place, block.A)
-            P = _placed(P, place, torch.diag_embed(kappa) if block.P is None else block.P)
+            A[:, own, own] = block.A
+            P[:, own, own] = torch.diag_embed(kappa) if block.P is None else block.P
             q.append(block.q.expand(batch, -1))
             rows.append(series.covariates if block.c is None else block.c[None, None])
         if not n:  # noise alone: a state that is always zero
-            A, P, q, rows = y.new_zeros(1, 1, 1), y.new_zeros(1, 1, 1), [y.new_zeros(1, 1)], [y.new_zeros(1, 1, 1)]
+            A, P, q, rows = (
+                like.new_zeros(1, 1, 1),
+                like.new_zeros(1, 1, 1),
+                [like.new_zeros(1, 1)],
+                [like.new_zeros(1, 1, 1)],
+            )
         given = [row for row in rows if row is not None]
         lead = torch.broadcast_shapes(*(row.shape[:2] for row in given))
         C = torch.cat([row.expand(*lead, -1) for row in given], -1).unsqueeze(-2)
-        R = parameters.get("irregular.variance", y.new_zeros(1))[:, None, None, None]
-        Q = torch.diag_embed(torch.cat(q, -1))
-        return LinearGaussian(A[:, None], Q[:, None], C, R, covariance=P if len(P) == batch else P[0])
+        R = parameters.get("irregular.variance", like.new_zeros(1))[:, None, None, None]
+        return LinearGaussian(A[:, None], torch.diag_embed(torch.cat(q, -1))[:, None], C, R, covariance=P)
 
     # -- checks ------------------------------------------------------------------------------------------------------
 
@@ -297,7 +305,8 @@ class Structural:
         starts = None
         if bool((first > 0).any()):
             starts = torch.arange(y.shape[1], device=y.device) == first[:, None]
-        return Series(y.double(), covariates, starts)
+        y = y.double()
+        return Series(y, covariates, starts, self._kappa(y, covariates))
 
     def check_parameters(self, parameters: Any, batch: int) -> dict[str, Tensor]:
         """All as float64 with an axis for the batch.
@@ -321,17 +330,7 @@ class Structural:
         return found
 
 
-def _placed(whole: Tensor, place: tuple[slice, ...], part: Tensor) -> Tensor:
-    """With the part written there: differentiable, as the whole is this function's own."""
-    whole[place] = part
-    return whole
-
-
 def _each(value: Tensor, n: int, batch: int) -> Tensor:
     """(n * batch, ...): the rows of a batch, which may be 1, n times."""
     value = value.expand(batch, *value.shape[1:])
     return value.repeat(n, *[1] * (value.ndim - 1))
-
-
-def _scalar(rest: Gaussians, unseen: Tensor, spread: Tensor) -> Tensor:
-    return torch.where(unseen[..., None], spread, rest.variance.sqrt()[..., None])
