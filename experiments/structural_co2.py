@@ -2,7 +2,7 @@
 
     python experiments/structural_co2.py --out results.json
 
-Trains the presets ``co2-structural`` and ``co2``, fits statsmodels' UnobservedComponents with the same components to the same
+Trains the presets ``co2-structural`` and ``co2``, fits the same components by statsmodels to the same
 training span, and forecasts 52 weeks from every ``--stride``-th origin of the test span, from the same histories.
 """
 

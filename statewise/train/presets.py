@@ -85,14 +85,14 @@ def co2_structural() -> RunConfig:
     """The same year of CO2 by a structural time series: a moving slope, waves of the year, what decays, and noise."""
     data = SeriesDataConfig(source="co2", horizon=52, history=520, min_history=104)
     parts = (Trend(smooth=True), Seasonal(period=365.25 / 7, harmonics=2), Autoregression(order=1), Irregular())
-    return _structural(data, parts, scale=0.56)
+    return _structural(data, parts, scale=0.48)
 
 
 def sunspots_structural() -> RunConfig:
     """The same cycle of sunspots by a structural time series: a wave of about eleven years, a level, and noise."""
     data = SeriesDataConfig(source="sunspots", horizon=11, history=88, min_history=33)
     parts = (Level(stochastic=False), Cycle(periods=(6.0, 20.0)), Autoregression(order=2))
-    return _structural(data, parts, scale=24.0)
+    return _structural(data, parts, scale=21.0)
 
 
 def _structural(data: SeriesDataConfig, components: tuple[AnyComponent, ...], *, scale: float) -> RunConfig:
