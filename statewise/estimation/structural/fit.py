@@ -190,10 +190,17 @@ class _Score:
         return torch.cat(values), torch.cat(gradients)
 
     def _part(self, free: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """A point that makes no model, as an autoregression within rounding of a unit root, is worth nothing."""
         leaf = free.detach().clone().requires_grad_()
-        with torch.enable_grad():
-            value = self._value(leaf, rows)
-            (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        try:
+            with torch.enable_grad():
+                value = self._value(leaf, rows)
+                (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        except (InputError, torch.linalg.LinAlgError):
+            if len(rows) == 1:
+                return free.new_full((1,), -torch.inf), torch.zeros_like(free)
+            each = [self._part(free[i : i + 1], rows[i : i + 1]) for i in range(len(rows))]
+            return torch.cat([value for value, _ in each]), torch.cat([gradient for _, gradient in each])
         return value.detach(), gradient
 
     def values(self, free: Tensor, rows: Tensor) -> Tensor:

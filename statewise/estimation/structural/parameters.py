@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LARGEST = 1 - 1e-4  # of a partial autocorrelation: at 1 there is no stationary distribution
 MOST = 40.0  # a logarithm further out than this says the same as one here, and its exponential is still a number
 
 
@@ -26,7 +27,7 @@ class Parameter(NamedTuple):
         scale:  (batch,), the unit of a series: a free number of 0 is a variance of scale^2
         """
         if self.kind == "coefficients":
-            return stationary(torch.tanh(free))
+            return stationary(LARGEST * torch.tanh(free))
         free = free[:, 0]
         if self.kind == "variance":
             return scale.square() * free.clamp(-MOST, MOST).exp()
@@ -38,7 +39,7 @@ class Parameter(NamedTuple):
     def free(self, natural: Tensor, scale: Tensor) -> Tensor:
         """(batch, size): what :meth:`natural` undoes. A variance of 0 is a very small one."""
         if self.kind == "coefficients":
-            return torch.atanh(partial_correlations(natural))
+            return torch.atanh(partial_correlations(natural) / LARGEST)
         if self.kind == "variance":
             return (natural / scale.square()).clamp(min=math.exp(-MOST)).log()[:, None]
         if self.kind == "damping":
