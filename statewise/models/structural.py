@@ -103,9 +103,8 @@ class StructuralForecaster(Model):
     ) -> GaussianState:
         """The diffuse prior. ``dtype`` is float64 whatever is asked for: less does not hold it."""
         model = self._model(self._kappa(), None)
-        prior, d = model.initial_state(self.config.d_target), self.config.d_target
+        prior = model.initial_state(self.config.d_target)
         parts = [m.detach().expand(batch, *m.shape).to(self.free.device if device is None else device) for m in prior]
-        assert d == parts[0].shape[1]
         return GaussianState(*parts)
 
     def forward(

@@ -71,7 +71,7 @@ class Component(Config):
     def __add__(self, other: object) -> Structural:
         from statewise.estimation.structural.model import Structural
 
-        return Structural((self,)) + other
+        return Structural((self,)) + other  # type: ignore[arg-type]
 
 
 def _diffuse(A: Tensor, q: Tensor, c: Tensor | None, log_determinant: Tensor | None = None) -> Block:
@@ -187,7 +187,7 @@ class Seasonal(Component):
         if self.harmonics is None:
             A[0, 0], c[0] = -1.0, 1.0
             A[0, 1:, :-1] = torch.eye(n - 1, dtype=like.dtype, device=like.device)
-            moved = [p.get("variance")] + [None] * (n - 1)
+            moved: list[Tensor | None] = [p.get("variance"), *[None] * (n - 1)]
         else:
             for k in range(self.harmonics):
                 at, wave = 2 * k, 2 * math.pi * (k + 1) / self.period
@@ -253,7 +253,7 @@ class Autoregression(Component):
         A = torch.cat([a[:, None], below], 1)
         c = like.new_zeros(n)
         c[0] = 1.0
-        q = _variances([variance] + [None] * (n - 1), like)
+        q = _variances([variance, *[None] * (n - 1)], like)
         P = variance[:, None, None] * _stationary_covariance(A)
         return Block(A, q, c, P, like.new_zeros(1))
 

@@ -139,7 +139,8 @@ class Structural:
         blocks = self.blocks(parameters, series.y)
         model = self.assemble(blocks, series, parameters)
         smoothed = model.smooth(series.y, starts=series.starts)
-        found, at = {}, 0
+        found: dict[str, Gaussians] = {}
+        at = 0
         for (name, component), block in zip(self.named.items(), blocks):
             own = slice(at, at + component.n_states)
             at = own.stop
@@ -247,7 +248,9 @@ class Structural:
         n, like = self.n_states, series.kappa
         batch = max(len(like), *(len(p) for p in parameters.values()))
         A, P = like.new_zeros(batch, n, n), like.new_zeros(batch, n, n)
-        q, rows, at = [], [], 0
+        q: list[Tensor] = []
+        rows: list[Tensor | None] = []
+        at = 0
         for block, kappa in zip(blocks, self._parts(series.kappa)):
             own = slice(at, at + block.A.shape[-1])
             at = own.stop

@@ -54,7 +54,7 @@ class StructuralTask(ForecastingTask):
     from the parameters as they are, the first one from the best of a list of points; it takes no learning rate.
     """
 
-    models = (StructuralForecasterConfig,)  # type: ignore[assignment]
+    models = (StructuralForecasterConfig,)
     searches = True
     progress_line = "-log p {loss:.4f} a value"
 
@@ -120,7 +120,9 @@ class StructuralTask(ForecastingTask):
     def n_targets(self, batch: WholeSeries) -> int:  # type: ignore[override]
         return int((~batch.values.isnan()).sum())
 
-    def search(self, model: StructuralForecaster, batch: WholeSeries, number: int) -> tuple[float, float]:
+    def search(  # type: ignore[override]
+        self, model: StructuralForecaster, batch: WholeSeries, number: int
+    ) -> tuple[float, float]:
         def value(free: Tensor, rows: Tensor) -> Tensor:
             whole = model.free.detach().unflatten(0, (model.config.d_target, -1)).index_copy(0, rows, free)
             return model.log_likelihood(whole, batch.values, batch.covariates)[rows]
