@@ -3,6 +3,7 @@
 ``docs/estimation.md`` walks through this package.
 """
 
+from statewise.estimation import structural
 from statewise.estimation.consistency import acceptance, nees, nis
 from statewise.estimation.fit import Fit, fit, maximise
 from statewise.estimation.gaussian import Forecast, Gaussians, GaussianState, Interval, Posterior, Smoothed, Steady
@@ -34,4 +35,5 @@ __all__ = [
     "maximise",
     "nees",
     "nis",
+    "structural",
 ]

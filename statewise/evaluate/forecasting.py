@@ -15,6 +15,9 @@ from statewise.data.series_batches import SeriesBatch, collate
 from statewise.errors import InputError, require_least
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.forecaster import Forecaster
+from statewise.models.structural import StructuralForecaster
+
+AnyForecaster = Forecaster | StructuralForecaster
 
 DRIFT_SEASONS = 10  # that the drift is the mean of; on co2 it forecasts better than 1, 3 or all of them
 
@@ -62,7 +65,7 @@ class ForecastEvaluation:
 
 
 def evaluate_forecasts(
-    model: Forecaster,
+    model: AnyForecaster,
     split: SeriesSplit,
     *,
     stride: int = 1,
@@ -118,13 +121,15 @@ def evaluate_forecasts(
     )
 
 
-def forecast(model: Forecaster, split: SeriesSplit, origins: Sequence[Origin], *, batch_size: int = 64) -> np.ndarray:
+def forecast(
+    model: AnyForecaster, split: SeriesSplit, origins: Sequence[Origin], *, batch_size: int = 64
+) -> np.ndarray:
     """The model's forecasts at some origins of a split, float64 (origins, horizon, d_target, n_quantiles)."""
     return _forecasts(model, split, origins, batch_size, None)[0]
 
 
 def _forecasts(
-    model: Forecaster,
+    model: AnyForecaster,
     split: SeriesSplit,
     origins: Sequence[Origin],
     batch_size: int,
@@ -152,7 +157,7 @@ def _forecasts(
     return np.concatenate(found), loss / n_known
 
 
-def check_fits(model: Forecaster, data: SeriesData) -> None:
+def check_fits(model: AnyForecaster, data: SeriesData) -> None:
     """InputError unless the model reads and forecasts what the data have."""
     for name, needed in model_fields(data).items():
         given = getattr(model.config, name)
@@ -238,7 +243,7 @@ def _filled(past: np.ndarray, season: int) -> np.ndarray:
 
 
 def plot_forecasts(
-    model: Forecaster, split: SeriesSplit, path: Path | str, *, series: int = 0, target: int = 0
+    model: AnyForecaster, split: SeriesSplit, path: Path | str, *, series: int = 0, target: int = 0
 ) -> None:
     """Draw one target of one series over a split: what was, and forecasts that follow one another, one horizon long
     each, with the interval from the lowest to the highest quantile. The file's ending says the format.

@@ -27,6 +27,7 @@ from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.models.regressor import SequenceRegressorConfig
+from statewise.models.structural import StructuralForecasterConfig
 
 # A new family of mixers, or a new kind of model, is one line here. Who has a class of their own adds it before a file
 # that names it is read: CONFIG_TYPES["MyModelConfig"] = MyModelConfig.
@@ -51,6 +52,7 @@ CONFIG_TYPES: dict[str, type] = {
     "S5Config": S5Config,
     "SequenceClassifierConfig": SequenceClassifierConfig,
     "SequenceRegressorConfig": SequenceRegressorConfig,
+    "StructuralForecasterConfig": StructuralForecasterConfig,
 }
 
 

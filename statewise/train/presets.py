@@ -18,6 +18,8 @@ from statewise.data.synthetic_languages import (
     SyntheticLanguageConfig,
 )
 from statewise.data.text import TextDataConfig
+from statewise.estimation.structural import Autoregression, Cycle, Irregular, Level, Seasonal, Trend
+from statewise.estimation.structural.components import AnyComponent
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.s4d import S4DConfig
@@ -27,6 +29,7 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.forecaster import ForecasterConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.regressor import SequenceRegressorConfig
+from statewise.models.structural import StructuralForecasterConfig
 from statewise.train.config import (
     BudgetConfig,
     OptimizerConfig,
@@ -76,6 +79,29 @@ def sunspots() -> RunConfig:
     """A cycle of eleven yearly sunspot numbers from the three before it: seconds."""
     data = SeriesDataConfig(source="sunspots", horizon=11, history=33)
     return _forecasting(data, steps=200, scaling_steps=22, dropout=0.2)
+
+
+def co2_structural() -> RunConfig:
+    """The same year of CO2 by a structural time series: a moving slope, waves of the year, what decays, and noise."""
+    data = SeriesDataConfig(source="co2", horizon=52, history=520, min_history=104)
+    parts = (Trend(smooth=True), Seasonal(period=365.25 / 7, harmonics=2), Autoregression(order=1), Irregular())
+    return _structural(data, parts, scale=0.48)
+
+
+def sunspots_structural() -> RunConfig:
+    """The same cycle of sunspots by a structural time series: a wave of about eleven years, a level, and noise."""
+    data = SeriesDataConfig(source="sunspots", horizon=11, history=88, min_history=33)
+    parts = (Level(stochastic=False), Cycle(periods=(6.0, 20.0)), Autoregression(order=2))
+    return _structural(data, parts, scale=21.0)
+
+
+def _structural(data: SeriesDataConfig, components: tuple[AnyComponent, ...], *, scale: float) -> RunConfig:
+    """Its likelihood climbed in a few steps, each a search of its own."""
+    model = StructuralForecasterConfig(horizon=data.horizon, components=components, scale=scale)
+    train = TrainConfig(
+        budget=BudgetConfig(steps=3), reporting=ReportingConfig(evaluate_minutes=None, save_minutes=None, log_every=1)
+    )
+    return RunConfig(model=model, data=data, train=train)
 
 
 def _forecasting(data: SeriesDataConfig, *, steps: int, scaling_steps: int, dropout: float) -> RunConfig:
@@ -292,7 +318,9 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "demo": demo,
     "tiny": tiny,
     "co2": co2,
+    "co2-structural": co2_structural,
     "sunspots": sunspots,
+    "sunspots-structural": sunspots_structural,
     "digits": digits,
     "acsf1": acsf1,
     "spoken-digits": spoken_digits,

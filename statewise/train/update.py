@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from statewise.errors import DivergedError
+from statewise.errors import ConfigError, DivergedError
 from statewise.train.diagnose import first_non_finite, is_finite
 from statewise.train.environment import autocast
 from statewise.train.optimizer import set_learning_rate
@@ -37,6 +37,8 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
     Errors: DivergedError, with the parameters as they were before the step.
     """
     config = state.config
+    if state.task.searches:
+        return _searched(state)
     generators, carried = torch_generators(state.device), state.carried
     set_learning_rate(state.optimizer, lr)
     ranks, total = state.ranks, torch.zeros((), device=state.device)
@@ -59,6 +61,25 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
     state.progress.step += 1
     state.progress.validation = None
     return total_value, norm_value
+
+
+def _searched(state: RunState) -> tuple[float, float]:
+    """The step of a task that does it itself."""
+    if state.ranks.size > 1:
+        raise ConfigError(
+            f"{type(state.run.config.model).__name__} is fitted by one process, and there are {state.ranks.size}; "
+            "start it without torchrun"
+        )
+    batch = tree_map(
+        lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, state.batches[state.progress.step]
+    )
+    loss, norm = state.task.search(state.model, batch, state.progress.step)
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        what = f"step {state.progress.step + 1}: the loss is {loss}, the norm of its gradient {norm}"
+        raise DivergedError(f"{what}; {state.what_remains()}", what)
+    state.progress.step += 1
+    state.progress.validation = None
+    return loss, norm
 
 
 def _share_of_loss(state: RunState, number: int, loss_of: Loss) -> Tensor:

@@ -11,10 +11,12 @@ from families import MIXERS
 import statewise as sw
 from statewise.configuration import Config
 from statewise.data.text import TextDataConfig
+from statewise.estimation.structural import Cycle, Irregular, Regression, Seasonal
 from statewise.mixers.base import MixerConfig
 from statewise.models.forecaster import ForecasterConfig
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.models.registry import CONFIG_TYPES
+from statewise.models.structural import StructuralForecasterConfig
 from statewise.train.config import BudgetConfig, RunConfig, TrainConfig
 from statewise.train.tasks import run_types
 
@@ -29,6 +31,10 @@ EXAMPLES: tuple[Config, ...] = (
     sw.LMUConfig(theta=8.0),
     LANGUAGE_MODEL,
     ForecasterConfig(horizon=4, **SIZES),
+    Cycle(periods=(3.0, 9.0)),
+    Regression(d_covariates=2),
+    Seasonal(period=4),
+    StructuralForecasterConfig(horizon=4, components=(Seasonal(period=4), Irregular())),
     PairClassifierConfig(n_classes=2, vocab_size=16, **SIZES),
     sw.SequenceClassifierConfig(n_classes=2, d_input=1, **SIZES),
     sw.SequenceRegressorConfig(d_output=1, d_input=1, **SIZES),

@@ -25,6 +25,7 @@ from statewise.train.tasks.language import LanguageTask
 from statewise.train.tasks.pairs import PairClassificationTask
 from statewise.train.tasks.recall import RecallTask
 from statewise.train.tasks.regression import RegressionTask
+from statewise.train.tasks.structural import StructuralTask
 
 __all__ = ["TASKS", "BatchSource", "Table", "Task", "open_task", "run_types", "task_type"]
 
@@ -33,7 +34,7 @@ TASKS: dict[type[DataConfig], tuple[type[Task[Any, Any]], ...]] = {
     LabelledDataConfig: (ClassificationTask, RegressionTask),
     LongRangeDataConfig: (ClassificationTask, PairClassificationTask),
     MemoryDataConfig: (ClassificationTask, RegressionTask),
-    SeriesDataConfig: (ForecastingTask,),
+    SeriesDataConfig: (ForecastingTask, StructuralTask),
     **dict.fromkeys(LANGUAGES.values(), (RecallTask,)),
     TextDataConfig: (LanguageTask,),
 }

@@ -62,6 +62,7 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
                         "across_documents", "chunk_length", "n_streams", "window", "stride", "compressors"
     progress_line       of the terminal's bar, filled from a "train" record: keep it short
     evaluation_line     above the bar after an evaluation, filled from its record
+    searches            whether a step is a search of its own (:meth:`search`), in the place of the optimiser's
     plot_of             what :meth:`plot` draws, in words; None: nothing
     """
 
@@ -73,6 +74,7 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
     evaluate_options: ClassVar[tuple[str, ...]] = ()
     progress_line: ClassVar[str] = "loss {loss:.4f}"
     evaluation_line: ClassVar[str] = "loss {loss:.4f}"
+    searches: ClassVar[bool] = False
     plot_of: ClassVar[str | None] = None
 
     def __init__(self, run: RunConfig) -> None:
@@ -145,6 +147,13 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
 
         Called under autocast if the run asks for it, and perhaps compiled.
         """
+
+    def search(self, model: ModelType, batch: BatchType, number: int) -> tuple[float, float]:
+        """Step ``number``, from 0, of a task that ``searches``: new parameters, the loss, and the gradient's norm.
+
+        What it does follows from the parameters, the batch and the number alone, so that a run can be resumed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes the optimiser's steps")
 
     def n_targets(self, batch: BatchType) -> int:
         """How many targets the loss of a batch is the mean of: what it counts beside the losses of other rows.

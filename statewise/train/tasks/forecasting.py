@@ -37,8 +37,12 @@ class ForecastingTask(Task[Forecaster, SeriesBatch]):
     def __init__(self, run: RunConfig) -> None:
         super().__init__(run)
         self.data = open_series(cast(SeriesDataConfig, run.data))
+        self.check_model()
+
+    def check_model(self) -> None:
+        """Errors: ConfigError for a model that does not fit the series."""
         for name, needed in model_fields(self.data).items():
-            if (given := getattr(run.model, name)) != needed:
+            if (given := getattr(self.run.model, name)) != needed:
                 raise ConfigError(
                     f"model.{name}={given}, but the series need {name}={needed}; set model.{name}={needed}"
                 )
