@@ -17,11 +17,12 @@ from statewise.models.base import Model, ModelConfig
 from statewise.models.shapes import TooLargeError, build_shapes
 from statewise.train.config import OptimizerConfig, ParallelConfig, RunConfig
 from statewise.train.environment import autocast, choose_device
+from statewise.train.muon import AT_ONCE
 from statewise.train.optimizer import parameter_groups
 from statewise.train.tasks import Table, Task, open_task
 
 MOMENTS = 2  # of AdamW, for each parameter; of Muon one
-UPDATE = 4  # matrices that Muon makes of one whole matrix at a time, at most
+UPDATE = 4  # times the matrices that Muon takes together, which are whole then, at most
 BEYOND = 2**50  # bytes of parameters that no machine holds: following their shapes could take for ever
 LOOKED_AT = 8  # batches, of which the largest counts where the rows have lengths of their own
 
@@ -160,7 +161,7 @@ def rehearse(
     layers = [sum(n_bytes(p) for p in block.parameters() if p.requires_grad) for block in model.blocks]
     largest = max((n_bytes(p) for p in model.parameters()), default=0)
     matrices = by_muon(model, train.optimizer)
-    update = UPDATE * max(matrices, default=0)
+    update = UPDATE * max(min(sum(matrices), 4 * AT_ONCE), *matrices, 0)
     model.train()
     model.gradient_checkpointing = train.gradient_checkpointing
     try:

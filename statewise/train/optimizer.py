@@ -27,13 +27,17 @@ NORMS = (nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """Parameters that share an optimiser, a learning rate (a multiple of the run's) and a weight decay."""
+    """Parameters that share an optimiser, a learning rate (a multiple of the run's) and a weight decay.
+
+    parts: where the optimiser is Muon, of each parameter the rows of the maps that lie in it one below the other
+    """
 
     name: str
     parameters: tuple[tuple[str, nn.Parameter], ...]
     lr_ratio: float
     weight_decay: float
     optimizer: Literal["AdamW", "Muon"] = "AdamW"
+    parts: tuple[tuple[int, ...], ...] = ()
 
     @property
     def n_parameters(self) -> int:
@@ -68,6 +72,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> tuple[Paramet
     if by_muon:
         ratios["matrices"] = config.matrices_lr / config.lr
     seen: set[int] = set()
+    parts: list[tuple[int, ...]] = []
     for module, name, parameter, within in _walk(model):
         if id(parameter) in seen or not parameter.requires_grad:
             continue  # a tied parameter belongs where it is met first
@@ -75,6 +80,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> tuple[Paramet
         group = _group_of(module, name, parameter, within)
         if by_muon and group == "maps" and Layer in within and isinstance(module, nn.Linear):
             group = "matrices"
+            parts.append(getattr(module, "parts", (module.out_features,)))
         if group == "dynamics" and "dt" in ratios and _is_dt(module, name):
             group = "dt"
         members[group].append((name, parameter))
@@ -87,6 +93,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> tuple[Paramet
             lr_ratio=ratios.get(group, 1.0),
             weight_decay=decays.get(group, 0.0),
             optimizer="Muon" if group == "matrices" else "AdamW",
+            parts=tuple(parts) if group == "matrices" else (),
         )
         for group, parameters in members.items()
         if parameters
@@ -134,29 +141,33 @@ def build_optimizer(
     config: OptimizerConfig,
     *,
     alike: Callable[[Sequence[nn.Parameter]], list[list[nn.Parameter]]] = lambda parameters: [list(parameters)],
+    rounded: bool = False,
     **gathering: Callable[..., Tensor],
 ) -> torch.optim.AdamW:
     """AdamW over the groups, or Muon where a group asks for it. Set the rate of a step with :func:`set_learning_rate`.
 
     alike:     divides a group further, where one call cannot take all of it (parameters on different meshes)
+    rounded:   Muon's products in bfloat16
     gathering: ``whole`` and ``part_like`` of :class:`Muon`, where ranks have parts of the matrices
     """
     settings: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
     settings["fused"] = True  # one pass over memory, on the CPU too: there 3 to 6 times as fast as the other forms
     momentum = {"AdamW": None, "Muon": config.matrices_momentum}
+    parts = {id(p): parts for group in groups for (_, p), parts in zip(group.parameters, group.parts)}
     divided = [
         {
             "params": parameters,
             "weight_decay": group.weight_decay,
             "lr_ratio": group.lr_ratio,
             "momentum": momentum[group.optimizer],
+            "parts": [parts.get(id(parameter)) for parameter in parameters],
         }
         for group in groups
         for parameters in alike([parameter for _, parameter in group.parameters])
     ]
     if all(group.optimizer == "AdamW" for group in groups):
         return torch.optim.AdamW(divided, **settings)
-    return Muon(divided, **settings, **gathering)
+    return Muon(divided, **settings, rounded=rounded, **gathering)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

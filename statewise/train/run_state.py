@@ -67,7 +67,12 @@ class RunState:
         self.groups: tuple[ParameterGroup, ...] = parameter_groups(self.model, self.config.optimizer)
         self.parameters: list[nn.Parameter] = [p for group in self.groups for _, p in group.parameters]
         self.optimizer = build_optimizer(
-            self.groups, self.config.optimizer, alike=ranks.alike, whole=ranks.whole, part_like=ranks.part_like
+            self.groups,
+            self.config.optimizer,
+            rounded=self.config.precision == "bfloat16",
+            alike=ranks.alike,
+            whole=ranks.whole,
+            part_like=ranks.part_like,
         )
         if latest is not None:
             self._restore(latest)

@@ -18,15 +18,20 @@ from training import curve, small_model, small_run, with_train
 
 from statewise import checkpoints
 from statewise.errors import CheckpointError, ConfigError
-from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.attention import Attention, AttentionConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.block import BlockConfig
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
-from statewise.train import OptimizerConfig, RunConfig, memory_check, snapshot, train
+from statewise.train import OptimizerConfig, RunConfig, memory_check, muon, snapshot, train
 from statewise.train.memory_estimate import estimate_memory
-from statewise.train.muon import COEFFICIENTS, N_ITERATIONS, orthogonalize, orthogonalize_reference
+from statewise.train.muon import (
+    COEFFICIENTS,
+    N_ITERATIONS,
+    orthogonalize,
+    orthogonalize_reference,
+)
 from statewise.train.optimizer import build_optimizer, describe_groups, parameter_groups, set_learning_rate
 from statewise.train.report import Reporter
 
@@ -63,22 +68,39 @@ def test_singular_values_come_close_to_one() -> None:
     assert found.max() < 1.2
 
 
+def several(shape: tuple[int, int]) -> Tensor:
+    rows, columns = sorted(shape)
+    return torch.stack([matrix((rows, columns)) for _ in range(3)])
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_of_the_gram_matrix_are_the_definition(shape: tuple[int, int]) -> None:
-    m = matrix(shape)
-    torch.testing.assert_close(orthogonalize(m), orthogonalize_reference(m), rtol=1e-9, atol=1e-9)
-    single = orthogonalize(m.float())
+    matrices = several(shape)
+    expected = orthogonalize_reference(matrices)
+    torch.testing.assert_close(orthogonalize(matrices), expected, rtol=1e-9, atol=1e-9)
+    single = orthogonalize(matrices.float())
     assert single.dtype == torch.float32
-    torch.testing.assert_close(single.double(), orthogonalize_reference(m), rtol=0, atol=1e-3)
+    torch.testing.assert_close(single.double(), expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_in_bfloat16_it_is_the_definition_to_two_digits(shape: tuple[int, int]) -> None:
+    matrices = several(shape)
+    found = orthogonalize(matrices.float(), rounded=True)
+    assert found.dtype == torch.bfloat16
+    expected = orthogonalize_reference(matrices)
+    assert (found.double() - expected).norm() / expected.norm() < 0.1
 
 
 def test_a_gradient_of_zeros_moves_nothing() -> None:
-    assert torch.equal(orthogonalize(torch.zeros(3, 5)), torch.zeros(3, 5))
+    zeros = torch.zeros(2, 3, 5)
+    assert torch.equal(orthogonalize(zeros), zeros)
+    assert not orthogonalize(zeros, rounded=True).any()
 
 
 def test_sums_are_in_float32_where_the_matrix_is_not() -> None:
-    m = matrix((12, 20), torch.bfloat16)
-    assert torch.equal(orthogonalize(m), orthogonalize(m.float()))
+    matrices = several((12, 20)).to(torch.bfloat16)
+    assert torch.equal(orthogonalize(matrices), orthogonalize(matrices.float()))
 
 
 def test_one_step_is_muon() -> None:
@@ -108,6 +130,44 @@ def test_one_step_is_muon() -> None:
         torch.testing.assert_close(layer.detach(), layer.expected, rtol=1e-8, atol=1e-8)
         assert set(optimizer.state[layer]) == {"momentum_buffer"}
     torch.testing.assert_close(bias.detach(), alone.detach())
+
+
+def test_maps_in_a_fused_projection_move_apart() -> None:
+    """Queries, keys and values lie in one matrix; each is orthogonalised, and scaled, by itself."""
+    block = BlockConfig(mixer=AttentionConfig(n_heads=4, n_kv_heads=2, d_head=4)).build(8).double()
+    assert isinstance(block.mixer, Attention)
+    weight = block.mixer.in_proj.weight
+    before, gradient = weight.detach().clone(), torch.randn_like(weight)
+    optimizer = build_optimizer(parameter_groups(block, MUON), MUON)
+    set_learning_rate(optimizer, MUON.lr)
+    weight.grad = gradient
+    optimizer.step()
+    q, k, v = (orthogonalize_reference(part) for part in gradient.split((16, 8, 8)))
+    expected = (1 - 0.02 * 0.1) * before - 0.02 * torch.cat([math.sqrt(2) * q, k, v])
+    torch.testing.assert_close(weight.detach(), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_so_many_at_a_time_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices of one shape share their products, a few of them at a time."""
+    moved = []
+    for at_once in (1, 2**22):
+        monkeypatch.setattr(muon, "AT_ONCE", at_once)
+        torch.manual_seed(0)
+        model = small_model().build().double()
+        optimizer = build_optimizer(parameter_groups(model, MUON), MUON)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        moved.append([parameter.detach().clone() for parameter in model.parameters()])
+    for one, other in zip(*moved):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_the_parts_are_those_of_the_papers() -> None:
+    mamba2 = Mamba2Config(d_state=8, d_head=4, n_groups=2).build(16)
+    assert mamba2.in_proj.parts == (32, 32, 16, 16, 8)  # z, x, B, C, dt
+    assert mamba2.out_proj.parts == (16,)
+    assert MLPConfig(expand=2, gated=True).build(16).in_proj.parts == (32, 32)
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="PyTorch has it since 2.9")
