@@ -136,8 +136,9 @@ class Attention(Mixer):
         self.d_head = config.head_width(d_model)
         self.d_rotary = config.rotary_width(self.d_head)
         d_inner = self.n_heads * self.d_head
-        d_projected = d_inner + 2 * self.n_kv_heads * self.d_head  # q, k, v
-        self.in_proj = Linear(d_model, d_projected, bias=config.bias)
+        d_kv = self.n_kv_heads * self.d_head
+        d_projected = d_inner + 2 * d_kv
+        self.in_proj = Linear(d_model, d_projected, bias=config.bias, parts=(d_inner, d_kv, d_kv))  # q, k, v
         self.convolution = None if config.n_taps is None else ShortConvolution(d_projected, config.n_taps)
         self.out_proj = Linear(d_inner, d_model, bias=config.bias if config.output_bias is None else config.output_bias)
         self.positions = None if config.max_positions is None else LearnedPositions(config.max_positions, d_model)

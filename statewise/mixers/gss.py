@@ -103,7 +103,7 @@ class GSS(PreparableMixer):
         super().__init__()
         self.d_model, self.config = d_model, config
         self.d_inner, self.d_ssm = config.expand * d_model, d_model // config.bottleneck
-        self.in_proj = Linear(d_model, self.d_inner + self.d_ssm, bias=config.bias)
+        self.in_proj = Linear(d_model, self.d_inner + self.d_ssm, bias=config.bias, parts=(self.d_inner, self.d_ssm))
         self.dynamics = GSSDynamics(self.d_ssm, config.d_state)
         self.readout = Readout(self.d_ssm, config.d_state // 2, is_complex=True)
         self.up_proj = Linear(self.d_ssm, self.d_inner, bias=config.bias)

@@ -147,7 +147,7 @@ class H3(PreparableMixer):
         self.d_model, self.config = d_model, config
         self.n_heads = d_model // config.d_head
         self.d_shift = config.d_state if config.d_shift is None else config.d_shift
-        self.in_proj = Linear(d_model, 3 * d_model, bias=config.bias)
+        self.in_proj = Linear(d_model, 3 * d_model, bias=config.bias, parts=(d_model,) * 3)
         self.dynamics = H3Dynamics(d_model, self.n_heads, self.d_shift, config)
         self.readout = H3Readout(d_model, self.n_heads, self.d_shift, config)
         self.out_proj = Linear(d_model, d_model, bias=config.bias)

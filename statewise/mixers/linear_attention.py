@@ -85,7 +85,8 @@ class LinearAttention(Mixer):
         self.d_feature = self.d_head if config.d_feature is None else config.d_feature
         self.feature_map = FEATURE_MAPS[config.feature_map]
         self.n_features = self.feature_map.width(self.d_feature)
-        self.in_proj = Linear(d_model, 2 * self.n_heads * self.d_feature + d_model, bias=config.bias)  # q, k, v
+        parts = (self.n_heads * self.d_feature, self.n_heads * self.d_feature, d_model)  # q, k, v
+        self.in_proj = Linear(d_model, sum(parts), bias=config.bias, parts=parts)
         self.out_proj = Linear(d_model, d_model, bias=config.bias)
         self.reset_parameters()
 

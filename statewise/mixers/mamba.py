@@ -140,7 +140,7 @@ class MambaDirection(nn.Module):
         self.config = config
         self.sizes = [dt_rank, config.d_state, config.d_state]  # dt; B; C
         self.convolution = ShortConvolution(d_inner, config.n_taps, bias=config.convolution_bias, activation="silu")
-        self.x_proj = Linear(d_inner, sum(self.sizes), bias=False)
+        self.x_proj = Linear(d_inner, sum(self.sizes), bias=False, parts=self.sizes)
         self.dt_proj = Linear(dt_rank, d_inner, bias=False)  # its bias is dynamics.dt_bias
         self.dynamics = MambaDynamics(d_inner, config)
         self.reset_direction()
@@ -210,7 +210,7 @@ class Mamba(MambaDirection, Mixer):
         self.is_causal = not config.bidirectional
         own = config.bidirectional and not config.tied_directions
         self.backward_direction = MambaDirection(d_inner, dt_rank, config) if own else None
-        self.in_proj = Linear(d_model, 2 * d_inner, bias=config.bias)
+        self.in_proj = Linear(d_model, 2 * d_inner, bias=config.bias, parts=(d_inner, d_inner))
         width = 2 * d_inner if config.combine == "concatenate" else d_inner
         self.out_proj = Linear(width, d_model, bias=config.bias)
         self.reset_parameters()

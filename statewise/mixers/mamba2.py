@@ -120,7 +120,8 @@ class Mamba2(Mixer):
         d_groups = config.n_groups * config.d_state
         self.sizes = [self.d_inner, self.d_inner + 2 * d_groups, self.n_heads]  # z; x, B, C; dt
         self.convolved_sizes = [self.d_inner, d_groups, d_groups]
-        self.in_proj = Linear(d_model, sum(self.sizes), bias=config.bias)
+        parts = (self.d_inner, *self.convolved_sizes, self.n_heads)  # z; x; B; C; dt
+        self.in_proj = Linear(d_model, sum(self.sizes), bias=config.bias, parts=parts)
         self.convolution = ShortConvolution(
             self.sizes[1], config.n_taps, bias=config.convolution_bias, activation="silu"
         )

@@ -138,7 +138,8 @@ class Mamba3(Mixer):
             raise ConfigError(f"Mamba3Config.n_groups={config.n_groups} does not divide {self.n_heads} heads")
         d_groups = config.n_groups * config.d_state
         self.sizes = [self.d_inner, self.d_inner, d_groups, d_groups, *[self.n_heads] * 3, config.n_angles]
-        self.in_proj = Linear(d_model, sum(self.sizes), bias=False)  # z, v, B, C, dt, A, lambda, angle
+        # z, v, B, C, dt, A, lambda, angle
+        self.in_proj = Linear(d_model, sum(self.sizes), bias=False, parts=self.sizes)
         self.B_norm = nn.RMSNorm(config.d_state, eps=config.norm_eps)
         self.C_norm = nn.RMSNorm(config.d_state, eps=config.norm_eps)
         self.dynamics = Mamba3Dynamics(self.n_heads, config)

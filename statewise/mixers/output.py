@@ -34,7 +34,7 @@ class OutputHalf(nn.Module):
         self.d_model, self.gated = d_model, gated
         self.activation = ACTIVATIONS[activation]
         self.dropout = build_dropout(dropout, tied=tied_dropout)
-        self.linear = Linear(d_inner, 2 * d_model if gated else d_model)
+        self.linear = Linear(d_inner, 2 * d_model if gated else d_model, parts=(d_model,) * (2 if gated else 1))
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -18,7 +19,18 @@ def weight_std_at(d_model: int) -> float:
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` with the same parameters, on the faster matrix library: :func:`statewise.kernels.linear.linear`."""
+    """``nn.Linear`` with the same parameters, on the faster matrix library: :func:`statewise.kernels.linear.linear`.
+
+    parts: the numbers of outputs of the maps that lie in it side by side, which an optimiser of matrices keeps apart;
+           None: it is one map
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, parts: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        self.parts = (out_features,) if parts is None else tuple(size for size in parts if size)
+        assert sum(self.parts) == out_features
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)

@@ -41,7 +41,8 @@ class MLP(nn.Module):
         self.config = config
         multiple = config.multiple_of
         d_hidden = -(-round(config.expand * d_model) // multiple) * multiple
-        self.in_proj = Linear(d_model, d_hidden * (2 if config.gated else 1), bias=config.bias)
+        parts = (d_hidden,) * (2 if config.gated else 1)
+        self.in_proj = Linear(d_model, sum(parts), bias=config.bias, parts=parts)
         self.out_proj = Linear(d_hidden, d_model, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
 

@@ -83,7 +83,8 @@ class BudgetConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Config):
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over the groups of parameters of train/optimizer.py.
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over the groups of parameters of train/optimizer.py, and
+    for the matrices Muon (train/muon.py), if asked.
 
     lr:                what the schedule is multiplied by: the highest rate, reached at the end of the warm-up
     dynamics_lr_ratio: rate of the parameters in a Dynamics module, as a multiple of the others'
@@ -92,6 +93,9 @@ class OptimizerConfig(Config):
     weight_decay:      per unit of learning rate
     weight_decay_of:   "maps" between features, or "all": embeddings, norms and biases as well
     clip_norm:         the gradient's norm over all parameters is clipped to this; None: never
+    matrices:          "muon": the weights of the linear maps within layers by Muon, and all else by AdamW
+    matrices_lr:       Muon's highest rate, which follows the same schedule; ``lr`` is then AdamW's alone
+    matrices_momentum, matrices_weight_decay: Muon's; the decay is per unit of matrices_lr
     """
 
     lr: Positive = 1e-3
@@ -104,8 +108,19 @@ class OptimizerConfig(Config):
     weight_decay: NonNegative = 0.1
     weight_decay_of: Literal["maps", "all"] = "maps"
     clip_norm: Limit | None = 1.0
+    matrices: Literal["adamw", "muon"] = "adamw"
+    matrices_lr: Positive = 0.02
+    matrices_momentum: Fraction = 0.95
+    matrices_weight_decay: NonNegative = 0.1
 
     def __post_init__(self) -> None:
+        if self.matrices == "adamw":
+            for name in ("matrices_lr", "matrices_momentum", "matrices_weight_decay"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise ConfigError(
+                        f"OptimizerConfig.{name}={getattr(self, name)} is Muon's, and matrices='adamw'; set "
+                        "train.optimizer.matrices=muon, or leave it out"
+                    )
         if self.dt_lr_max is not None and self.dt_lr_ratio is None:
             raise ConfigError(
                 f"OptimizerConfig.dt_lr_max={self.dt_lr_max} needs a rate of dt's own; set "

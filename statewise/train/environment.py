@@ -68,6 +68,15 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether a run of here computes on a processor with products in bfloat16 (AVX512-BF16 or AMX). Others imitate
+    them, slower than in float32."""
+    if torch.cuda.is_available():
+        return False
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return any(bool(capabilities.get(name)) for name in ("avx512_bf16", "amx_bf16"))
+
+
 def seed_generators(seed: int) -> None:
     """PyTorch's, Python's and numpy's global generators."""
     torch.manual_seed(seed)

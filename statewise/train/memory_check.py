@@ -11,7 +11,7 @@ import torch
 from statewise.errors import ConfigError
 from statewise.memory import size
 from statewise.models.base import Model
-from statewise.train.config import RunConfig
+from statewise.train.config import OptimizerConfig, RunConfig
 from statewise.train.environment import choose_device
 from statewise.train.memory_estimate import (
     MOMENTS,
@@ -19,6 +19,7 @@ from statewise.train.memory_estimate import (
     Share,
     UnknownError,
     available_to,
+    by_muon,
     estimate_memory,
     largest_batch,
     n_bytes,
@@ -53,8 +54,9 @@ def require_memory(config: RunConfig, task: Task[Any, Any], *, copies: int = 1, 
     model, batch = shapes_of(config.model), largest_batch(task, share)
     if copies * _bound(model, batch) <= available:
         return
-    if share.tensor * share.sharded == 1 and copies * _least(model) > available:
-        raise ConfigError(_hopeless(model, device, copies, available))
+    least = copies * _least(model, config.train.optimizer)
+    if share.tensor * share.sharded == 1 and least > available:
+        raise ConfigError(_hopeless(model, device, copies, least, available))
     try:
         found = rehearse(config, task, model, batch, device, share)
     except UnknownError:
@@ -72,16 +74,17 @@ def _bound(model: Model, batch: Any) -> int:
     return 4 * (numbers + NUMBERS_PER_WIDTH * widths * n_numbers(batch))
 
 
-def _least(model: Model) -> int:
+def _least(model: Model, config: OptimizerConfig) -> int:
     """Bytes without which no step can be: those of the parameters, their gradients and moments."""
-    return sum((1 + (1 + MOMENTS) * p.requires_grad) * n_bytes(p) for p in model.parameters())
+    by_adamw = sum((1 + (1 + MOMENTS) * p.requires_grad) * n_bytes(p) for p in model.parameters())
+    return by_adamw - sum(by_muon(model, config))
 
 
-def _hopeless(model: Model, device: torch.device, copies: int, available: int) -> str:
+def _hopeless(model: Model, device: torch.device, copies: int, least: int, available: int) -> str:
     parameters = size(sum(map(n_bytes, model.parameters())))
     several = f" for each of {copies} runs" if copies > 1 else ""
     return (
-        f"the run needs {size(copies * _least(model))} of memory for its parameters ({parameters}{several}), their "
+        f"the run needs {size(least)} of memory for its parameters ({parameters}{several}), their "
         f"gradients and moments alone, and {size(available)} are free on {device.type}; use a smaller model, or "
         "train.check_memory=false to begin all the same"
     )

@@ -15,11 +15,14 @@ from statewise.errors import ConfigError
 from statewise.memory import available_memory, size
 from statewise.models.base import Model, ModelConfig
 from statewise.models.shapes import TooLargeError, build_shapes
-from statewise.train.config import ParallelConfig, RunConfig
+from statewise.train.config import OptimizerConfig, ParallelConfig, RunConfig
 from statewise.train.environment import autocast, choose_device
+from statewise.train.muon import AT_ONCE
+from statewise.train.optimizer import parameter_groups
 from statewise.train.tasks import Table, Task, open_task
 
-MOMENTS = 2  # of AdamW, for each parameter
+MOMENTS = 2  # of AdamW, for each parameter; of Muon one
+UPDATE = 4  # times the matrices that Muon takes together, which are whole then, at most
 BEYOND = 2**50  # bytes of parameters that no machine holds: following their shapes could take for ever
 LOOKED_AT = 8  # batches, of which the largest counts where the rows have lengths of their own
 
@@ -57,7 +60,7 @@ class Share:
 class MemoryEstimate:
     """Bytes of the tensors of a run in one process, and how many are free.
 
-    parameters: with buffers   gradients, moments: of all parameters, the moments AdamW's
+    parameters: with buffers   gradients, moments: of all parameters, the moments AdamW's, or Muon's one
     activations: what is kept of the forward pass of a micro-batch for its backward pass
     temporary:  what the most at one time has beyond these
     peak:       the most at one time. The others are not all there at once, so it may be less than their sum
@@ -157,6 +160,8 @@ def rehearse(
     train = config.train
     layers = [sum(n_bytes(p) for p in block.parameters() if p.requires_grad) for block in model.blocks]
     largest = max((n_bytes(p) for p in model.parameters()), default=0)
+    matrices = by_muon(model, train.optimizer)
+    update = UPDATE * max(min(sum(matrices), 4 * AT_ONCE), *matrices, 0)
     model.train()
     model.gradient_checkpointing = train.gradient_checkpointing
     try:
@@ -184,15 +189,16 @@ def rehearse(
         in_layers = sum(layers)
         spared = in_layers - in_layers / share.tensor
         parameters, trained = (round((n - spared) / share.sharded) for n in (parameters, trained))
-    moments, begin, save = MOMENTS * trained, 0, 0
+    moments, begin, save = MOMENTS * trained - round(sum(matrices) / share.tensor / share.sharded), 0, 0
     if divided:
         gathered = 3 * max(layers, default=0) if share.sharded > 1 else 0
         begin = whole // share.on_machine if device.type == "cpu" else 0
         save = 2 * largest
         step = parameters + trained + moments + activations + rest + gathered
-        most = max(step, parameters + largest + begin, parameters + moments + save)
+        updated = parameters + trained + moments + update
+        most = max(step, updated, parameters + largest + begin, parameters + moments + save)
     else:
-        most = moments + max(peak, parameters + trained)
+        most = moments + max(peak, parameters + trained + update)
     return MemoryEstimate(
         device=device.type,
         parameters=parameters,
@@ -205,6 +211,14 @@ def rehearse(
         begin=begin,
         save=save,
     )
+
+
+def by_muon(model: Model, config: OptimizerConfig) -> list[int]:
+    """The bytes of each matrix that Muon moves."""
+    if config.matrices != "muon":
+        return []
+    groups = parameter_groups(model, config)
+    return [n_bytes(p) for group in groups if group.optimizer == "Muon" for _, p in group.parameters]
 
 
 def available_to(device: torch.device, share: Share) -> int | None:

@@ -38,20 +38,25 @@ from statewise.train.config import (
     ScheduleConfig,
     TrainConfig,
 )
+from statewise.train.environment import multiplies_bfloat16
 from statewise.train.tasks import run_types, task_type
 
 MAMBA2 = Mamba2Config(d_state=32, d_head=16)  # of the synthetic languages
 
 
 def demo() -> RunConfig:
-    """The hybrid of `make demo`: two and a half minutes on the text of the standard library."""
+    """The hybrid of `make demo`: two and a half minutes on the text of the standard library.
+
+    In bfloat16 where the processor multiplies in it, in float32 elsewhere; run.json says which.
+    """
     train = TrainConfig(
         budget=BudgetConfig(minutes=2.5),
-        optimizer=OptimizerConfig(lr=4e-3),
-        schedule=ScheduleConfig(min_ratio=0.02),
+        optimizer=OptimizerConfig(lr=4e-3, matrices="muon"),
+        schedule=ScheduleConfig(kind="linear", min_ratio=0.0),
         reporting=ReportingConfig(evaluate_minutes=None, save_minutes=None, log_every=25),
         batch_size=8,
         length=256,
+        precision="bfloat16" if multiplies_bfloat16() else "float32",
         matmul="fast",
     )
     return RunConfig(model=models.demo(), data=TextDataConfig(), train=train)

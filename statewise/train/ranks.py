@@ -167,6 +167,10 @@ class Ranks:
         whole, of which a rank may have only a piece; None where they are."""
         return work(None)
 
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All of a tensor of which a rank has a part, on every rank; all of them ask for it."""
+        return tensor
+
     def part_like(self, tensor: Tensor, parameter: Tensor) -> Tensor:
         """The part of a whole tensor that a rank has of this parameter, in memory of its own.
 

@@ -66,7 +66,14 @@ class RunState:
         self.carried: Any = self.task.initial_state(self.model) if self.config.carry_state else None  # of all rows
         self.groups: tuple[ParameterGroup, ...] = parameter_groups(self.model, self.config.optimizer)
         self.parameters: list[nn.Parameter] = [p for group in self.groups for _, p in group.parameters]
-        self.optimizer = build_optimizer(self.groups, self.config.optimizer, ranks.alike)
+        self.optimizer = build_optimizer(
+            self.groups,
+            self.config.optimizer,
+            rounded=self.config.precision == "bfloat16",
+            alike=ranks.alike,
+            whole=ranks.whole,
+            part_like=ranks.part_like,
+        )
         if latest is not None:
             self._restore(latest)
         else:
@@ -141,7 +148,10 @@ class RunState:
     def advice(self) -> str:
         """What to do about numbers that are not finite."""
         if self.checkpoint is None:
-            smaller = f"--resume {shlex.quote(str(self.run.path))} --lr {self.config.optimizer.lr / 3:.2g}"
+            config = self.config.optimizer
+            smaller = f"--resume {shlex.quote(str(self.run.path))} --lr {config.lr / 3:.2g}"
+            if config.matrices == "muon":
+                smaller += f" --set train.optimizer.matrices_lr={config.matrices_lr / 3:.2g}"
             return f"To begin anew with a smaller learning rate: statewise train {smaller}"
         settings = "A smaller train.optimizer.lr, or a longer train.schedule.warmup"
         return f"{settings}, may help; for that begin a new run with another --out"

@@ -13,6 +13,8 @@ from torch import Tensor
 from statewise.errors import CheckpointError
 from statewise.train.optimizer import ParameterGroup
 
+KEPT = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Muon": ("momentum_buffer",)}  # by an optimiser, of a parameter
+
 
 def torch_generators(device: torch.device) -> dict[str, Tensor]:
     """The states of PyTorch's global generators that a run on ``device`` draws from."""
@@ -75,9 +77,10 @@ def restore_optimizer(
 ) -> None:
     """Puts back what :func:`capture_optimizer` gave. part_like: (tensor, parameter) -> what is kept of the tensor here.
 
-    Errors: CheckpointError for a parameter that the model does not have, or has in another shape.
+    Errors: CheckpointError for a parameter that the model does not have, has in another shape, or has by another
+            optimiser.
     """
-    parameters = {name: parameter for group in groups for name, parameter in group.parameters}
+    members = {name: (group.optimizer, parameter) for group in groups for name, parameter in group.parameters}
     in_order = (parameter for group in optimizer.param_groups for parameter in group["params"])
     numbers = {id(parameter): number for number, parameter in enumerate(in_order)}
     state: dict[int, dict[str, Tensor]] = {}
@@ -85,9 +88,14 @@ def restore_optimizer(
         if not tensor_name.startswith("optimizer."):
             continue
         _, key, name = tensor_name.split(".", 2)
-        if name not in parameters:
+        if name not in members:
             raise CheckpointError(f"the trainer's state has {tensor_name}, but the model has no parameter {name}")
-        parameter = parameters[name]
+        by, parameter = members[name]
+        if key not in KEPT[by]:
+            raise CheckpointError(
+                f"the trainer's state has {tensor_name}, but the run trains {name} by {by}; put "
+                "train.optimizer.matrices back as it was, or begin a new run"
+            )
         shape = parameter.shape
         if key != "step" and value.shape != shape:
             raise CheckpointError(f"{tensor_name} has shape {tuple(value.shape)}; expected {tuple(shape)}")

@@ -258,6 +258,9 @@ class SeveralRanks(Ranks):
 
         return self.by_first(first)
 
+    def whole(self, tensor: Tensor) -> Tensor:
+        return parted.whole(tensor)
+
     def part_like(self, tensor: Tensor, parameter: Tensor) -> Tensor:
         return parted.part_like(tensor, parameter)
 

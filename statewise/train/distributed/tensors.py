@@ -32,6 +32,11 @@ def own(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, on every rank of its mesh; each of them has to ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 class Gathering:
     """Tensors that rank 0 asks for, and gets whole: any of them, in any order, one at a time.
 
