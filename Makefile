@@ -71,7 +71,7 @@ benchmark: $(VENV)/.installed-bench
 	$(BIN)/statewise benchmark bars --no-json
 
 sanitize: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --slow tests/kernels/test_sanitizers.py
+	$(BIN)/python -m pytest --slow tests/native/test_sanitizers.py
 
 fuzz: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) --sanitize auto

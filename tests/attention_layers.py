@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import laws
 import torch
+from law_signals import prepared
 from torch import Tensor
 
 from statewise.mixers.attention import Attention, AttentionConfig
@@ -30,7 +30,7 @@ def visible(state: AttentionState) -> Any:
 
 def build(seed: int = 0, d_model: int = 8, **options: Any) -> Attention:
     torch.manual_seed(seed)
-    mixer = laws.prepared(AttentionConfig(**options).build(d_model))
+    mixer = prepared(AttentionConfig(**options).build(d_model))
     assert isinstance(mixer, Attention)
     return mixer
 

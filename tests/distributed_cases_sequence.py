@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from distributed_harness import Place, case
 from families import FAMILIES, MIXERS
-from laws import prepared
+from law_signals import prepared
 from torch import Tensor
 
 import statewise as sw

@@ -7,20 +7,30 @@ ways of making the same call, with all their gradients, and never looks inside.
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from law_documents import check_lengths, check_starts
+from law_signals import (
+    detached,
+    gradients,
+    prepared,
+    rows,
+    same,
+    signal,
+    some_times,
+    states,
+    through,
+    warm_state,
+)
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from statewise.errors import InputError
 from statewise.mixers.base import Mixer
 from statewise.operators.masks import NO_MASKS
-
-# ---- mixers
 
 
 def check_mixer_laws(
@@ -145,80 +155,6 @@ def wrong_states(state: Any) -> Iterator[Any]:
             yield pytree.tree_unflatten([*leaves[:i], other, *leaves[i + 1 :]], spec)
 
 
-def prepared(mixer: Mixer) -> Mixer:
-    """A float64 copy whose parameters all matter: at the usual scale of 0.02 an error in a branch would hide."""
-    mixer = copy.deepcopy(mixer).double()
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            fan_in = parameter.shape[-1] if parameter.ndim > 1 else 4
-            parameter.add_(torch.randn_like(parameter) / fan_in**0.5)
-    return mixer
-
-
-def signal(mixer: Mixer, batch: int, length: int) -> Tensor:
-    return torch.randn(batch, length, mixer.d_model, dtype=torch.float64)
-
-
-def warm_state(mixer: Mixer, batch: int, length: int = 7) -> Any:
-    """The state of rows that have read different numbers of tokens, the last row none; leaves ready for gradients."""
-    lengths = torch.tensor([max(0, length - 3 * b) if b < batch - 1 or batch == 1 else 0 for b in range(batch)])
-    with torch.no_grad():
-        _, state = mixer(signal(mixer, batch, length), mixer.initial_state(batch), lengths=lengths)
-    return tracked(state)
-
-
-def states(mixer: Mixer, batch: int) -> Iterator[Any]:
-    yield tracked(mixer.initial_state(batch))
-    yield warm_state(mixer, batch)
-
-
-def tracked(state: Any) -> Any:
-    """A copy of a state whose floating leaves record gradients."""
-    return pytree.tree_map(lambda x: x.detach().clone().requires_grad_(x.is_floating_point()), state)
-
-
-def detached(state: Any) -> Any:
-    return pytree.tree_map(lambda x: x.detach(), state)
-
-
-def rows(state: Any, index: Sequence[int]) -> Any:
-    """Some rows of a state, as copies (in the graph, if the state is in one)."""
-    return pytree.tree_map(lambda x: x.index_select(0, torch.tensor(index)), state)
-
-
-def some_times(length: int) -> list[int]:
-    """Where to cut: everywhere in a short sequence, at telling places in a long one."""
-    if length <= 65:
-        return list(range(length + 1))
-    near = {t + d for t in (0, 16, 32, 64, 128, 256, length // 2, length) for d in (-1, 0, 1)}
-    return sorted(t for t in near if 0 <= t <= length)
-
-
-def gradients(mixer: Mixer, outputs: Tensor, inputs: Any) -> list[Tensor]:
-    """d(outputs . fixed random weights) / d(inputs, parameters), zeros where there is no path."""
-    leaves = [x for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor) and x.requires_grad]
-    leaves += [parameter for parameter in mixer.parameters() if parameter.requires_grad]  # a frozen mixer has none
-    weights = torch.randn(outputs.shape, dtype=outputs.dtype, generator=torch.Generator().manual_seed(1))
-    found = torch.autograd.grad((outputs * weights).sum(), leaves, allow_unused=True)
-    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found)]
-
-
-def same(actual: Any, expected: Any, atol: float, what: str) -> None:
-    for a, e in zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True):
-        torch.testing.assert_close(a, e, atol=atol, rtol=atol, msg=lambda message: f"{what}: {message}")
-
-
-def through(mixer: Mixer, pieces: Sequence[Tensor], state: Any) -> Tensor:
-    """The outputs of the pieces, one call each, the state handed on."""
-    outputs = []
-    for piece in pieces:
-        y, state = mixer(piece, state)
-        assert y.shape == piece.shape
-        assert state is not None
-        outputs.append(y)
-    return torch.cat(outputs, 1)
-
-
 def check_structure(mixer: Mixer, batch: int) -> None:
     """A state is a pytree of real tensors, batch first, float32 or wider; an empty call changes nothing."""
     for module in (mixer, copy.deepcopy(mixer).to(torch.bfloat16)):
@@ -297,134 +233,6 @@ def check_causality(mixer: Mixer, length: int, batch: int, atol: float) -> None:
         for t in some_times(length)[:: max(1, len(some_times(length)) // 8)]:
             changed = torch.cat((x[:, :t], 3 * signal(mixer, batch, length - t)), 1)
             same(mixer(changed, state)[0][:, :t], expected[:, :t], atol, f"outputs before a change at {t}")
-
-
-def check_lengths(mixer: Mixer, length: int, atol: float) -> None:
-    """A padded batch = its rows alone, with NaN in the padding and an empty row."""
-    counts = sorted({length, length // 2, 1, 0}, reverse=True)
-    counts = [*counts[::2], *counts[1::2]]  # no order that a mixer could lean on
-    batch, lengths = len(counts), torch.tensor(counts)
-    x, probe = signal(mixer, batch, length), signal(mixer, batch, 3).requires_grad_()
-    for b, count in enumerate(counts):
-        x[b, count:] = float("nan")
-    x.requires_grad_()
-
-    def alone(state: Any) -> list[Tensor]:
-        outputs = []
-        for b, count in enumerate(counts):
-            own = None if state is None else rows(state, [b])
-            y, own = mixer(x[b : b + 1, :count], own)
-            outputs.append(y[0])
-            if state is not None:
-                outputs.append(mixer(probe[b : b + 1], own)[0][0])
-        return outputs
-
-    def padded(state: Any) -> list[Tensor]:
-        y, after = mixer(x, state, lengths=lengths)
-        outputs = []
-        next_y = None if state is None else mixer(probe, after)[0]
-        for b, count in enumerate(counts):
-            outputs.append(y[b, :count])
-            if next_y is not None:
-                outputs.append(next_y[b])
-        return outputs
-
-    def stepped(state: Any) -> list[Tensor]:
-        """Rows that end at different steps go on with lengths of 0."""
-        steps = []
-        for t, piece in enumerate(x.split(1, 1)):
-            y, state = mixer(piece, state, lengths=(lengths > t).to(lengths))
-            steps.append(y)
-        y, next_y = torch.cat(steps, 1), mixer(probe, state)[0]
-        return [part for b, count in enumerate(counts) for part in (y[b, :count], next_y[b])]
-
-    for state in (None, *states(mixer, batch)):
-        expected, actual = torch.cat(alone(state)), torch.cat(padded(state))
-        same(actual, expected, atol, "a padded batch")
-        inputs = (x, probe, state)
-        expected_gradients = gradients(mixer, expected, inputs)
-        assert all(grad.isfinite().all() for grad in expected_gradients)
-        same(gradients(mixer, actual, inputs), expected_gradients, atol, "gradients of a padded batch")
-        if state is not None:
-            with torch.no_grad():
-                same(torch.cat(padded(detached(state))), expected, atol, "a padded batch, without gradients")
-                same(torch.cat(stepped(detached(state))), expected, atol, "a padded batch, step by step")
-
-
-def check_starts(mixer: Mixer, length: int, atol: float) -> None:
-    """Packed documents = each alone, with padding behind them, and nothing of the incoming state passes a start."""
-    batch = 4
-    counts = [length, length, max(1, length - 2), 0]
-    wanted = ({length // 3, length // 3 + 1}, {0}, {0, length // 2, length - 1}, {0})
-    begins = [sorted(t for t in times if t < length) for times in wanted]
-    starts = torch.zeros(batch, length, dtype=torch.bool)
-    for b, times in enumerate(begins):
-        starts[b, times] = True  # some of them lie in the padding, where they mean nothing
-    x, probe = signal(mixer, batch, length), signal(mixer, batch, 3).requires_grad_()
-    for b, count in enumerate(counts):
-        x[b, count:] = float("nan")
-    x.requires_grad_()
-
-    def alone(b: int, state: Any) -> list[Tensor]:
-        outputs = []
-        own = None if state is None else rows(state, [b])
-        cuts = sorted({0, counts[b], *(t for t in begins[b] if t < counts[b])})
-        for begin, end in itertools.pairwise(cuts):
-            if begin in begins[b] and state is not None:
-                own = mixer.initial_state(1)
-            y, own = mixer(x[b : b + 1, begin:end], own)
-            outputs.append(y[0])
-        if state is not None:
-            outputs.append(mixer(probe[b : b + 1], own)[0][0])
-        return outputs
-
-    def packed(state: Any, lengths: Tensor | None, batch: int) -> list[Tensor]:
-        y, after = mixer(x[:batch], state, lengths=lengths, starts=starts[:batch])
-        next_y = None if state is None else mixer(probe[:batch], after)[0]
-        outputs = []
-        for b in range(batch):
-            outputs.append(y[b, : counts[b]])
-            if next_y is not None:
-                outputs.append(next_y[b])
-        return outputs
-
-    for n_rows, lengths in ((2, None), (batch, torch.tensor(counts))):
-        for state in (None, *states(mixer, n_rows)):
-            expected = torch.cat([part for b in range(n_rows) for part in alone(b, state)])
-            actual = torch.cat(packed(state, lengths, n_rows))
-            same(actual, expected, atol, "packed documents")
-            inputs = (x, probe, state)
-            same(
-                gradients(mixer, actual, inputs),
-                gradients(mixer, expected, inputs),
-                atol,
-                "gradients of packed documents",
-            )
-            if state is None:
-                continue
-            with torch.no_grad():
-                own = detached(state)
-                same(torch.cat(packed(own, lengths, n_rows)), expected, atol, "packed documents, without gradients")
-                ys = []
-                for t, piece in enumerate(x[:n_rows].split(1, 1)):
-                    now = None if lengths is None else (lengths > t).long()
-                    y, own = mixer(piece, own, lengths=now, starts=starts[:n_rows, t : t + 1])
-                    ys.append(y)
-                y, next_y = torch.cat(ys, 1), mixer(probe[:n_rows], own)[0]
-                stepped = [part for b in range(n_rows) for part in (y[b, : counts[b]], next_y[b])]
-                same(torch.cat(stepped), expected, atol, "packed documents, step by step")
-
-    # Neither does a state that is broken, nor one that is huge.
-    with torch.no_grad():
-        state = detached(warm_state(mixer, 2))
-        broken = pytree.tree_map(lambda x: torch.full_like(x, torch.nan) if x.is_floating_point() else x, state)
-        first = torch.zeros(2, 5, dtype=torch.bool)
-        first[:, 0] = True
-        x = signal(mixer, 2, 5)
-        expected = mixer(x)[0]
-        y, after = mixer(x, broken, starts=first)
-        same(y, expected, atol, "a start at the first position after a broken state")
-        same(mixer(x, after)[0], mixer(x, mixer(x, mixer.initial_state(2))[1])[0], atol, "the state after it")
 
 
 def check_states_are_not_mutated(mixer: Mixer, length: int, batch: int, visible: Callable[[Any], Any]) -> None:

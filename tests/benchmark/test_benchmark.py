@@ -9,19 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from benchmark_toys import fixed
 
-from statewise.benchmark import measured, memory, peers, timing
+from statewise.benchmark import measured, timing
 from statewise.benchmark.bars import Bar, growth, run_bars, speed
 from statewise.benchmark.case import OURS, OURS_WITHOUT_C, Case, Missing, Workload
 from statewise.benchmark.measured import Measured
-from statewise.benchmark.profile import STEPS, profile_model
 from statewise.benchmark.promises import all_bars
-from statewise.benchmark.run import find_workload, run_workload
-from statewise.benchmark.show import bars_table, workload_tables, workloads_table
+from statewise.benchmark.run import run_workload
 from statewise.benchmark.timing import Times, time_case
 from statewise.benchmark.workloads import WORKLOADS, models, scan, ssd, time_invariant
-from statewise.cli import run
-from statewise.errors import ConfigError
 
 
 def values_of(case: Case) -> dict[str, Any]:
@@ -148,42 +145,6 @@ def test_bars_cover_what_is_asked() -> None:
         assert any(name.startswith(part) for name in names), part
 
 
-def fixed(milliseconds: float) -> Callable[[], Callable[[], Any]]:
-    """A side that takes about so long, by busy arithmetic."""
-    import time
-
-    def action() -> torch.Tensor:
-        end = time.perf_counter() + milliseconds / 1e3
-        while time.perf_counter() < end:
-            pass
-        return torch.zeros(2)
-
-    return lambda: action
-
-
-def missing() -> Any:
-    raise Missing('nothing is not installed; pip install "statewise[bench]"')
-
-
-@pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> Workload:
-    def toys(quick: bool) -> list[Case]:
-        return [
-            Case(
-                name=name,
-                setting="toy",
-                sides={OURS: fixed(ours), "theirs": fixed(20), "absent": missing},
-                length=length,
-                rounds=2,
-            )
-            for name, ours, length in (("L=1, forward", 2, 1), ("L=4, forward", 8, 4))
-        ]
-
-    workload = Workload(name="toy", summary="toys", cases=toys)
-    monkeypatch.setitem(WORKLOADS, "toy", workload)
-    return workload
-
-
 def test_times_are_medians_of_turns(toy: Workload) -> None:
     times = time_case(toy.cases(False)[0], seconds=0.01)
     assert times.ratio("theirs", OURS) > 1
@@ -272,93 +233,3 @@ def test_a_workload_as_json_and_a_plot(toy: Workload, tmp_path: Path) -> None:
 
     plot_cost(record, tmp_path / "cost.png")
     assert (tmp_path / "cost.png").stat().st_size > 1000
-
-
-def test_peak_memory_is_above_the_inputs() -> None:
-    kept = torch.zeros(2**20)
-
-    def action() -> torch.Tensor:
-        return (kept + 1).mul(2).add(3)[: 2**19].clone()
-
-    peak, outputs = memory.raised_by(action)
-    assert outputs == 2**21
-    assert 2**22 <= peak <= 5 * 2**22
-
-
-def test_peak_memory_in_a_fresh_process() -> None:
-    name = time_invariant.case_name("256 x 4,096", False)
-    found = memory.peak_memory("convolution", name, "torch.fft", threads=1)
-    assert found.outputs == 4 * 8 * 4096 * 256
-    assert found.above_outputs > found.outputs  # spectra of everything
-
-
-def test_profile_tells_all_of_a_step() -> None:
-    model = models.build("mamba2-130m", True)
-    record = profile_model(model, length=64, repeats=1)
-    assert set(record["steps"]) == set(STEPS)
-    for kind, step in record["steps"].items():
-        assert abs(sum(part["share"] for part in step["parts"].values()) - 1) < 1e-9
-        assert step["milliseconds"] > 0, kind
-    training = record["steps"]["training"]["parts"]
-    assert {"matrix products", "optimizer", "loss", "SSD", "norms", "short convolution"} <= set(training)
-
-
-def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["benchmark", "--json"]) == 0
-    assert {"scan", "bars"} <= set(json.loads(capsys.readouterr().out))
-    assert run(["benchmark", "convolution", "--quick", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["workload"] == "convolution"
-    assert "torch.fft" in err
-    assert run(["profile", "tiny", "--step", "prefill", "--length", "32", "--no-json"]) == 0
-    assert "matrix products" in capsys.readouterr().out
-
-
-def test_tables(toy: Workload) -> None:
-    (first, *_) = workload_tables(run_workload(toy, quick=True, memory=False))
-    assert first.columns == ("side", "ms per step", "times ours")
-    assert [row[0] for row in first.rows] == [OURS, "theirs"]
-    assert "pip install" in first.notes[0]
-    records: list[dict[str, Any]] = [
-        {"name": "a", "setting": "b", "ratio": 2.0, "bar": 1.5, "kind": "at least", "holds": True},
-        {"name": "c", "setting": "d", "ratio": None, "bar": 1.5, "kind": "at most", "holds": None, "why": "absent"},
-    ]
-    table = bars_table(records)
-    assert [row[2:] for row in table.rows] == [("2", ">= 1.5", "yes"), ("", "<= 1.5", "absent")]
-    assert table.notes == ("1 of 1 hold",)
-    assert len(workloads_table().rows) == len(WORKLOADS) + 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["benchmark", "skan"], "'skan' is unknown; use bars, ceilings, or one of scan"),
-        (["benchmark", "bars", "--plot", "x.png"], "bars have no plot"),
-        (["benchmark", "--plot", "x.png"], "nothing to draw without a workload"),
-        (["benchmark", "decoding", "--plot", "x.png"], "decoding is measured at one length"),
-        (["benchmark", "scan", "--plot", "/nonexistent/x.png"], "there is no folder /nonexistent"),
-        (["benchmark", "scan", "--plot", "x.xyz"], "ends in one of .png"),
-        (["benchmark", "scan", "--seconds", "nan"], "--seconds nan is no length of time"),
-        (["benchmark", "bars", "--seconds", "inf"], "--seconds inf is no length of time"),
-        (["profile", "no-such-model"], "'no-such-model' is no run folder and no preset"),
-        (["profile", "digits"], "name a run folder or one of demo, tiny, mamba-130m"),
-        (["profile", "tiny", "--step", "thinking"], "'thinking' is unknown; use training, prefill, decoding"),
-    ],
-)
-def test_mistakes_are_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if ".png" in "".join(arguments) or ".xyz" in "".join(arguments):
-        pytest.importorskip("matplotlib")
-    monkeypatch.setattr("statewise.benchmark.command.run_workload", None)  # refused before anything runs
-    assert run(arguments) != 0
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
-
-
-def test_a_peer_that_is_not_installed_says_how() -> None:
-    with pytest.raises(Missing, match=r'pip install "statewise\[bench\]"'):
-        peers.require("no_such_package")
-    with pytest.raises(ConfigError, match="unknown"):
-        find_workload("nothing")

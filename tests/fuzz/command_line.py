@@ -86,7 +86,7 @@ def check(draw: Draw) -> None:
 
 
 def _call(words: list[str]) -> None:
-    """Runs the command line in this process, as tests/cli/test_cli.py does."""
+    """Runs the command line in this process, as tests/cli/conftest.py does."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", newline="") for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.run(words)

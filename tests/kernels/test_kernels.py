@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,14 +19,7 @@ from statewise.kernels.ssd import ssd, ssd_reference
 D = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _poisoned_memory() -> Iterator[None]:
-    """torch.empty gives NaN, so that a kernel that reads what it did not write is found out."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = D) -> list[Tensor]:

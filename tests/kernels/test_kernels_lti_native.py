@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from statewise import kernels, native
+from statewise import native
 from statewise.errors import InputError
 from statewise.kernels.cauchy import cauchy, cauchy_reference
 from statewise.kernels.registration import IMPLEMENTATIONS
@@ -23,12 +23,7 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {
 each_instruction_set = pytest.mark.parametrize("instructions", native.instruction_sets())
 
 
-@pytest.fixture(autouse=True)
-def _in_c_on_poisoned_memory() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    with kernels.use("c"):
-        yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("in_c", "poisoned_memory")
 
 
 def random(*shape: int, dtype: torch.dtype = Z, seed: int = 0) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -18,12 +16,7 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {
 each_instruction_set = pytest.mark.parametrize("instructions", native.instruction_sets())
 
 
-@pytest.fixture(autouse=True)
-def _in_c_on_poisoned_memory() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    with kernels.use("c"):
-        yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("in_c", "poisoned_memory")
 
 
 def case(batch: int, length: int, *trailing: int, dtype: torch.dtype = D) -> list[Tensor]:

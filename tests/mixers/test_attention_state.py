@@ -6,10 +6,10 @@ import copy
 import io
 from typing import Any
 
-import laws
 import pytest
 import torch
 from attention_layers import build, decode
+from law_signals import same, through, tracked
 from torch.utils import _pytree as pytree
 
 import statewise as sw
@@ -31,7 +31,7 @@ def test_window_bounds_the_state() -> None:
             outputs.append(y)
             buffers += state.keys.data_ptr() != pointer
             largest = max(largest, state.keys.untyped_storage().nbytes())
-        laws.same(torch.cat(outputs, 1), mixer(x)[0], 1e-6, "5,000 steps")
+        same(torch.cat(outputs, 1), mixer(x)[0], 1e-6, "5,000 steps")
     assert state.position.item() == 5_000
     assert state.keys.shape[1] <= 2 * 64
     assert largest <= 2 * 64 * 4 * 4  # slots of 4 features of 4 bytes
@@ -79,13 +79,13 @@ def test_with_room_a_known_length_is_read_without_a_copy(n_taps: int | None) -> 
             y, roomy = mixer(piece, roomy)
             outputs.append(y)
             assert keys(roomy).data_ptr() == pointer
-        laws.same(torch.cat(outputs, 1), expected, 1e-6, "with room")
+        same(torch.cat(outputs, 1), expected, 1e-6, "with room")
 
         _, uneven = mixer(x[:, :1], state, lengths=lengths)  # and rows of different lengths, whose room is full
         wide = mixer.with_room(uneven, 1_000)
         assert keys(wide).shape[1] == 2_048
         assert keys(mixer.with_room(wide, 1_000)) is keys(wide)
-        laws.same(mixer(x, wide)[0], mixer(x, uneven)[0], 1e-6, "uneven rows")
+        same(mixer(x, wide)[0], mixer(x, uneven)[0], 1e-6, "uneven rows")
     assert keys(mixer.with_room(mixer.initial_state(0), 3)).shape == (0, 4, 1, 4)
     windowed = AttentionConfig(n_heads=1, window=5).build(4)
     rest = windowed.initial_state(2)
@@ -133,7 +133,7 @@ def test_a_history_needs_to_extend_and_attend_and_nothing_else(options: dict[str
     state: Any = Elsewhere()
     if mixer.convolution is not None:
         state = mixer.initial_state(2)._replace(history=state)
-    laws.same(laws.through(mixer, x.split((5, 1, 5), 1), state), mixer(x)[0], 1e-12, "a history kept elsewhere")
+    same(through(mixer, x.split((5, 1, 5), 1), state), mixer(x)[0], 1e-12, "a history kept elsewhere")
 
 
 def test_the_first_continuation_shares_the_buffer_and_the_second_copies() -> None:
@@ -149,7 +149,7 @@ def test_the_first_continuation_shares_the_buffer_and_the_second_copies() -> Non
     _, third = decode(mixer, x[:, 2:3], first)  # the first goes on as if there were no second
     assert third.keys.data_ptr() == old.keys.data_ptr()
     expected = mixer(torch.cat((x, x[:, 1:2], x), 1))[0][:, 6:]
-    laws.same(decode(mixer, x, second)[0], expected, 1e-12, "the second")
+    same(decode(mixer, x, second)[0], expected, 1e-12, "the second")
 
 
 def test_rows_viewed_out_of_a_state_share_it_safely() -> None:
@@ -159,9 +159,9 @@ def test_rows_viewed_out_of_a_state_share_it_safely() -> None:
     row = AttentionState(*(leaf[1:] for leaf in whole))
     expected = mixer(torch.cat((x, x), 1))[0][:, 5:]
     changed = mixer(torch.cat((x, -x), 1))[0][:, 5:]
-    laws.same(decode(mixer, -x[1:], row)[0], changed[1:], 1e-12, "one row")
-    laws.same(decode(mixer, x, whole)[0], expected, 1e-12, "all rows, after one of them was continued")
-    laws.same(decode(mixer, -x[1:], row)[0], changed[1:], 1e-12, "one row, again")
+    same(decode(mixer, -x[1:], row)[0], changed[1:], 1e-12, "one row")
+    same(decode(mixer, x, whole)[0], expected, 1e-12, "all rows, after one of them was continued")
+    same(decode(mixer, -x[1:], row)[0], changed[1:], 1e-12, "one row, again")
 
 
 def test_heads_that_lie_on_each_other_are_not_written_to() -> None:
@@ -170,7 +170,7 @@ def test_heads_that_lie_on_each_other_are_not_written_to() -> None:
     _, state = decode(mixer, x[:, :3], mixer.initial_state(1))
     shared = {"keys": state.keys[:, :, :1].expand_as(state.keys), "filled": state.filled.clone()}
     expected = mixer(x, state._replace(**{name: leaf.clone() for name, leaf in shared.items()}))[0]
-    laws.same(decode(mixer, x, state._replace(**shared))[0], expected, 1e-12, "keys that the heads share")
+    same(decode(mixer, x, state._replace(**shared))[0], expected, 1e-12, "keys that the heads share")
 
 
 def test_states_of_different_prompts_join() -> None:
@@ -180,7 +180,7 @@ def test_states_of_different_prompts_join() -> None:
     assert {state.keys.shape[1] for state in made} == {8}
     joined = pytree.tree_map(lambda *leaves: torch.cat(leaves), *made, made[0])
     expected = [mixer(torch.cat((prompts[p], x[b : b + 1]), 1))[0][:, -4:] for b, p in enumerate((0, 1, 0))]
-    laws.same(decode(mixer, x, joined)[0], torch.cat(expected), 1e-12, "joined")
+    same(decode(mixer, x, joined)[0], torch.cat(expected), 1e-12, "joined")
 
 
 def test_states_survive_saving_together() -> None:
@@ -195,7 +195,7 @@ def test_states_survive_saving_together() -> None:
     for held in (loaded, copy.deepcopy([old, new])):
         for state, prefix in zip(held, (x[:, :5], x)):
             expected = mixer(torch.cat((prefix, -x), 1))[0][:, prefix.shape[1] :]
-            laws.same(decode(mixer, -x, state)[0], expected, 1e-12, "a saved state")
+            same(decode(mixer, -x, state)[0], expected, 1e-12, "a saved state")
 
 
 def test_inference_mode_and_ordinary_mode_mix() -> None:
@@ -205,17 +205,17 @@ def test_inference_mode_and_ordinary_mode_mix() -> None:
     with torch.inference_mode():
         y, state = mixer(x[:, :5], mixer.initial_state(1))
         again, state = mixer(x[:, 5:6], state)
-    laws.same(torch.cat((y, again, decode(mixer, x[:, 6:], state)[0]), 1), expected, 1e-12, "made in inference mode")
+    same(torch.cat((y, again, decode(mixer, x[:, 6:], state)[0]), 1), expected, 1e-12, "made in inference mode")
     _, state = decode(mixer, x[:, :5], mixer.initial_state(1))
     with torch.inference_mode():
         y, _ = mixer(x[:, 5:], state)
-    laws.same(y, expected[:, 5:], 1e-12, "continued in inference mode")
+    same(y, expected[:, 5:], 1e-12, "continued in inference mode")
 
 
 def test_a_state_in_a_graph_is_not_written_to() -> None:
     mixer = build(n_heads=2)
     x = torch.randn(1, 5, 8, dtype=torch.float64)
-    state = laws.tracked(decode(mixer, x, mixer.initial_state(1))[1])
+    state = tracked(decode(mixer, x, mixer.initial_state(1))[1])
     assert state.keys.shape[1] > 5
     y, _ = mixer(x, state)
     kept = state.keys.detach().clone()
@@ -255,7 +255,7 @@ def test_leaves_that_lie_on_each_other_are_not_written_to(expanded: tuple[str, .
         for name, leaf in one._asdict().items()
     }
     expected = mixer(torch.cat((x[:1].expand(3, -1, -1), x), 1))[0][:, 5:]
-    laws.same(decode(mixer, x, AttentionState(**leaves))[0], expected, 1e-12, "one expanded leaf")
+    same(decode(mixer, x, AttentionState(**leaves))[0], expected, 1e-12, "one expanded leaf")
 
 
 def test_continuing_a_document_that_broke_does_not_break_the_next() -> None:
@@ -269,7 +269,7 @@ def test_continuing_a_document_that_broke_does_not_break_the_next() -> None:
         clean = torch.randn(2, 3, 8, dtype=torch.float64)
         y, state = mixer(clean[:, :1], state, starts=starts)
         rest, state = decode(mixer, clean[:, 1:], state)
-    laws.same(torch.cat((y, rest), 1)[0], mixer(clean[:1])[0][0], 1e-12, "the next document")
+    same(torch.cat((y, rest), 1)[0], mixer(clean[:1])[0][0], 1e-12, "the next document")
 
 
 def test_the_state_is_float32_or_wider() -> None:

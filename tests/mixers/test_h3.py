@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from laws import check_mixer_laws, prepared, tracked, warm_state
+from law_signals import prepared, tracked, warm_state
+from laws import check_mixer_laws
 from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree

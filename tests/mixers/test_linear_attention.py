@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import check_mixer_laws, gradients, prepared, same
+from law_signals import gradients, prepared, same
+from laws import check_mixer_laws
 from torch import Tensor
 
 from statewise.errors import ConfigError, InputError

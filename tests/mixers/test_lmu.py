@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from laws import check_mixer_laws, prepared
+from law_signals import prepared
+from laws import check_mixer_laws
 from scipy.linalg import expm
 from torch import Tensor
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import check_mixer_laws, prepared
+from law_signals import prepared
+from laws import check_mixer_laws
 from torch import Tensor
 
 from statewise import hippo

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import check_mixer_laws, prepared
+from law_signals import prepared
+from laws import check_mixer_laws
 from torch import Tensor
 
 from statewise.configuration import from_dict, to_dict

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from laws import check_mixer_laws, prepared
+from law_signals import prepared
+from laws import check_mixer_laws
 from torch import Tensor
 
 from statewise import hippo

@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from laws import prepared
+from law_signals import prepared
 from torch import Tensor
 
 import statewise as sw

@@ -1,4 +1,4 @@
-"""The forecaster: pieces and rows, gaps, scaling against its definition, ordered quantiles, covariates, refusals."""
+"""The forecaster: pieces and rows, gaps, scaling against its definition, ordered quantiles."""
 
 from __future__ import annotations
 
@@ -8,50 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from forecast_models import LAYERS, MAMBA, NAN, OPTIONS, example, forecaster, mean
 from torch.utils import _pytree as pytree
 
-from statewise.configuration import from_dict, to_dict
-from statewise.errors import ConfigError, InputError
-from statewise.mixers.attention import AttentionConfig
-from statewise.mixers.mamba2 import Mamba2Config
+from statewise.errors import InputError
 from statewise.mixers.s4d import S4DConfig
-from statewise.models.block import BlockConfig
-from statewise.models.forecaster import Forecaster, ForecasterConfig, pinball
-from statewise.models.mlp import MLPConfig
+from statewise.models.forecaster import ForecasterConfig, pinball
 from statewise.models.running_scale import initial_running_scale, level_and_scale, running_scale
 
-NAN = math.nan
-MAMBA = Mamba2Config(d_state=8, d_head=8, chunk_length=8)
 S4D = S4DConfig(d_state=8)
-LAYERS = (MAMBA, BlockConfig(mixer=AttentionConfig(n_heads=2, window=6), mlp=MLPConfig(expand=2)))
-OPTIONS: dict[str, Any] = {"d_target": 2, "d_covariates": 1, "d_past_covariates": 2, "quantiles": (0.1, 0.5, 0.6, 0.95)}
-
-
-def forecaster(dtype: torch.dtype = torch.float64, **options: Any) -> Forecaster:
-    torch.manual_seed(0)
-    model = ForecasterConfig(**{"horizon": 5, "d_model": 16, "layers": LAYERS, **options}).build().to(dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
-
-
-def example(batch: int = 3, length: int = 23) -> dict[str, Tensor]:
-    """Random walks far from zero, with gaps at the beginning, in the middle and at the end."""
-    generator = torch.Generator().manual_seed(1)
-    history = torch.randn(batch, length, 2, generator=generator, dtype=torch.float64).cumsum(1) + 300
-    history[0, 3:6] = NAN
-    history[1, :4, 1] = NAN
-    history[2, -2:] = NAN
-    return {
-        "history": history,
-        "covariates": torch.randn(batch, length, 3, generator=generator, dtype=torch.float64),
-        "future_covariates": torch.randn(batch, 5, 1, generator=generator, dtype=torch.float64),
-    }
-
-
-# ---- the scale
 
 
 def scale_by_definition(x: list[float], steps: int | None) -> list[tuple[float, float]]:
@@ -66,10 +31,6 @@ def scale_by_definition(x: list[float], steps: int | None) -> list[tuple[float, 
         level = levels[-1] if levels else 0.0
         result.append((level, max(mean(distances), 1e-6 * abs(level), 1e-30)))
     return result
-
-
-def mean(weighted: list[tuple[float, float]]) -> float:
-    return sum(w * v for w, v in weighted) / sum(w for w, _ in weighted) if weighted else 0.0
 
 
 @pytest.mark.parametrize("steps", [None, 2, 5])
@@ -109,9 +70,6 @@ def test_without_scaling_numbers_are_taken_as_they_are() -> None:
         for parameter in model.head.parameters():
             parameter.zero_()
     assert model(x)[0].abs().max() == 0
-
-
-# ---- state
 
 
 @pytest.mark.parametrize(("scaling_steps", "layers"), [(None, LAYERS), (6, LAYERS), (6, (S4D, S4D))])
@@ -196,9 +154,6 @@ def test_layers_that_read_both_ways_forecast_without_a_state() -> None:
         model.initial_state(2)
 
 
-# ---- gaps
-
-
 def test_a_gap_is_the_last_value_and_is_told_apart() -> None:
     model = forecaster(quantiles=None)
     x = torch.randn(1, 12, 1, dtype=torch.float64).cumsum(1)
@@ -218,9 +173,6 @@ def test_a_history_of_gaps_alone_gives_finite_forecasts() -> None:
     x = torch.randn(1, 9, 1, dtype=torch.float64)
     late = torch.cat([torch.full((1, 4, 1), NAN, dtype=torch.float64), x], 1)
     torch.testing.assert_close(model(x, state)[0], model(late)[0])
-
-
-# ---- quantiles and loss
 
 
 def test_quantiles_never_cross() -> None:
@@ -290,92 +242,3 @@ def test_it_learns_a_trend_and_a_season_that_it_never_saw_so_high() -> None:
     error = (model(x[:, :24])[0][..., 1] - x[:, 24:]).abs().mean()
     naive = (x[:, 20:24] - x[:, 24:]).abs().mean()
     assert error < 0.5 * naive
-
-
-# ---- covariates
-
-
-def test_which_covariates_reach_which_forecasts() -> None:
-    model, inputs = forecaster(**OPTIONS), example()
-    ahead = inputs["future_covariates"].requires_grad_()
-    forecasts, _ = model(**inputs)
-    for step in range(5):
-        (gradient,) = torch.autograd.grad(forecasts[:, step].sum(), ahead, retain_graph=True)
-        moved = gradient.abs().amax((0, 2)) > 0
-        assert moved.tolist() == [other == step for other in range(5)]
-    past = inputs["covariates"].requires_grad_()
-    (gradient,) = torch.autograd.grad(model(**inputs)[0].sum(), past)
-    assert (gradient.abs().amax(0) > 0).any(0).all()
-
-
-def test_no_covariates_may_be_none_or_empty() -> None:
-    model = forecaster()
-    x = torch.randn(2, 9, 1, dtype=torch.float64)
-    empty = {"covariates": x.new_zeros(2, 9, 0), "future_covariates": x.new_zeros(2, 5, 0)}
-    torch.testing.assert_close(model(x)[0], model(x, **empty)[0], rtol=0, atol=0)
-
-
-# ---- the rest
-
-
-def test_config_round_trips_and_checkpointing_changes_nothing() -> None:
-    model, inputs = forecaster(**OPTIONS), example()
-    types = {"Mamba2Config": Mamba2Config, "AttentionConfig": AttentionConfig, "BlockConfig": BlockConfig}
-    assert from_dict(ForecasterConfig, to_dict(model.config), types=types) == model.config
-    assert model.config.in_full().layers[0] == BlockConfig(mixer=MAMBA)
-    plain = torch.autograd.grad(model(**inputs)[0].sum(), list(model.parameters()))
-    model.gradient_checkpointing = True
-    torch.testing.assert_close(torch.autograd.grad(model(**inputs)[0].sum(), list(model.parameters())), plain)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"horizon": 0}, "horizon=0 is out of range; expected an integer of at least 1"),
-        ({"d_covariates": -1}, "d_covariates=-1"),
-        ({"quantiles": (0.5, 0.1)}, "rising numbers between 0 and 1"),
-        ({"quantiles": (0.0, 0.5)}, "rising numbers between 0 and 1"),
-        ({"quantiles": (0.1, 0.9)}, "quantiles=.* is without the median, which is the point forecast"),
-        ({"quantiles": ("a",)}, "quantiles.0='a' has the wrong type"),
-        ({"quantiles": 0.5}, "rising numbers"),
-        ({"horizon": 2.5}, "horizon=2.5 has the wrong type \\(number\\); expected an integer"),
-        ({"d_model": "a"}, "d_model='a'"),
-        ({"quantiles": ()}, "rising numbers between 0 and 1"),
-        ({"scaling": "mean"}, "scaling='mean' is unknown; use one of: running, none"),
-        ({"scaling_steps": 1}, "at least 2 or None"),
-        ({"norm": "batch"}, "one of"),
-        ({"dropout": 1.0}, "dropout=1.0"),
-        ({"layers": ()}, "layers=.* is empty"),
-        ({"layers": (3,)}, "layers.0=3 has the wrong type"),
-    ],
-)
-def test_config_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        forecaster(**options)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda i: i | {"history": i["history"][..., :1]}, r"history must be a tensor of shape \(batch, length, 2\)"),
-        (lambda i: i | {"history": i["history"].nan_to_num().long()}, "history must be real"),
-        (lambda i: i | {"history": i["history"][:, :0], "covariates": i["covariates"][:, :0]}, "has no step"),
-        (lambda i: i | {"lengths": torch.tensor([3, 0, 1])}, "has no step"),
-        (lambda i: i | {"lengths": torch.tensor([3, 30, 1])}, "lengths must lie in"),
-        (lambda i: i | {"lengths": torch.tensor([3, 3])}, "lengths must be integers"),
-        (lambda i: i | {"covariates": None}, r"covariates must be a tensor of shape \(3, 23, 3\), got NoneType"),
-        (lambda i: i | {"future_covariates": i["covariates"]}, r"future_covariates must .* \(3, 5, 1\)"),
-        (lambda i: i | {"covariates": i["covariates"] * NAN}, "covariates hold NaN"),
-        (lambda i: i | {"history": i["history"] * math.inf}, "history holds infinity"),
-        (lambda i: i | {"state": 3}, "state must be a ForecasterState"),
-        (lambda i: i | {"state": forecaster(**OPTIONS).initial_state(2)}, r"needs state.position of shape"),
-    ],
-)
-def test_input_refusals(change: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        forecaster(**OPTIONS)(**change(example()))
-
-
-def test_targets_of_another_shape_are_refused() -> None:
-    with pytest.raises(InputError, match=r"targets must have shape \(2, 5, 1\)"):
-        forecaster().loss(torch.zeros(2, 9, 1), torch.zeros(2, 5))

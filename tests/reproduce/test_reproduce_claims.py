@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training import with_train
+from quick_reports import figures, quick
 
 from statewise import hippo
 from statewise.errors import ConfigError, DataError
-from statewise.mixers.time_invariant import TimeInvariantMixer
 from statewise.operators.dense import DenseLTI
-from statewise.reproduce import Outcome, reproduce, settings
-from statewise.reproduce import lssl_vs_s4 as lssl
-from statewise.reproduce import s4_vs_transformer as transformer
+from statewise.reproduce import reproduce
 from statewise.reproduce.hippo_reconstruction import HippoSettings, reconstruction_error
 from statewise.reproduce.hippo_reconstruction import noise as hippo_noise
 from statewise.reproduce.long_delay import (
@@ -31,27 +28,9 @@ from statewise.reproduce.long_delay import (
     train_model,
 )
 from statewise.reproduce.nearest_neighbour import distances, nearest_neighbour
-from statewise.reproduce.trained_task import TrainedTaskSettings, run_config
 from statewise.systems import discretize_dense
-from statewise.train import RunConfig
 
-PLOTS = find_spec("matplotlib") is not None
 needs_aeon = pytest.mark.skipif(find_spec("aeon") is None, reason="needs the extra tasks")
-needs_sklearn = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs the extra tasks")
-needs_statsmodels = pytest.mark.skipif(find_spec("statsmodels") is None, reason="needs the extra tasks")
-
-
-def quick(name: str, folder: Path, *assignments: str) -> Outcome:
-    outcome = reproduce(name, folder, settings(name, quick=True, assignments=assignments), plots=PLOTS)
-    assert outcome.exit_code == 0
-    assert outcome.report is not None
-    assert all((folder / plot).exists() for plot in outcome.record["plots"])  # type: ignore[index]
-    return outcome
-
-
-def figures(outcome: Outcome) -> dict[str, Any]:
-    assert outcome.record is not None
-    return outcome.record["figures"]
 
 
 class TestHippo:
@@ -166,174 +145,6 @@ class TestDelay:
     def test_settings(self, field: str, value: Any) -> None:
         with pytest.raises(ConfigError, match=field.rstrip("s")):
             DelaySettings(**{field: value})
-
-
-class TestLsslVsS4:
-    def test_quick(self, tmp_path: Path) -> None:
-        outcome = quick("lssl-vs-s4", tmp_path / "run", "widths=[8,16]", "length=32")
-        found = figures(outcome)["16"]
-        assert len(found["seconds"]["LSSL"]) == 2
-        assert len(found["seconds"]["S4"]) == 4
-        assert found["parameter_bytes"]["LSSL"] == 4 * (16**3 + 2 * 16**2 + 16)  # A, B, C, dt
-        assert found["peak_bytes"]["LSSL"] > found["parameter_bytes"]["LSSL"]  # the gradients alone are as much
-        assert found["speed_ratio"] == pytest.approx(found["ms"]["LSSL"] / found["ms"]["S4"])
-        assert outcome.record["bars"] == []  # type: ignore[index]
-
-    def test_bars_and_published_figures(self) -> None:
-        part = {"seconds": {"LSSL": [3.1], "S4": [0.1]}, "peak_bytes": {"LSSL": 800, "S4": 2}, "parameter_bytes": {}}
-        report = lssl.report(lssl.LsslVsS4Settings(widths=(512,)), {"width-512": part})
-        assert [(bar.bar, bar.holds) for bar in report.bars] == [(30.0, True), (400.0, True)]
-        assert report.tables[0].rows[0][1:4] == ("140.7", "4.75", "29.6x")
-        assert report.tables[1].rows[0][3] == "392.2x"
-
-    def test_step_gives_all_gradients_and_is_the_layers(self) -> None:
-        for mixer in lssl.layers(8, torch.device("cpu")).values():
-            u, upstream = torch.randn(2, 1, 12, 8)
-            lssl.training_step(mixer, u, upstream)
-            learned = {name for name, p in mixer.named_parameters() if p.grad is not None}
-            dynamics = {f"dynamics.{name}" for name, _ in mixer.dynamics.named_parameters()}
-            assert learned == dynamics | {"readout.C"}
-            assert all(p.grad.abs().sum() > 0 for p in mixer.parameters() if p.grad is not None)
-            assert _systems(mixer) == 8
-
-    @pytest.mark.parametrize(("field", "value"), [("widths", (3,)), ("widths", ()), ("rounds", 0)])
-    def test_settings(self, field: str, value: Any) -> None:
-        with pytest.raises(ConfigError, match=field):
-            lssl.LsslVsS4Settings(**{field: value})
-
-
-def _systems(mixer: TimeInvariantMixer) -> int:
-    """How many systems of their own there are."""
-    return len(mixer.dynamics.B)  # type: ignore[arg-type]
-
-
-class TestS4VsTransformer:
-    def test_quick(self, tmp_path: Path) -> None:
-        outcome = quick("s4-vs-transformer", tmp_path / "run", "lengths=[16,32]", "batches=[2,1]", "n_layers=1")
-        found = figures(outcome)
-        assert found["16"]["batch"] == 2
-        assert found["32"]["speed_ratio"] == pytest.approx(found["32"]["ms"]["Transformer"] / found["32"]["ms"]["S4"])
-        assert outcome.record["bars"] == []  # type: ignore[index]
-        assert f"{found['16']['parameters']['S4']:,}" in outcome.record["setting"]  # type: ignore[index]
-
-    def test_models(self) -> None:
-        config = transformer.S4VsTransformerSettings()
-        stacks = transformer.models(config, torch.device("cpu"))
-        counts = {name: sum(p.numel() for p in model.parameters()) for name, model in stacks.items()}
-        assert counts["Transformer"] == 4 * (4 * 256**2 + 2 * 4 * 256**2 + 5 * 256 + 4 * 256)
-        assert counts["S4"] < counts["Transformer"]
-        assert all(block.mlp is None for block in stacks["S4"].blocks)  # type: ignore[union-attr]
-
-    def test_bars_and_published_figures(self) -> None:
-        part = {
-            "batch": 8,
-            "seconds": {"Transformer": [1.65], "S4": [1.0]},
-            "peak_bytes": {"Transformer": 10, "S4": 5},
-            "parameters": {"Transformer": 2, "S4": 1},
-        }
-        report = transformer.report(transformer.S4VsTransformerSettings(), {f"length-{4**i}": part for i in (5, 6, 7)})
-        assert [(bar.bar, bar.holds) for bar in report.bars] == [(1.6, True), (5.2, False)]
-        assert [row[2] for row in report.tables[0].rows] == ["1.58x", "5.19x", "-"]
-        assert [row[2] for row in report.tables[1].rows] == ["0.43", "0.091", "-"]
-
-    @pytest.mark.parametrize(("field", "value"), [("batches", (1,)), ("lengths", ()), ("rounds", 0)])
-    def test_settings(self, field: str, value: Any) -> None:
-        with pytest.raises(ConfigError, match=field):
-            transformer.S4VsTransformerSettings(**{field: value})
-
-
-class TestTrainedTasks:
-    @needs_sklearn
-    def test_digits(self, tmp_path: Path) -> None:
-        shrunk = [
-            'settings=["train.steps=2","train.epochs=null","data.max_length=8","train.evaluate_items=8"]',
-            "seeds=[0,1]",
-            "max_rows=20",
-            "bar=0.01",
-        ]
-        outcome = quick("digits", tmp_path / "run", *shrunk)
-        assert outcome.record is not None
-        found = figures(outcome)
-        assert set(found["measured"]) == {"0", "1"}
-        assert found["mean"] == pytest.approx(sum(found["measured"].values()) / 2)
-        assert np.sum(found["evaluations"]["0"]["confusion"]) == 20
-        assert outcome.record["bars"][0]["bar"] == 0.01
-        assert outcome.record["tables"][0]["rows"][-1][0] == "mean (standard deviation)"
-        assert (tmp_path / "run" / "run-1" / "run.json").exists()
-        again = quick("digits", tmp_path / "run", *shrunk)
-        assert figures(again)["measured"] == found["measured"]
-
-    @needs_sklearn
-    @pytest.mark.parametrize("lost", [(1,), (0, 1)])
-    def test_a_seed_that_diverges_is_a_result(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: tuple[int, ...]
-    ) -> None:
-        def with_the_rate(config: TrainedTaskSettings, seed: int) -> RunConfig:
-            run = run_config(config, seed)
-            return with_train(run, lr=1e30) if seed in lost else run
-
-        monkeypatch.setattr("statewise.reproduce.trained_task.run_config", with_the_rate)
-        few = 'settings=["train.steps=3","train.epochs=null","data.max_length=8","train.evaluate_items=8"]'
-        config = settings("digits", quick=True, assignments=[few, "max_rows=10", "seeds=[0,1]", "bar=0.01"])
-        for _ in range(2):
-            outcome = reproduce("digits", tmp_path / "run", config, plots=False)
-            assert outcome.record is not None
-            found = figures(outcome)
-            assert set(found["diverged"]) == {str(seed) for seed in lost}
-            assert all("step " in what for what in found["diverged"].values())
-            assert found["mean"] is None
-            assert "diverged" in str(outcome.record["tables"][0]["rows"][1])
-            assert [(bar["ours"], bar["holds"]) for bar in outcome.record["bars"]] == [(None, False)]
-
-    @needs_sklearn
-    def test_a_run_that_was_stopped_goes_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        import os
-        import signal
-
-        from statewise.reproduce.progress import Watcher
-        from statewise.train.report import Reporter
-
-        class Stops(Reporter):
-            def progress(self, fraction: float, record: Any) -> None:
-                if record["step"] == 1:
-                    os.kill(os.getpid(), signal.SIGTERM)
-
-        monkeypatch.setattr(Watcher, "training", lambda self: Stops())
-        few = 'settings=["train.steps=3","train.epochs=null","data.max_length=8","train.evaluate_items=8"]'
-        config = settings("digits", quick=True, assignments=[few, "max_rows=10"])
-        stopped = reproduce("digits", tmp_path / "run", config, plots=False)
-        assert (stopped.signal, stopped.exit_code) == (signal.SIGTERM, 143)
-        monkeypatch.undo()
-        outcome = reproduce("digits", tmp_path / "run", config, plots=False)
-        assert outcome.exit_code == 0
-        lines = (tmp_path / "run" / "run-0" / "metrics.jsonl").read_text().splitlines()
-        assert len(lines) >= 1
-
-    @needs_statsmodels
-    def test_co2(self, tmp_path: Path) -> None:
-        outcome = quick("co2", tmp_path / "run")
-        assert "skill" in figures(outcome)["evaluations"]["0"]
-        assert settings("co2").bar == 0.0
-
-    def test_settings(self, tmp_path: Path) -> None:
-        for fields, message in (
-            ({"preset": "digitz"}, "preset='digitz' is unknown"),
-            ({"preset": "digits", "seeds": ()}, "seeds"),
-            ({"preset": "digits", "seeds": (1, 1)}, "seeds"),
-            ({"preset": "acsf1", "dtw_windows": (2.0,)}, "dtw_windows"),
-            ({"preset": "acsf1", "max_rows": 1}, "max_rows"),
-            ({"preset": "co2", "dtw": True}, "dtw is for labelled"),
-        ):
-            with pytest.raises(ConfigError, match=message):
-                TrainedTaskSettings(**fields)  # type: ignore[arg-type]
-        config = TrainedTaskSettings(preset="fashion-mnist", folder="data", settings=("train.lr=0.5",))
-        with pytest.raises(DataError, match="does not exist"):
-            run_config(config, 3)
-        with pytest.raises(ConfigError, match="have no folder"):
-            run_config(TrainedTaskSettings(preset="co2", folder="data"), 0)
-        run = run_config(TrainedTaskSettings(preset="fashion-mnist", folder="data"), 3)
-        assert run.train.seed == 3
-        assert run.data.folder == str(Path("data").absolute())  # type: ignore[attr-defined]
 
 
 @needs_aeon

@@ -17,13 +17,19 @@ from places import TESTS
 
 HERE = TESTS
 # Those that run every kernel over the shapes of the laws, on every instruction set and several threads.
-SUITES = sorted(path.name for path in HERE.glob("test_*native*.py")) + [
-    "test_decoding.py",
-    "test_decoding_law.py",
-    "test_fused.py",
-    "test_linear.py",
-    "test_selective_scan.py",
-]
+PATTERNS = (
+    "*/test_*native*.py",
+    "kernels/test_fused*.py",
+    "kernels/test_linear.py",
+    "kernels/test_selective_scan*.py",
+    "decoding/test_decoding.py",
+    "decoding/test_decoding_law.py",
+)
+SUITES = {pattern: sorted(str(path.relative_to(HERE)) for path in HERE.glob(pattern)) for pattern in PATTERNS}
+
+
+def test_every_suite_is_there() -> None:
+    assert all(SUITES.values()), SUITES
 
 
 def environment(library: Path, *, only: tuple[str, ...] = ()) -> dict[str, str]:
@@ -40,7 +46,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", [suite for found in SUITES.values() for suite in found])
 def test_kernels_stay_inside_their_arrays(suite: str, sanitized: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-s", "-p", "no:cacheprovider", str(HERE / suite)]
     done = subprocess.run(command, env=sanitized, capture_output=True, text=True, cwd=HERE.parent)

@@ -1,0 +1,85 @@
+"""`statewise train`: a run, its folder, what goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import ROOT, TRAIN, Run, save_tokenizer
+
+import statewise as sw
+
+pytestmark = pytest.mark.usefixtures("in_workplace")
+
+
+class TestTrain:
+    def test_json_lines_and_folder(self, run: Run) -> None:
+        result = run(*TRAIN, "--steps", "4", "--seed", "3", "--out", "first")
+        assert (result.code, result.err) == (0, "")
+        kinds = [record["kind"] for record in result.records]
+        assert [kinds[0], kinds[-1]] == ["start", "end"]
+        assert {"train", "evaluation", "checkpoint"} <= set(kinds)
+        written = json.loads(Path("first/run.json").read_text())
+        budget = written["train"]["budget"]
+        assert (written["train"]["seed"], budget["steps"], budget["minutes"]) == (3, 4, None)
+        assert sw.load("first/checkpoints/step-00000004").config.d_model == 32
+
+    def test_progress_bar_on_a_terminal(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", "140")
+        result = run(*TRAIN, "--steps", "4", "--out", "bar")
+        assert (result.code, result.err) == (0, "")
+        assert "bits/byte" in result.out
+        assert not result.out.startswith("{")
+
+    def test_resume(self, run: Run) -> None:
+        shutil.copytree("run", "resumed")
+        assert run("train", "--resume", "resumed", "--steps", "8").code == 0
+        assert Path("resumed/checkpoints/step-00000008").is_dir()
+
+    def test_print_config_is_a_config(self, run: Run) -> None:
+        first = run(*TRAIN, "--set", "model.layers.0.d_state=8", "--lr", "0.5", "--print-config")
+        Path("printed.json").write_text(first.out)
+        second = run("train", "--config", "printed.json", "--set", "train.optimizer.lr=0.25", "--print-config")
+        one, two = json.loads(first.out), json.loads(second.out)
+        assert one["model"]["layers"][0]["d_state"] == 8
+        assert (one["train"]["optimizer"].pop("lr"), two["train"]["optimizer"].pop("lr")) == (0.5, 0.25)
+        assert one == two
+
+    def test_flags_replace_the_budget(self, run: Run) -> None:
+        def budget(*flags: str) -> tuple[object, object]:
+            train = json.loads(run("train", "--preset", "tiny", *flags, "--print-config").out)["train"]
+            return train["budget"]["steps"], train["budget"]["minutes"]
+
+        assert budget("--minutes", "2") == (None, 2.0)
+        assert budget("--steps", "2") == (2, None)
+        assert budget("--steps", "2", "--minutes", "3") == (2, 3.0)
+        assert budget("--steps", "2", "--set", "train.budget.minutes=3") == (2, 3.0)
+        assert budget("--steps", "2", "--set", "train.minutes=3") == (2, 3.0)  # as it was named
+
+    def test_preset_takes_the_vocabulary_of_the_tokenizer(self, run: Run, tmp_path: Path) -> None:
+        path = save_tokenizer(tmp_path)
+        config = json.loads(run("train", "--preset", "tiny", "--tokenizer", path, "--print-config").out)
+        assert config["model"]["vocab_size"] == sw.FileTokenizer(path).vocab_size
+
+    def test_interrupted_training_is_saved(self, workplace: Path) -> None:
+        words = [sys.executable, "-m", "statewise", *TRAIN, "--steps", "100000", "--out", "stopped"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            for line in process.stdout:
+                if json.loads(line)["kind"] == "train":
+                    break
+            process.send_signal(signal.SIGINT)
+            last = json.loads(process.stdout.readlines()[-1])
+            assert (process.wait(60), process.stderr.read()) == (130, b"")
+        assert last["kind"] == "stop"
+        assert "--resume stopped" in last["message"]
+        assert list(Path("stopped/checkpoints").glob("step-*"))
