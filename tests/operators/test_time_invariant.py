@@ -13,7 +13,6 @@ from operator_laws import check_operator_laws
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import statewise as sw
 from statewise.errors import InputError
 from statewise.hippo.diagonalize import nplr
 from statewise.operators import (
@@ -22,9 +21,10 @@ from statewise.operators import (
     Operator,
     bidirectional,
 )
+from statewise.operators.time_invariant import TimeInvariant
 
 D = torch.float64
-LTI = [name for name, member in FAMILIES.items() if isinstance(member(D)[0], sw.TimeInvariant)]
+LTI = [name for name, member in FAMILIES.items() if isinstance(member(1, 1, D, 0)[0], TimeInvariant)]
 
 
 S4_DT = (1e-3, 1e-2, 1e-1)

@@ -19,9 +19,10 @@ from statewise.operators import (
     DiagonalPlusLowRank,
     Operator,
 )
+from statewise.operators.time_invariant import TimeInvariant
 
 D = torch.float64
-LTI = [name for name, member in FAMILIES.items() if isinstance(member(D)[0], sw.TimeInvariant)]
+LTI = [name for name, member in FAMILIES.items() if isinstance(member(1, 1, D, 0)[0], TimeInvariant)]
 
 
 @pytest.mark.parametrize("name", ["DiagonalLTI complex", "DiagonalPlusLowRank", "DenseLTI"])
