@@ -98,6 +98,14 @@ def require_equal(one: Path, other: Path) -> None:
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
+def require_that_it_goes_on(place: Place, run: RunConfig, name: str, stop: int) -> None:
+    """Stopped after a step and resumed, it is to the bit what it is when it is not stopped."""
+    trained(place, run, f"{name}-straight")
+    trained(place, run, f"{name}-stopped", stop=stop)
+    trained(place, run, f"{name}-stopped", resume=True)
+    require_equal(place.folder / f"{name}-straight", place.folder / f"{name}-stopped")
+
+
 @case(2)
 def a_run_is_saved_by_two(place: Place) -> None:
     """The signal comes to the last rank only; rank 0 writes, and speaks alone."""
@@ -136,10 +144,7 @@ def dropout_and_carried_states_go_on_bit_for_bit(place: Place) -> None:
     layers = tuple(BlockConfig(mixer=mixer, dropout=0.2) for mixer in (MAMBA2, window))
     run = a_run(place, carry_state=True, accumulation=2, steps=6)
     run = replace(run, model=replace(run.model, layers=layers))
-    trained(place, run, "dropout-straight")
-    trained(place, run, "dropout-stopped", stop=3)
-    trained(place, run, "dropout-stopped", resume=True)
-    require_equal(place.folder / "dropout-straight", place.folder / "dropout-stopped")
+    require_that_it_goes_on(place, run, "dropout", 3)
 
 
 @case(4)
@@ -148,10 +153,7 @@ def carried_states_go_on_with_a_divided_model(place: Place) -> None:
     run = parallel(a_run(place, carry_state=True, steps=4), data="fsdp", tensor=2)
     layers = (MAMBA2, S4DConfig(d_state=8), S4Config(d_state=8), LSSLConfig(d_state=8))
     run = replace(run, model=replace(run.model, layers=layers))
-    trained(place, run, "divided-straight")
-    trained(place, run, "divided-stopped", stop=2)
-    trained(place, run, "divided-stopped", resume=True)
-    require_equal(place.folder / "divided-straight", place.folder / "divided-stopped")
+    require_that_it_goes_on(place, run, "divided", 2)
 
 
 @case(2)

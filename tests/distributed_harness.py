@@ -13,6 +13,7 @@ in which everything is imported is forked into the ranks, so that no rank import
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pickle
 import signal
@@ -162,6 +163,17 @@ def run_rank(folder: Path, rank: int, world: int, names: list[str], attempt: int
             return 1
     dist.destroy_process_group()
     return 0
+
+
+def run_killed(folder: Path, n_ranks: int, kills: list[tuple[int, str, int]]) -> Any:
+    """A run of distributed_killed.py under torchrun, with these ranks killed at these steps; what it printed last."""
+    program = Path(__file__).parent / "distributed_killed.py"
+    environment = {**os.environ, **NO_GPU, "OMP_NUM_THREADS": "1", "STATEWISE_CACHE": str(folder / "cache")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(program.parents[1]), str(program.parent)])
+    words = [sys.executable, str(program), str(folder), str(n_ranks), json.dumps(kills)]
+    result = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

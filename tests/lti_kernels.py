@@ -31,3 +31,17 @@ def vandermonde_case(length: int, p: tuple[int, ...] = (), dtype: torch.dtype = 
 
 def cauchy_case(nodes: int, own: bool = False, k: int = 2, n: int = 3) -> Case:
     return cauchy, cauchy_reference, leaves((2, k, n), (2, nodes) if own else (nodes,), (2, n), dtype=Z)
+
+
+def autocast_rounds_no_second_derivative(convolution: Callable[[Tensor, Tensor], Tensor]) -> None:
+    u, K = torch.randn(1, 40, 2, requires_grad=True), torch.randn(2, 20, requires_grad=True)
+
+    def twice() -> tuple[Tensor, ...]:
+        y = convolution(u, K)
+        (slope,) = torch.autograd.grad(y.square().sum(), u, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), (u, K))
+
+    want = twice()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = twice()
+    torch.testing.assert_close(got, want)

@@ -19,7 +19,7 @@ from statewise.mixers.base import (
     MixerConfig,
 )
 from statewise.mixers.prepared import wide
-from statewise.mixers.projection import Linear
+from statewise.mixers.projection import Linear, draw_default
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.operators.bidirectional import COMBINE, combine, reverse, reversed_order
 from statewise.operators.causal_convolution import ConvolutionState
@@ -147,7 +147,7 @@ class MambaDirection(nn.Module):
 
     def reset_direction(self) -> None:
         self.convolution.reset_parameters()
-        nn.init.kaiming_uniform_(self.x_proj.weight, a=math.sqrt(5))
+        draw_default(self.x_proj)
         bound = self.dt_proj.in_features**-0.5
         nn.init.uniform_(self.dt_proj.weight, -bound, bound)
         self.dynamics.reset_parameters()
@@ -217,10 +217,7 @@ class Mamba(MambaDirection, Mixer):
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """As published: PyTorch's default for the projections (biases zero), the output's scaled."""
-        for projection in (self.in_proj, self.out_proj):
-            nn.init.kaiming_uniform_(projection.weight, a=math.sqrt(5))
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+        draw_default(self.in_proj, self.out_proj)
         with torch.no_grad():
             self.out_proj.weight.mul_(residual_scale)
         self.reset_direction()

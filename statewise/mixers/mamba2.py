@@ -14,7 +14,7 @@ from statewise.configuration.types import Count, NonNegative, OpenRange, Positiv
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig
 from statewise.mixers.gated_norm import GatedRMSNorm
-from statewise.mixers.projection import Linear
+from statewise.mixers.projection import Linear, draw_default
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.operators.causal_convolution import ConvolutionState
 from statewise.operators.masks import Masks
@@ -133,10 +133,7 @@ class Mamba2(Mixer):
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """As published: PyTorch's default for the projections (biases zero), the output's scaled."""
-        for projection in (self.in_proj, self.out_proj):
-            nn.init.kaiming_uniform_(projection.weight, a=math.sqrt(5))
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+        draw_default(self.in_proj, self.out_proj)
         with torch.no_grad():
             self.out_proj.weight.mul_(residual_scale)
         self.convolution.reset_parameters()

@@ -14,7 +14,7 @@ from statewise.configuration.types import Count, Positive, PositiveRange, Share
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig
 from statewise.mixers.prepared import wide
-from statewise.mixers.projection import Linear
+from statewise.mixers.projection import Linear, draw_default
 from statewise.operators.masks import Masks, mask_time
 from statewise.operators.ssd import SSD, SSDState
 from statewise.operators.state_shape import leaf
@@ -147,8 +147,7 @@ class Mamba3(Mixer):
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """As published: PyTorch's default for the projections, the output's scaled."""
-        for projection in (self.in_proj, self.out_proj):
-            nn.init.kaiming_uniform_(projection.weight, a=math.sqrt(5))
+        draw_default(self.in_proj, self.out_proj)
         with torch.no_grad():
             self.out_proj.weight.mul_(residual_scale)
         for module in (self.B_norm, self.C_norm, self.dynamics):

@@ -30,3 +30,11 @@ def draw_normal(std: float, *layers: Linear) -> None:
         nn.init.normal_(layer.weight, std=std)
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
+
+
+def draw_default(*layers: Linear) -> None:
+    """Weights as PyTorch draws them, biases zero."""
+    for layer in layers:
+        nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5))
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)

@@ -19,7 +19,7 @@ from statewise.reproduce.measure import compare, in_units
 from statewise.reproduce.page import told
 from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
-from statewise.reproduce.work import Job, Work
+from statewise.reproduce.work import Job, Work, job_for_each_length
 from statewise.train.config import Device
 from statewise.train.environment import choose_device
 from statewise.train.report import Reporter
@@ -85,8 +85,7 @@ def training_step(model: Stack, optimizer: torch.optim.Optimizer, x: Tensor, tar
 
 
 def trials(config: S4VsTransformerSettings, work: Work) -> dict[str, Job]:
-    sizes = zip(config.lengths, config.batches)
-    return {f"length-{length}": Job(measure_length, (config, length, batch)) for length, batch in sizes}
+    return job_for_each_length(measure_length, config)
 
 
 def measure_length(config: S4VsTransformerSettings, length: int, batch: int, reporter: Reporter) -> dict[str, Any]:

@@ -142,6 +142,12 @@ def measure(job: Job, reporter: Reporter) -> dict[str, Any]:
     return measured(lambda: job.function(*job.arguments, reporter))
 
 
+def job_for_each_length(measured: Callable[..., dict[str, Any]], config: Any) -> dict[str, Job]:
+    """``measured(config, length, batch)`` at each of the config's lengths, with the batch that goes with it."""
+    sizes = zip(config.lengths, config.batches)
+    return {f"length-{length}": Job(measured, (config, length, batch)) for length, batch in sizes}
+
+
 def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | None = None) -> Work:
     """A new folder, or one that holds the same claim with the same settings, which is gone on with.
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_harness import load_cases, outcome_of, run_program
-from places import ROOT, TESTS
+from distributed_harness import load_cases, outcome_of, run_killed, run_program
+from places import ROOT
 from training import curve, train_config, with_train
 
 from statewise import checkpoints
@@ -120,24 +120,7 @@ def test_distributed_run_goes_on_after_killed_ranks(distributed_folder: Path, tm
     """kill -9 between saves, of rank 0 in a save, and of another rank in a save: the agent of torchrun starts all anew,
     and the run is to the bit what it is when nobody disturbs it."""
     undisturbed = outcome_of(distributed_folder, 2, "nobody_disturbs_it").returned[0]
-    kills = [(1, "step", 3), (0, "save", 6), (1, "save", 4)]
-    program = TESTS / "distributed_killed.py"
-    environment = {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "STATEWISE_CACHE": str(tmp_path / "cache"),
-    }
-    environment["PYTHONPATH"] = os.pathsep.join([str(program.parents[1]), str(program.parent)])
-    result = subprocess.run(
-        [sys.executable, str(program), str(tmp_path), "2", json.dumps(kills)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    found = json.loads(result.stdout.splitlines()[-1])
+    found = run_killed(tmp_path, 2, [(1, "step", 3), (0, "save", 6), (1, "save", 4)])
     assert found == {"steps": [12, 12], "before": [0, 2, 2, 2], "dead": [True, True, True]}
     assert curve(tmp_path / "killed") == undisturbed
 

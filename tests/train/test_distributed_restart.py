@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from distributed_harness import run_killed
 from distributed_killed import killed_config
-from places import TESTS
 from training import curve
 
 from statewise.errors import CheckpointError
@@ -25,18 +22,8 @@ from statewise.train.distributed.begun_by import goes_on, sign
 
 def test_distributed_run_of_one_process_goes_on(tmp_path: Path) -> None:
     """torchrun --nproc-per-node 1: nobody to agree with, and killed all the same."""
-    program = TESTS / "distributed_killed.py"
-    environment = {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "STATEWISE_CACHE": str(tmp_path / "cache"),
-    }
-    environment["PYTHONPATH"] = os.pathsep.join([str(program.parents[1]), str(program.parent)])
-    words = [sys.executable, str(program), str(tmp_path), "1", json.dumps([(0, "step", 3), (0, "save", 6)])]
-    result = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
-    assert result.returncode == 0, result.stderr[-4000:]
-    assert json.loads(result.stdout.splitlines()[-1]) == {"steps": [12], "before": [0, 2, 2], "dead": [True, True]}
+    found = run_killed(tmp_path, 1, [(0, "step", 3), (0, "save", 6)])
+    assert found == {"steps": [12], "before": [0, 2, 2], "dead": [True, True]}
     train(killed_config(tmp_path, "fsdp", 12), tmp_path / "undisturbed")
     assert [line["loss"] for line in curve(tmp_path / "killed")] == pytest.approx(
         [line["loss"] for line in curve(tmp_path / "undisturbed")]
