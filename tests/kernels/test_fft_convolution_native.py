@@ -88,9 +88,9 @@ def test_the_chosen_transforms_hold_the_filter() -> None:
         for taps in (1, 2, 100, 4096, 70_000):
             points = implementation._points(length, taps)
             assert 2 * points >= taps
-            radices = implementation._radices(points, wide=True)
+            radices = implementation._radices(points, by_eight=True)
             assert points == torch.tensor(radices).prod()
-            assert points == torch.tensor(implementation._radices(points, wide=False)).prod()
+            assert points == torch.tensor(implementation._radices(points, by_eight=False)).prod()
 
 
 @each_instruction_set
