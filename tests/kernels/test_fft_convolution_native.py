@@ -12,11 +12,11 @@ from statewise.kernels.fft_convolution import native as implementation
 
 D = torch.float64
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
+pytestmark = [
+    pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}"),
+    pytest.mark.usefixtures("in_c", "poisoned_memory"),
+]
 each_instruction_set = pytest.mark.parametrize("instructions", native.instruction_sets())
-
-
-pytestmark = pytest.mark.usefixtures("in_c", "poisoned_memory")
 
 
 def case(
