@@ -100,11 +100,12 @@ def register_with_adjoint(
 
     def differentiate(ctx: Any, *of: Tensor) -> tuple[Any, ...]:
         given = saved(ctx)
-        more = () if place is None else (ctx.needs_input_grad[place],)
+        is_wanted = place is None or ctx.needs_input_grad[place]
+        more = [] if place is None else [is_wanted]
         found = backward(*of, *given, *more)
         by_place: list[Any] = [None] * len(names)
         for i, gradient in zip(learned, (found,) if isinstance(found, Tensor) else found):
-            if given[i] is not None and (i != place or more[0]):
+            if given[i] is not None and (i != place or is_wanted):
                 by_place[i] = gradient
         return tuple(by_place)
 

@@ -103,7 +103,8 @@ def _differentiable(
             return backward(ctx, *grads)
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
-    recorded = type(f"BackwardOf_{name}", (torch.autograd.Function,), methods).apply
+    function: Any = type(f"BackwardOf_{name}", (torch.autograd.Function,), methods)
+    recorded = function.apply
     return run
 
 

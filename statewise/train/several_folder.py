@@ -112,7 +112,9 @@ def require_as_begun(folder: Path, runs: Mapping[str, RunConfig]) -> None:
             diverged: under its old name it would count as a seed of that rate.
     """
     known = (_read(folder) or {}).get("configurations")
-    for name, run in runs.items() if isinstance(known, dict) else ():
+    if not isinstance(known, dict):
+        return
+    for name, run in runs.items():
         if name not in known:
             continue
         begun = run_from_dict(known[name], where=f"{folder / RUNS_FILE}: {name}")

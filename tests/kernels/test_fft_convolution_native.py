@@ -12,11 +12,11 @@ from statewise.kernels.fft_convolution import native as implementation
 
 D = torch.float64
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
+pytestmark = [
+    pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}"),
+    pytest.mark.usefixtures("in_c", "poisoned_memory"),
+]
 each_instruction_set = pytest.mark.parametrize("instructions", native.instruction_sets())
-
-
-pytestmark = pytest.mark.usefixtures("in_c", "poisoned_memory")
 
 
 def case(
@@ -88,9 +88,9 @@ def test_the_chosen_transforms_hold_the_filter() -> None:
         for taps in (1, 2, 100, 4096, 70_000):
             points = implementation._points(length, taps)
             assert 2 * points >= taps
-            radices = implementation._radices(points, wide=True)
+            radices = implementation._radices(points, by_eight=True)
             assert points == torch.tensor(radices).prod()
-            assert points == torch.tensor(implementation._radices(points, wide=False)).prod()
+            assert points == torch.tensor(implementation._radices(points, by_eight=False)).prod()
 
 
 @each_instruction_set

@@ -19,11 +19,11 @@ from statewise.native import memory
 D, Z = torch.float64, torch.complex128
 Kernel = Callable[..., Tensor]
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
+pytestmark = [
+    pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}"),
+    pytest.mark.usefixtures("in_c", "poisoned_memory"),
+]
 each_instruction_set = pytest.mark.parametrize("instructions", native.instruction_sets())
-
-
-pytestmark = pytest.mark.usefixtures("in_c", "poisoned_memory")
 
 
 def random(*shape: int, dtype: torch.dtype = Z, seed: int = 0) -> Tensor:

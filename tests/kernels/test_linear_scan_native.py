@@ -12,11 +12,11 @@ from statewise.kernels.linear_scan import linear_scan, linear_scan_reference
 
 D, Z = torch.float64, torch.complex128
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
+pytestmark = [
+    pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}"),
+    pytest.mark.usefixtures("in_c", "poisoned_memory"),
+]
 each_instruction_set = pytest.mark.parametrize("instructions", native.instruction_sets())
-
-
-pytestmark = pytest.mark.usefixtures("in_c", "poisoned_memory")
 
 
 def case(batch: int, length: int, *trailing: int, dtype: torch.dtype = D) -> list[Tensor]:
