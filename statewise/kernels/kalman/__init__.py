@@ -94,7 +94,7 @@ def _definition(given: Sequence[Any], numbers: Sequence[Tensor], of: Outputs) ->
     masks = given[len(Gradients._fields) : _N]
 
     def run(*numbers: Tensor) -> tuple[Tensor, ...]:
-        found = pytorch.forward(Arguments(*numbers, *masks))
+        found = pytorch.forward(Arguments(*numbers, *masks))  # type: ignore[arg-type]
         return tuple(m for m, grad in zip(found, of) if grad is not None)
 
     return run, numbers, [grad for grad in of if grad is not None]
