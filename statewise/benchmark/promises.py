@@ -278,9 +278,13 @@ def kalman_bars() -> list[Bar]:
     for case in (kalman.MANY, kalman.GAPS):
         for peer in ("simdkalman", "torch-kf"):
             found.append(speed(f"kalman: {case}, against {peer}", "kalman", case, peer, OURS, 1))
-    for peer in (kalman.LOOP, kalman.DYNAMAX):
-        found.append(speed(f"kalman: gradients, against {peer}", "kalman", kalman.GRADIENTS, peer, OURS, 10))
-    return found
+    loop, dynamax = kalman.LOOP, kalman.DYNAMAX
+    return [
+        *found,
+        speed("kalman: gradients, against a loop", "kalman", kalman.GRADIENTS, loop, OURS, 10),
+        speed("kalman: gradients, against dynamax", "kalman", kalman.LONG_GRADIENTS, dynamax, OURS, 10),
+        speed("kalman: gradients of 1,000 steps, against dynamax", "kalman", kalman.GRADIENTS, dynamax, OURS, None),
+    ]
 
 
 def all_bars() -> list[Bar]:

@@ -90,9 +90,9 @@ class Call:
             result = form(self.steps, self.begin)
         filtered, told = result if isinstance(result[0], Filtered) else (result, None)
         batch = len(self.y)
-        parts = [m.expand(batch, *m.shape[1:]) for m in filtered[:4]]
+        mean, L, innovation, S = (m.expand(batch, *m.shape[1:]) for m in filtered[:4])
         final = GaussianState(*[m.expand(batch, *m.shape[1:]) for m in filtered.final])
-        return Filtered(*parts, positive_state(final), filtered.log_densities), told
+        return Filtered(mean, L, innovation, S, positive_state(final), filtered.log_densities), told
 
     def posterior(self, filtered: Filtered, told: Steady | None = None) -> Posterior:
         mean, L, innovation, innovation_factor, _, densities = filtered

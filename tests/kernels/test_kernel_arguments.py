@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import statewise.kernels.diagonal_scan
+import statewise.kernels.kalman
 import statewise.reproduce.long_convolution  # noqa: F401 (registers operators)
 from statewise import kernels, native
 from statewise.errors import InputError
@@ -188,8 +189,13 @@ def everything() -> dict[str, list[Any]]:
         [x, torch.rand(2, 1, 2), torch.rand(1, 1, 2, 1)],
         [torch.rand(2, 1, 4) + 0j, torch.rand(1, 3) + 0j],
     )
+    one, y, factors = torch.eye(1)[None], torch.rand(1, 3, 1), torch.ones(1, 3, 1, 1)
+    filtered = [y, torch.rand(1, 1, 2, 1), torch.eye(2)[None, None], torch.rand(1, 1, 2), *[one[0], one] * 2]
+    filtered += [None, None, None, 1]
     return {
         **operator_calls(),
+        "kalman": filtered,
+        "kalman_backward": [*filtered, y, factors, y, factors, y[..., 0], y, y, None],
         **{f"{kind}fft_convolution": convolution for kind in ("", "block_")},
         **{f"{kind}fft_convolution_backward": [x.unsqueeze(3), *convolution] for kind in ("", "block_")},
         "cauchy": [*sums, torch.rand(2, 4) + 0j],

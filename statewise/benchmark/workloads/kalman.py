@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statewise.benchmark.case import Action, Case, Function, Missing, Workload, case_name, our_sides
+from statewise.benchmark.case import OURS_WITHOUT_C, Action, Case, Function, Missing, Workload, case_name, our_sides
 from statewise.benchmark.peers import kalman as peers
 from statewise.benchmark.peers.kalman import Problem
 
 ONE, MANY, GAPS, SHORT = "one series, 2 states", "10,000 series", "10,000 series with gaps", "one series, 4 states"
 GRADIENTS = case_name("one series, 4 states", True)
+LONG_GRADIENTS = case_name("one long series, 4 states", True)
 DYNAMAX = "dynamax"
 LOOP = "loop, autograd"
-FORM_LENGTHS = (64, 256, 1024, 4096, 16_384)
-FORM_STATES = (2, 8, 32)
+FORM_LENGTHS = (64, 256, 1024, 4096)
+FORM_SIZES = ((2, 1), (2, 8), (2, 32), (4, 1), (16, 1))  # states, series
 
 
 def problem(batch: int, length: int, n: int, *, gaps: bool = False) -> Problem:
@@ -88,10 +89,13 @@ def _case(name: str, batch: int, length: int, n: int, sides: dict[str, Any], *, 
     ours = functools.partial(_prepare, lambda: our_filter, given, small)
     others = {side: functools.partial(_prepare, build, given, small) for side, build in sides.items()}
     missing = ", a tenth missing" if gaps else ""
+    both = our_sides(ours)
+    if gaps:
+        del both[OURS_WITHOUT_C]  # minutes
     return Case(
         name=name,
         setting=f"{batch:,} x {length:,} steps, {n} states, 1 observation{missing}, float64",
-        sides=our_sides(ours) | others,
+        sides=both | others,
         length=batch * length,
         rounds=3,
     )
@@ -111,35 +115,37 @@ def cases(quick: bool) -> list[Case]:
         _case(SHORT, 1, length, 4, one | many),
         _case(MANY, batch, length, 4, many),
         _case(GAPS, batch, length, 4, many, gaps=True),
-        _gradients_case(length),
+        _gradients_case(GRADIENTS, length, loop=True),
+        _gradients_case(LONG_GRADIENTS, long, loop=False),  # the loop takes half a minute
     ]
 
 
-def _gradients_case(length: int) -> Case:
+def _gradients_case(name: str, length: int, *, loop: bool) -> Case:
     given = functools.cache(functools.partial(problem, 1, length, 4))
 
     def prepare(function: Function) -> Action:
         return functools.partial(function, *given())
 
+    sides = our_sides(functools.partial(prepare, our_gradients))
+    if loop:
+        sides[LOOP] = functools.partial(prepare, loop_gradients)
+    else:
+        del sides[OURS_WITHOUT_C]
     return Case(
-        name=GRADIENTS,
+        name=name,
         setting=f"1 x {length:,} steps, 4 states, the log-likelihood by A, Q, C and R, float64",
-        sides={
-            **our_sides(functools.partial(prepare, our_gradients)),
-            LOOP: functools.partial(prepare, loop_gradients),
-            DYNAMAX: lambda: prepare(peers.dynamax_gradients()),
-        },
+        sides={**sides, DYNAMAX: lambda: prepare(peers.dynamax_gradients())},
         length=length,
         rounds=3,
     )
 
 
 def form_cases(quick: bool) -> list[Case]:
-    """``parallel`` and ``square_root``, with the C kernel and without, of one series."""
+    """``parallel`` and ``square_root``, with the C kernel and without; a tenth missing, so that rows share nothing."""
     found = []
-    for n in FORM_STATES[:1] if quick else FORM_STATES:
+    for n, batch in FORM_SIZES[:2] if quick else FORM_SIZES:
         for length in (8, 16) if quick else FORM_LENGTHS:
-            given = functools.cache(functools.partial(problem, 1, length, n))
+            given = functools.cache(functools.partial(problem, batch, length, n, gaps=True))
             sides: dict[str, Callable[[], Action]] = {}
             for form in ("square_root", "parallel"):
                 both = our_sides(functools.partial(_form, form, given))
@@ -147,8 +153,8 @@ def form_cases(quick: bool) -> list[Case]:
             sides.pop("parallel without C")  # it has no C
             found.append(
                 Case(
-                    name=f"{n} states, L={length:,}",
-                    setting="1 series, 1 observation, float64: means, factors and log-likelihood",
+                    name=f"{n} states, {batch} series, L={length:,}",
+                    setting="1 observation, a tenth missing, float64: means, factors and log-likelihood",
                     sides=sides,
                     length=length,
                     rounds=3,

@@ -80,10 +80,12 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     nothing = [None] * (_N - len(Gradients._fields))
     if of.factor is None and of.innovation_factor is None:
         return *_kalman_backward(*given, of.mean, of.innovation, of.density), *nothing
-    # a gradient of the factors themselves is rare: PyTorch's loop has it
-    numbers = [m if m.requires_grad else m.detach().requires_grad_() for m in given[: len(Gradients._fields)]]
+    # A gradient of the factors themselves is rare: PyTorch's loop has it. Its inputs are no history of one another, as
+    # the prior is of the state before a document.
     again = torch.is_grad_enabled()
+    numbers = given[: len(Gradients._fields)]
     with torch.enable_grad():
+        numbers = [m.view_as(m) if again and m.requires_grad else m.detach().requires_grad_() for m in numbers]
         return *gradients_of(*_definition(given, numbers, of), create_graph=again), *nothing
 
 
@@ -92,7 +94,7 @@ def _definition(given: Sequence[Any], numbers: Sequence[Tensor], of: Outputs) ->
     masks = given[len(Gradients._fields) : _N]
 
     def run(*numbers: Tensor) -> tuple[Tensor, ...]:
-        found = pytorch.forward(Arguments(*numbers, *masks))
+        found = pytorch.forward(Arguments(*numbers, *masks))  # type: ignore[arg-type]
         return tuple(m for m, grad in zip(found, of) if grad is not None)
 
     return run, numbers, [grad for grad in of if grad is not None]

@@ -46,7 +46,7 @@ def backward(grads: Grads, given: Arguments, found: Outputs) -> Gradients:
     (batch, length, p), n, dtype = given.y.shape, given.mean.shape[-1], given.y.dtype
     k = n + p
     if batch * length == 0:
-        return Gradients(*(torch.zeros_like(m) for m in given[: len(Gradients._fields)]))
+        return Gradients(*(torch.zeros_like(m) for m in given.numbers))
     W = given.N @ given.N.mT
     G, W, offset, *begin = _plain(given, W)
     steps = [length if m.shape[1] > 1 else 1 for m in (G, W, offset)]

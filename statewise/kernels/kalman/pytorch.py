@@ -103,8 +103,8 @@ def forward(given: Arguments) -> Outputs:
         rows.append(now)
     if not rows:
         zero = given.y.new_zeros
-        empty = [zero(count, 0, *own) for count, own in ((batch, (n,)), (given.rows, (n, n)), (batch, (p,)))]
-        return Outputs(*empty, zero(given.rows, 0, p, p), zero(batch, 0))
+        mean, innovation, density = (zero(batch, 0, *own) for own in ((n,), (p,), ()))
+        return Outputs(mean, zero(given.rows, 0, n, n), innovation, zero(given.rows, 0, p, p), density)
     mean, factor, innovation, innovation_factor = (torch.stack(part, 1) for part in zip(*rows))
     factor, innovation_factor = positive(factor), positive(innovation_factor)
     n_observed = torch.tensor(p, device=mean.device) if observed is None else observed.sum(-1)
@@ -165,12 +165,12 @@ def backward(grads: Grads, given: Arguments, found: Outputs) -> Gradients:
             new_m, new_P = choose(begins, none_m, new_m), choose(begins, none_P, new_P)
         m_bar, P_bar = new_m, new_P
     if not us:
-        return Gradients(*(torch.zeros_like(m) for m in given[: len(Gradients._fields)]))
+        return Gradients(*(torch.zeros_like(m) for m in given.numbers))
     u, Z = (torch.stack(part[::-1], 1) for part in (us, Zs))
     to_G, to_N = outer(u, mean) + 2 * Z @ GP, 2 * Z @ given.N
     factors = [2 * m @ like for m, like in ((P_bar, given.factor), (prior_P, given.prior_factor))]
     found_all = (-u[..., :p], to_G, to_N, u, m_bar, factors[0], prior_m, factors[1])
-    return Gradients(*(m.sum_to_size(like.shape) for m, like in zip(found_all, given)))
+    return Gradients(*(m.sum_to_size(like.shape) for m, like in zip(found_all, given.numbers)))
 
 
 def _before(first: Tensor, found: Tensor, batch: int) -> Tensor:

@@ -32,6 +32,11 @@ class Arguments(NamedTuple):
     starts: Tensor | None
     rows: int
 
+    @property
+    def numbers(self) -> tuple[Tensor, ...]:
+        """Those that have gradients."""
+        return self[:8]
+
 
 class Outputs(NamedTuple):
     """mean (batch, length, n), factor (rows, length, n, n), innovation (batch, length, p), innovation_factor (rows,
