@@ -149,8 +149,7 @@ def test_the_diffuse_likelihood_of_a_local_level_is_that_of_its_changes() -> Non
 
 
 def test_waves_much_longer_than_a_step_are_told_exactly() -> None:
-    """Beside the joint normal distribution of everything, with the first states as unknown coefficients. Here the exact
-    diffuse filter of statsmodels is off by 1e-3."""
+    """Beside the joint normal distribution of everything, with the first states as unknown coefficients."""
     model, length, ahead = Trend(smooth=True) + Seasonal(period=365.25 / 7, harmonics=2) + Irregular(), 200, 30
     p = {"trend.slope_variance": 3e-6, "seasonal.variance": 2e-5, "irregular.variance": 0.1}
     given = {name: torch.tensor(value, dtype=D) for name, value in p.items()}

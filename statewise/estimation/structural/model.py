@@ -202,8 +202,8 @@ class Structural:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def score(self, parameters: Parameters, series: Series, *, form: str | None = None) -> Tensor:
-        """:meth:`log_likelihood` of what was checked. With waves much longer than a step, and few series, the form that is
-        chosen is the scan, which is then exact to 1e-6 or so: good to climb by.
+        """:meth:`log_likelihood` of what was checked. With few series the form that is chosen is the scan, which
+        loses digits where waves are much longer than a step: good to climb by, not to be told.
         """
         blocks = self.blocks(parameters, series.y)
         model = self.assemble(blocks, series, parameters)
