@@ -14,6 +14,7 @@ import time
 import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from statewise.train import open_task, train
 from statewise.train.presets import PRESETS
 
 
-def statsmodels_of(values: np.ndarray):
+def statsmodels_of(values: np.ndarray) -> Any:
     """The components of the preset: a smooth trend, two waves of the year, an autoregression, noise."""
     from statsmodels.tsa.statespace.structural import UnobservedComponents
 
@@ -57,7 +58,7 @@ def main() -> None:
             train(PRESETS[name](), Path(folder, name))
             seconds[name] = time.perf_counter() - begin
         ours, network = (
-            sw.load(sw.checkpoints.resolve(Path(folder, name), "best").path) for name in ("co2-structural", "co2")
+            sw.load(sw.checkpoints.resolve(Path(folder, name), "best")) for name in ("co2-structural", "co2")
         )
     assert isinstance(ours, StructuralForecaster)
     task = open_task(PRESETS["co2-structural"]())

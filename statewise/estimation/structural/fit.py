@@ -166,7 +166,7 @@ def fit(
     return StructuralFit(
         model,
         parameters,
-        values[best, rows],
+        score.values(free, rows, "square_root"),
         converged,
         n_observed,
         series.y,
@@ -203,17 +203,17 @@ class _Score:
             return torch.cat([value for value, _ in each]), torch.cat([gradient for _, gradient in each])
         return value.detach(), gradient
 
-    def values(self, free: Tensor, rows: Tensor) -> Tensor:
+    def values(self, free: Tensor, rows: Tensor, form: str | None = None) -> Tensor:
         with torch.no_grad():
             parts = zip(free.split(self.n_at_once), rows.split(self.n_at_once))
-            return torch.cat([self._value(*part) for part in parts])
+            return torch.cat([self._value(*part, form) for part in parts])
 
-    def _value(self, free: Tensor, rows: Tensor) -> Tensor:
+    def _value(self, free: Tensor, rows: Tensor, form: str | None = None) -> Tensor:
         y, covariates, starts, kappa = self.series
         if covariates is not None and len(covariates) > 1:
             covariates = covariates[rows]
         own = Series(y[rows], covariates, None if starts is None else starts[rows], kappa[rows])
-        return self.model.score(self.model.natural(free, self.scale[rows]), own)
+        return self.model.score(self.model.natural(free, self.scale[rows]), own, form=form)
 
 
 def unit_of(y: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ class Structural:
     def log_likelihood(self, parameters: Parameters, y: Tensor, *, covariates: Tensor | None = None) -> Tensor:
         """(batch,): the diffuse log-likelihood of each series."""
         series = self.series(y, covariates)
-        return self.score(self.check_parameters(parameters, len(series.y)), series)
+        return self.score(self.check_parameters(parameters, len(series.y)), series, form="square_root")
 
     def decompose(self, parameters: Parameters, y: Tensor, *, covariates: Tensor | None = None) -> dict[str, Gaussians]:
         """What each component added at each step, given all of y: (batch, length, 1), with ``interval``; also "slope"
@@ -201,11 +201,13 @@ class Structural:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def score(self, parameters: Parameters, series: Series) -> Tensor:
-        """:meth:`log_likelihood` of what was checked."""
+    def score(self, parameters: Parameters, series: Series, *, form: str | None = None) -> Tensor:
+        """:meth:`log_likelihood` of what was checked. With few series the form that is chosen is the scan, which
+        loses digits where waves are much longer than a step: good to climb by, not to be told.
+        """
         blocks = self.blocks(parameters, series.y)
         model = self.assemble(blocks, series, parameters)
-        likelihood = model.filter(series.y, starts=series.starts)[0].log_likelihood
+        likelihood = model.filter(series.y, starts=series.starts, form=form)[0].log_likelihood
         for block, kappa in zip(blocks, self._parts(series.kappa)):
             if block.P is None:
                 likelihood = likelihood + block.log_determinant + kappa.log().sum(-1) / 2
@@ -298,9 +300,9 @@ class Structural:
         if covariates is not None:
             fits = isinstance(covariates, Tensor) and covariates.ndim == 3 and covariates.dtype in FLOATS
             if not d or not fits or covariates.shape[1:] != (length, d) or covariates.shape[0] not in (1, len(y)):
-                given = tuple(covariates.shape) if isinstance(covariates, Tensor) else type(covariates).__name__
+                got = tuple(covariates.shape) if isinstance(covariates, Tensor) else type(covariates).__name__
                 wanted = f"needs covariates ({len(y)} or 1, {length}, {d})" if d else "has no Regression"
-                raise InputError(f"the model {wanted}, got {given}")
+                raise InputError(f"the model {wanted}, got {got}")
             if not bool(covariates.isfinite().all()):
                 raise InputError("the covariates hold NaN or infinity; fill them: only y may have gaps")
             covariates = covariates.double()

@@ -54,7 +54,7 @@ class StructuralTask(ForecastingTask):
     from the parameters as they are, the first one from the best of a list of points; it takes no learning rate.
     """
 
-    models = (StructuralForecasterConfig,)
+    models = (StructuralForecasterConfig,)  # type: ignore[assignment]
     searches = True
     progress_line = "-log p {loss:.4f} a value"
 
