@@ -33,6 +33,7 @@ from statewise.train.muon import (
     orthogonalize_reference,
 )
 from statewise.train.optimizer import build_optimizer, describe_groups, parameter_groups, set_learning_rate
+from statewise.train.presets import PRESETS
 from statewise.train.report import Reporter
 
 MUON = OptimizerConfig(matrices="muon", lr=1e-3)
@@ -334,3 +335,13 @@ def test_the_estimate_counts_one_moment(tmp_path: Path) -> None:
     assert memory_check._least(small_model().build(), MUON) == 4 * found.parameters - matrices
     sharded = with_train(muon_run(tmp_path), parallel=replace(muon_run(tmp_path).train.parallel, data="fsdp"))
     assert estimate_memory(sharded, n_ranks=2).moments == pytest.approx(found.moments / 2, abs=4)
+
+
+@pytest.mark.parametrize(("has", "precision"), [({"avx512_bf16": True}, "bfloat16"), ({"avx2": True}, "float32")])
+def test_the_demo_is_in_bfloat16_where_the_processor_is(
+    monkeypatch: pytest.MonkeyPatch, has: dict[str, bool], precision: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has, raising=False)
+    train_config = PRESETS["demo"]().train
+    assert (train_config.precision, train_config.optimizer.matrices) == (precision, "muon")
