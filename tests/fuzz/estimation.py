@@ -139,7 +139,7 @@ def forms(draw: Draw) -> None:
         like(draw, "final", after.mean, after.factor, final.mean, final.factor @ final.factor.mT, loose)
     if draw.notes.get("with S") == "True" or draw.notes["rank of Q"] == draw.notes["n"]:
         compare_smoothed(draw, again, wide.smooth(y_64, state_64, form="recurrent", **given), 3 * loose)
-    elif "starts" not in given and length <= 20:
+    elif form != "steady" and "starts" not in given and length <= 20:
         by_rows(draw, again, wide, y_64, state_64, given, 3 * loose)
 
 
