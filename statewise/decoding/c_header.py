@@ -20,7 +20,8 @@ def _lines(of: Any) -> Iterator[str]:
     names = [of.c_name(one) for one in of.INSTRUCTIONS]
     yield "/* Made of statewise/decoding/instructions.py, which says what each is: change that. */"
     yield "#ifndef STATEWISE_INSTRUCTIONS_H\n#define STATEWISE_INSTRUCTIONS_H\n#include <stdint.h>\n"
-    yield f"#define BLOCK {of.BLOCK}\n#define TILE {of.TILE}\n#define LOGITS ({of.LOGITS})\n#define NOWHERE ({of.NOWHERE})\n"
+    yield f"#define BLOCK {of.BLOCK}\n#define TILE {of.TILE}"
+    yield f"#define LOGITS ({of.LOGITS})\n#define NOWHERE ({of.NOWHERE})\n"
     for kinds in (of.Precision, of.Prefetch, of.NormKind, of.ActivationKind):
         yield f"enum {{ {', '.join(f'{kind.name} = {int(kind)}' for kind in kinds)} }};"
     for one in (of.Buffer, of.Place, of.Matrix, of.History, *of.INSTRUCTIONS):
