@@ -76,11 +76,9 @@ def _values_and_gradients(function: Callable[..., Any], tensors: list[Tensor]) -
     if not all(m.requires_grad for m in outputs):
         return [m.detach() for m in outputs], []
     weights = [torch.linspace(-1, 1, m.numel(), dtype=torch.float64).view(m.shape).to(m.dtype) for m in outputs]
-    total = sum(
-        (m * weight).real.sum() if m.is_complex() else (m * weight).sum() for m, weight in zip(outputs, weights)
-    )
+    parts = [(m * weight).real.sum() if m.is_complex() else (m * weight).sum() for m, weight in zip(outputs, weights)]
     asked = [m for m in variables if m.requires_grad]
-    gradients = torch.autograd.grad(total, asked, allow_unused=True)
+    gradients = torch.autograd.grad(torch.stack(parts).sum(), asked, allow_unused=True)
     return [m.detach() for m in outputs], [g for g in gradients if g is not None]
 
 

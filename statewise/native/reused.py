@@ -1,8 +1,9 @@
 """Large blocks of memory, used again when what lay in them is gone.
 
-Each call of a kernel on a long sequence would otherwise get fresh pages, which the system has to clear: a third of the
-time of a scan with gradients at 131,072 steps. Here a freed block is kept, and lent again to what fits it. The
-system may take the pages of a kept block when memory is short (MADV_FREE), so they count as free memory.
+Each call of a kernel on a long sequence would otherwise get fresh pages, which the system has to clear. Of a scan with
+gradients at 131,072 steps that was half of the system's time, on Zen 4 1.4 of 23 microseconds a step. Here a freed
+block is kept, and lent again to what fits it. The system may take the pages of a kept block when memory is short
+(MADV_FREE), so they count as free memory.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def lent(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     _most = max(_most, sum([*_lent.values()]))
     first = -ctypes.addressof(loan) % _HUGE_PAGE
     flat = torch.frombuffer(loan, dtype=dtype, count=n_bytes // dtype.itemsize, offset=first)
-    whole = torch.empty(0, dtype=dtype)
-    return whole.set_(flat.untyped_storage(), flat.storage_offset(), tuple(shape))  # no view of another tensor
+    whole, strides = torch.empty(0, dtype=dtype), torch.empty(tuple(shape), device="meta").stride()
+    return whole.set_(flat.untyped_storage(), flat.storage_offset(), tuple(shape), strides)  # no view of another tensor
 
 
 def kept_bytes() -> int:
