@@ -228,7 +228,7 @@ def test_opcheck() -> None:
     assert {*torch.library.opcheck(operator, (*numbers, 1), test_utils=checks).values()} == {"SUCCESS"}
     found = [m.detach() for m in operator(*numbers, 1)]
     adjoint = torch.ops.statewise.kalman_backward.default
-    given = (*numbers, 1, *found, found[0], found[2], None)
+    given = (*numbers, *found, found[0], found[2], None, 1)
     assert {*torch.library.opcheck(adjoint, given, test_utils=checks).values()} == {"SUCCESS"}
 
 

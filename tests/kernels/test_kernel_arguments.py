@@ -195,7 +195,7 @@ def everything() -> dict[str, list[Any]]:
     return {
         **operator_calls(),
         "kalman": filtered,
-        "kalman_backward": [*filtered, y, factors, y, factors, y[..., 0], y, y, None],
+        "kalman_backward": [*filtered[:-1], y, factors, y, factors, y[..., 0], y, y, None, 1],
         **{f"{kind}fft_convolution": convolution for kind in ("", "block_")},
         **{f"{kind}fft_convolution_backward": [x.unsqueeze(3), *convolution] for kind in ("", "block_")},
         "cauchy": [*sums, torch.rand(2, 4) + 0j],

@@ -17,10 +17,9 @@ from statewise.kernels.registration import register, save, saved
 
 __all__ = ["Outputs", "kalman"]
 
-_ARGUMENTS = (
-    "Tensor y, Tensor G, Tensor N, Tensor offset, Tensor mean, Tensor factor, Tensor prior_mean, Tensor prior_factor, "
-    "Tensor? observed, Tensor? lengths, Tensor? starts, int rows"
-)
+_TENSORS = [f"Tensor {key}" for key in ("y", "G", "N", "offset", "mean", "factor", "prior_mean", "prior_factor")]
+_TENSORS += [f"Tensor? {key}" for key in ("observed", "lengths", "starts")]
+_ARGUMENTS = [*_TENSORS, "int rows"]
 _TAKES = {
     "y": "batch length p: real",
     "G": "1|batch 1|length k n: as y",
@@ -61,9 +60,15 @@ def _forward(*arguments: Any) -> Outputs:
 
 
 def _adjoint(*arguments: Any) -> Any:
-    given, found, grads = Arguments(*arguments[:_N]), Outputs(*arguments[_N:-3]), Grads(*arguments[-3:])
+    given, found, grads = _parts(arguments)
     runs_c = c_runs("kalman", refusal_of(y=given.y))
     return without_none((native if runs_c else pytorch).backward(grads, given, found), given.y)
+
+
+def _parts(arguments: Sequence[Any]) -> tuple[Arguments, Outputs, Grads]:
+    """Of the adjoint's arguments: tensors come first, the count of rows is the last."""
+    *tensors, rows = arguments
+    return Arguments(*tensors[: _N - 1], rows), Outputs(*tensors[_N - 1 : -3]), Grads(*tensors[-3:])
 
 
 def _fake_adjoint(*arguments: Any) -> Any:
@@ -72,17 +77,18 @@ def _fake_adjoint(*arguments: Any) -> Any:
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)  # factors are large, and their gradients rare
-    save(ctx, (*inputs, *output), output)
+    save(ctx, (*inputs[:-1], *output, inputs[-1]), output)
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    given, of = saved(ctx), Outputs(*grads)  # type: ignore[arg-type]
+    *tensors, rows = saved(ctx)
+    of = Outputs(*grads)  # type: ignore[arg-type]
     nothing = [None] * (_N - len(Gradients._fields))
     if of.factor is None and of.innovation_factor is None:
-        return *_kalman_backward(*given, of.mean, of.innovation, of.density), *nothing
+        return *_kalman_backward(*tensors, of.mean, of.innovation, of.density, rows), *nothing
     # A gradient of the factors themselves is rare: PyTorch's loop has it. Its inputs are no history of one another, as
     # the prior is of the state before a document.
-    again = torch.is_grad_enabled()
+    again, given = torch.is_grad_enabled(), [*tensors[: _N - 1], rows]
     numbers = given[: len(Gradients._fields)]
     with torch.enable_grad():
         numbers = [m.view_as(m) if again and m.requires_grad else m.detach().requires_grad_() for m in numbers]
@@ -101,13 +107,14 @@ def _definition(given: Sequence[Any], numbers: Sequence[Tensor], of: Outputs) ->
 
 
 def _plain_adjoint(*arguments: Any) -> list[Tensor | None]:
-    of = Outputs(arguments[-3], None, arguments[-2], None, arguments[-1])  # type: ignore[arg-type]
-    return gradients_of(*_definition(arguments, arguments[: len(Gradients._fields)], of), create_graph=True)
+    given, _, grads = _parts(arguments)
+    of = Outputs(grads[0], None, grads[1], None, grads[2])  # type: ignore[arg-type]
+    return gradients_of(*_definition(given, given[: len(Gradients._fields)], of), create_graph=True)
 
 
 _kalman = register(
     "kalman",
-    _ARGUMENTS,
+    ", ".join(_ARGUMENTS),
     _forward,
     takes=_TAKES,
     gives=_GIVES,
@@ -117,7 +124,9 @@ _kalman = register(
 )
 _kalman_backward = register(
     "kalman_backward",
-    ", ".join([_ARGUMENTS, *(f"Tensor {key}" for key in _GIVES), *(f"Tensor? {key}" for key in _GRADS)]),
+    ", ".join(
+        [*_TENSORS, *(f"Tensor {key}" for key in _GIVES), *(f"Tensor? {key}" for key in _GRADS), *_ARGUMENTS[-1:]]
+    ),
     _adjoint,
     takes={**_TAKES, **_GIVES, **_GRADS},
     gives={key: _TAKES[key] for key in Gradients._fields},
