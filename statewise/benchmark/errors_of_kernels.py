@@ -20,7 +20,8 @@ Inputs = tuple[list[Tensor], dict[str, Any]]  # tensors, and what else the funct
 
 @dataclass(frozen=True)
 class Kernel:
-    """A public function of a folder of statewise/kernels; NAME_reference beside it is its definition.
+    """A public function of a folder of statewise/kernels; NAME_reference beside it is its definition, or else its
+    PyTorch path in float64.
 
     ranges:  by name, steps or rows -> its inputs, of float32 or complex64
     options: for both; ``ours``: what the definition does not have
@@ -35,7 +36,8 @@ class Kernel:
         """side -> "largest" and "mean" |y - y64| over the largest |y64| of a tensor, the worst of all outputs; and
         "gradients", the largest of them."""
         module = importlib.import_module(f"statewise.kernels.{self.name}")
-        function, definition = getattr(module, self.name), getattr(module, f"{self.name}_reference")
+        function = getattr(module, self.name)
+        definition = getattr(module, f"{self.name}_reference", None) or with_kernels("torch", function)
         torch.manual_seed(0)
         tensors, options = self.ranges[values](9 if quick else 200)
         wide = [
@@ -168,6 +170,15 @@ def _two(
     return {what.format(value): functools.partial(make, value) for value in (usual, most)}
 
 
+def _kalman(width: float, length: int) -> Inputs:
+    """A turning state of two numbers, of which one is observed; ``width`` is the prior's standard deviation."""
+    A = 0.98 * torch.tensor([[0.8, -0.6], [0.6, 0.8]])
+    G = torch.cat([A[:1], A])[None, None]  # C A, A
+    N = torch.tensor([[0.5, 0.3, 0.0], [0.0, 0.3, 0.0], [0.0, 0.0, 0.3]])[None, None]
+    mean, factor = torch.zeros(1, 2), width * torch.eye(2)[None]
+    return [torch.randn(4, length, 1), G, N, torch.zeros(1, 1, 3), mean, factor, mean.clone(), factor.clone()], {}
+
+
 KERNELS = (
     Kernel("selective_scan", _two(_scan, 0.1, 87 / 16, "dt up to {:.3g}, A from -1 to -16")),
     Kernel("selective_scan", _two(_complex_scan, 1.0, 100.0, "complex, a phase of up to {:g} a step")),
@@ -183,5 +194,6 @@ KERNELS = (
     Kernel("gated_rms_norm", _two(_gated_rows, 1.0, 30.0, "x and gate of size {:g}")),
     Kernel("gelu_tanh", _two(_gelu, 1.0, 10.0, "x of size {:g}")),
     Kernel("linear", _two(_linear, 1.0, 1e4, "x of size {:g}")),
+    Kernel("kalman", _two(_kalman, 1.0, 10.0, "a prior of deviation {:g}, noise of 0.3")),
     Kernel("linear_cross_entropy", _two(_cross_entropy, 1.0, 10.0, "x of size {:g}"), ours={"reduction": "none"}),
 )

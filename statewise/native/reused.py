@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import mmap
 import sys
 from collections import deque
@@ -37,7 +38,7 @@ def possible() -> bool:
 def lent(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor on the CPU, its values whatever they are, of LARGE bytes or more."""
     global _most
-    n_bytes = dtype.itemsize * functools.reduce(lambda a, b: a * b, shape, 1)
+    n_bytes = dtype.itemsize * math.prod(shape)
     try:
         block = _taken(n_bytes) or _fresh(n_bytes)
     except OSError:  # no room: whoever asks is told so by PyTorch, as for any tensor, if none is left now either
@@ -51,6 +52,11 @@ def lent(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     flat = torch.frombuffer(loan, dtype=dtype, count=n_bytes // dtype.itemsize, offset=first)
     whole, strides = torch.empty(0, dtype=dtype), torch.empty(tuple(shape), device="meta").stride()
     return whole.set_(flat.untyped_storage(), flat.storage_offset(), tuple(shape), strides)  # no view of another tensor
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of rows that lie one after the other."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def kept_bytes() -> int:

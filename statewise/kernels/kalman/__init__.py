@@ -68,7 +68,8 @@ def _adjoint(*arguments: Any) -> Any:
 def _parts(arguments: Sequence[Any]) -> tuple[Arguments, Outputs, Grads]:
     """Of the adjoint's arguments: tensors come first, the count of rows is the last."""
     *tensors, rows = arguments
-    return Arguments(*tensors[: _N - 1], rows), Outputs(*tensors[_N - 1 : -3]), Grads(*tensors[-3:])
+    given = Arguments(*[*tensors[: _N - 1], rows])
+    return given, Outputs(*tensors[_N - 1 : -3]), Grads(*tensors[-3:])
 
 
 def _fake_adjoint(*arguments: Any) -> Any:
@@ -109,7 +110,7 @@ def _definition(given: Sequence[Any], numbers: Sequence[Tensor], of: Outputs) ->
 def _plain_adjoint(*arguments: Any) -> list[Tensor | None]:
     given, _, grads = _parts(arguments)
     of = Outputs(grads[0], None, grads[1], None, grads[2])  # type: ignore[arg-type]
-    return gradients_of(*_definition(given, given[: len(Gradients._fields)], of), create_graph=True)
+    return gradients_of(*_definition(given, arguments[: len(Gradients._fields)], of), create_graph=True)
 
 
 _kalman = register(
