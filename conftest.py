@@ -9,7 +9,8 @@ NEEDED = {
     "lm_eval": "lm_eval",
 }  # a folder of statewise/integrations: its package
 
-collect_ignore_glob = [
+collect_ignore_glob = ["tests/conftest.py", "tests/*/conftest.py"]  # several of one name, without doctests
+collect_ignore_glob += [
     f"statewise/integrations/{folder}/*.py"
     for folder, package in NEEDED.items()
     if importlib.util.find_spec(package) is None

@@ -13,8 +13,6 @@ import hypothesis
 import pytest
 import torch
 
-collect_ignore_glob = ["*/conftest.py"]  # doctests are looked for in all modules, and those have one name
-
 # A shared machine may stall for seconds: a deadline would find slow machines and no mistakes.
 hypothesis.settings.register_profile("statewise", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("statewise")

@@ -249,7 +249,8 @@ class DiagonalPlusLowRank(TimeInvariant):
 
     def _coefficients_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         Q = self.P if self.Q is None else self.Q
-        Lambda, P, Q, B, C = (m.to(dtype.to_complex()) for m in (self.Lambda, self.P, Q, self.B, self.C))
+        pairs = torch.complex128 if dtype == torch.float64 else torch.complex64
+        Lambda, P, Q, B, C = (m.to(pairs) for m in (self.Lambda, self.P, Q, self.B, self.C))
         return Lambda, P, Q, B, C, self.dt.to(dtype)
 
 

@@ -149,7 +149,9 @@ class SelectiveDiagonal(Operator):
 
     def _computed_in(self, m: Tensor, dtype: torch.dtype) -> Tensor:
         """In the dtype to compute in, complex if any coefficient is."""
-        return m.to(dtype.to_complex() if self.is_complex else dtype)
+        if self.is_complex:
+            dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
+        return m.to(dtype)
 
     def _mask(self, valid: Tensor) -> SelectiveDiagonal:
         """Where a step is not real Delta is exactly 0, so that the state passes unchanged: exp(0 A) = 1, 0 B = 0."""

@@ -268,7 +268,7 @@ def test_the_inner_width_is_intermediate_size(name: str, folder: Path, tmp_path:
     ours = sw.load(tmp_path / "other")
     tokens = ids(2, 20)
     with torch.no_grad():
-        torch.testing.assert_close(ours(tokens)[0], theirs(tokens).logits, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours(tokens)[0], theirs(tokens).logits, rtol=1e-4, atol=5e-5)
     assert format.from_theirs(format.to_theirs(ours.config)) == ours.config  # type: ignore[arg-type]
 
 

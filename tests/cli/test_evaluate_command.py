@@ -50,13 +50,13 @@ class TestEvaluate:
         assert record["zlib_bits_per_byte"] == compress(text.encode()[:100]).zlib_bits_per_byte
 
     def test_table_on_a_terminal(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-        out = run("evaluate", "run").out
+        with monkeypatch.context() as terminal:
+            terminal.setattr(sys.stdout, "isatty", lambda: True)
+            out = run("evaluate", "run").out
         assert "xz -9" in out
         assert " per word" in out
         (record,) = run("evaluate", "run", "--json").records
         assert f"{record['bits_per_byte']:.4f}" in out
-        monkeypatch.undo()
         assert "xz -9" in run("evaluate", "run", "--no-json", "--max-tokens", "50").out
 
     @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_frames_by_definition_in_pieces_and_ragged(frame_length: int) -> None:
         for row, n in enumerate(lengths):
             piece[row, :n] = x[row, counts[row] : counts[row] + n]
         counts += torch.tensor(lengths)
-        got, (_, _, _, n_frames), state = frames(piece, frame_length, state, torch.tensor(lengths))
+        got, (_, _, _, n_frames, *_), state = frames(piece, frame_length, state, torch.tensor(lengths))
         for row in range(3):
             found[row].append(got[row, : n_frames[row]])
             assert not got[row, n_frames[row] :].any()

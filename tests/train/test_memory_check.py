@@ -193,7 +193,7 @@ def test_what_cannot_be_found_is_not_refused(tmp_path: Path, monkeypatch: pytest
     task.loss = by_numbers  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="cannot be estimated"):
         estimate_memory(config, task)
-    refuse_beyond(monkeypatch, memory_check._least(config.model.build()))
+    refuse_beyond(monkeypatch, memory_check._least(config.model.build(), config.train.optimizer))
     require_memory(config, task)
     monkeypatch.setattr(memory_estimate, "available_memory", lambda device: None)
     require_memory(config, open_task(config))

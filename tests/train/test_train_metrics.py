@@ -88,7 +88,7 @@ def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path) -> None:
 
 
 def records() -> list[dict[str, object]]:
-    group = {"group": "maps", "tensors": 2, "parameters": 1234, "lr": 0.001, "weight_decay": 0.1}
+    group = {"group": "maps", "optimizer": "AdamW", "tensors": 2, "parameters": 1234, "lr": 0.001, "weight_decay": 0.1}
     return [
         {
             "kind": "start",
