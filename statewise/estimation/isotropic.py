@@ -148,9 +148,10 @@ def isotropic_filter(
 def information_scan(keep: Tensor, noise: Tensor, precision: Tensor, information: Tensor) -> Tensor:
     """i_t = keep_t i_{t-1} / (1 + noise_t i_{t-1}) + precision_t, all of them at least 0.
 
-    The values come from products of 2 x 2 matrices, without gradients. One linear recurrence around them, i_t = slope_t
-    i_{t-1} + offset_t, has the same values and the right first gradients (second ones lack a term), for no more memory
-    than it needs: it is the tangent of each step. Its numbers are all positive, too.
+    The values come from products of 2 x 2 matrices, without gradients. The tangent of each step at these values is a
+    linear recurrence, i_t = slope_t i_{t-1} + offset_t, with the same values and the right first derivatives: a step of
+    Newton's. A second step, with tangents at the values of the first, has the right ones up to the third. All
+    numbers are positive, and no graph of the 2 x 2 products is kept.
 
     Shapes:  keep, noise, precision: (batch or 1, length, ...), broadcast; information: (batch or 1, ...)
              -> (batch or 1, length, ...)
@@ -162,9 +163,13 @@ def information_scan(keep: Tensor, noise: Tensor, precision: Tensor, information
     with torch.no_grad():
         first = information.detach()
         values = _by_blocks(keep.detach(), noise.detach(), precision.detach(), first)
-        before = torch.cat([first.unsqueeze(1), values[:, :-1]], 1)
-    slope = keep / (1 + noise * before).square()
-    return linear_scan(slope, slope * noise * before.square() + precision, information)
+    if not torch.is_grad_enabled():
+        return values
+    for _ in range(2):
+        before = torch.cat([information.unsqueeze(1), values[:, :-1]], 1)
+        slope = keep / (1 + noise * before).square()
+        values = linear_scan(slope, slope * noise * before.square() + precision, information)
+    return values
 
 
 def _by_blocks(keep: Tensor, noise: Tensor, precision: Tensor, information: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.estimation import search_rows
 
 Numbers = dict[str, Tensor]
 Score = Callable[[Numbers], Tensor]
@@ -52,39 +53,21 @@ def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def climb(score: Score, start: Numbers, n_iterations: int, tolerance: float, n_numbers: int) -> Found:
-    """BFGS with a line search that halves. Source: Nocedal & Wright 2006, Numerical Optimization, alg. 6.1."""
-    theta = flat(start)
-    value, gradient = gradient_of(score, start)
-    if not math.isfinite(value):
+    """The search of :func:`statewise.estimation.search_rows.climb` for one row, whose numbers have names.
+
+    tolerance: the search stops where the score rises by less than this for each of ``n_numbers`` observed
+    """
+
+    def of_row(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = gradient_of(score, shaped(points[0], start))
+        return points.new_full((1,), value), gradient.unsqueeze(0)
+
+    limit = torch.full((1,), tolerance * max(n_numbers, 1), dtype=torch.float64)
+    found = search_rows.climb(of_row, flat(start).unsqueeze(0), limit.to(flat(start)), n_iterations)
+    if not bool(found.value.isfinite()):
         raise InputError("the log-likelihood is not finite where the search begins; begin with another model")
-    one = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)
-    history, inverse, quiet = [value], one / max(n_numbers, 1), 0
-    for _ in range(n_iterations):
-        direction = inverse @ gradient  # uphill
-        longest = float(direction.abs().max())
-        direction = direction * min(1.0, 2.0 / max(longest, 1e-300))
-        slope, size = float(direction @ gradient), 1.0
-        while True:
-            there = shaped(theta + size * direction, start)
-            new_value, new_gradient = gradient_of(score, there)
-            if math.isfinite(new_value) and new_value >= value + 1e-4 * size * slope:
-                break
-            size /= 2
-            if size < 1e-10:
-                return Found(shaped(theta, start), history, True)  # no way up that rounding does not hide
-        s, g = size * direction, gradient - new_gradient
-        curvature = float(s @ g)
-        if curvature > 1e-12 * float(s.norm() * g.norm()):
-            if len(history) == 1:
-                inverse = one * curvature / float(g @ g)
-            left = one - torch.outer(s, g) / curvature
-            inverse = left @ inverse @ left.T + torch.outer(s, s) / curvature
-        quiet = quiet + 1 if new_value - value < tolerance * n_numbers else 0
-        theta, value, gradient = theta + s, new_value, new_gradient
-        history.append(value)
-        if quiet == 3 or float(gradient.abs().max()) < tolerance:
-            return Found(shaped(theta, start), history, True)
-    return Found(shaped(theta, start), history, False)
+    history = [float(value) for value in found.history]
+    return Found(shaped(found.point[0], start), history, bool(found.converged))
 
 
 def gradient_of(score: Score, numbers: Numbers) -> tuple[float, Tensor]:

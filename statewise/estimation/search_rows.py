@@ -15,11 +15,14 @@ _ROUNDING = 1e-11  # of a log-likelihood, beside its size
 
 
 class Found(NamedTuple):
-    """point: (rows, k)   value: (rows,)   converged: (rows,) bool, whether the search of a row stopped by itself"""
+    """point: (rows, k)   value: (rows,)   converged: (rows,) bool, whether the search of a row stopped by itself
+    history: the values at the beginning and after each iteration, (rows,) each
+    """
 
     point: Tensor
     value: Tensor
     converged: Tensor
+    history: list[Tensor]
 
 
 def climb(score: Score, begin: Tensor, tolerance: Tensor, n_iterations: int) -> Found:
@@ -37,6 +40,7 @@ def climb(score: Score, begin: Tensor, tolerance: Tensor, n_iterations: int) -> 
     quiet = torch.zeros(n_rows, dtype=torch.int64, device=point.device)
     first = torch.ones(n_rows, dtype=torch.bool, device=point.device)
     converged = ~value.isfinite()  # nothing to be done
+    history = [value.clone()]
     for _ in range(n_iterations):
         converged |= gradient.abs().amax(1) < tolerance
         rows = (~converged).nonzero()[:, 0]
@@ -63,10 +67,11 @@ def climb(score: Score, begin: Tensor, tolerance: Tensor, n_iterations: int) -> 
         bend = gradient[rows] - after
         inverse[rows] = _curved(inverse[rows], step, bend, first[rows])
         point[rows], gradient[rows], first[rows] = point[rows] + step, after, False
+        history.append(value.clone())
         still = value[rows] - before < tolerance[rows]
         quiet[rows] = torch.where(still, quiet[rows] + 1, 0)
         converged |= quiet >= 3
-    return Found(point, value, converged & value.isfinite())
+    return Found(point, value, converged & value.isfinite(), history)
 
 
 def _curved(inverse: Tensor, s: Tensor, g: Tensor, first: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -11,23 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from statewise.configuration.types import (
-    NOT_EMPTY,
-    RISING,
-    AtLeastTwo,
-    Condition,
-    Count,
-    Fraction,
-    Natural,
-    NonNegative,
-    OneOf,
-    Words,
-)
+from statewise.configuration.types import AtLeastTwo, Count, Fraction, Natural, NonNegative, OneOf
 from statewise.errors import InputError
 from statewise.kernels.batching import whole
 from statewise.mixers.projection import Linear
-from statewise.models.base import Model, ModelConfig, check_device, check_layers
+from statewise.models.base import Model, check_device, check_layers
 from statewise.models.block import BlockConfig, Layers, as_block, build_norm
+from statewise.models.quantiles import QuantileConfig, quantile_losses
 from statewise.models.running_scale import RunningScaleState, initial_running_scale, level_and_scale, running_scale
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, check_state, leaf
@@ -46,22 +35,11 @@ class ForecasterState(NamedTuple):
     layers: tuple[Any, ...]
 
 
-Quantiles = Annotated[
-    tuple[float, ...],
-    NOT_EMPTY,
-    RISING,
-    Condition(lambda q: q[0] > 0 and q[-1] < 1),
-    Condition(lambda q: 0.5 in q, complaint="is without the median, which is the point forecast"),
-    Words("rising numbers between 0 and 1 with 0.5 among them"),
-]
-
-
 @dataclass(frozen=True, kw_only=True)
-class ForecasterConfig(ModelConfig):
+class ForecasterConfig(QuantileConfig):
     """A direct multi-horizon forecaster of ``d_target`` series that belong together.
 
-    quantiles: which to forecast, rising, inside (0, 1), the median 0.5 among them: it is the point forecast that MAE
-    and MSE are of. They never cross. None: the mean, by squared error.
+    quantiles: as of a :class:`QuantileConfig`. They never cross.
     d_covariates: known in the past and over the horizon, such as the calendar.
     d_past_covariates: known in the past only.
     scaling: "running": what is read is taken relative to its running level and scale, and what is forecast to the
@@ -75,7 +53,6 @@ class ForecasterConfig(ModelConfig):
     horizon: Count
     d_model: Count
     layers: Layers
-    quantiles: Quantiles | None = (0.5,)
     d_covariates: Natural = 0
     d_past_covariates: Natural = 0
     scaling: Literal["running", "none"] = "running"
@@ -88,16 +65,6 @@ class ForecasterConfig(ModelConfig):
     def blocks(self) -> tuple[BlockConfig, ...]:
         """The layers, with bare mixer configs made into blocks."""
         return tuple(as_block(layer) for layer in self.layers)
-
-    @property
-    def n_quantiles(self) -> int:
-        """How many numbers a forecast holds: 1 for the mean."""
-        return 1 if self.quantiles is None else len(self.quantiles)
-
-    @property
-    def point(self) -> int:
-        """Which of them is the point forecast: the median, or the mean."""
-        return 0 if self.quantiles is None else self.quantiles.index(0.5)
 
     def in_full(self) -> ForecasterConfig:
         return replace(self, layers=self.blocks)
@@ -218,9 +185,7 @@ class Forecaster(Model):
 
     def scaled_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each forecast (..., n_quantiles) of targets (..., 1), both in units of the scale; 0 for NaN."""
-        known = ~targets.isnan()
-        error = targets.masked_fill(~known, 0) - outputs.masked_fill(~known, 0)
-        return error.square() if self.config.quantiles is None else pinball(error, self.config.quantiles)
+        return quantile_losses(outputs, targets, self.config.quantiles)
 
     def scaled_forecasts(
         self,
@@ -344,17 +309,6 @@ class Forecaster(Model):
             if bool(whole(mask_time(history, masks.valid).isinf()).any()):
                 raise InputError("the history holds infinity; a value that is missing is NaN")
         return checked[0], checked[1], masks
-
-
-def pinball(error: Tensor, quantiles: Sequence[float]) -> Tensor:
-    """max(q e, (q - 1) e) for e = value - forecast (..., n_quantiles): smallest in the mean where the forecast is the
-    quantile q (Koenker & Bassett 1978, Econometrica 46, eq. 3.1).
-
-    >>> pinball(torch.tensor([2.0, -2.0]), (0.9, 0.9))
-    tensor([1.8000, 0.2000])
-    """
-    q = torch.tensor(quantiles, dtype=error.dtype, device=error.device)
-    return torch.maximum(q * error, (q - 1) * error)
 
 
 def _ordered(raw: Tensor, centre: int) -> Tensor:

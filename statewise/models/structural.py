@@ -16,8 +16,8 @@ from statewise.estimation.model import LinearGaussian
 from statewise.estimation.structural import Regression, Structural
 from statewise.estimation.structural.components import AnyComponent
 from statewise.estimation.structural.model import DIFFUSE, Series
-from statewise.models.base import Model, ModelConfig
-from statewise.models.forecaster import Quantiles, pinball
+from statewise.models.base import Model
+from statewise.models.quantiles import QuantileConfig, Quantiles, quantile_losses
 from statewise.operators.state_shape import check_state, leaf
 
 # The prior of the first state knows nothing of the history, so that it may be read in pieces: a series may lie this far
@@ -26,11 +26,11 @@ _FAR = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class StructuralForecasterConfig(ModelConfig):
+class StructuralForecasterConfig(QuantileConfig):
     """A sum of components with one set of parameters for each of ``d_target`` series, shared by all histories.
 
     scale:      the unit in which the search for the parameters begins: the size of a step of the series
-    quantiles:  as of a :class:`~statewise.models.forecaster.ForecasterConfig`; those of normal distributions
+    quantiles:  as of a :class:`~statewise.models.quantiles.QuantileConfig`; those of normal distributions
     """
 
     horizon: Count
@@ -53,14 +53,6 @@ class StructuralForecasterConfig(ModelConfig):
     def d_covariates(self) -> int:
         """Known over the horizon too: what a Regression among the components reads."""
         return sum(one.d_covariates for one in self.components if isinstance(one, Regression))
-
-    @property
-    def n_quantiles(self) -> int:
-        return 1 if self.quantiles is None else len(self.quantiles)
-
-    @property
-    def point(self) -> int:
-        return 0 if self.quantiles is None else self.quantiles.index(0.5)
 
     def build(self) -> StructuralForecaster:
         return StructuralForecaster(self)
@@ -147,10 +139,8 @@ class StructuralForecaster(Model):
         return found / scale, torch.zeros_like(scale), scale, state
 
     def scaled_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The pinball loss of each quantile, or the squared error of the mean; 0 for NaN."""
-        known = ~targets.isnan()
-        error = targets.masked_fill(~known, 0) - outputs.masked_fill(~known, 0)
-        return error.square() if self.config.quantiles is None else pinball(error, self.config.quantiles)
+        """As of a Forecaster."""
+        return quantile_losses(outputs, targets, self.config.quantiles)
 
     def log_likelihood(self, free: Tensor, values: Tensor, covariates: Tensor | None) -> Tensor:
         """(d_target,): of all series together, for free numbers (d_target, k).

@@ -131,3 +131,17 @@ def test_a_constant_is_averaged_and_a_walk_is_not() -> None:
         else:
             last = found.information.flatten()[-2:]
             assert last[1] - last[0] < 1e-6
+
+
+def test_second_derivatives() -> None:
+    """Of the information, whose values are found without a graph: finite differences of its gradients."""
+    generator = torch.Generator().manual_seed(3)
+    precision = torch.rand(1, 7, 1, 2, dtype=torch.float64, generator=generator).requires_grad_()
+    keep = torch.rand(1, 7, 1, 2, dtype=torch.float64, generator=generator).requires_grad_()
+    begin = torch.rand(1, 1, 2, dtype=torch.float64, generator=generator).requires_grad_()
+
+    def information(keep: Tensor, precision: Tensor, begin: Tensor) -> Tensor:
+        return information_scan(keep, 1 - keep, precision, begin)
+
+    assert torch.autograd.gradcheck(information, (keep, precision, begin))
+    assert torch.autograd.gradgradcheck(information, (keep, precision, begin))

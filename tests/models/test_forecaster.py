@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from statewise.errors import InputError
 from statewise.mixers.s4d import S4DConfig
-from statewise.models.forecaster import ForecasterConfig, pinball
+from statewise.models.forecaster import ForecasterConfig
+from statewise.models.quantiles import pinball
 from statewise.models.running_scale import initial_running_scale, level_and_scale, running_scale
 
 S4D = S4DConfig(d_state=8)

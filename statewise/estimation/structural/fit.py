@@ -10,6 +10,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.estimation.gaussian import Forecast, Gaussians
+from statewise.estimation.search import check_search
 from statewise.estimation.search_rows import climb
 from statewise.estimation.structural.components import Component
 from statewise.estimation.structural.model import Series, Structural
@@ -110,7 +111,7 @@ class StructuralFit:
 
     def _joined(self, future: Any, length: Any) -> Tensor | None:
         if self._covariates is None:
-            return None if future is None else future
+            return future  # type: ignore[no-any-return]
         past, d = self._covariates, self._covariates.shape[-1]
         fits = isinstance(future, Tensor) and future.ndim == 3 and future.shape[1:] == (length, d)
         if not fits or future.shape[0] not in (1, len(self._y)):
@@ -141,11 +142,7 @@ def fit(
     Source:     the numbers searched over: logarithms of variances, logits of damping and frequency, Fisher's z of
                 partial autocorrelations (Monahan 1984, Biometrika 71:403).
     """
-    for name, value, least in (("n_starts", n_starts, 1), ("n_iterations", n_iterations, 1)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InputError(f"{name} must be a number of at least {least}, got {value!r}")
-    if not isinstance(tolerance, (int, float)) or not 0 < tolerance < 1:
-        raise InputError(f"tolerance must lie between 0 and 1, got {tolerance!r}")
+    check_search(n_iterations, tolerance, n_starts)
     if isinstance(model, Component):
         model = Structural((model,))  # type: ignore[arg-type]
     if not isinstance(model, Structural):
