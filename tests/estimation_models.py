@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
-from statewise.estimation import LinearGaussian
+import statewise as sw
+from statewise.estimation import GaussianState, LinearGaussian, Posterior
 
 D = torch.float64
+FAST = ("square_root", "parallel")
+MASKS: dict[str, dict[str, Tensor]] = {
+    "whole": {},
+    "lengths": {"lengths": torch.tensor([9, 0, 5])},
+    "starts": {"starts": torch.tensor([[1, 0, 0, 1, 1, 0, 0, 0, 0], [0] * 9, [0, 0, 0, 0, 0, 0, 1, 0, 0]]).bool()},
+    "both": {
+        "starts": torch.tensor([[0, 0, 1, 0, 1, 0, 0, 0, 0], [0, 1] + [0] * 7, [1, 0, 0, 0, 0, 0, 1, 0, 0]]).bool(),
+        "lengths": torch.tensor([9, 6, 4]),
+    },
+}
+VARIES = {"constant": {}, "in time": {"length": 9}, "in time and rows": {"length": 9, "batch": 3}}
+
+
+def close(a: Any, b: Any, atol: float = 1e-10) -> None:
+    for x, y in zip(a, b):
+        torch.testing.assert_close(x, y, atol=atol, rtol=atol)
+
+
+def numbers(posterior: Posterior) -> tuple[Tensor, ...]:
+    return (
+        *(posterior.mean, posterior.factor, posterior.log_densities),
+        *(posterior.innovation, posterior.innovation_factor),
+    )
 
 
 def covariance(*shape: int, generator: torch.Generator) -> Tensor:
@@ -118,3 +143,17 @@ def by_conditioning(model: LinearGaussian, y: Tensor, u: Tensor | None, row: int
     )
     P = X @ noise @ X.T - gain @ cross.T
     return Answer((mean + gain @ rest).reshape(-1, n), P.reshape(length + 1, n, length + 1, n), log_likelihood)
+
+
+def random_state(model: LinearGaussian, batch: int) -> GaussianState:
+    g = torch.Generator().manual_seed(7)
+    n = model.n_states
+    mean = torch.randn(batch, n, dtype=D, generator=g)
+    return GaussianState(mean, torch.linalg.cholesky(covariance(batch, n, n, generator=g)))
+
+
+def refused(call: Any, match: str) -> None:
+    with pytest.raises(sw.InputError, match=match) as error:
+        call()
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) <= 400
