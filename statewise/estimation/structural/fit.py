@@ -111,7 +111,7 @@ class StructuralFit:
 
     def _joined(self, future: Any, length: Any) -> Tensor | None:
         if self._covariates is None:
-            return future  # type: ignore[no-any-return]
+            return future
         past, d = self._covariates, self._covariates.shape[-1]
         fits = isinstance(future, Tensor) and future.ndim == 3 and future.shape[1:] == (length, d)
         if not fits or future.shape[0] not in (1, len(self._y)):
