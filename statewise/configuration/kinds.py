@@ -32,6 +32,7 @@ from statewise.errors import ConfigError, excerpt
 
 TYPE_KEY = "type"
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
+LARGEST = (2 - 2**-23) * 2.0**127  # of a number: float32 has none beyond
 LARGEST_BITS = 1024  # of an integer; Python writes none with more than 4,300 digits
 
 
@@ -166,11 +167,16 @@ class Number(Kind):
         if isinstance(value, str):
             return INFINITIES[value]
         try:
-            return float(value)
+            number = float(value)
         except OverflowError as error:
             raise ConfigError(
                 f"{at.path} is an integer too large for a number with a fraction; use a smaller one"
             ) from error
+        if LARGEST < abs(number) < math.inf:  # PyTorch refuses it, with an error of its own, where it meets float32
+            raise ConfigError(
+                f"{at.path}={shown(value)} is out of range; expected {self.words(at.json)}, its size at most {LARGEST:.2g}"
+            )
+        return number
 
     def write(self, value: Any, path: str) -> Any:
         return ("inf" if value > 0 else "-inf") if math.isinf(value) else float(value)

@@ -147,7 +147,7 @@ class Limits(Config):
         ("natural", (0, 5), (-1,), "an integer of at least 0"),
         ("even", (2, 64), (0, 3), "an integer of at least 2, even"),
         ("seed", (0, 2**32 - 1), (-1, 2**32), "an integer from 0 to 2**32 - 1"),
-        ("finite", (-1.0, 1e300), (math.inf, -math.inf), "a number"),
+        ("finite", (-1.0, 3e38), (math.inf, -math.inf), "a number"),
         ("positive", (1e-300, 5), (0, -1.0, math.inf), "a number above 0"),
         ("non_negative", (0, 1e9), (-1e-9, math.inf), "a number of at least 0"),
         ("ratio", (0, 1), (-0.1, 1.1, math.inf), "a number from 0 to 1"),
@@ -172,6 +172,13 @@ def test_ranges(field: str, good: tuple[Any, ...], bad: tuple[Any, ...], expecte
         assert f"; expected {expected}" in said
     for value in (object(), b"1", math.nan, 1j):
         assert message(Limits, **{field: value}).startswith(f"Limits.{field}=")
+
+
+def test_a_number_that_float32_does_not_have() -> None:
+    """Found by make fuzz: a limit of 1e308 was a RuntimeError of PyTorch's, in the model."""
+    said = message(Limits, limit=(1e308, math.inf))
+    assert said == "Limits.limit.0=1e+308 is out of range; expected a number, its size at most 3.4e+38"
+    assert Limits(limit=(3.4e38, math.inf)).limit == (3.4e38, math.inf)
 
 
 def test_what_is_wrong_inside_a_range_is_named() -> None:
