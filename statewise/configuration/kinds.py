@@ -173,9 +173,8 @@ class Number(Kind):
                 f"{at.path} is an integer too large for a number with a fraction; use a smaller one"
             ) from error
         if LARGEST < abs(number) < math.inf:  # PyTorch refuses it, with an error of its own, where it meets float32
-            raise ConfigError(
-                f"{at.path}={shown(value)} is out of range; expected {self.words(at.json)}, its size at most {LARGEST:.2g}"
-            )
+            found = f"{at.path}={shown(value)} is out of range"
+            raise ConfigError(f"{found}; expected {self.words(at.json)}, its size at most {LARGEST:.2g}")
         return number
 
     def write(self, value: Any, path: str) -> Any:

@@ -32,12 +32,12 @@ def test_round_trip_through_json() -> None:
 
 @settings(max_examples=50)
 @given(
-    scale=st.floats(allow_nan=False),
+    scale=st.floats(allow_nan=False, width=32),
     copies=st.integers(),
     name=st.text(),
     sizes=st.lists(st.integers()).map(tuple),
-    limit=st.none() | st.floats(allow_nan=False),
-    sides=st.lists(st.floats(min_value=1e-300, allow_nan=False)),
+    limit=st.none() | st.floats(allow_nan=False, width=32),
+    sides=st.lists(st.floats(min_value=2**-100, allow_nan=False, width=32)),
 )
 def test_any_values_survive(sides: list[float], **fields: Any) -> None:
     drawing = Drawing(shapes=tuple(Square(side=side) for side in sides), **fields)
