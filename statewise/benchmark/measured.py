@@ -49,10 +49,14 @@ class Measured:
             )
         return self._times[key]
 
-    def peak(self, workload: str, case: str, side: str) -> Peak:
-        """Errors: Missing where the side cannot run."""
+    def peak(self, workload: str, case: str, side: str, processes: int = 1) -> Peak:
+        """The least of so many processes: how an allocator cuts its pages only ever adds to what is needed.
+
+        Errors:  Missing where the side cannot run.
+        """
         key = (workload, case, side)
         if key not in self._peaks:
             self.progress(f"memory of {case}: {side}")
-            self._peaks[key] = peak_memory(workload, case, side, quick=self.quick)
+            found = [peak_memory(workload, case, side, quick=self.quick) for _ in range(processes)]
+            self._peaks[key] = min(found, key=lambda peak: peak.above_outputs)
         return self._peaks[key]

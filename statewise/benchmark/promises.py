@@ -151,12 +151,12 @@ def _signal_memory(side: str, suffix: str) -> Bar:
     first, last = streaming.SIGNALS[0], streaming.SIGNALS[-1]
 
     def measure(measured: Measured) -> float:
-        peaks = [measured.peak("signal", f"{length:,} steps", side).above_outputs for length in (first, last)]
+        peaks = [measured.peak("signal", f"{n:,} steps", side, processes=5).above_outputs for n in (first, last)]
         return peaks[1] / max(1, peaks[0])
 
     return Bar(
         name=f"S4D layer{suffix}: memory of a long signal in pieces",
-        setting=f"no gradient, {last:,} steps over {first:,}; peak above inputs and outputs",
+        setting=f"no gradient, {last:,} steps over {first:,}; peak above inputs and outputs, least of five processes",
         bar=1.1,
         measure=measure,
         at_most=True,

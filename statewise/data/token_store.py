@@ -104,12 +104,20 @@ def _piece_end(data: bytes) -> int:
     return max(end, 1)
 
 
-def _key(parts: Sequence[Part], tokenizer: Tokenizer) -> str:
-    """Names what the tokens are made from. Paths are in it in full: archives give unlike files like times and sizes."""
-    digest = hashlib.sha256(json.dumps([FORMAT, tokenizer.fingerprint]).encode())
+def identify_parts(parts: Sequence[Part]) -> list[list[Any]]:
+    """What the text of these parts is known by. Paths in full: archives give unlike files like times and sizes."""
+    found = []
     for part in parts:
         name, path, size, mtime_ns = part.document
-        digest.update(json.dumps([name, os.fspath(path), size, mtime_ns, part.begin, part.end]).encode())
+        found.append([name, os.fspath(path), size, mtime_ns, part.begin, part.end])
+    return found
+
+
+def _key(parts: Sequence[Part], tokenizer: Tokenizer) -> str:
+    """Names what the tokens are made from."""
+    digest = hashlib.sha256(json.dumps([FORMAT, tokenizer.fingerprint]).encode())
+    for record in identify_parts(parts):
+        digest.update(json.dumps(record).encode())
     return digest.hexdigest()[:32]
 
 

@@ -83,3 +83,20 @@ class TestTrain:
         assert last["kind"] == "stop"
         assert "--resume stopped" in last["message"]
         assert list(Path("stopped/checkpoints").glob("step-*"))
+
+
+def test_a_run_keeps_the_tokenizer_that_it_learned(
+    workplace: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("STATEWISE_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "run"
+    assert run(*TRAIN, "--tokenizer", "bpe:400", "--steps", "4", "--out", out).code == 0
+    assert json.loads((out / "run.json").read_text("utf-8"))["model"]["vocab_size"] == 400
+    score = run("evaluate", out, "--json").records[-1]["bits_per_byte"]
+    assert run("train", "--resume", out, "--steps", "6").code == 0
+    shutil.rmtree(tmp_path / "cache")
+    assert run("evaluate", out, "--checkpoint", "latest", "--json").records[-1]["bits_per_byte"] != score
+    other = tmp_path / "other.txt"
+    other.write_text("quite another text, with other words\n" * 200, "utf-8")
+    assert run("evaluate", out, "--data", other, "--json").records[-1]["bits_per_byte"] > 0

@@ -29,7 +29,9 @@ def train(
     data_folder: Annotated[
         str | None, typer.Option("--data-dir", help="Where the files of a data set are (data.folder).")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help='"bytes" or a tokenizer.json (data.tokenizer).')] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help='"bytes", a tokenizer.json, or "bpe:2048" to learn one (data.tokenizer).')
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder for the run; it must not hold another one.")] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Go on with the run in this folder instead.")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from statewise.data.base import DataConfig
 from statewise.data.batches import Batch, Batches
-from statewise.data.text import Corpus, TextDataConfig, TokenSplit, open_corpus
-from statewise.data.tokenizers import Tokenizer, load_tokenizer
+from statewise.data.text import Corpus, TextDataConfig, TokenSplit, open_corpus, open_tokenizer
+from statewise.data.tokenizers import Tokenizer
 from statewise.errors import ConfigError
 from statewise.evaluate.text.compression import compress
 from statewise.evaluate.text.perplexity import Evaluation, evaluate_split, evaluate_text, has_bounded_state
@@ -54,7 +54,7 @@ class LanguageTask(Task[LanguageModel, Batch]):
 
     @classmethod
     def model_fields(cls, data: DataConfig) -> Mapping[str, Any]:
-        return {"vocab_size": load_tokenizer(cast(TextDataConfig, data).tokenizer).vocab_size}
+        return {"vocab_size": open_tokenizer(cast(TextDataConfig, data)).vocab_size}
 
     @property
     def fingerprint(self) -> str:
