@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from statewise.benchmark.processor import describe_processor, processor
+from statewise.data.text import TextDataConfig
 from statewise.models.presets import PRESETS as MODELS
 from statewise.reproduce.files import write_json
 from statewise.train.environment import process_settings
@@ -34,8 +35,8 @@ WARM_UP = 20  # steps
 
 def stepper(name: str, precision: str, folder: Path, *, batch: int, length: int) -> Callable[[int], float]:
     """Takes the step of that number; gives its loss."""
-    config = PRESETS["demo"]()
-    model = config.model if name == "demo" else MODELS[name](config.model.vocab_size)
+    config = replace(PRESETS["demo"](), data=TextDataConfig())
+    model = MODELS[name](257)
     train = replace(config.train, batch_size=batch, length=length, precision=precision)
     state = RunState(RunFolder(folder / precision, replace(config, model=model, train=train)))
     loss_of = loss_function(state)
