@@ -127,7 +127,11 @@ __all__ = sorted((*_HOME, "__version__"))
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'statewise' has no attribute {name!r}")
+        import difflib
+
+        close = [f"{name}Config"] if f"{name}Config" in _HOME else difflib.get_close_matches(name, _HOME, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise AttributeError(f"module 'statewise' has no attribute {name!r}{hint}")
     if _HOME[name] == "statewise":
         return importlib.import_module(f"statewise.{name}")
     value = getattr(importlib.import_module(_HOME[name]), name)

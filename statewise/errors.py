@@ -6,7 +6,9 @@ The command line prints that line and exits with 2 (1 where a run cannot go on: 
 
 from __future__ import annotations
 
+import os
 import reprlib
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -71,6 +73,35 @@ def reading(path: object, as_: type[StatewiseError] = DataError) -> Iterator[Non
         yield
     except OSError as error:
         raise as_(f"cannot read {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def importing(package: str, extra: str, purpose: str, as_: type[StatewiseError] = InputError) -> Iterator[None]:
+    """An ImportError within it as one line: that ``package`` is not installed, that a file of the user's own has its
+    name, or why it cannot be imported. ``purpose``: "a plot needs".
+    """
+    try:
+        yield
+    except ImportError as error:
+        remedy = f'pip install "statewise[{extra}]"'
+        hiding = _hiding(package.split(".")[0])
+        if hiding is not None:
+            why = f"{package}, but {hiding} is found in its place; rename that file"
+        elif isinstance(error, ModuleNotFoundError) and error.name == package.split(".")[0]:
+            why = f"{package}, which is not installed; {remedy}"
+        else:
+            why = f"{package}, which cannot be imported here ({reason(error)}); {remedy}"
+        raise as_(f"{purpose} {why}") from error
+
+
+def _hiding(package: str) -> str | None:
+    """A file beside the program, or in the working directory, that Python takes for the package."""
+    program = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    for folder in {os.getcwd(), os.path.dirname(os.path.abspath(program))} & {os.path.abspath(p) for p in sys.path}:
+        for name in (f"{package}.py", os.path.join(package, "__init__.py")):
+            if os.path.isfile(path := os.path.join(folder, name)):
+                return path
+    return None
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

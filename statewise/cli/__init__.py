@@ -29,7 +29,7 @@ LONGEST = 580  # characters of a message: a screen of a terminal, not the file t
 app = typer.Typer(
     name="statewise",
     help="State-space sequence models: train, evaluate, generate, understand.",
-    add_completion=False,
+    rich_markup_mode=None,  # its tables leave a third of 80 columns to the text
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -97,6 +97,8 @@ def _fail(error: Exception, message: str, code: int) -> int:
 
 def main() -> NoReturn:
     """The program `statewise`."""
+    if "_STATEWISE_COMPLETE" in os.environ:  # a shell asks for what may come next
+        app(prog_name="statewise")
     # The threads of OpenMP wait for each other by spinning, for milliseconds. Where another process wants a core, the
     # one that is waited for does not run, and a training step takes ten times as long. Read when torch is imported.
     if "OMP_WAIT_POLICY" not in os.environ:

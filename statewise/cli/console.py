@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -220,9 +221,25 @@ def _show_model(record: dict[str, Any]) -> None:
         "all", "", f"{total_parameters:,}", "", "", f"{total_state:,}", f"+ {growth:,}/token" if growth else ""
     )
     print_table(table)
-    from rich import print_json
+    described = _table("configuration (all of it: --json)", "", "")
+    for name, value in record["configuration"].items():
+        if name == "layers":
+            for layer, many in groupby(value, key=_in_words):
+                described.add_row("layers", f"{len(list(many))} x {layer}")
+        elif value is not None:
+            described.add_row(name, _in_words(value))
+    print_table(described)
 
-    print_json(data=record["configuration"])
+
+def _in_words(value: Any) -> str:
+    """A config as Python writes it, without what is not set."""
+    if isinstance(value, dict):
+        fields = {name: part for name, part in value.items() if name != "type" and part is not None}
+        inner = ", ".join(f"{name}={_in_words(part)}" for name, part in fields.items())
+        return f"{value['type']}({inner})" if "type" in value else f"({inner})"
+    if isinstance(value, list):
+        return f"({', '.join(map(_in_words, value))})"
+    return value if isinstance(value, str) else repr(value)
 
 
 def _printed(record: Any, as_json: bool | None) -> bool:

@@ -7,7 +7,7 @@ names the class. Infinite floats are the strings "inf" and "-inf", since JSON ha
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from statewise.configuration.base import Config, current_path, no_such_field, schema
@@ -137,7 +137,10 @@ def _set(kind: Kind, data: Any, parts: Sequence[str], text: str, at: Place) -> A
             raise ConfigError(f'{join(path, part)} cannot be set alone; set {path} whole: {path}={{"type": ...}}')
         part, *rest = (*current_path(cls, part, is_group=bool(rest) or text.startswith("{")), *rest)
         if part not in schema(cls):
-            raise ConfigError(f"{path}: {no_such_field(cls, part)}" if path else no_such_field(cls, part))
+            where = f"{path}: " if path else ""
+            if within := sorted(_paths_to(part, data, path), key=len):
+                raise ConfigError(f"{where}{cls.__name__} has no field {excerpt(part)}; did you mean {within[0]!r}?")
+            raise ConfigError(f"{where}{no_such_field(cls, part)}")
         return {**data, part: _set(schema(cls)[part], data[part], rest, text, at.inner(part))}
     if isinstance(data, list) and row is not None:
         if not part.isdecimal() or int(part) >= len(data):
@@ -151,6 +154,15 @@ def _set(kind: Kind, data: Any, parts: Sequence[str], text: str, at: Place) -> A
         example = ", ".join(nested.candidates(at.types))
         raise ConfigError(f"{path} is null, so {join(path, part)} cannot be set; set {path} whole ({example}) as JSON")
     raise ConfigError(f"{path} is {kind.words(True)}; it has no field {excerpt(part)}")
+
+
+def _paths_to(name: str, data: Any, path: str) -> Iterator[str]:
+    """Where a field of this name stands in what ``path`` leads to."""
+    if isinstance(data, (dict, list)):
+        for part, value in data.items() if isinstance(data, dict) else enumerate(data):
+            if part == name:
+                yield join(path, part)
+            yield from _paths_to(name, value, join(path, part))
 
 
 KindT = TypeVar("KindT", bound=Kind)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from statewise.data.sequences import Found, Rows
-from statewise.errors import DataError
+from statewise.errors import DataError, importing
 from statewise.files.opening import unfolded
 
 FASHION_MNIST_FOLDER = "/usr/share/datasets/fashion-mnist"  # where Debian's package dataset-fashion-mnist puts it
@@ -32,12 +32,8 @@ def find_digits() -> Found:
     Source:  Alpaydin & Kaynak 1998, UCI, "Optical recognition of handwritten digits" (its test half).
     Errors:  DataError if scikit-learn is not installed.
     """
-    try:
+    with importing("sklearn", "tasks", "the digits come with", DataError):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise DataError(
-            'the digits come with scikit-learn, which is not installed; run: pip install "statewise[tasks]"'
-        ) from error
     pixels, labels = load_digits(return_X_y=True)
     train = _rows(pixels.astype(np.uint8).reshape(len(pixels), 64, 1), labels)
     return Found("digits", train, None, DIGITS, "dataset", ("8 x 8 pixels, row by row",))

@@ -12,7 +12,7 @@ import torch
 
 from statewise.data.series import Origin, SeriesData, SeriesSplit
 from statewise.data.series_batches import SeriesBatch, collate
-from statewise.errors import InputError, require_least
+from statewise.errors import InputError, importing, require_least
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.forecaster import Forecaster
 from statewise.models.structural import StructuralForecaster
@@ -250,10 +250,8 @@ def plot_forecasts(
 
     Errors:  InputError without matplotlib, for a model that does not fit the data, or a series without a window.
     """
-    try:
+    with importing("matplotlib", "plot", "a plot needs"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError('a plot needs matplotlib; pip install "statewise[plot]"') from error
     check_fits(model, split.data)
     data, horizon = split.data, split.data.config.horizon
     mine = [origin for origin in split.origins if origin.series == series]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from statewise.errors import InputError
+from statewise.errors import InputError, importing
 from statewise.export.quiet import quiet
 
 OPSET = 20  # the first with Gelu
@@ -28,12 +28,8 @@ def require_onnx(model: nn.Module) -> None:
                 "use model.float().cpu(), or first statewise convert FOLDER OTHER --dtype float32"
             )
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        try:
+        with importing(package, "onnx", "an ONNX file needs"):
             importlib.import_module(package)
-        except ImportError as error:
-            raise InputError(
-                f'an ONNX file needs {package}, which is not installed; pip install "statewise[onnx]"'
-            ) from error
 
 
 def onnx_step(program: ExportedProgram, names: Sequence[str], metadata: Mapping[str, str]) -> Any:

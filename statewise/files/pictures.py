@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 
-from statewise.errors import DataError
+from statewise.errors import DataError, importing
 from statewise.files.opening import refusing
 
 FORMATS = ("JPEG", "PNG")
@@ -21,12 +21,8 @@ def read_picture(data: bytes, name: str, *, side: int, mode: str) -> np.ndarray:
 
     Errors:  DataError for what is no image of this size; if Pillow is not installed.
     """
-    try:
+    with importing("PIL", "tasks", "JPEG and PNG need", DataError):
         from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise DataError(
-            'JPEG and PNG need Pillow, which is not installed; run: pip install "statewise[tasks]"'
-        ) from error
     with refusing(f"{name} is no image"), warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its size is looked at here
         try:

@@ -191,5 +191,5 @@ def test_without_the_package_it_is_named(tmp_path: Path) -> None:
         "    except CheckpointError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, tmp_path / "x.gguf"], capture_output=True, text=True)
-    expected = 'GGUF files need the gguf package; pip install "statewise[gguf]"'
+    expected = 'GGUF files need gguf, which is not installed; pip install "statewise[gguf]"'
     assert done.stdout.splitlines() == [expected] * 3, done.stderr

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,35 @@ def test_a_run_keeps_the_tokenizer_that_it_learned(
     other = tmp_path / "other.txt"
     other.write_text("quite another text, with other words\n" * 200, "utf-8")
     assert run("evaluate", out, "--data", other, "--json").records[-1]["bits_per_byte"] > 0
+
+
+def test_a_run_without_a_name_gets_the_next_free_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in (1, 2):
+        assert run(*TRAIN, "--steps", "1").code == 0
+        assert Path("runs", f"tiny-{n}", "run.json").is_file()
+    Path("mine.json").write_text(run(*TRAIN, "--print-config").out, "utf-8")
+    assert run("train", "--config", "mine.json", "--steps", "1").code == 0
+    assert Path("runs/mine-1/run.json").is_file()
+    assert run(*TRAIN, "--steps", "1", "--seeds", "2").code == 0
+    assert len(list(Path("runs/tiny-3").glob("*/run.json"))) == 2
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refusal = run(*TRAIN, "--steps", "1")
+    assert refusal.code == 2
+    assert "--out" in refusal.err
+    shutil.rmtree("runs")
+
+
+def test_what_is_wrong_comes_first_with_what_may_be_meant(refused: Callable[..., str]) -> None:
+    assert "did you mean 'tiny'?" in refused("train", "--preset", "tinny")
+    for name, meant in (("lr", "train.optimizer.lr"), ("d_state", "model.layers.0.d_state"), ("optimizer", None)):
+        assert f"did you mean '{meant or 'train.optimizer'}'?" in refused(*TRAIN, "--set", f"{name}=1")
+    assert "leave out --out" in refused("train", "--resume", "run", "--out", "other")
+    with pytest.raises(AttributeError, match="did you mean 'Mamba2Config'"):
+        _ = sw.Mamba2
+
+
+def test_a_shell_completes(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {"_STATEWISE_COMPLETE": "complete_bash", "COMP_WORDS": "statewise tr", "COMP_CWORD": "1"}
+    command = [sys.executable, "-c", "from statewise.cli import main; main()"]
+    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True)
+    assert done.stdout.split() == ["train"]

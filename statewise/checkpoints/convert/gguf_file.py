@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from statewise.checkpoints.convert.gguf_entries import Value
-from statewise.errors import CheckpointError, reason
+from statewise.errors import CheckpointError, importing, reason
 
-try:
+with importing("gguf", "gguf", "GGUF files need", CheckpointError):
     from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, Keys
     from gguf.quants import dequantize
-except ImportError as error:
-    raise CheckpointError('GGUF files need the gguf package; pip install "statewise[gguf]"') from error
 
 VALUE_TYPES = {
     bool: GGUFValueType.BOOL,

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from statewise.checkpoints.convert.source import is_published, needed_files
-from statewise.errors import CheckpointError, InputError
+from statewise.errors import CheckpointError, InputError, importing
 
 PREFIX = "hub:"
 NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(/(?P<file>[^@]+))?(@(?P<revision>.+))?")
@@ -115,10 +115,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _library() -> Any:
-    try:
+    with importing("huggingface_hub", "hub", "names of the hub need", CheckpointError):
         import huggingface_hub
         import huggingface_hub.constants
         import huggingface_hub.errors
-    except ImportError as error:
-        raise CheckpointError('names of the hub need huggingface_hub: pip install "statewise[hub]"') from error
     return huggingface_hub

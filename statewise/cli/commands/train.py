@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from statewise.cli.one_voice import one_voice
-from statewise.errors import ConfigError
+from statewise.errors import ConfigError, excerpt
 
 
 @one_voice
@@ -32,7 +32,12 @@ def train(
     tokenizer: Annotated[
         str | None, typer.Option(help='"bytes", a tokenizer.json, or "bpe:2048" to learn one (data.tokenizer).')
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder for the run; it must not hold another one.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder for the run, without another one in it. Default: runs/PRESET-1, or the next free number."
+        ),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Go on with the run in this folder instead.")
     ] = None,
@@ -84,9 +89,9 @@ def train(
             param_hint="--preset",
         )
     only_tells = print_config or estimate
-    if (out is None) == (resume is None) and not only_tells:
+    if out is not None and resume is not None and not only_tells:
         raise typer.BadParameter(
-            "give the folder for a new run, or with --resume that of the run to go on with", param_hint="--out"
+            f"a resumed run goes on in its own folder, {resume}; leave out --out", param_hint="--out"
         )
     flags = {
         "data.source": data,
@@ -122,8 +127,8 @@ def train(
     if several and not only_tells:
         from statewise.train.several_folder import seeds_and_rates
 
-        assert out is not None  # since this is no resume
-        _train_several(seeds_and_rates(run, 1 if seeds is None else seeds, _rates(lrs)), out, workers, resume=False)
+        begun = seeds_and_rates(run, 1 if seeds is None else seeds, _rates(lrs))
+        _train_several(begun, out or _next_folder(preset, config), workers, resume=False)
     if print_config:
         _print_run(run)
         return
@@ -133,8 +138,7 @@ def train(
     from statewise.train.loop import train as train_run
     from statewise.train.report import make_reporter
 
-    folder = resume if resume is not None else out
-    assert folder is not None  # one of the two was given
+    folder = resume or out or _next_folder(preset, config)
     result = train_run(run, folder, resume=resume is not None, reporter=make_reporter())
     raise typer.Exit(result.exit_code)
 
@@ -147,13 +151,14 @@ def _run_config(
 
     from statewise.cli.model_folder import require_data_fields
     from statewise.configuration import assign, parse_json
+    from statewise.configuration.words import suggest
     from statewise.train.presets import PRESETS, fit_model
     from statewise.train.run_folder import run_from_dict
     from statewise.train.several_folder import read_one_of
     from statewise.train.tasks import run_types
 
     if preset is not None and preset not in PRESETS:
-        raise ConfigError(f"--preset {preset!r} is unknown; use one of {', '.join(PRESETS)}")
+        raise ConfigError(f"--preset {excerpt(preset)} is unknown; {suggest(preset, list(PRESETS), 'Presets')}")
     if file is not None:
         try:
             config = run_from_dict(parse_json(file.read_bytes(), str(file)), where=str(file))
@@ -171,6 +176,18 @@ def _run_config(
     config = assign(config, [*given, *assignments], types=run_types())
     from_preset = file is None and resume is None
     return fit_model(config, {text.split("=")[0].strip() for text in assignments}) if from_preset else config
+
+
+def _next_folder(preset: str | None, config: Path | None) -> Path:
+    """The first of runs/NAME-1, runs/NAME-2 and so on that is not there yet."""
+    from itertools import count
+    from os import environ
+    from os.path import lexists
+
+    if int(environ.get("WORLD_SIZE", "1")) > 1:
+        raise typer.BadParameter("several processes cannot each choose a folder; give one", param_hint="--out")
+    name = config.stem if config is not None else preset or "demo"
+    return next(path for n in count(1) if not lexists(path := Path("runs", f"{name}-{n}")))
 
 
 def _rates(text: str | None) -> list[float] | None:

@@ -11,16 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from statewise.errors import ConfigError, DataError, InputError
+from statewise.errors import ConfigError, DataError, importing
 
-try:
+with importing("lm_eval", "eval", "evaluating on tasks needs"):
     from lm_eval import utils as lm_eval_utils
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
     from lm_eval.models.utils import normalize_gen_kwargs
-except ImportError as error:
-    raise InputError(f'evaluating on tasks needs lm-eval ({error}); pip install "statewise[eval]"') from error
 
 import torch
 from tqdm import tqdm

@@ -7,13 +7,11 @@ A thin layer: state and mathematics are :class:`~statewise.models.language_model
 
 from __future__ import annotations
 
-try:
+from statewise.errors import importing
+
+with importing("transformers", "hf", "the wrapper needs version 5 of"):
     import transformers
     from transformers import PreTrainedConfig as _  # noqa: F401 (its name since version 5)
-except ImportError as error:
-    from statewise.errors import InputError
-
-    raise InputError('the wrapper needs transformers 5; run: pip install "statewise[hf]"') from error
 
 from statewise.integrations.transformers.cache import StatewiseCache
 from statewise.integrations.transformers.config import StatewiseConfig

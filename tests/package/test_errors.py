@@ -1,0 +1,35 @@
+"""Errors as one line."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from statewise.errors import DataError, InputError, importing
+
+
+class TestImporting:
+    def test_a_package_that_is_not_there(self) -> None:
+        with (
+            pytest.raises(InputError, match=r'needs nosuch, which is not installed; pip install "statewise\[x\]"$'),
+            importing("nosuch", "x", "a plot needs"),
+        ):
+            importlib.import_module("nosuch")
+
+    def test_a_file_of_ones_own_with_its_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "hidden_package.py").write_text("from elsewhere import nothing\n", "utf-8")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        expected = f"but {tmp_path / 'hidden_package.py'} is found in its place; rename that file"
+        with (
+            pytest.raises(DataError, match=re.escape(expected)),
+            importing("hidden_package", "x", "it needs", DataError),
+        ):
+            importlib.import_module("hidden_package")
+
+    def test_a_package_that_fails(self) -> None:
+        with pytest.raises(InputError, match="json, which cannot be imported here"), importing("json", "x", "it needs"):
+            from json import nothing_of_this_name  # noqa: F401
