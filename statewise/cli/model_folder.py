@@ -39,6 +39,7 @@ from statewise.train.several_folder import runs_in
 from statewise.train.tasks import Table, Task, open_task
 from statewise.train.tasks.classification import ClassificationTask
 from statewise.train.tasks.language import evaluate_file, text_tables
+from statewise.train.tasks.sequences import few
 
 DEVICES = ("auto", "cpu", "cuda")
 DATA_FLAGS = {"source": "--data", "folder": "--data-dir", "tokenizer": "--tokenizer"}  # of fields of a DataConfig
@@ -164,7 +165,8 @@ class ModelFolder:
                 f"--data {source}: the run's own columns were kept ({kept}), and evaluate cannot change them; give "
                 f"series with these columns: {error}"
             ) from error
-        if data != run.data and isinstance(task, ClassificationTask):
+        named = getattr(self.model.config, "classes", ())  # the task has compared them
+        if data != run.data and isinstance(task, ClassificationTask) and not named:
             _require_same_classes(task, run, source or folder)
         return task
 
@@ -243,12 +245,8 @@ def _require_same_classes(task: ClassificationTask, run: RunConfig, given: str |
         return
     assert isinstance(own, ClassificationTask)
     if own.data.classes != task.data.classes:
-        here, there = (_few(data.classes) for data in (task.data, own.data))
+        here, there = (few(data.classes) for data in (task.data, own.data))
         raise ConfigError(f"{given} has the classes {here}, but the run was trained on {there}; give data with these")
-
-
-def _few(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:4]) + (f", ... ({len(names)})" if len(names) > 4 else "")
 
 
 def require_data_fields(data: DataConfig, given: Mapping[str, Any]) -> None:
@@ -299,7 +297,7 @@ def open_model(
     names = None if (folder / RUN_FILE).exists() else runs_in(folder)
     if names is not None:
         raise CheckpointError(
-            f"{folder} holds several runs, {_few(tuple(names))}; name one of them: {folder / names[0]}"
+            f"{folder} holds several runs, {few(tuple(names))}; name one of them: {folder / names[0]}"
         )
     checkpoint = resolve(folder, "latest" if which == "latest" else "best")
     return ModelFolder(folder, checkpoint, load(checkpoint, device=chosen, dtype=dtype), tokenizer)
