@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from statewise.checkpoints import load, locate_source, read_config, resolve
+from statewise.checkpoints import files, locate_source, read_config, resolve
 from statewise.checkpoints.convert import Progress, open_published
 from statewise.checkpoints.convert.source import PublishedTokenizer, is_published
 from statewise.checkpoints.convert.wrapped import WRAPPED
@@ -300,4 +300,4 @@ def open_model(
             f"{folder} holds several runs, {few(tuple(names))}; name one of them: {folder / names[0]}"
         )
     checkpoint = resolve(folder, "latest" if which == "latest" else "best")
-    return ModelFolder(folder, checkpoint, load(checkpoint, device=chosen, dtype=dtype), tokenizer)
+    return ModelFolder(folder, checkpoint, files.load(checkpoint, device=chosen, dtype=dtype), tokenizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
 from typing import Annotated
 
 from statewise.configuration.types import EACH_ONCE, AtLeastTwo

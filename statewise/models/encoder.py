@@ -236,8 +236,8 @@ class SequenceModel(Model, abc.ABC):
         real = not x.is_complex() if raw else x.is_floating_point()
         if d_input is not None and (x.ndim != 3 or x.shape[-1] != d_input or not real):
             raise InputError(
-                f"x must be {'real' if raw else 'floating'}, of shape (batch, length, {d_input}), got {x.dtype} {tuple(x.shape)}; "
-                f"the model reads {d_input} number{'s' * (d_input > 1)} a step"
+                f"x must be {'real' if raw else 'floating'}, of shape (batch, length, {d_input}), got {x.dtype} "
+                f"{tuple(x.shape)}; the model reads {d_input} number{'s' * (d_input > 1)} a step"
             )
         check_device(x, self.embedding.weight, "x")
         if d_input is not None and not raw:

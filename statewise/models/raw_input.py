@@ -66,8 +66,8 @@ class InputConfig(Config):
 
     def in_float32(self) -> Self:
         """The same with scale and shift rounded to float32, as runs of 0.1.0 had them."""
-        rounded = {name: tuple(map(float, np.float32(getattr(self, name)))) for name in ("scale", "shift")}
-        return replace(self, **rounded)
+        scale, shift = (tuple(map(float, np.array(part, np.float32))) for part in (self.scale, self.shift))
+        return replace(self, scale=scale, shift=shift)
 
 
 class RawInput(nn.Module):

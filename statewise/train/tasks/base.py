@@ -46,9 +46,9 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
     """Data, and how well a model does on them. One is opened for each run, and for each evaluation.
 
     Its ``run.data`` and ``run.model`` are of the classes that it is registered for (``TASKS``, and ``models`` below).
-    ``self.run.model`` is the config that is built: a task may add to the run's what the model needs to answer from raw
-    data, as the names of its classes. It begins with ``super().__init__(run)``, opens the data (DataError), and refuses a model that does not fit them
-    (ConfigError that names the field of the model and the value it needs). It draws nothing from the global
+    It begins with ``super().__init__(run)``, opens the data (DataError), and refuses a model that does not fit them
+    (ConfigError that names the field of the model and the value it needs). ``self.run.model`` is what is built: a task
+    may add what a model needs to answer from raw data, as the names of its classes. It draws nothing from the global
     generators, neither then nor later. All else that a run needs - exact resume, signals, checkpoints, progress, the
     search for the layer that made a NaN - is the loop's.
 

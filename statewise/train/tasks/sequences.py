@@ -18,7 +18,7 @@ from statewise.data.labelled_batches import LabelledBatch, LabelledBatches
 from statewise.data.long_range import LongRangeData, LongRangeDataConfig, open_long_range
 from statewise.data.memory_tasks import MemoryData, MemoryDataConfig, open_memory_task
 from statewise.data.progress import on_terminal
-from statewise.data.sequences import LabelledSplit
+from statewise.data.sequences import LabelledSplit, Scaling
 from statewise.data.splits import SPLITS
 from statewise.errors import ConfigError, DataError
 from statewise.evaluate.labelled.classification import as_read
@@ -180,23 +180,21 @@ def open_sequences(config: DataConfig) -> SequenceData:
 def input_of(data: SequenceData) -> InputConfig | None:
     """What the data do to their raw numbers, for a model that is to do it; None where steps are tokens, or are drawn
     as they are read."""
-    if isinstance(data, LabelledData):
-        split = next(iter(data.splits.values()))
-        order = () if split.order is None else tuple(map(int, split.order))
-        kind, scale, shift = data.scaling
-        return InputConfig(
-            scaling=kind,
-            scale=tuple(map(float, scale)),
-            shift=tuple(map(float, shift)),
-            order=order,
-            max_length=data.config.max_length,
-            sampling_rate=data.found.sampling_rate,
-        )
-    split = next(iter(data.splits.values())) if isinstance(data, LongRangeData) else None
+    split = None if isinstance(data, MemoryData) else next(iter(data.splits.values()))
     if not isinstance(split, LabelledSplit):
         return None
-    scale, shift = (tuple(map(float, part[0])) for part in (split.scale, split.shift))
-    return InputConfig(scaling="dataset", scale=scale, shift=shift)
+    more: Any = {}
+    scaling = Scaling("dataset", split.scale[0], split.shift[0])
+    if isinstance(data, LabelledData):
+        scaling = data.scaling
+        more = {"max_length": data.config.max_length, "sampling_rate": data.found.sampling_rate}
+    return InputConfig(
+        scaling=scaling.kind,
+        scale=tuple(map(float, scaling.scale)),
+        shift=tuple(map(float, scaling.shift)),
+        order=() if split.order is None else tuple(map(int, split.order)),
+        **more,
+    )
 
 
 def few(names: tuple[str, ...]) -> str:
