@@ -1,4 +1,4 @@
-"""What is done to raw data within a model: scaled as the batches of 0.1.0 were, in pieces as a whole, refused in a line."""
+"""What is done to raw data within a model: scaled as batches are, in pieces as a whole, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained model takes raw data: what evaluation, a loaded model and one that streams say is the same to the last digit."""
+"""A trained model takes raw data: evaluation, a loaded model and one that streams agree to the last digit."""
 
 from __future__ import annotations
 
