@@ -15,6 +15,7 @@ from statewise.checkpoints import files, locate_source, read_config, resolve
 from statewise.checkpoints.convert import Progress, open_published
 from statewise.checkpoints.convert.source import PublishedTokenizer, is_published
 from statewise.checkpoints.convert.wrapped import WRAPPED
+from statewise.checkpoints.loading import lacks
 from statewise.checkpoints.manifest import TOKENIZER_FILE, TokenizerRecord
 from statewise.data.base import DataConfig
 from statewise.data.memory_tasks import TASKS as MEMORY_TASKS
@@ -79,6 +80,12 @@ class ModelFolder:
     def begins_documents(self) -> bool:
         """Whether it has seen every document begin with the document token: a model of ours, wrapped or not."""
         return self.format in ("statewise", WRAPPED)
+
+    def require_answers(self) -> None:
+        """Errors:  CheckpointError for a checkpoint of 0.1.0 that lacks what its model needs to read raw data."""
+        missing = None if self.is_published else lacks(read_config(self.checkpoint))
+        if missing is not None:
+            raise CheckpointError(f"{self.checkpoint} was written by Statewise 0.1.0, {missing}")
 
     @property
     def reads_text(self) -> bool:

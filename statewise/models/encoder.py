@@ -214,6 +214,21 @@ class SequenceModel(Model, abc.ABC):
             return h, masks, None
         return h, masks, SequenceState(position, tuple(states), state.pooling, waiting)
 
+    def embed(
+        self,
+        x: Tensor,
+        state: SequenceState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, SequenceState | None]:
+        """What the head reads: the pooled features (batch, d_model), or without a pooling (batch, length, d_model)."""
+        h, masks, after = self._features(x, state, lengths, starts)
+        if self.pooling is not None:
+            h, pooled = self.pooling(h, None if state is None else state.pooling, masks=masks)
+            after = None if after is None else after._replace(pooling=pooled)
+        return h, after
+
     def forward(
         self,
         x: Tensor,
@@ -222,10 +237,7 @@ class SequenceModel(Model, abc.ABC):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, SequenceState | None]:
-        h, masks, after = self._features(x, state, lengths, starts)
-        if self.pooling is not None:
-            h, pooled = self.pooling(h, None if state is None else state.pooling, masks=masks)
-            after = None if after is None else after._replace(pooling=pooled)
+        h, after = self.embed(x, state, lengths=lengths, starts=starts)
         return self.head(self.dropout(h).to(self.head.weight.dtype)), after
 
     def _check(self, x: Tensor, state: SequenceState | None, starts: Tensor | None) -> None:

@@ -13,37 +13,19 @@ import numpy as np
 import pytest
 import torch
 from places import TESTS
+from raw_data import run_on, shifted
 from test_train_resume import StopAt, assert_same, everything
-from training import curve, train_config
+from training import curve
 
 import statewise as sw
 from statewise import checkpoints, cli
 from statewise.data import LabelledDataConfig, open_labelled
 from statewise.errors import ConfigError
 from statewise.evaluate.labelled.classification import evaluate_classifier
-from statewise.mixers.s4d import S4DConfig
-from statewise.train import RunConfig, read_run, train
+from statewise.train import read_run, train
 from statewise.train.tasks import open_task
 
 OLD = TESTS / "classifier_0_1_0"  # four steps on the digits, by the first version
-LAYERS = (S4DConfig(d_state=8, dt_range=(1e-2, 1e-1)),)
-
-
-def shifted(folder: Path, dtype: str = "float32", n: int = 80) -> Path:
-    """Two classes that differ by a small change on a mean of 1,000."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(n, 30, 2)).cumsum(1) * 20 + 1000
-    y = np.where(x[:, -1, 0] > 1000, "up", "down")
-    np.savez(folder / "own.npz", train_x=x.astype(dtype), train_y=y, test_x=x[:32].astype(dtype), test_y=y[:32])
-    return folder / "own.npz"
-
-
-def run_on(data: LabelledDataConfig, **settings: Any) -> RunConfig:
-    opened = open_labelled(data)
-    fields = {"n_classes": len(opened.classes), "d_input": opened.d_input}
-    model = sw.SequenceClassifierConfig(d_model=8, layers=LAYERS, **fields)
-    options = {"batch_size": 16, "save_minutes": None, "lr": 3e-2, "steps": 12, **settings}
-    return RunConfig(model=model, data=data, train=train_config(**options))
 
 
 @pytest.mark.parametrize("dtype", ["int16", "float32", "float64"])
@@ -154,6 +136,7 @@ def test_a_run_of_the_first_version_is_evaluated_as_before(old: Path, capsys: py
     assert (record["loss"], record["accuracy"]) == (expected["loss"], expected["accuracy"])
 
 
+@pytest.mark.filterwarnings("ignore:.*was written by Statewise 0.1.0")
 def test_a_run_of_the_first_version_goes_on_as_before_and_then_lacks_nothing(old: Path) -> None:
     expected = everything(old)
     shutil.rmtree(old / "checkpoints" / "step-00000004")
