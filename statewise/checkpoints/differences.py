@@ -7,7 +7,7 @@ from typing import Any
 from statewise.configuration import to_dict
 from statewise.models.base import ModelConfig
 
-ABOUT_DATA = ("input", "classes")
+ABOUT_DATA = ("input", "text", "classes")
 
 
 def differences(before: ModelConfig, now: ModelConfig) -> list[str]:

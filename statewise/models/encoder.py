@@ -20,6 +20,8 @@ from statewise.models.block import BLOCK_NORMS, NORMS, BlockConfig, Layers, appl
 from statewise.models.frames import check_frame_state, frames, initial_frame_state
 from statewise.models.pooling import POOLINGS, build_pooling
 from statewise.models.raw_input import InputConfig, RawInput, require_fits
+from statewise.models.text_input import TextInputConfig
+from statewise.models.text_input import require_fits as require_text_fits
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, check_state
 
@@ -45,6 +47,7 @@ class SequenceModelConfig(ModelConfig):
     frame_length: so many steps are read side by side as one step of the layers, which is cheaper by about that factor;
     steps behind the last whole frame wait for the next call (in the state), or are not read. Needs a pooling.
     input: what is done to raw numbers before they are read; None: x is given as the first layer reads it.
+    text: how texts become the tokens that are read, for whoever asks about texts; None: not known, or no texts.
     """
 
     d_model: Count
@@ -57,6 +60,7 @@ class SequenceModelConfig(ModelConfig):
     dropout: Fraction = 0.0  # of the features before the head
     frame_length: Count = 1
     input: InputConfig | None = None
+    text: TextInputConfig | None = None
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -72,6 +76,8 @@ class SequenceModelConfig(ModelConfig):
             )
         if self.input is not None:
             require_fits(name, self.input, self.d_input, self.pooling)
+        if self.text is not None:
+            require_text_fits(name, self.text, self.vocab_size)
 
     @property
     def blocks(self) -> tuple[BlockConfig, ...]:

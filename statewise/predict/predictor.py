@@ -25,6 +25,7 @@ from statewise.models.regressor import SequenceRegressor
 from statewise.predict.answers import Answers, Classes, Embeddings, Likelihoods, Numbers, joined, taken
 from statewise.predict.rows import as_batch, as_rows
 from statewise.predict.stream import Stream
+from statewise.predict.texts import encode_texts
 
 POOL_BATCHES = 16  # how many batches' rows are sorted by length together, so that little of them is padding
 
@@ -60,7 +61,7 @@ class Predictor:
         """The answers to rows, or to texts.
 
         x:       numbers as they were stored: (n, length, d_input), (n, length) for d_input=1 and for tokens, or a list
-                 of n rows of unlike lengths; for a language model texts
+                 of n rows of unlike lengths; texts for a language model, and for a classifier of documents
         lengths: (n,) where x is padded
         progress: is called with how many rows are answered, and of how many
 
@@ -89,10 +90,13 @@ class Predictor:
 
     def rows(self, x: Any, lengths: Any = None) -> Sequence[Any]:
         """What was given, as a list of rows or of texts. Errors: as :meth:`predict`."""
+        rows: Sequence[Any] = [x] if isinstance(x, str) else x
         if isinstance(self.model, SequenceModel):
-            rows: Sequence[Any] = as_rows(x, lengths, self.model.config)
+            config = self.model.config
+            if config.text is not None and isinstance(rows, Sequence) and all(isinstance(t, str) for t in rows):
+                rows = encode_texts(rows, config.text)
+            rows = as_rows(rows, lengths, config)
         else:
-            rows = [x] if isinstance(x, str) else x
             if lengths is not None or not isinstance(rows, Sequence) or not all(isinstance(t, str) for t in rows):
                 raise InputError("a language model is asked about texts: give a string, or a list of strings")
         if not len(rows):

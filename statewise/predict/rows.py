@@ -24,7 +24,8 @@ def as_rows(x: Any, lengths: Any, config: SequenceModelConfig, *, pieces: bool =
     Errors:  InputError for what is none of these, in one line.
     """
     if isinstance(x, (str, bytes)) or (isinstance(x, Sequence) and any(isinstance(row, (str, bytes)) for row in x)):
-        raise InputError("this model reads numbers, not texts; give an array (n, length, d_input), or a list of rows")
+        needed = "tokens, (n, length) integers" if config.d_input is None else "numbers, (n, length, d_input)"
+        raise InputError(f"x has texts, and this model reads {needed}; give an array, or a list of rows")
     whole = isinstance(x, (np.ndarray, Tensor))
     if not whole and not isinstance(x, Sequence):
         raise InputError(f"x is a {type(x).__name__}; give an array, a tensor, or a list with an array for each row")

@@ -89,7 +89,7 @@ def test_texts(run: Run, refused: Callable[..., str], tmp_path: Path) -> None:
     likely, unlikely = run("predict", "run", tmp_path / "texts.jsonl").records
     assert likely["tokens"] == 12
     assert likely["bits_per_byte"] < unlikely["bits_per_byte"]
-    assert "this model reads texts" in refused("predict", "run", tmp_path / "texts.jsonl", "--follow")
+    assert "this model reads tokens" in refused("predict", "run", tmp_path / "texts.jsonl", "--follow")
     (tmp_path / "empty.txt").write_text("\n")
     assert "holds no text" in refused("predict", "run", tmp_path / "empty.txt")
 

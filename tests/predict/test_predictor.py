@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 from raw_data import run_on, shifted
+from training import train_config
 
 import statewise as sw
 from statewise.data import LabelledDataConfig, open_labelled
-from statewise.errors import DataError, InputError
+from statewise.errors import ConfigError, DataError, InputError
 from statewise.evaluate.labelled.classification import evaluate_classifier
 from statewise.evaluate.text.likelihood import encode_pair, score
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.models.raw_input import InputConfig
+from statewise.models.text_input import TextInputConfig
 from statewise.predict import Classes, Embeddings, Likelihoods, Numbers
 from statewise.train import train
 
@@ -164,6 +166,40 @@ def test_likelihoods_of_texts(tmp_path: Path) -> None:
         sw.predictor(tmp_path / "model").stream()
 
 
+def test_texts_of_a_classifier_of_documents(tmp_path: Path) -> None:
+    """The ids are those that the task read, cut and ended alike."""
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        (folder := tmp_path / "documents" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        (folder / f"{i}.txt").write_text("".join(rng.choice(list("xyzü " * (1 + i % 2)), 10 + i)), "utf-8")
+    data = sw.LongRangeDataConfig(task="text-folder", folder=str(tmp_path / "documents"), max_length=30)
+    model = sw.SequenceClassifierConfig(n_classes=2, vocab_size=258, d_model=16, layers=LAYERS)
+    train(sw.RunConfig(model=model, data=data, train=train_config(batch_size=8, steps=2)), tmp_path / "run")
+    predictor = sw.predictor(tmp_path / "run")
+    texts = [path.read_text("utf-8") for path in sorted((tmp_path / "documents").rglob("*.txt"))]
+    split = sw.open_long_range(data).split("train")
+    own = {tuple(row[row > 0]) for row in (split.sequence(i) for i in range(len(split)))}
+    asked = {tuple(row) for row in predictor.rows(texts)}
+    assert own <= asked
+    answers = predictor.predict(texts)
+    assert isinstance(answers, Classes)
+    assert (len(answers), answers.names) == (40, ("a", "b"))
+    characters = {"encoding": "characters", "vocabulary": ("<pad>", "<unk>", "<eos>", "x", "y"), "max_length": 4}
+    reader = classifier(d_input=None, vocab_size=5, text=TextInputConfig(**characters))  # type: ignore[arg-type]
+    assert [row.tolist() for row in sw.predictor(reader).rows(["xyxy", "yü"])] == [[3, 4, 3, 2], [4, 1, 2]]
+    assert len(sw.predictor(reader).predict("xy")) == 1
+    for wrong, said in (
+        ({"vocab_size": 4, "text": TextInputConfig(**characters)}, "text has 5 tokens, but vocab_size=4"),  # type: ignore[arg-type]
+        ({"d_input": 2, "text": TextInputConfig(encoding="bytes", max_length=9)}, "but vocab_size=None"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            classifier(**{"d_input": None, **wrong})
+    with pytest.raises(ConfigError, match='give one with "characters"'):
+        TextInputConfig(encoding="characters", max_length=9)
+    with pytest.raises(InputError, match="x has texts, and this model reads tokens"):
+        sw.predictor(classifier(d_input=None, vocab_size=4)).predict(["a"])
+
+
 @pytest.mark.parametrize(
     ("x", "lengths", "said"),
     [
@@ -172,7 +208,7 @@ def test_likelihoods_of_texts(tmp_path: Path) -> None:
         ([np.zeros((3, 2)), np.zeros((0, 2))], None, "row 1 has 0 steps; give it at least 1"),
         ([np.zeros((3, 2), complex)], None, "row 0 is complex128; expected real numbers"),
         ([[[1, 2], [3]]], None, "row 0 is no array of numbers"),
-        (["a text"], None, "reads numbers, not texts"),
+        (["a text"], None, "x has texts, and this model reads numbers"),
         ({1: 2}, None, "x is a dict; give an array"),
         ([], None, "x has no rows"),
         (np.zeros((2, 5, 2)), [5], r"lengths is int64 \(1,\); expected an integer for each of 2 rows"),

@@ -29,7 +29,7 @@ OLD = TESTS / "classifier_0_1_0"  # four steps on the digits, by the first versi
 
 
 @pytest.mark.parametrize("dtype", ["int16", "float32", "float64"])
-def test_evaluate_load_and_a_frozen_stream_agree(
+def test_evaluate_load_predict_and_a_frozen_stream_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str
 ) -> None:
     file = shifted(tmp_path, dtype)
@@ -52,6 +52,9 @@ def test_evaluate_load_and_a_frozen_stream_agree(
         assert float((found == y).mean()) == record["accuracy"]
         targets = torch.from_numpy(np.searchsorted(model.config.classes, y))
         assert float(torch.nn.functional.cross_entropy(logits, targets)) == record["loss"]
+        answers = sw.predictor(tmp_path / "run").predict(x)
+        assert torch.equal(torch.from_numpy(answers.logits), logits)  # type: ignore[union-attr]
+        assert (answers.labels == found).all()  # type: ignore[union-attr]
         frozen = model.freeze()
         assert torch.equal(frozen(x)[0], logits)
         state, again = frozen.initial_state(len(x)), model.initial_state(len(x))

@@ -24,7 +24,7 @@ def predict(
         str,
         typer.Argument(
             metavar="DATA",
-            help="x.npz or x.npy: rows. signal.csv: one row, a step a line. For a language model a text a line. "
+            help="x.npz or x.npy: rows. signal.csv: one row, a step a line. Texts: one a line, or .jsonl. "
             "-: standard input, a signal step by step, or texts.",
             show_default=False,
         ),
@@ -70,35 +70,46 @@ def predict(
         tokenizer=opened.tokenizer if is_text else None,
         begins_documents=opened.begins_documents,
     )
-    if follow or (data == "-" and not is_text):
+    is_signal = getattr(opened.model.config, "d_input", None) is not None
+    if follow or (data == "-" and is_signal):
         for name, given in (("--out", out), ("--array", array), ("--embeddings", embeddings or None)):
             if given is not None:
                 raise typer.BadParameter("has no place where a signal is followed; leave it out", param_hint=name)
-        if is_text:
-            raise typer.BadParameter("is for signals, and this model reads texts", param_hint="--follow")
+        if not is_signal:
+            raise typer.BadParameter("is for signals, and this model reads tokens", param_hint="--follow")
         _stream(predictor, data, every or 1)
         return
     if every is not None:
         raise typer.BadParameter("is for streams: standard input, or --follow", param_hint="--every")
-    rows = _texts(data) if is_text else predictor.rows(*_arrays(data, array))
-    _answer(predictor, rows, out, batch_size, embeddings)
+    asks_texts = is_text or (getattr(opened.model.config, "text", None) is not None and not _is_array(data))
+    rows = predictor.rows(_texts(data)) if asks_texts else predictor.rows(*_arrays(data, array))
+    _answer(predictor, rows, out, overwrite, batch_size, embeddings)
 
 
 def _require_place(out: Path, overwrite: bool) -> None:
     from statewise.checkpoints.atomic import require_place
-    from statewise.errors import ConfigError
     from statewise.predict.files import require_format
 
     require_format(out)
     if out.exists() and not overwrite:
-        raise ConfigError(f"{out} exists already; name a new file, or replace it: --overwrite")
+        _refuse(out)
     require_place(out)
+
+
+def _refuse(out: Path) -> None:
+    from statewise.errors import ConfigError
+
+    raise ConfigError(f"{out} exists already; name a new file, or replace it: --overwrite")
 
 
 def _arrays(data: str, array: str | None) -> tuple[Any, Any]:
     from statewise.predict.files import read_arrays
 
     return read_arrays(Path(data), array)
+
+
+def _is_array(data: str) -> bool:
+    return Path(data).suffix in (".npz", ".npy")
 
 
 def _texts(data: str) -> list[str]:
@@ -112,7 +123,9 @@ def _texts(data: str) -> list[str]:
     return texts
 
 
-def _answer(predictor: Predictor, rows: Any, out: Path | None, batch_size: int, embeddings: bool) -> None:
+def _answer(
+    predictor: Predictor, rows: Any, out: Path | None, overwrite: bool, batch_size: int, embeddings: bool
+) -> None:
     """A file appears under its name complete, or not at all."""
     from statewise.checkpoints.atomic import write_file
     from statewise.cli.console import counted
@@ -130,7 +143,7 @@ def _answer(predictor: Predictor, rows: Any, out: Path | None, batch_size: int, 
                 for answers in batches:
                     add(answers)
 
-        write_file(out, 0, write)
+        write_file(out, 0, write, None if overwrite else _refuse)
     print(f"{len(rows):,} answered: {out}", file=sys.stderr)
 
 

@@ -27,6 +27,7 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.models.raw_input import InputConfig
+from statewise.models.text_input import TextInputConfig
 from statewise.train.config import RunConfig
 from statewise.train.tasks.base import Task
 
@@ -83,10 +84,10 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
 
     def _answering(self, model: SequenceModelConfig) -> SequenceModelConfig:
         """The model with what it needs to answer from raw data, where it says nothing of it."""
-        names: Any = {}
-        if self.data.classes and not cast(SequenceClassifierConfig, model).classes:
-            names = {"classes": self.data.classes}
-        return replace(model, input=input_of(self.data) if model.input is None else model.input, **names)
+        known: dict[str, Any] = {"input": input_of(self.data), "text": text_of(self.data)}
+        if self.data.classes:
+            known["classes"] = self.data.classes
+        return replace(model, **{name: value for name, value in known.items() if not getattr(model, name)})
 
     def go_on_from(self, saved: ModelConfig) -> None:
         """The scaling of its checkpoint, to the last digit; of one of 0.1.0, which has none, the numbers it read by."""
@@ -195,6 +196,16 @@ def input_of(data: SequenceData) -> InputConfig | None:
         order=() if split.order is None else tuple(map(int, split.order)),
         **more,
     )
+
+
+def text_of(data: SequenceData) -> TextInputConfig | None:
+    """How the data make tokens of a document; None for what is no document, or a pair of them."""
+    encoding = {"text": "characters", "text-folder": "bytes"}
+    if not isinstance(data, LongRangeData) or data.config.task not in encoding:
+        return None
+    kind = encoding[data.config.task]
+    vocabulary = data.vocabulary if kind == "characters" else ()
+    return TextInputConfig(encoding=kind, vocabulary=vocabulary, max_length=data.config.resolved("max_length"))
 
 
 def few(names: tuple[str, ...]) -> str:
