@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from statewise.generation import Token
     from statewise.train.tasks import Table as ResultTable
 
+MAX_LISTED = 32  # plain values of a list in a configuration that is shown
 NUMERIC = ("parameters", "mixer", "MLP", "state bytes")
 
 
@@ -222,7 +223,17 @@ def _show_model(record: dict[str, Any]) -> None:
     print_table(table)
     from rich import print_json
 
-    print_json(data=record["configuration"])
+    print_json(data=_shortened(record["configuration"]))
+
+
+def _shortened(data: Any) -> Any:
+    """For a terminal: of a long list, as of the places of permuted pixels, the beginning and how many there are."""
+    if isinstance(data, dict):
+        return {name: _shortened(value) for name, value in data.items()}
+    if not isinstance(data, list):
+        return data
+    rest = [f"... {len(data):,} in all"] if len(data) > MAX_LISTED and not isinstance(data[0], dict) else []
+    return [*map(_shortened, data[:3] if rest else data), *rest]
 
 
 def _printed(record: Any, as_json: bool | None) -> bool:

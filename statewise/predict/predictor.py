@@ -142,7 +142,7 @@ class Predictor:
         self, outputs: Tensor, numbers: np.ndarray, steps: np.ndarray | None = None, *, embeddings: bool = False
     ) -> Answers:
         """What outputs say of the rows ``numbers``; ``steps``: how many of each row's outputs are real."""
-        values = outputs.float().cpu().numpy()
+        values = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).cpu().numpy()
         row, step = numbers, None
         if steps is not None:
             values = np.concatenate([one[:n] for one, n in zip(values, steps)])

@@ -17,6 +17,7 @@ from raw_data import run_on, shifted
 
 import statewise as sw
 from statewise.data import LabelledDataConfig
+from statewise.models.raw_input import InputConfig
 from statewise.train import train
 
 
@@ -109,3 +110,13 @@ def test_a_forecaster_is_asked_otherwise(refused: Callable[..., str], tmp_path: 
 def test_json_lines_are_whole(run: Run, trained: Path) -> None:
     out = run("predict", trained / "run", trained / "own.npz", "--array", "train_x").out
     assert len([json.loads(line) for line in out.splitlines()]) == 80
+
+
+def test_info_shows_the_beginning_of_a_long_list(run: Run, tmp_path: Path) -> None:
+    layers = (sw.Mamba2Config(d_state=8, d_head=8),)
+    order = InputConfig(order=tuple(range(784)))
+    config = sw.SequenceClassifierConfig(n_classes=2, d_input=1, d_model=16, layers=layers, input=order)
+    sw.save(config.build(), tmp_path / "model")
+    assert "... 784 in all" in run("info", tmp_path / "model", "--no-json").out
+    (record,) = run("info", tmp_path / "model", "--json").records
+    assert len(record["configuration"]["input"]["order"]) == 784
