@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from statewise import models as models
     from statewise import native as native
     from statewise import operators as operators
+    from statewise import predict as predict
     from statewise import reproduce as reproduce
     from statewise import semiseparable as semiseparable
     from statewise import systems as systems
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
     from statewise.operators.plan import explain as explain
     from statewise.operators.selective import SelectiveDiagonal as SelectiveDiagonal
     from statewise.operators.ssd import SSD as SSD
+    from statewise.predict.predictor import predictor as predictor
     from statewise.systems import ContinuousSystem as ContinuousSystem
     from statewise.systems import DiscreteSystem as DiscreteSystem
     from statewise.systems import discretize as discretize

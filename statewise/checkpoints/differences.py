@@ -7,15 +7,22 @@ from typing import Any
 from statewise.configuration import to_dict
 from statewise.models.base import ModelConfig
 
+ABOUT_DATA = ("input", "text", "classes")
+
 
 def differences(before: ModelConfig, now: ModelConfig) -> list[str]:
     """The fields in which two configs differ, as ``layers.0.mixer.d_state is 64 there and 128 here``.
 
-    A bare mixer config is the same as a block without an MLP.
+    A bare mixer config is the same as a block without an MLP. What only one of them says of its raw data counts for
+    nothing: a model of 0.1.0 does not say it.
     """
     if type(before) is not type(now):
         return [f"a {type(before).__name__} there and a {type(now).__name__} here"]
     old, new = (to_dict(config.in_full()) for config in (before, now))
+    for name in ABOUT_DATA:
+        if not (old.get(name) and new.get(name)):
+            old.pop(name, None)
+            new.pop(name, None)
     return _differences(old, new, "")
 
 

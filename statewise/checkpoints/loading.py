@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import torch
 
 from statewise.checkpoints import files
+from statewise.checkpoints.folders import RUN_FILE
+from statewise.checkpoints.manifest import Manifest
+from statewise.checkpoints.run_folder import resolve
 from statewise.checkpoints.tensor_files import require_floating
 from statewise.errors import InputError
 from statewise.models.base import Model
+from statewise.models.encoder import SequenceModelConfig
 
 
 def load(
@@ -22,14 +27,17 @@ def load(
 ) -> Model:
     """The model of a checkpoint, or of what others publish, in evaluation mode.
 
-    source:   the folder of a checkpoint that :func:`save` wrote; a folder with a published model (its config.json or
-              params.json, and weights as safetensors, .bin, .pt or .ckpt, one file or shards with an index); one such
-              file, or a .gguf; or "hub:owner/name", "hub:owner/name@revision" or "hub:owner/name/file" of the Hugging
-              Face hub
+    source:   the folder of a checkpoint that :func:`save` wrote, or of a run, of which its best is taken; a folder with
+              a published model (its config.json or params.json, and weights as safetensors, .bin, .pt or .ckpt, one
+              file or shards with an index); one such file, or a .gguf; or "hub:owner/name", "hub:owner/name@revision"
+              or "hub:owner/name/file" of the Hugging Face hub
     dtype:    of the floating parameters, by default as stored; of a published model that mixes them, the narrowest
               that holds all without loss. Those that set a system's time scales (in a ``Dynamics`` module) are float32
               or wider.
     revision: of a name of the hub: a branch, a tag or a commit
+    A model that was trained here takes raw data, as they were stored; one that Statewise 0.1.0 trained does not, and a
+    warning of one line says what it lacks.
+
     Cost:     the model's tensors in memory once; no random number is drawn.
     Errors:   CheckpointError, with a reason, for anything but an intact checkpoint, and for a published model of an
               architecture that is not known, with missing, further or misshapen tensors, or whose files leave the
@@ -44,7 +52,26 @@ def load(
         from statewise.checkpoints.convert import load_published
 
         return load_published(path, device=device, dtype=dtype)
-    return files.load(path, device=device, dtype=dtype)
+    if (path / RUN_FILE).exists():
+        path = resolve(path)
+    model = files.load(path, device=device, dtype=dtype)
+    if missing := lacks(files.read_config(path)):
+        warnings.warn(f"{path} was written by Statewise 0.1.0, {missing}", stacklevel=2)
+    return model
+
+
+def lacks(manifest: Manifest) -> str | None:
+    """What a checkpoint of 0.1.0 does not say of the data that its model reads, and what to do; None if nothing."""
+    model = manifest.model
+    if manifest.format_version > 1 or not isinstance(model, SequenceModelConfig):
+        return None
+    if model.d_input is None:
+        return "which saved no names of classes" if hasattr(model, "classes") else None
+    names = " and no names of classes" if hasattr(model, "classes") else ""
+    return (
+        f"which saved no scaling{names}: scale what you give the model as its training data were, or go on with its "
+        "run (statewise train --resume), whose next checkpoint has them"
+    )
 
 
 def locate_source(source: str | os.PathLike[str], revision: str | None = None) -> Path:

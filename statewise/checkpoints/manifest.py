@@ -22,7 +22,7 @@ from statewise.errors import CheckpointError, ConfigError, excerpt, reading, ret
 from statewise.models.base import ModelConfig
 from statewise.models.registry import model_from_dict, model_to_dict
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1, of Statewise 0.1.0: models did not say what is done to their raw data
 CONFIG_FILE = "config.json"
 MODEL_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
@@ -57,6 +57,7 @@ class Manifest:
     dtype_of: Mapping[str, torch.dtype]
     tokenizer: TokenizerRecord | None
     files: Mapping[str, FileRecord]
+    format_version: int = FORMAT_VERSION
 
     def encode(self) -> bytes:
         """The bytes of config.json."""
@@ -194,6 +195,7 @@ def _decode(data: dict[str, Any], path: Path) -> Manifest:
         dtype_of={name: DTYPES[value] for name, value in dtype_of.items()},
         tokenizer=tokenizer and TokenizerRecord(**tokenizer),
         files={name: FileRecord(record["bytes"], record["sha256"]) for name, record in files.items()},
+        format_version=data["format_version"],
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line: `statewise train`, `generate`, `evaluate`, `convert`, `export`, `reproduce`, `benchmark` and so on.
+"""The command line: `statewise train`, `predict`, `evaluate`, `generate`, `convert`, `reproduce` and so on.
 
 It only translates: options to configurations, results to text. Nothing heavy is imported before a command runs.
 """
@@ -20,6 +20,7 @@ from statewise.cli.commands.evaluate import evaluate
 from statewise.cli.commands.export import export
 from statewise.cli.commands.generate import generate
 from statewise.cli.commands.info import info
+from statewise.cli.commands.predict import predict
 from statewise.cli.commands.reproduce import reproduce
 from statewise.cli.commands.train import train
 from statewise.errors import StatewiseError
@@ -28,7 +29,7 @@ LONGEST = 580  # characters of a message: a screen of a terminal, not the file t
 
 app = typer.Typer(
     name="statewise",
-    help="State-space sequence models: train, evaluate, generate, understand.",
+    help="State-space sequence models: train, evaluate, ask, generate, understand.",
     rich_markup_mode=None,  # its tables leave a third of 80 columns to the text
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -50,7 +51,7 @@ def _options(
     pass
 
 
-for command in (train, generate, evaluate, convert, export, reproduce, benchmark, profile, info):
+for command in (train, predict, generate, evaluate, convert, export, reproduce, benchmark, profile, info):
     app.command()(command)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from statewise.generation import Token
     from statewise.train.tasks import Table as ResultTable
 
+MAX_LISTED = 32  # plain values of a list in a configuration that is shown
 NUMERIC = ("parameters", "mixer", "MLP", "state bytes")
 
 
@@ -232,13 +233,14 @@ def _show_model(record: dict[str, Any]) -> None:
 
 
 def _in_words(value: Any) -> str:
-    """A config as Python writes it, without what is not set."""
+    """A config as Python writes it, without what is not set and what is in the middle of long lists."""
     if isinstance(value, dict):
         fields = {name: part for name, part in value.items() if name != "type" and part is not None}
         inner = ", ".join(f"{name}={_in_words(part)}" for name, part in fields.items())
         return f"{value['type']}({inner})" if "type" in value else f"({inner})"
     if isinstance(value, list):
-        return f"({', '.join(map(_in_words, value))})"
+        few = value if len(value) <= MAX_LISTED else [*value[:3], f"... {len(value):,} in all"]
+        return f"({', '.join(map(_in_words, few))})"
     return value if isinstance(value, str) else repr(value)
 
 

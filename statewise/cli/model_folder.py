@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from statewise.checkpoints import load, locate_source, read_config, resolve
+from statewise.checkpoints import files, locate_source, read_config, resolve
 from statewise.checkpoints.convert import Progress, open_published
 from statewise.checkpoints.convert.source import PublishedTokenizer, is_published
 from statewise.checkpoints.convert.wrapped import WRAPPED
+from statewise.checkpoints.loading import lacks
 from statewise.checkpoints.manifest import TOKENIZER_FILE, TokenizerRecord
 from statewise.data.base import DataConfig
 from statewise.data.memory_tasks import TASKS as MEMORY_TASKS
@@ -39,6 +40,7 @@ from statewise.train.several_folder import runs_in
 from statewise.train.tasks import Table, Task, open_task
 from statewise.train.tasks.classification import ClassificationTask
 from statewise.train.tasks.language import evaluate_file, text_tables
+from statewise.train.tasks.sequences import few
 
 DEVICES = ("auto", "cpu", "cuda")
 DATA_FLAGS = {"source": "--data", "folder": "--data-dir", "tokenizer": "--tokenizer"}  # of fields of a DataConfig
@@ -78,6 +80,12 @@ class ModelFolder:
     def begins_documents(self) -> bool:
         """Whether it has seen every document begin with the document token: a model of ours, wrapped or not."""
         return self.format in ("statewise", WRAPPED)
+
+    def require_answers(self) -> None:
+        """Errors:  CheckpointError for a checkpoint of 0.1.0 that lacks what its model needs to read raw data."""
+        missing = None if self.is_published else lacks(read_config(self.checkpoint))
+        if missing is not None:
+            raise CheckpointError(f"{self.checkpoint} was written by Statewise 0.1.0, {missing}")
 
     @property
     def reads_text(self) -> bool:
@@ -164,7 +172,8 @@ class ModelFolder:
                 f"--data {source}: the run's own columns were kept ({kept}), and evaluate cannot change them; give "
                 f"series with these columns: {error}"
             ) from error
-        if data != run.data and isinstance(task, ClassificationTask):
+        named = getattr(self.model.config, "classes", ())  # the task has compared them
+        if data != run.data and isinstance(task, ClassificationTask) and not named:
             _require_same_classes(task, run, source or folder)
         return task
 
@@ -243,12 +252,8 @@ def _require_same_classes(task: ClassificationTask, run: RunConfig, given: str |
         return
     assert isinstance(own, ClassificationTask)
     if own.data.classes != task.data.classes:
-        here, there = (_few(data.classes) for data in (task.data, own.data))
+        here, there = (few(data.classes) for data in (task.data, own.data))
         raise ConfigError(f"{given} has the classes {here}, but the run was trained on {there}; give data with these")
-
-
-def _few(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:4]) + (f", ... ({len(names)})" if len(names) > 4 else "")
 
 
 def require_data_fields(data: DataConfig, given: Mapping[str, Any]) -> None:
@@ -299,7 +304,7 @@ def open_model(
     names = None if (folder / RUN_FILE).exists() else runs_in(folder)
     if names is not None:
         raise CheckpointError(
-            f"{folder} holds several runs, {_few(tuple(names))}; name one of them: {folder / names[0]}"
+            f"{folder} holds several runs, {few(tuple(names))}; name one of them: {folder / names[0]}"
         )
     checkpoint = resolve(folder, "latest" if which == "latest" else "best")
-    return ModelFolder(folder, checkpoint, load(checkpoint, device=chosen, dtype=dtype), tokenizer)
+    return ModelFolder(folder, checkpoint, files.load(checkpoint, device=chosen, dtype=dtype), tokenizer)

@@ -24,6 +24,7 @@ from statewise.data.sequences import (
     Found,
     LabelledSplit,
     Rows,
+    Scaling,
     begins_of,
     hold_out,
     standardise_all,
@@ -102,7 +103,7 @@ class LabelledData:
     config: LabelledDataConfig
     found: Found
     splits: dict[str, LabelledSplit]
-    normalize: str
+    scaling: Scaling  # what the splits do to the values
     n_cut: int  # rows longer than config.max_length
 
     @property
@@ -174,7 +175,7 @@ class LabelledData:
             "dataset": "each channel to mean 0 and variance 1 over the training rows",
             "series": "each channel of each row to mean 0 and variance 1",
             "none": "not at all",
-        }[self.normalize]
+        }[self.scaling.kind]
         lines = [f"data       {self.found.name}: {what}, {channels}; {'; '.join(self.found.notes)}"]
         if self.config.permuted:
             lines.append(f"permuted   all rows alike, by seed {self.config.seed}")
@@ -227,8 +228,11 @@ def open_labelled(config: LabelledDataConfig, *, progress: Progress | None = Non
     normalize = config.normalize or found.normalize
     d_input = found.train.values.shape[1]
     scale, shift = np.ones((1, d_input), np.float32), np.zeros((1, d_input), np.float32)
+    scaling = Scaling(normalize)
     if normalize == "dataset":
-        scale, shift = standardise_all(found.train.values, begins["train"], lengths["train"])
+        wide = standardise_all(found.train.values, begins["train"], lengths["train"])
+        scaling = Scaling(normalize, *(part[0] for part in wide))
+        scale, shift = (part.astype(np.float32) for part in wide)
     splits = {}
     for name, (rows, chosen) in parts.items():
         if normalize == "series":
@@ -237,7 +241,7 @@ def open_labelled(config: LabelledDataConfig, *, progress: Progress | None = Non
             name, rows.values, begins[name], lengths[name], rows.targets[chosen], scale, shift, order
         )
     n_cut = sum(int((rows.lengths[chosen] > limit).sum()) for rows, chosen in parts.values())
-    return LabelledData(config, found, splits, normalize, n_cut)
+    return LabelledData(config, found, splits, scaling, n_cut)
 
 
 def _find(config: LabelledDataConfig, progress: Progress | None) -> Found:

@@ -23,10 +23,21 @@ class Rows(NamedTuple):
     targets: np.ndarray
 
 
+class Scaling(NamedTuple):
+    """What is done to raw values: ``kind`` "none", "series" (see :func:`standardise_rows`), or "dataset", which is
+    x * scale + shift with (d_input,) float64 each; (0,) for the other kinds.
+    """
+
+    kind: str
+    scale: np.ndarray = np.empty(0)
+    shift: np.ndarray = np.empty(0)
+
+
 class Found(NamedTuple):
     """What a loader found. ``test`` is None where the source has no test rows of its own.
 
     classes: their names; empty for regression.  normalize: what suits the source.  notes: to be told to the reader.
+    sampling_rate: steps a second; None where there is none, or nobody says.
     """
 
     name: str
@@ -35,6 +46,7 @@ class Found(NamedTuple):
     classes: tuple[str, ...]
     normalize: str
     notes: tuple[str, ...] = ()
+    sampling_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,11 @@ class LabelledSplit:
         """Of all rows together."""
         return int(self.lengths.sum())
 
+    @property
+    def raw(self) -> RawSplit:
+        """The same rows as they were stored, for a model that scales and orders them itself."""
+        return RawSplit(self)
+
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """inputs and targets of these rows."""
         return self.inputs(rows), self.targets[rows]
@@ -81,6 +98,52 @@ class LabelledSplit:
         for i, (row, begin, n) in enumerate(zip(padded, self.begins[rows], lengths)):
             row[:n] = self.values[begin : begin + n] * scale[i % len(scale)] + shift[i % len(shift)]
         return padded
+
+
+@dataclass(frozen=True)
+class RawSplit:
+    """The rows of a split, neither scaled nor reordered: what whoever asks a trained model has.
+
+    Values keep their dtype, but for one that PyTorch does not have or does not compute with: such become the float that
+    numpy makes of them beside float32, with the same values.
+    """
+
+    split: LabelledSplit
+
+    @property
+    def name(self) -> str:
+        return self.split.name
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.split.lengths
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """inputs, right-padded with zeros: (len(rows), length, d_input); and targets."""
+        split, lengths = self.split, self.split.lengths[rows]
+        length, values = int(lengths.max()), split.values
+        if (lengths == length).all():
+            padded = values[split.begins[rows][:, None] + np.arange(length)]
+        else:
+            padded = np.zeros((len(rows), length, values.shape[1]), values.dtype)
+            for row, begin, n in zip(padded, split.begins[rows], lengths):
+                row[:n] = values[begin : begin + n]
+        return padded.astype(readable(values.dtype), copy=False), split.targets[rows]
+
+    def sequence(self, i: int) -> np.ndarray:
+        """Row ``i``: (length, d_input)."""
+        inputs, _ = self.read(np.array([i]))
+        return inputs[0]
+
+
+def readable(dtype: np.dtype) -> np.dtype:
+    """The dtype in which PyTorch reads such numbers: the same, or a floating one that holds them."""
+    if dtype.newbyteorder("=") in map(np.dtype, ("u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")):
+        return dtype.newbyteorder("=")
+    return np.dtype(np.float32 if np.result_type(dtype, np.float32) == np.float32 else np.float64)
 
 
 def begins_of(lengths: np.ndarray) -> np.ndarray:
@@ -142,11 +205,12 @@ def standardise_rows(values: np.ndarray, begins: np.ndarray, lengths: np.ndarray
     does not change within a row becomes zero.
     """
     mean, squares = row_moments(values, begins, lengths)
-    return _scale_and_shift(mean, np.sqrt(squares / lengths[:, None]))
+    scale, shift = _scale_and_shift(mean, np.sqrt(squares / lengths[:, None]))
+    return scale.astype(np.float32), shift.astype(np.float32)
 
 
 def standardise_all(values: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """scale and shift (1, d_input) float32 that give each channel mean 0 and variance 1 over all these rows."""
+    """scale and shift (1, d_input) float64 that give each channel mean 0 and variance 1 over all these rows."""
     mean, squares = row_moments(values, begins, lengths)
     weights = lengths[:, None] / lengths.sum()
     centre = (weights * mean).sum(0, keepdims=True)
@@ -157,4 +221,4 @@ def standardise_all(values: np.ndarray, begins: np.ndarray, lengths: np.ndarray)
 def _scale_and_shift(mean: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     flat = deviation <= 1e-12 * np.abs(mean)  # what rounding leaves of a constant; also 0 <= 0
     scale = np.where(flat, 0.0, 1.0 / np.where(flat, 1.0, deviation))
-    return scale.astype(np.float32), (-mean * scale).astype(np.float32)
+    return scale, -mean * scale

@@ -44,7 +44,7 @@ def find_spoken_digits(folder: Path | None) -> Found:
     train, test = (join([waves[i] for i in np.flatnonzero(part)], labels[part]) for part in (~is_test, is_test))
     speakers = len({match[2] for match, _ in found})
     notes = (f"{speakers} speakers, {RATE} samples a second; test: the recordings n < {N_TEST} of each",)
-    return Found("spoken-digits", train, test, tuple(map(str, range(10))), "series", notes)
+    return Found("spoken-digits", train, test, tuple(map(str, range(10))), "series", notes, RATE)
 
 
 def _files(place: Path) -> Iterator[tuple[str, bytes]]:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from statewise.configuration.types import AtLeastTwo
+from statewise.configuration.types import EACH_ONCE, AtLeastTwo
+from statewise.errors import ConfigError
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassifierConfig(SequenceModelConfig):
-    """A classifier. ``layers`` holds blocks or bare mixer configs; the other fields are in ``SequenceModelConfig``."""
+    """A classifier. ``layers`` holds blocks or bare mixer configs; the other fields are in ``SequenceModelConfig``.
+
+    classes: their names, in the order of the logits; (): not known
+    """
 
     n_classes: AtLeastTwo
+    classes: Annotated[tuple[str, ...], EACH_ONCE] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_names(type(self).__name__, self.classes, self.n_classes)
 
     @property
     def n_outputs(self) -> int:
@@ -41,3 +51,9 @@ class SequenceClassifier(SequenceModel):
     """
 
     config: SequenceClassifierConfig
+
+
+def require_names(name: str, classes: tuple[str, ...], n_classes: int) -> None:
+    """Errors:  ConfigError unless a model ``name`` has a name for every class, or for none."""
+    if classes and len(classes) != n_classes:
+        raise ConfigError(f"{name}.classes has {len(classes)} names, but n_classes={n_classes}; give one for each")

@@ -19,6 +19,9 @@ from statewise.models.base import Model, ModelConfig, advance, check_device, che
 from statewise.models.block import BLOCK_NORMS, NORMS, BlockConfig, Layers, apply_norm, as_block, build_any_norm
 from statewise.models.frames import check_frame_state, frames, initial_frame_state
 from statewise.models.pooling import POOLINGS, build_pooling
+from statewise.models.raw_input import InputConfig, RawInput, require_fits
+from statewise.models.text_input import TextInputConfig
+from statewise.models.text_input import require_fits as require_text_fits
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, check_state
 
@@ -43,6 +46,8 @@ class SequenceModelConfig(ModelConfig):
     whose output is normed already; else the last block's norm, or "layer" where that is batch norm.
     frame_length: so many steps are read side by side as one step of the layers, which is cheaper by about that factor;
     steps behind the last whole frame wait for the next call (in the state), or are not read. Needs a pooling.
+    input: what is done to raw numbers before they are read; None: x is given as the first layer reads it.
+    text: how texts become the tokens that are read, for whoever asks about texts; None: not known, or no texts.
     """
 
     d_model: Count
@@ -54,6 +59,8 @@ class SequenceModelConfig(ModelConfig):
     norm_eps: NonNegative = 1e-5
     dropout: Fraction = 0.0  # of the features before the head
     frame_length: Count = 1
+    input: InputConfig | None = None
+    text: TextInputConfig | None = None
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -67,6 +74,10 @@ class SequenceModelConfig(ModelConfig):
                 f"{name}.frame_length={self.frame_length} reads several steps of numbers as one, so there is no output "
                 "for each of them; set a pooling and d_input, or frame_length=1"
             )
+        if self.input is not None:
+            require_fits(name, self.input, self.d_input, self.pooling)
+        if self.text is not None:
+            require_text_fits(name, self.text, self.vocab_size)
 
     @property
     def blocks(self) -> tuple[BlockConfig, ...]:
@@ -95,14 +106,16 @@ class SequenceModelConfig(ModelConfig):
 class SequenceModel(Model, abc.ABC):
     """x -> outputs (batch, n_outputs), or (batch, length, n_outputs) without pooling; and the state if one was given.
 
-    Shapes:  x: (batch, length, d_input) floating, or (batch, length) tokens
+    Shapes:  x: (batch, length, d_input) floating, or (batch, length) tokens; with an ``input`` in the config any real
+             dtype, as the data were stored
              lengths: (batch,) integers, the length of each right-padded row
              starts:  (batch, length) bool, where a packed sequence begins; only for a model without pooling
     State:   :class:`SequenceState`. The pooling is in it: the outputs of each call are those of all that was read so
              far, and after the last chunk of a long signal they are those of the whole.
     Padding: may hold anything, NaN too. Without pooling, its outputs mean nothing.
     Errors:  InputError, one line, for a wrong shape, dtype, id, state or length, and where nothing was read: with a
-             pooling and without a state, each row needs a step, or a whole frame.
+             pooling and without a state, each row needs a step, or a whole frame. For a state, where the ``input``
+             needs whole rows.
     """
 
     config: SequenceModelConfig
@@ -110,6 +123,7 @@ class SequenceModel(Model, abc.ABC):
     def __init__(self, config: SequenceModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.input = None if config.input is None else RawInput(config.input)
         self.embedding: Linear | nn.Embedding
         if config.d_input is not None:
             self.embedding = Linear(config.frame_length * config.d_input, config.d_model)
@@ -142,8 +156,9 @@ class SequenceModel(Model, abc.ABC):
     ) -> SequenceState:
         """The state before the first step. ``dtype`` defaults to float32, or wider if the parameters are.
 
-        Errors:  InputError from a bidirectional layer: it needs the whole sequence and has no state.
+        Errors:  InputError from a bidirectional layer, and for an ``input`` that needs whole rows: they have no state.
         """
+        self._refuse_pieces()
         weight = self.head.weight
         device = weight.device if device is None else torch.device(device)
         dtype = weight.dtype if dtype is None else dtype
@@ -175,9 +190,13 @@ class SequenceModel(Model, abc.ABC):
     ) -> tuple[Tensor, Masks, SequenceState | None]:
         """``features``, and the masks that they have."""
         self._check(x, state, starts)
+        if self.input is not None:
+            x, lengths = self.input.cut(x, None if state is None else state.position, lengths)
         masks = build_masks(x, lengths, starts)
         if state is None:
             self._check_not_empty(x, masks.lengths)
+        if self.input is not None:
+            x = self.input(x, masks, self.embedding.weight.dtype)
         position = None if state is None else advance(state.position, x, masks)
         waiting: Any = ()
         if self.config.frame_length > 1:
@@ -201,6 +220,21 @@ class SequenceModel(Model, abc.ABC):
             return h, masks, None
         return h, masks, SequenceState(position, tuple(states), state.pooling, waiting)
 
+    def embed(
+        self,
+        x: Tensor,
+        state: SequenceState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, SequenceState | None]:
+        """What the head reads: the pooled features (batch, d_model), or without a pooling (batch, length, d_model)."""
+        h, masks, after = self._features(x, state, lengths, starts)
+        if self.pooling is not None:
+            h, pooled = self.pooling(h, None if state is None else state.pooling, masks=masks)
+            after = None if after is None else after._replace(pooling=pooled)
+        return h, after
+
     def forward(
         self,
         x: Tensor,
@@ -209,24 +243,22 @@ class SequenceModel(Model, abc.ABC):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, SequenceState | None]:
-        h, masks, after = self._features(x, state, lengths, starts)
-        if self.pooling is not None:
-            h, pooled = self.pooling(h, None if state is None else state.pooling, masks=masks)
-            after = None if after is None else after._replace(pooling=pooled)
+        h, after = self.embed(x, state, lengths=lengths, starts=starts)
         return self.head(self.dropout(h).to(self.head.weight.dtype)), after
 
     def _check(self, x: Tensor, state: SequenceState | None, starts: Tensor | None) -> None:
         """x but for its ids, and the state but for what the layers check."""
         if not isinstance(x, Tensor):
             raise InputError(f"x must be a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
-        d_input = self.config.d_input
-        if d_input is not None and (x.ndim != 3 or x.shape[-1] != d_input or not x.is_floating_point()):
+        d_input, raw = self.config.d_input, self.input is not None
+        real = not x.is_complex() if raw else x.is_floating_point()
+        if d_input is not None and (x.ndim != 3 or x.shape[-1] != d_input or not real):
             raise InputError(
-                f"x must be floating, of shape (batch, length, {d_input}), got {x.dtype} {tuple(x.shape)}; "
-                f"the model reads {d_input} number{'s' * (d_input > 1)} a step"
+                f"x must be {'real' if raw else 'floating'}, of shape (batch, length, {d_input}), got {x.dtype} "
+                f"{tuple(x.shape)}; the model reads {d_input} number{'s' * (d_input > 1)} a step"
             )
         check_device(x, self.embedding.weight, "x")
-        if d_input is not None:
+        if d_input is not None and not raw:
             check_weight(x, self.embedding.weight, type(self).__name__)
         if d_input is None and (x.ndim != 2 or x.dtype not in (torch.int64, torch.int32)):
             raise InputError(
@@ -244,10 +276,16 @@ class SequenceModel(Model, abc.ABC):
                 f"state must be a SequenceState or None, got {type(state).__name__}; "
                 "begin with model.initial_state(batch)"
             )
+        self._refuse_pieces()
         name = type(self).__name__
         check_layers("model", state.layers, len(self.layers))
         check_state(name, state.position, COUNT, len(x), x.device, "state.position")
         check_frame_state(name, state.frames, x, self.config.frame_length)
+
+    def _refuse_pieces(self) -> None:
+        reason = None if self.input is None else self.input.config.whole_rows
+        if reason is not None:
+            raise InputError(f"this model has no state: {reason}; give whole rows, without a state")
 
     def _check_not_empty(self, x: Tensor, lengths: Tensor | None) -> None:
         """Something to pool in each row; lengths cost one wait for the device, and nothing in compiled code."""

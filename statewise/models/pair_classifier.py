@@ -8,10 +8,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from statewise.configuration.types import AtLeastTwo, Count, OneOf
+from statewise.configuration.types import EACH_ONCE, AtLeastTwo, Count, OneOf
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.projection import Linear
+from statewise.models.classifier import require_names
 from statewise.models.encoder import SequenceModel, SequenceModelConfig, SequenceState
 
 
@@ -19,16 +20,19 @@ from statewise.models.encoder import SequenceModel, SequenceModelConfig, Sequenc
 class PairClassifierConfig(SequenceModelConfig):
     """A classifier of pairs. The other fields are those of ``SequenceModelConfig``; a pooling is needed.
 
+    classes:    their names, in the order of the logits; (): not known
     d_hidden:   width of the head's hidden layer; None: d_model
     activation: of that layer
     """
 
     n_classes: AtLeastTwo
+    classes: Annotated[tuple[str, ...], EACH_ONCE] = ()
     d_hidden: Count | None = None
     activation: Annotated[str, OneOf(ACTIVATIONS)] = "gelu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_names("PairClassifierConfig", self.classes, self.n_classes)
         if self.pooling is None:
             raise ConfigError(
                 'PairClassifierConfig.pooling=None leaves nothing of a sequence to compare; use "mean", "last" or '

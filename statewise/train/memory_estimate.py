@@ -126,7 +126,9 @@ def estimate_memory(config: RunConfig, task: Task[Any, Any] | None = None, *, n_
     Errors:   ConfigError, DataError as the run itself; ConfigError for a model whose way depends on its numbers, and
               for one whose parameters alone are more than a pebibyte.
     """
-    task = open_task(config) if task is None else task
+    if task is None:
+        task = open_task(config)
+        config = task.run
     device, share = choose_device(config.train.device), Share.of(config.train.parallel, n_ranks)
     model = shapes_of(config.model)
     parameters = sum(map(n_bytes, model.parameters()))

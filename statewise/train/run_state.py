@@ -53,15 +53,17 @@ class RunState:
         self.ranks = ranks = Ranks() if ranks is None else ranks
         self.device = ranks.arrange(self.config.parallel, self.config.device)
         self.task = ranks.in_turn(lambda: open_task(run.config))
+        latest = ranks.by_first(run.latest)
+        if latest is not None:
+            self.task.go_on_from(ranks.agree(lambda: checkpoints.read_config(latest).model))
         ranks.divide(run.config)
         self.batches = self.task.batches
         self.total_steps = self._total_steps()
-        ranks.agree(lambda: require_memory(run.config, self.task, n_ranks=ranks.size))
+        ranks.agree(lambda: require_memory(self.task.run, self.task, n_ranks=ranks.size))
         self.progress = Progress()
-        latest = ranks.by_first(run.latest)
         self.checkpoint = latest
         seed_generators(self.config.seed)
-        self.model = ranks.build(run.config, self.task, self.device, latest).train()
+        self.model = ranks.build(self.task.run, self.task, self.device, latest).train()
         self.model.gradient_checkpointing = self.config.gradient_checkpointing
         self.carried: Any = self.task.initial_state(self.model) if self.config.carry_state else None  # of all rows
         self.groups: tuple[ParameterGroup, ...] = parameter_groups(self.model, self.config.optimizer)

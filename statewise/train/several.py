@@ -121,7 +121,7 @@ def train_several(
         else:
             first = next(iter(missing.values()))
             task = open_task(first)
-            require_memory(first, task, copies=min(n_workers, len(missing)))
+            require_memory(task.run, task, copies=min(n_workers, len(missing)))
             reporter.begin(task)
             named = {name: _Named(reporter, name) for name in missing}
             jobs = {name: Job(train_one, each) for name, each in arguments.items()}

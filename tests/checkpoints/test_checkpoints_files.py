@@ -52,7 +52,7 @@ def test_the_folder(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert [path.name for path in folder.parent.iterdir()] == ["model"], "nothing is left beside it"
     data = json.loads((folder / "config.json").read_text())
-    assert data["format_version"] == 1
+    assert data["format_version"] == 2
     assert data["statewise_version"] == sw.__version__
     assert data["model"] == model_to_dict(TINY)
     assert data["tokenizer"] == {"kind": "bytes", "fingerprint": sw.ByteTokenizer.fingerprint}

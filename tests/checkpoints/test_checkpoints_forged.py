@@ -39,8 +39,8 @@ def test_an_edited_config(folder: Path) -> None:
 
 
 def test_a_newer_format(folder: Path) -> None:
-    said = forged(folder, format_version=2, statewise_version="9.0")
-    assert "has format_version 2, written by a newer Statewise ('9.0'); this one reads up to 1. Upgrade" in said
+    said = forged(folder, format_version=3, statewise_version="9.0")
+    assert "has format_version 3, written by a newer Statewise ('9.0'); this one reads up to 2. Upgrade" in said
 
 
 @pytest.mark.parametrize("version", ["1", 0, -1, True, None, 1.0, [1]])
@@ -247,7 +247,8 @@ def test_folders_of_another_kind(tmp_path: Path) -> None:
     assert "is empty; expected a checkpoint" in refusal(sw.load, tmp_path / "empty")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
-    said = refusal(sw.load, tmp_path / "run")
+    assert "has no checkpoint yet" in refusal(sw.load, tmp_path / "run")
+    said = refusal(checkpoints.read_config, tmp_path / "run")
     assert "is the folder of a run; give one of its checkpoints" in said
     assert 'resolve(folder, "best")' in said
     (tmp_path / "text").mkdir()

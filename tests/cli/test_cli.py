@@ -34,7 +34,6 @@ class TestHelp:
             (["trian"], "trian"),
             (["train", "--sed", "1"], "--seed"),
             (["train", "--steps", "many", "--out", "x"], "--steps"),
-            (["train"], "--out"),
             (["train", "--out", "x", "--resume", "run"], "--out"),
             (["train", "--preset", "tiny", "--config", "x.json", "--out", "x"], "--config"),
             (["train", "--preset", "tiny", "--resume", "run"], "--preset"),

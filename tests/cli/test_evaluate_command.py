@@ -92,7 +92,9 @@ def test_other_classes_are_refused(run: Run, refused: Callable[..., str], tmp_pa
     result = run("train", *small, "--data", "arrays", "--data-dir", tmp_path / "own.npz", "--out", out)
     assert result.code == 0, result.err
     assert run("evaluate", out, "--data-dir", tmp_path / "same.npz").code == 0
-    assert "has the classes c, d, but" in refused("evaluate", out, "--data-dir", tmp_path / "other.npz")
+    assert "the data have the classes c, d, but the model was trained on a, b" in refused(
+        "evaluate", out, "--data-dir", tmp_path / "other.npz"
+    )
     for wrong in ("-1", "0"):
         assert "--max-items" in refused("evaluate", out, "--max-items", wrong)
 

@@ -27,6 +27,7 @@ ORDER = (
     ("decoding",),
     ("checkpoints", "data"),
     ("evaluate", "generation", "export"),
+    ("predict",),
     ("train",),
     ("reproduce", "explore", "integrations"),
     ("benchmark",),

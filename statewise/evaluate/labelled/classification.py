@@ -15,9 +15,10 @@ from torch import Tensor
 from statewise.data.labelled_batches import LabelledBatch, Split, batches_in_order
 from statewise.data.memory_tasks import IGNORED
 from statewise.data.progress import Progress
+from statewise.data.sequences import LabelledSplit
 from statewise.errors import InputError, require_least
 from statewise.models.classifier import SequenceClassifier
-from statewise.models.encoder import SequenceModel
+from statewise.models.encoder import SequenceModel, SequenceModelConfig
 from statewise.models.evaluation_mode import evaluation_mode
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def evaluate_classifier(
     n_rows = rows_to_read(split, max_sequences)
     nats, done, begin = 0.0, 0, time.perf_counter()
     with evaluation_mode(model), torch.no_grad():
-        for batch in batches_in_order(split, batch_size, n_rows):
+        for batch in batches_in_order(as_read(model.config, split), batch_size, n_rows):
             logits, targets = predict(model, batch)
             if targets.shape != logits.shape[:-1] or targets.is_floating_point():
                 raise InputError(
@@ -114,6 +115,11 @@ def rows_to_read(split: Split, max_sequences: int | None) -> int:
     return len(split) if max_sequences is None else min(max_sequences, len(split))
 
 
+def as_read(config: SequenceModelConfig, split: Split) -> Split:
+    """The rows as such a model reads them: raw, where it scales them itself."""
+    return split.raw if config.input is not None and isinstance(split, LabelledSplit) else split
+
+
 def predict(model: SequenceModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
     """The model's outputs for a batch, and its targets, on the model's device.
 
@@ -122,7 +128,9 @@ def predict(model: SequenceModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]
     weight = model.head.weight
     inputs, targets = (x.to(weight.device) for x in (batch.inputs, batch.targets))
     lengths = None if batch.lengths is None else batch.lengths.to(weight.device)
-    outputs, _ = model(inputs.to(weight.dtype) if inputs.is_floating_point() else inputs, lengths=lengths)
+    if model.config.input is None and inputs.is_floating_point():
+        inputs = inputs.to(weight.dtype)
+    outputs, _ = model(inputs, lengths=lengths)
     if not outputs.isfinite().all():
         raise InputError("the model's outputs are not finite: its parameters or the data hold NaN or infinity")
     return outputs, targets

@@ -12,7 +12,7 @@ from torch import Tensor
 from statewise.data.labelled_batches import Split, batches_in_order
 from statewise.data.progress import Progress
 from statewise.errors import InputError
-from statewise.evaluate.labelled.classification import predict, rows_to_read
+from statewise.evaluate.labelled.classification import as_read, predict, rows_to_read
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.regressor import SequenceRegressor
 
@@ -63,7 +63,7 @@ def evaluate_regressor(
     count, mean, deviations = 0, np.zeros(d_output), np.zeros(d_output)
     done, begin = 0, time.perf_counter()
     with evaluation_mode(model), torch.no_grad():
-        for batch in batches_in_order(split, batch_size, n_rows):
+        for batch in batches_in_order(as_read(model.config, split), batch_size, n_rows):
             outputs, targets = predict(model, batch)
             if targets.shape != outputs.shape:
                 raise InputError(

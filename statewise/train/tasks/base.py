@@ -47,7 +47,8 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
 
     Its ``run.data`` and ``run.model`` are of the classes that it is registered for (``TASKS``, and ``models`` below).
     It begins with ``super().__init__(run)``, opens the data (DataError), and refuses a model that does not fit them
-    (ConfigError that names the field of the model and the value it needs). It draws nothing from the global
+    (ConfigError that names the field of the model and the value it needs). ``self.run.model`` is what is built: a task
+    may add what a model needs to answer from raw data, as the names of its classes. It draws nothing from the global
     generators, neither then nor later. All else that a run needs - exact resume, signals, checkpoints, progress, the
     search for the layer that made a NaN - is the loop's.
 
@@ -79,6 +80,9 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
 
     def __init__(self, run: RunConfig) -> None:
         self.run = run
+
+    def go_on_from(self, saved: ModelConfig) -> None:
+        """What the model of a checkpoint says of raw data stays so in a run that goes on from it. Before batches."""
 
     # -- the data ----------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +18,16 @@ from statewise.data.labelled_batches import LabelledBatch, LabelledBatches
 from statewise.data.long_range import LongRangeData, LongRangeDataConfig, open_long_range
 from statewise.data.memory_tasks import MemoryData, MemoryDataConfig, open_memory_task
 from statewise.data.progress import on_terminal
+from statewise.data.sequences import LabelledSplit, Scaling
 from statewise.data.splits import SPLITS
 from statewise.errors import ConfigError, DataError
+from statewise.evaluate.labelled.classification import as_read
+from statewise.models.base import ModelConfig
 from statewise.models.classifier import SequenceClassifierConfig
-from statewise.models.encoder import SequenceModel
+from statewise.models.encoder import SequenceModel, SequenceModelConfig
 from statewise.models.pair_classifier import PairClassifierConfig
+from statewise.models.raw_input import InputConfig
+from statewise.models.text_input import TextInputConfig
 from statewise.train.config import RunConfig
 from statewise.train.tasks.base import Task
 
@@ -52,6 +58,7 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
                 f"model is a {type(run.model).__name__}, but the targets of the data are {given}; use a "
                 f"Sequence{needed}Config"
             )
+        self._require_same_classes()
         for name, value in fields_of(self.data).items():
             actual = getattr(run.model, name)
             if actual != value:
@@ -71,6 +78,40 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
             raise ConfigError(
                 f"model.frame_length={frame_length}, but the shortest row of the data has {shortest} "
                 f"step{'s' * (shortest != 1)}; set model.frame_length={max(shortest, 1)} or less"
+            )
+        self.run = replace(run, model=self._answering(cast(SequenceModelConfig, run.model)))
+        self._require_whole_rows()
+
+    def _answering(self, model: SequenceModelConfig) -> SequenceModelConfig:
+        """The model with what it needs to answer from raw data, where it says nothing of it."""
+        known: dict[str, Any] = {"input": input_of(self.data), "text": text_of(self.data)}
+        if self.data.classes:
+            known["classes"] = self.data.classes
+        return replace(model, **{name: value for name, value in known.items() if not getattr(model, name)})
+
+    def go_on_from(self, saved: ModelConfig) -> None:
+        """The scaling of its checkpoint, to the last digit; of one of 0.1.0, which has none, the numbers it read by."""
+        model = cast(SequenceModelConfig, self.run.model)
+        known = getattr(saved, "input", None)
+        if known is None and model.input is not None:
+            known = model.input.in_float32()
+        self.run = replace(self.run, model=replace(model, input=known))
+
+    def _require_same_classes(self) -> None:
+        known = getattr(self.run.model, "classes", ())
+        if known and known != self.data.classes:
+            raise ConfigError(
+                f"the data have the classes {few(self.data.classes)}, but the model was trained on {few(known)}; "
+                "give data with these"
+            )
+
+    def _require_whole_rows(self) -> None:
+        model, n_pieces = cast(SequenceModelConfig, self.run.model), self.run.train.parallel.sequence
+        reason = None if model.input is None else model.input.whole_rows
+        if n_pieces > 1 and reason is not None:
+            raise ConfigError(
+                f"train.parallel.sequence={n_pieces} cuts rows in pieces, which this model does not read: {reason}; "
+                "set train.parallel.sequence=1"
             )
 
     @classmethod
@@ -116,7 +157,8 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
     @cached_property
     def batches(self) -> LabelledBatches:
         train = self.run.train
-        return LabelledBatches(self.data.split("train"), train.batch_size, train.seed, train.drop_last)
+        split = as_read(cast(SequenceModelConfig, self.run.model), self.data.split("train"))
+        return LabelledBatches(split, train.batch_size, train.seed, train.drop_last)
 
 
 SequenceData = LabelledData | MemoryData | LongRangeData
@@ -134,6 +176,41 @@ def open_sequences(config: DataConfig) -> SequenceData:
         return open_long_range(config, progress=on_terminal(f"{config.task}: making the rows,"))
     assert isinstance(config, LabelledDataConfig)
     return open_labelled(config, progress=on_terminal(f"{config.source}: decoding the images,"))
+
+
+def input_of(data: SequenceData) -> InputConfig | None:
+    """What the data do to their raw numbers, for a model that is to do it; None where steps are tokens, or are drawn
+    as they are read."""
+    split = None if isinstance(data, MemoryData) else next(iter(data.splits.values()))
+    if not isinstance(split, LabelledSplit):
+        return None
+    more: Any = {}
+    scaling = Scaling("dataset", split.scale[0], split.shift[0])
+    if isinstance(data, LabelledData):
+        scaling = data.scaling
+        more = {"max_length": data.config.max_length, "sampling_rate": data.found.sampling_rate}
+    return InputConfig(
+        scaling=scaling.kind,
+        scale=tuple(map(float, scaling.scale)),
+        shift=tuple(map(float, scaling.shift)),
+        order=() if split.order is None else tuple(map(int, split.order)),
+        **more,
+    )
+
+
+def text_of(data: SequenceData) -> TextInputConfig | None:
+    """How the data make tokens of a document; None for what is no document, or a pair of them."""
+    encoding = {"text": "characters", "text-folder": "bytes"}
+    if not isinstance(data, LongRangeData) or data.config.task not in encoding:
+        return None
+    kind = encoding[data.config.task]
+    vocabulary = data.vocabulary if kind == "characters" else ()
+    return TextInputConfig(encoding=kind, vocabulary=vocabulary, max_length=data.config.resolved("max_length"))
+
+
+def few(names: tuple[str, ...]) -> str:
+    """The first of them, for a message."""
+    return ", ".join(names[:4]) + (f", ... ({len(names)})" if len(names) > 4 else "")
 
 
 def fields_of(data: SequenceData) -> dict[str, Any]:

@@ -1,0 +1,129 @@
+"""Answers: one for each row that was asked about, or for each step of it; as arrays, as rows, as a table."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(abc.ABC):
+    """n answers, in the order of what was asked.
+
+    row:  (n,) int64, which row each is of
+    step: (n,) int64, and which step of it; None from a model that gives one answer for a whole row
+    """
+
+    row: np.ndarray
+    step: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @abc.abstractmethod
+    def own_columns(self) -> dict[str, np.ndarray]:
+        """What was answered: (n,) for each name."""
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """(n,) for each name: "row", "step" where there are steps, and what was answered."""
+        steps = {} if self.step is None else {"step": self.step}
+        return {"row": self.row, **steps, **self.own_columns()}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One dict of plain values for each answer."""
+        columns = self.columns()
+        for values in zip(*(column.tolist() for column in columns.values())):
+            yield dict(zip(columns, values))
+
+    def to_frame(self) -> Any:
+        """A table of pandas, which has to be installed."""
+        import pandas
+
+        return pandas.DataFrame(self.columns())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes(Answers):
+    """names: of the classes   logits: (n, n_classes), what the model gives"""
+
+    names: tuple[str, ...]
+    logits: np.ndarray
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(n,) str: the likeliest class of each."""
+        return np.array(self.names)[self.logits.argmax(1)]
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """(n, n_classes) float64, rows that sum to 1."""
+        likeliest = self.logits.max(1, keepdims=True)
+        shares = np.exp(self.logits.astype(np.float64) - likeliest)
+        found: np.ndarray = shares / shares.sum(1, keepdims=True)
+        return found
+
+    def own_columns(self) -> dict[str, np.ndarray]:
+        """The likeliest class, its probability, and that of each as "p(name)"."""
+        shares = self.probabilities
+        each = {f"p({name})": share for name, share in zip(self.names, shares.T)}
+        return {"class": self.labels, "probability": shares.max(1), **each}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers(Answers):
+    """values: (n, d_output), the regressed numbers"""
+
+    values: np.ndarray
+
+    def own_columns(self) -> dict[str, np.ndarray]:
+        """ "value", or "value 0" and so on where there are several."""
+        return _numbered("value", self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embeddings(Answers):
+    """values: (n, d_model), what the model's head reads: the pooled features"""
+
+    values: np.ndarray
+
+    def own_columns(self) -> dict[str, np.ndarray]:
+        return _numbered("feature", self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likelihoods(Answers):
+    """log_likelihoods: (n,) float64, in nats, of whole texts   tokens, n_bytes: (n,) int64, how long each is"""
+
+    log_likelihoods: np.ndarray
+    tokens: np.ndarray
+    n_bytes: np.ndarray
+
+    def own_columns(self) -> dict[str, np.ndarray]:
+        bits = -self.log_likelihoods / np.log(2) / self.n_bytes
+        return {"log_likelihood": self.log_likelihoods, "tokens": self.tokens, "bits_per_byte": bits}
+
+
+def joined(parts: Sequence[Answers]) -> Answers:
+    """Answers of one kind, one after the other."""
+    first = parts[0]
+    together: dict[str, Any] = {}
+    for field in fields(first):
+        values = [getattr(part, field.name) for part in parts]
+        together[field.name] = np.concatenate(values) if isinstance(values[0], np.ndarray) else values[0]
+    return type(first)(**together)
+
+
+def taken(answers: Answers, order: np.ndarray) -> Answers:
+    """Some of them, in this order."""
+    chosen = {field.name: getattr(answers, field.name) for field in fields(answers)}
+    return type(answers)(**{k: v[order] if isinstance(v, np.ndarray) else v for k, v in chosen.items()})
+
+
+def _numbered(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    if values.shape[1] == 1:
+        return {name: values[:, 0]}
+    return {f"{name} {i}": column for i, column in enumerate(values.T)}
