@@ -8,20 +8,28 @@ never ends, or fills the memory, ends alone. Only Jinja and Python's own modules
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
+import re
 import sys
 from datetime import datetime
 from typing import Any
 
 MEMORY = 1 << 30  # bytes that the process may have
+OLDEST = (3, 1, 6)  # of Jinja, which PyTorch brings in any version
 
 
 def build(text: str) -> Any:
     """The template in an environment as that of ``transformers``: the same blocks, filters and functions.
 
+    Errors:  ImportError or RuntimeError without a Jinja that is recent enough.
     Source:  ``utils/chat_template_utils.py`` of https://github.com/huggingface/transformers, version 5.
     """
     import jinja2
+
+    version = importlib.metadata.version("jinja2")
+    if tuple(int(digits) for digits in re.findall(r"\d+", version)[:3]) < OLDEST:
+        raise RuntimeError(f"jinja2 {version} has a sandbox with known holes; upgrade it: pip install -U jinja2")
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from chat_models import TEMPLATES, their_tokenizer
 
+from statewise.conventions.process import build
 from statewise.conventions.template import ChatTemplate
 from statewise.errors import DataError, InputError
 
@@ -107,3 +108,9 @@ def test_what_is_no_conversation_is_refused() -> None:
         template.render([{"role": "user", "content": object()}])
     with pytest.raises(DataError, match="characters"):
         ChatTemplate("x" * (1 << 21))
+
+
+def test_an_old_sandbox_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "3.1.5")
+    with pytest.raises(RuntimeError, match=r"jinja2 3\.1\.5 .* pip install -U jinja2"):
+        build("{{ 1 }}")
