@@ -19,6 +19,8 @@ SECONDS = 10.0  # that a template may take for one conversation
 LEAST = 1 << 20  # characters that any conversation may be written as
 EXPANSION = 100  # times as many characters as the messages and the template have
 ROLE, CONTENT = "role", "content"
+# What the process needs of the environment, which may hold secrets besides
+KEPT = ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL", "LC_TIME")
 
 Message = Mapping[str, Any]
 
@@ -115,7 +117,8 @@ class ChatTemplate:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            env={name: os.environ[name] for name in KEPT if name in os.environ}
+            | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
             start_new_session=True,  # Ctrl-C in a terminal is for the conversation
         )
         weakref.finalize(self, _end, self._process)

@@ -327,7 +327,10 @@ def require_fits(tokenizer: Tokenizer, vocab_size: int, as_: type[StatewiseError
 
 def describe_tokenizer(tokenizer: Tokenizer) -> str:
     """A few words for messages and reports."""
-    return "bytes" if tokenizer.kind == "bytes" else f"tokenizer.json of {tokenizer.vocab_size} tokens"
+    if tokenizer.kind == "bytes":
+        return "bytes"
+    talks = tokenizer.conventions is not None and tokenizer.conventions.chat_template is not None
+    return f"tokenizer.json of {tokenizer.vocab_size} tokens{', with a chat template' if talks else ''}"
 
 
 def _checked(ids: Iterable[int]) -> list[int]:

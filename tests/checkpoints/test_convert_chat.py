@@ -11,8 +11,10 @@ from chat_models import CLOSE, END, TEMPLATES, publish, their_answer
 
 import statewise as sw
 from statewise import checkpoints
+from statewise.checkpoints.convert.gguf_conventions import read_files, write_values
+from statewise.checkpoints.convert.source import needed_files
 from statewise.cli.conversion import convert_model
-from statewise.conventions.published import FILES, GENERATION, SPECIAL, TEMPLATE, TOKENIZER
+from statewise.conventions.published import FILES, GENERATION, SPECIAL, TEMPLATE, TOKENIZER, Conventions
 from statewise.errors import CheckpointError, DataError
 
 transformers = pytest.importorskip("transformers")
@@ -202,3 +204,27 @@ def test_in_transformers_it_is_still_the_model_that_was_published(tmp_path: Path
     ours.save_pretrained(tmp_path / "wrapped")
     tokens.save_pretrained(tmp_path / "wrapped")
     assert answer(tmp_path / "wrapped") == their_tokens.decode(written, skip_special_tokens=True)
+
+
+def test_gguf_says_so_or_is_refused() -> None:
+    texts: list[Any] = ["a", "<s>", "</s>", "<|eot|>"]
+    begin, end, turn = (f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot"))
+    assert read_files({begin: 1, end: 1}, texts) == {}  # as our own models have it: the document token
+    assert read_files({}, texts) == {}
+    found = read_files({begin: 1, end: 2, turn: 3, "tokenizer.chat_template": "{{ 1 }}"}, texts)
+    assert json.loads(found[GENERATION]) == {"bos_token_id": 1, "eos_token_id": [2, 3]}
+    assert json.loads(found[TOKENIZER]) == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert found[TEMPLATE] == "{{ 1 }}"
+    for wrong in (-1, 4, "2", True, 1.0):
+        with pytest.raises(CheckpointError, match="no token of the vocabulary"):
+            read_files({end: wrong}, texts)  # type: ignore[dict-item]
+    with pytest.raises(CheckpointError, match="no text"):
+        read_files({end: 2, "tokenizer.chat_template": 3}, texts)
+    many = Conventions(end_ids=(0, 1, 2, 3))
+    with pytest.raises(CheckpointError, match="keys for 3 end tokens"):
+        write_values(many, 1, texts.__getitem__, {text: i for i, text in enumerate(texts)}.get)
+
+
+def test_the_hub_is_asked_for_these_files() -> None:
+    here = ["README.md", "model.safetensors", "config.json", "tokenizer.json", *FILES]
+    assert set(needed_files(here, "here")) == {*here[1:]}
