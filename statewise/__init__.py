@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from statewise.export import export_onnx as export_onnx
     from statewise.export import export_step as export_step
     from statewise.generation import generate as generate
+    from statewise.generation.chat import Chat as Chat
+    from statewise.generation.opening import open_tokenizer as open_tokenizer
     from statewise.mixers.attention import AttentionConfig as AttentionConfig
     from statewise.mixers.base import Mixer as Mixer
     from statewise.mixers.base import MixerConfig as MixerConfig

@@ -3,6 +3,7 @@
 config.json                 the model's config, its dtype, and the size and SHA-256 of every file below
 model.safetensors           parameters and buffers, tied ones once
 tokenizer.json              only with a tokenizer of the ``tokenizers`` library
+generation_config.json      and the other files of ``conventions.published.FILES``: as they were published beside it
 trainer/state.safetensors   what else a run needs to go on bit for bit, and
 trainer/state.json          its plain data, such as the step
 """
@@ -49,7 +50,9 @@ from statewise.checkpoints.tensor_files import (
     write_tensors,
 )
 from statewise.configuration import parse_json
-from statewise.errors import CheckpointError, ConfigError, InputError, retold
+from statewise.conventions.published import FILES as PUBLISHED_FILES
+from statewise.conventions.published import read_text
+from statewise.errors import CheckpointError, ConfigError, DataError, InputError, retold
 from statewise.memory import size
 from statewise.models.base import Model, ModelConfig
 from statewise.models.language_model import LanguageModelConfig
@@ -63,7 +66,8 @@ Trainer = tuple[Mapping[str, Tensor], Mapping[str, Any]]
 
 
 class SavedTokenizer(Protocol):
-    """What a checkpoint needs of a tokenizer; one of the kind "tokenizers" also has its ``json`` text."""
+    """What a checkpoint needs of a tokenizer; one of the kind "tokenizers" also has its ``json`` text, and a published
+    model's its ``conventions``."""
 
     kind: str
     vocab_size: int
@@ -72,11 +76,13 @@ class SavedTokenizer(Protocol):
 
 
 class StoredTokenizer(NamedTuple):
-    """The tokenizer of a checkpoint. ``json`` is the text of its tokenizer.json; None for the byte tokenizer."""
+    """The tokenizer of a checkpoint. ``json`` is the text of its tokenizer.json; None for the byte tokenizer.
+    ``files`` are the texts of the files that it was published with, by their names."""
 
     kind: str
     fingerprint: str
     json: str | None
+    files: Mapping[str, str]
 
 
 def save(
@@ -252,13 +258,13 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> StoredTokenizer | None:
     def read(path: Path, manifest: Manifest) -> StoredTokenizer | None:
         if manifest.tokenizer is None:
             return None
-        if TOKENIZER_FILE not in manifest.files:
-            return StoredTokenizer(*manifest.tokenizer, None)
-        file = verify_file(path, TOKENIZER_FILE, manifest.files[TOKENIZER_FILE])
-        try:
-            return StoredTokenizer(*manifest.tokenizer, file.read_text("utf-8"))
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{file} is not UTF-8 text") from error
+        texts = {}
+        for name in (TOKENIZER_FILE, *PUBLISHED_FILES):
+            if name in manifest.files:
+                file = verify_file(path, name, manifest.files[name])
+                with retold(CheckpointError, DataError):
+                    texts[name] = read_text(file)
+        return StoredTokenizer(*manifest.tokenizer, texts.pop(TOKENIZER_FILE, None), texts)
 
     return read_checkpoint(folder, read)
 
@@ -282,12 +288,19 @@ def _text_files(tokenizer: SavedTokenizer | None, trainer: Trainer | None, folde
     contents = {}
     if tokenizer is not None and tokenizer.kind == "tokenizers":
         contents[TOKENIZER_FILE] = tokenizer.json.encode()  # type: ignore[attr-defined]
+        contents |= {name: text.encode() for name, text in published_files(tokenizer).items()}
     if trainer is not None:
         try:
             contents[TRAINER_DATA] = encode_json(dict(trainer[1]))
         except (TypeError, ValueError) as error:
             raise InputError(f"cannot save {folder}: the trainer's data is not JSON ({error})") from error
     return contents
+
+
+def published_files(tokenizer: SavedTokenizer | None) -> Mapping[str, str]:
+    """What a tokenizer was published with, for a copy to carry: the text of each file by its name."""
+    conventions = getattr(tokenizer, "conventions", None)
+    return {} if conventions is None else conventions.files
 
 
 def _dtypes(tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, dict[str, torch.dtype]]:

@@ -18,6 +18,7 @@ import torch
 
 from statewise.checkpoints.tensor_files import PICKLE_SUFFIXES, WEIGHT_SUFFIXES, dtype_name, refuse_pickle
 from statewise.configuration import parse_json
+from statewise.conventions.published import FILES as PUBLISHED_FILES
 from statewise.errors import CheckpointError, ConfigError, excerpt, reading, retold
 from statewise.models.base import ModelConfig
 from statewise.models.registry import model_from_dict, model_to_dict
@@ -28,7 +29,7 @@ MODEL_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 TRAINER_TENSORS = "trainer/state.safetensors"
 TRAINER_DATA = "trainer/state.json"
-FILES = (MODEL_FILE, TOKENIZER_FILE, TRAINER_TENSORS, TRAINER_DATA)
+FILES = (MODEL_FILE, TOKENIZER_FILE, *PUBLISHED_FILES, TRAINER_TENSORS, TRAINER_DATA)
 TOKENIZER_KINDS = ("bytes", "tokenizers")
 DTYPES = {dtype_name(t): t for t in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
@@ -186,6 +187,8 @@ def _decode(data: dict[str, Any], path: Path) -> Manifest:
     require(
         carried == (TOKENIZER_FILE in files), f"{TOKENIZER_FILE} and the kind of the tokenizer contradict each other"
     )
+    beside = [name for name in PUBLISHED_FILES if name in files]
+    require(carried or not beside, f"{', '.join(beside)} belongs to a {TOKENIZER_FILE}, and there is none")
     with retold(CheckpointError, ConfigError):
         model = model_from_dict(data["model"], f"{path}: model")
     return Manifest(

@@ -1,4 +1,4 @@
-"""The command line: `statewise train`, `predict`, `evaluate`, `generate`, `convert`, `reproduce` and so on.
+"""The command line: `statewise train`, `predict`, `evaluate`, `generate`, `chat`, `convert`, `benchmark` and so on.
 
 It only translates: options to configurations, results to text. Nothing heavy is imported before a command runs.
 """
@@ -15,6 +15,7 @@ import typer
 
 from statewise import __version__
 from statewise.cli.commands.benchmark import benchmark, profile
+from statewise.cli.commands.chat import chat
 from statewise.cli.commands.convert import convert
 from statewise.cli.commands.evaluate import evaluate
 from statewise.cli.commands.export import export
@@ -51,7 +52,19 @@ def _options(
     pass
 
 
-for command in (train, predict, generate, evaluate, convert, export, reproduce, benchmark, profile, info):
+for command in (
+    train,
+    predict,
+    generate,
+    chat,
+    evaluate,
+    convert,
+    export,
+    reproduce,
+    benchmark,
+    profile,
+    info,
+):
     app.command()(command)
 
 

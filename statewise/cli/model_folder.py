@@ -17,6 +17,7 @@ from statewise.checkpoints.convert.source import PublishedTokenizer, is_publishe
 from statewise.checkpoints.convert.wrapped import WRAPPED
 from statewise.checkpoints.loading import lacks
 from statewise.checkpoints.manifest import TOKENIZER_FILE, TokenizerRecord
+from statewise.conventions.published import FILES as PUBLISHED_FILES
 from statewise.data.base import DataConfig
 from statewise.data.memory_tasks import TASKS as MEMORY_TASKS
 from statewise.data.memory_tasks import MemoryDataConfig
@@ -31,6 +32,7 @@ from statewise.data.tokenizers import (
 )
 from statewise.decoding import dequantised, refusal
 from statewise.errors import CheckpointError, ConfigError, DataError, InputError
+from statewise.generation.opening import open_tokenizer
 from statewise.models.base import Model
 from statewise.models.language_model import LanguageModel
 from statewise.train.config import BudgetConfig, RunConfig, TrainConfig
@@ -78,8 +80,11 @@ class ModelFolder:
 
     @property
     def begins_documents(self) -> bool:
-        """Whether it has seen every document begin with the document token: a model of ours, wrapped or not."""
-        return self.format in ("statewise", WRAPPED)
+        """Whether it has seen every document begin with the document token: a model of ours, wrapped or not, but none
+        that was published by others and says how it is used."""
+        if self.is_published:
+            return self.format == WRAPPED and not (self.published_tokenizer and self.published_tokenizer.files)
+        return not read_config(self.checkpoint).files.keys() & {*PUBLISHED_FILES}
 
     def require_answers(self) -> None:
         """Errors:  CheckpointError for a checkpoint of 0.1.0 that lacks what its model needs to read raw data."""
@@ -117,23 +122,25 @@ class ModelFolder:
         own = self.own_tokenizer
         if own is None and self.given_tokenizer is None:
             if self.published_tokenizer is not None:
-                return FileTokenizer(self.published_tokenizer.json, name=str(self.published_tokenizer.file))
+                theirs = self.published_tokenizer
+                return FileTokenizer(theirs.json, name=str(theirs.file), files=theirs.files)
             # of a model with too few ids for bytes it was another
             fits = not isinstance(self.model, LanguageModel) or self.model.config.vocab_size >= ByteTokenizer.vocab_size
             raise CheckpointError(
                 f"{self.checkpoint} {'comes' if self.is_published else 'was saved'} without its tokenizer; say which "
                 f"it is: {'--tokenizer bytes, or ' if fits else ''}--tokenizer PATH of a tokenizer.json"
             )
-        tokenizer = load_tokenizer(self._tokenizer_spec)
+        given = self.given_tokenizer
+        tokenizer = open_tokenizer(self.checkpoint) if given is None else load_tokenizer(given)
         if own is not None:
             require_same_tokenizer(tokenizer, own.fingerprint, f"the checkpoint {self.checkpoint}")
         return tokenizer
 
     def prompts(self, texts: Sequence[str | bytes]) -> Sequence[str | bytes] | list[list[int]] | None:
-        """Texts to go on from, as ``generate`` takes them; None for an empty one. Those of a published model whose
-        tokenizer begins texts with a token of its own are ids, which begin so."""
+        """Texts to go on from, as ``generate`` takes them; None for an empty one. Those of a published model that says
+        nothing of its use, and whose tokenizer begins texts with a token of its own, are ids, which begin so."""
         tokenizer = self.tokenizer
-        if self.begins_documents or not tokenizer.prefix:
+        if self.begins_documents or tokenizer.conventions is not None or not tokenizer.prefix:
             return texts or None
         rows = [tokenizer.encode_bytes(text) if isinstance(text, bytes) else tokenizer.encode(text) for text in texts]
         return [[*tokenizer.prefix, *map(int, row)] for row in rows or [[]]]

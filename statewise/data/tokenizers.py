@@ -8,30 +8,23 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from statewise.configuration import parse_json
+from statewise.conventions.published import Conventions, read_conventions
+from statewise.data.tokenizer_file import choose_document_token, put_before, read_tokenizer_file
 from statewise.errors import DataError, InputError, StatewiseError, excerpt, reason
 from statewise.files.limits import check_ids
 
-DOCUMENT_TOKEN_NAMES = (
-    "<|endoftext|>",
-    "</s>",
-    "<s>",
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<eos>",
-    "<bos>",
-    "[EOS]",
-    "[BOS]",
-    "[SEP]",
-    "[CLS]",
-)
+if TYPE_CHECKING:
+    import tokenizers
+
 LONGEST_PREFIX = 1000
 REPLACEMENT = "\ufffd"
 # Ill-formed UTF-8 is held back this many tokens before it is shown as replacement characters: without
@@ -58,6 +51,7 @@ class Tokenizer(Protocol):
     document_token: int
     prefix: Sequence[int]  # what its own post-processor puts before a text
     fingerprint: str  # equal for two tokenizers only if they map all text alike
+    conventions: Conventions | None  # of a published model's: its end tokens, its settings, its chat template
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without any document token or other addition."""
@@ -96,6 +90,7 @@ class ByteTokenizer:
     document_token = 256
     prefix: Sequence[int] = ()
     fingerprint = hashlib.sha256(b'{"document_token":256,"kind":"bytes","vocab_size":257}').hexdigest()
+    conventions: Conventions | None = None
 
     def encode(self, text: str) -> list[int]:
         """The UTF-8 bytes of the text. Bytes that surrogateescape smuggled into it come out as they were."""
@@ -147,18 +142,22 @@ class FileTokenizer:
     what its own post-processor puts before a text: nothing with GPT-2's and GPT-NeoX's, one token with Mistral's.
     ``fingerprint`` is the SHA-256 of the JSON in canonical form; ``json`` is the text for a checkpoint to carry.
 
+    ``files`` are the texts of the files that a published model has beside its tokenizer.json, by their names
+    (``statewise.conventions.published.FILES``). With any, ``conventions`` says what they say: prompts are then encoded
+    as published, and generation stops at the model's own end tokens.
+
     Errors:  DataError if the file is missing or not a tokenizer, or if it has no special token to begin documents.
     """
 
     kind = "tokenizers"
 
-    def __init__(self, source: str | Path, *, name: str | None = None) -> None:
+    def __init__(self, source: str | Path, *, name: str | None = None, files: Mapping[str, str] | None = None) -> None:
         import tokenizers
 
         if isinstance(source, str) and (name is not None or source.lstrip()[:1] == "{"):
             name, self.json = name or "the tokenizer's JSON", source
         else:
-            name, self.json = _read_tokenizer_file(Path(source))
+            name, self.json = read_tokenizer_file(Path(source))
         if not self.json.strip():
             raise DataError(f"{name} is not a tokenizer.json: it is empty; expected a file that Tokenizer.save() wrote")
         try:
@@ -185,10 +184,16 @@ class FileTokenizer:
         self.gaps: Sequence[int] = np.flatnonzero(~is_token).tolist()
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token.content: index for index, token in added.items() if token.special}
+        self.special_names: Mapping[str, int] = special  # of special tokens, and their ids
         self._special = frozenset(special.values())
-        self.document_token = _choose_document_token(name, special)
+        self.conventions: Conventions | None = None
+        if files:
+            where = Path(name).parent
+            self.conventions = read_conventions(files, where, self._tokenizer.token_to_id, self.vocab_size)
+        others = () if self.conventions is None else (self.conventions.begin_id, *self.conventions.end_ids)
+        self.document_token = choose_document_token(name, special, others)
         try:
-            self.prefix: Sequence[int] = list(islice(_put_before(content.get("post_processor")), LONGEST_PREFIX + 1))
+            self.prefix: Sequence[int] = list(islice(put_before(content.get("post_processor")), LONGEST_PREFIX + 1))
         except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError) as error:
             raise DataError(
                 f"{name} has a post_processor that cannot be read ({type(error).__name__}: {reason(error)}); expected "
@@ -203,8 +208,31 @@ class FileTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of the text; nothing is added."""
+        return self._ids(self._tokenizer, text, False)
+
+    def encode_published(self, text: str, *, whole: bool = True) -> list[int]:
+        """The tokens of the text as the published tokenizer has them: the names of special tokens are these tokens,
+        and to a ``whole`` text its post-processor adds what it adds. As ``transformers`` encodes a prompt; for text
+        of strangers use :meth:`encode`."""
+        if self.conventions is not None and self.conventions.special_is_text:
+            tokenizer = self._tokenizer
+        else:
+            tokenizer = self._published
+        return self._ids(tokenizer, text, whole)
+
+    @cached_property
+    def _published(self) -> tokenizers.Tokenizer:
+        """One of its own: a switch of the other would be seen by other threads."""
+        import tokenizers
+
+        published = tokenizers.Tokenizer.from_str(self.json)
+        published.no_truncation()
+        published.no_padding()
+        return published
+
+    def _ids(self, tokenizer: tokenizers.Tokenizer, text: str, whole: bool) -> list[int]:
         try:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            return list(tokenizer.encode(text, add_special_tokens=whole).ids)
         except (TypeError, UnicodeEncodeError) as error:  # lone surrogates: which of the two depends on the version
             raise DataError("the text is not valid Unicode; a tokenizer.json needs text that UTF-8 can hold") from error
         except Exception as error:  # the library's, of a vocabulary that lacks what the text needs
@@ -212,14 +240,7 @@ class FileTokenizer:
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
         """(n,) unsigned integers. DataError (caused by the UnicodeDecodeError) if the bytes are not UTF-8."""
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"not UTF-8 at byte {error.start} (0x{data[error.start]:02x}); "
-                'convert it to UTF-8, or use the "bytes" tokenizer, which takes any bytes'
-            ) from error
-        return np.array(self.encode(text), token_dtype(self.vocab_size))
+        return np.array(self.encode(text_of(data)), token_dtype(self.vocab_size))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text, by the tokenizer's own decoder; special tokens stand for nothing."""
@@ -268,6 +289,17 @@ class _FileStreamDecoder:
         return new
 
 
+def text_of(data: bytes) -> str:
+    """Errors: DataError (caused by the UnicodeDecodeError) if the bytes are not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"not UTF-8 at byte {error.start} (0x{data[error.start]:02x}); "
+            'convert it to UTF-8, or use the "bytes" tokenizer, which takes any bytes'
+        ) from error
+
+
 def load_tokenizer(spec: str) -> Tokenizer:
     """``"bytes"``, or the path of a tokenizer.json (or of the folder it lies in)."""
     if spec == "bytes":
@@ -295,7 +327,10 @@ def require_fits(tokenizer: Tokenizer, vocab_size: int, as_: type[StatewiseError
 
 def describe_tokenizer(tokenizer: Tokenizer) -> str:
     """A few words for messages and reports."""
-    return "bytes" if tokenizer.kind == "bytes" else f"tokenizer.json of {tokenizer.vocab_size} tokens"
+    if tokenizer.kind == "bytes":
+        return "bytes"
+    talks = tokenizer.conventions is not None and tokenizer.conventions.chat_template is not None
+    return f"tokenizer.json of {tokenizer.vocab_size} tokens{', with a chat template' if talks else ''}"
 
 
 def _checked(ids: Iterable[int]) -> list[int]:
@@ -303,42 +338,3 @@ def _checked(ids: Iterable[int]) -> list[int]:
     if any(token < 0 for token in tokens):
         raise DataError(f"{min(tokens)} is not a token; tokens are 0 or more")
     return tokens
-
-
-def _read_tokenizer_file(path: Path) -> tuple[str, str]:
-    path = path.expanduser()
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    try:
-        return str(path), path.read_text("utf-8")
-    except FileNotFoundError as error:
-        raise DataError(f'no tokenizer at {path}; give "bytes" or the path of a tokenizer.json') from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a tokenizer.json: it is not UTF-8 text") from error
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the tokenizer {path}: {reason(error)}") from error
-
-
-def _put_before(post_processor: Any) -> Iterator[int]:
-    """What the post-processor of a tokenizer.json, if it has one, puts before a text."""
-    kind = post_processor["type"] if post_processor else None
-    if kind == "Sequence":
-        for inner in reversed(post_processor["processors"]):  # the last one's comes first
-            yield from _put_before(inner)
-    elif kind in ("BertProcessing", "RobertaProcessing"):
-        yield post_processor["cls"][1]
-    elif kind == "TemplateProcessing":
-        template = post_processor["single"]
-        n_before = next((i for i, piece in enumerate(template) if "Sequence" in piece), 0)
-        for piece in template[:n_before]:
-            yield from post_processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
-
-
-def _choose_document_token(name: str, special: dict[str, int]) -> int:
-    for candidate in DOCUMENT_TOKEN_NAMES:
-        if candidate in special:
-            return special[candidate]
-    raise DataError(
-        f"{name} has no special token to begin documents with (looked for {', '.join(DOCUMENT_TOKEN_NAMES[:4])}, ...); "
-        'add one: tokenizer.add_special_tokens(["<|endoftext|>"]), then save it'
-    )

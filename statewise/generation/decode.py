@@ -18,7 +18,7 @@ from statewise.generation.options import check_integer, is_integer
 from statewise.generation.prompt import Prompt, encode_prompt
 from statewise.generation.reading import Reading, copied, extend, extend_by_one, nothing_read
 from statewise.generation.sample import Sampling
-from statewise.generation.stopping import StopText, check_stop
+from statewise.generation.stopping import RowText, check_stop, end_tokens
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import SHORTEST_CHUNK, LanguageModel, LanguageModelState
@@ -33,7 +33,7 @@ class Token:
     ids:               (batch,) int64, the token drawn; -1 for a row that had finished before
     log_probabilities: (batch,) float32 or wider, nats: the token's log-probability in the model's own distribution,
                        before any penalty, temperature or filter; 0 for a row that had finished before
-    finished:          (batch,) bool, True once the document token or a stop string has ended the row
+    finished:          (batch,) bool, True once an end token or a stop string has ended the row
     text:              the text each row has gained, or None without a tokenizer. It may be empty (an incomplete
                        character, a possible beginning of a stop string) and the pieces of a row, joined, are its text
     """
@@ -90,7 +90,9 @@ def generate(
 
     The prompt is a text, ids (a list, or a tensor of one axis), a tensor (batch, length) with or without ``lengths``,
     or a list of texts and of rows of ids, which may differ in length. A text starts a document: the document token
-    goes before it, so that it may be empty. Ids are taken as they are.
+    goes before it, so that it may be empty. With the tokenizer of a published model (one with ``conventions``) it is
+    encoded as ``transformers`` would: the names of special tokens are these tokens, and what the tokenizer itself puts
+    around a text is there, and nothing else. Ids are taken as they are.
 
     temperature, top_k, top_p, min_p, repetition_penalty: see :class:`~statewise.generation.sample.Sampling`, which also
         says in which order they act. ``temperature=0`` is greedy.
@@ -100,7 +102,8 @@ def generate(
     stop: texts that end a row (they need a tokenizer). They are looked for in the generated text, across tokens; the
         text given out ends before the stop string that is complete first.
     stop_at_document: the document token ends a row. If False, it begins a new document, which knows nothing of the
-        one before, and the row goes on.
+        one before, and the row goes on. With a published tokenizer it is any of the model's own end tokens, and after
+        one of them the model knows what it knew.
     document_token: only needed without a tokenizer, whose own it is by default.
     state: continue from a :class:`Reading` (of :func:`read` or of a yielded token), or from a model's bare state,
         which needs at least one more token in each row. Nothing goes before a text that continues.
@@ -155,8 +158,8 @@ def generate(
         device, batch = reading.logits.device, len(row_lengths)
         no_token = _no_token(reading.logits, tokenizer)
         generators = [torch.Generator().manual_seed((seed + i) % (1 << 63)) for i in range(batch)]
-        rows = [_Row(tokenizer, stops, ids) for ids in reading.recent.tolist()]
-        end = document_token if stop_at_document else None
+        rows = [RowText(tokenizer, stops, ids) for ids in reading.recent.tolist()]
+        ends = end_tokens(tokenizer, document_token) if stop_at_document else frozenset()
         latest: list[Reading] = []
         previous: list[int] = []
         read_next: _Step | None = None
@@ -172,7 +175,7 @@ def generate(
                         reading,
                         unread.clamp(min=0),
                         active.long() if -1 in previous or not all(active) else None,
-                        unread == document_token if end is None and document_token in previous else None,
+                        unread == document_token if not stop_at_document and document_token in previous else None,
                     )
                 uniforms = torch.stack(
                     [torch.rand((), dtype=torch.float64, generator=g, device="cpu") for g in generators]
@@ -185,7 +188,7 @@ def generate(
             if not bool(log_probabilities.isfinite().all()):
                 raise InputError("the logits are not finite: the model's parameters or the state hold NaN or infinity")
             previous = ids.tolist()
-            text = [row.feed(token, end, last=not n_left) for row, token in zip(rows, previous)]
+            text = [row.feed(token, ends, last=not n_left) for row, token in zip(rows, previous)]
             finished = torch.tensor([row.finished for row in rows], device=device)
             latest = [reading]
             yield Token(ids, log_probabilities, finished, None if tokenizer is None else text, latest)
@@ -250,31 +253,6 @@ def _stepping(
     return by_decoder if native.available() else by_model
 
 
-class _Row:
-    """The text of one row, and whether the row has ended."""
-
-    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str], recent: Sequence[int]) -> None:
-        self.finished = False
-        self._stop = StopText(stops)
-        self._decoder = None if tokenizer is None else tokenizer.stream_decoder()
-        for token in recent:  # what comes next may complete a character, or be a word after a word
-            if self._decoder is not None and token >= 0:
-                self._decoder.feed(token)
-
-    def feed(self, token: int, end: int | None, *, last: bool) -> str:
-        if self.finished:
-            return ""
-        text = ""
-        self.finished = token == end
-        if not self.finished and self._decoder is not None:
-            text = self._stop.feed(self._decoder.feed(token))
-        if (self.finished or last) and self._decoder is not None and not self._stop.stopped:
-            text += self._stop.feed(self._decoder.finish())
-            text += self._stop.flush()
-        self.finished = self.finished or self._stop.stopped
-        return text
-
-
 def _no_token(logits: Tensor, tokenizer: Tokenizer | None) -> Tensor | None:
     """(vocabulary,) bool, the ids that the tokenizer does not have; None if it has all."""
     n_ids = logits.shape[-1]
@@ -290,7 +268,8 @@ def _document_token(model: LanguageModel, tokenizer: Tokenizer | None, document_
     if tokenizer is not None:
         require_fits(tokenizer, vocab_size)
     if document_token is None:
-        return None if tokenizer is None else tokenizer.document_token
+        # A published model has its own tokens; one that ends a turn of a conversation must not begin it anew
+        return None if tokenizer is None or tokenizer.conventions is not None else tokenizer.document_token
     if not (is_integer(document_token) and 0 <= document_token < vocab_size):
         raise InputError(f"document_token={document_token!r} is not an id of the model's vocabulary of {vocab_size}")
     return document_token

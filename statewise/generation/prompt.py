@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from statewise.data.tokenizers import Tokenizer
+from statewise.data.tokenizers import FileTokenizer, Tokenizer, text_of
 from statewise.errors import InputError
 from statewise.generation.options import is_integer
 
@@ -31,8 +31,9 @@ def encode_prompt(
     ``prompt`` is one text, one row of ids (a list, or a tensor or array of one axis), a list of any of these (a
     ragged batch), a tensor of two axes with or without ``lengths``, or None.
 
-    A text, or None, starts a document, so the document token goes before it; ids are taken as they are. When a state
-    of ``n_continued`` rows is continued, nothing goes before a text, and None is an empty prompt for every row.
+    A text, or None, starts a document, so the document token goes before it; with the tokenizer of a published model
+    it is encoded as published, and that is all. Ids are taken as they are. When a state of ``n_continued`` rows is
+    continued, nothing goes before a text, and None is an empty prompt for every row.
 
     Shapes:  -> (batch, length) int64 on the CPU, and batch integers
     Errors:  InputError for a text without a tokenizer, ids outside the vocabulary, a row without any token
@@ -51,9 +52,21 @@ def encode_prompt(
     def text_row(text: str | bytes) -> Tensor:
         if tokenizer is None:
             raise InputError("the prompt is a text, and no tokenizer is given; give tokenizer=, or a prompt of ids")
+        if tokenizer.conventions is not None:
+            return published_row(text_of(text) if isinstance(text, bytes) else text, tokenizer)
         ids = tokenizer.encode_bytes(text) if isinstance(text, bytes) else np.asarray(tokenizer.encode(text), np.int64)
         first = [] if n_continued is not None or document_token is None else [document_token]
         return torch.cat([torch.tensor(first, dtype=torch.int64, device="cpu"), torch.from_numpy(ids.astype(np.int64))])
+
+    def published_row(text: str, tokenizer: Tokenizer) -> Tensor:
+        """What the tokenizer adds goes round a text that begins; where it adds nothing to nothing, its begin token."""
+        assert isinstance(tokenizer, FileTokenizer)
+        assert tokenizer.conventions is not None
+        ids = tokenizer.encode_published(text, whole=n_continued is None)
+        if not ids and n_continued is None:
+            begin = tokenizer.conventions.begin_id
+            ids = [tokenizer.document_token if begin is None else begin]
+        return torch.tensor(ids, dtype=torch.int64, device="cpu")
 
     def row(item: Any, i: int = 0) -> Tensor:
         if isinstance(item, (str, bytes)):
@@ -81,8 +94,11 @@ def encode_prompt(
     if lengths is not None and not (isinstance(prompt, Tensor) and prompt.ndim == 2):
         raise InputError("lengths goes with a prompt of shape (batch, length); a list of rows has its own lengths")
     if prompt is None:
-        first = [] if n_continued is not None or document_token is None else [document_token]
-        rows = [torch.tensor(first, dtype=torch.int64)] * (n_continued or 1)
+        if tokenizer is not None and tokenizer.conventions is not None:
+            rows = [published_row("", tokenizer)] * (n_continued or 1)
+        else:
+            first = [] if n_continued is not None or document_token is None else [document_token]
+            rows = [torch.tensor(first, dtype=torch.int64)] * (n_continued or 1)
     elif isinstance(prompt, Tensor) and prompt.ndim == 2:
         rows = [row(ids, i) for i, ids in enumerate(_cut(prompt, lengths))]
     elif isinstance(prompt, (str, bytes, Tensor)):

@@ -7,7 +7,9 @@ the last token has to be read again.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import save
@@ -23,20 +25,25 @@ from statewise.models.language_model import LanguageModel
 
 FORMAT_VERSION = "1"
 PREFIX = "reading"
+NOTED = "note."
 
 
-def save_reading(reading: Reading, path: str | os.PathLike[str], *, model: LanguageModel) -> None:
+def save_reading(
+    reading: Reading, path: str | os.PathLike[str], *, model: LanguageModel, notes: Mapping[str, str] | None = None
+) -> None:
     """Writes what :func:`~statewise.generation.decode.read` gave to a safetensors file, whole or not at all.
 
     With it goes a digest of the model's weights, so that no other model takes it for its own. A file of that name
-    is replaced.
+    is replaced. ``notes`` are texts that go with it, by names of their own.
 
     Cost:    one pass over the model's weights and the state.
     Errors:  CheckpointError if the disk does not take it; what was there before then remains.
     """
     # Leaves may share memory, which a safetensors file cannot say
     tensors = {name: leaf.detach().cpu().clone().contiguous() for name, leaf in flatten_tree(reading, PREFIX).items()}
-    metadata = {"format_version": FORMAT_VERSION, "weights": weights_digest(model), "sha256": _digest(tensors)}
+    notes = {NOTED + name: text for name, text in (notes or {}).items()}
+    digest = _digest(tensors, notes)
+    metadata = {"format_version": FORMAT_VERSION, "weights": weights_digest(model), "sha256": digest, **notes}
     data = save(tensors, metadata=metadata)
 
     def write(aside: Path) -> None:
@@ -46,17 +53,23 @@ def save_reading(reading: Reading, path: str | os.PathLike[str], *, model: Langu
 
 
 def load_reading(path: str | os.PathLike[str], *, model: LanguageModel) -> Reading:
-    """The Reading that :func:`save_reading` wrote, on the device of the model.
+    """The Reading that :func:`save_reading` wrote, on the device of the model; its notes are passed over.
 
     Errors:  CheckpointError, one line, for a file that is missing, damaged or of another format, and for one that was
              read with other weights.
     """
+    return load_noted(path, model=model)[0]
+
+
+def load_noted(path: str | os.PathLike[str], *, model: LanguageModel) -> tuple[Reading, dict[str, str]]:
+    """As :func:`load_reading`, and the notes."""
     path = Path(path)
     with reading(f"the state {path}", CheckpointError):
         metadata, tensors = read_metadata(path), read_tensors(path)
     if metadata.get("format_version") != FORMAT_VERSION or "weights" not in metadata:
         raise CheckpointError(f"{path} is not a state of format {FORMAT_VERSION}; expected a file of --state-out")
-    if metadata.get("sha256") != _digest(tensors):
+    notes = {name: text for name, text in metadata.items() if name.startswith(NOTED)}
+    if metadata.get("sha256") != _digest(tensors, notes):
         raise CheckpointError(f"the state {path} is damaged: its checksum does not match")
     if metadata["weights"] != weights_digest(model):
         raise CheckpointError(
@@ -69,8 +82,9 @@ def load_reading(path: str | os.PathLike[str], *, model: LanguageModel) -> Readi
     with retold(CheckpointError, CheckpointError, where=f"the state {path} does not fit this model: "):
         found = unflatten_into(nothing_read(model, len(logits), None), tensors, PREFIX, same_shapes=False)
     assert isinstance(found, Reading)
-    return found
+    return found, {name.removeprefix(NOTED): text for name, text in notes.items()}
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
-    return hashlib.sha256(save(tensors)).hexdigest()
+def _digest(tensors: dict[str, Tensor], notes: Mapping[str, str]) -> str:
+    data = save(tensors) + (json.dumps(notes, sort_keys=True).encode() if notes else b"")
+    return hashlib.sha256(data).hexdigest()

@@ -1,9 +1,10 @@
-"""Stop strings: found in a text that comes in pieces, wherever the pieces are cut."""
+"""Where a row ends: at an end token, or at a stop string, wherever the pieces of its text are cut."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from statewise.data.tokenizers import Tokenizer
 from statewise.errors import InputError
 
 
@@ -66,3 +67,38 @@ def check_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
         if not isinstance(text, str) or not text:
             raise InputError(f"stop={stops!r} holds {text!r}; expected texts of at least one character")
     return stops
+
+
+class RowText:
+    """The text of one row, and whether the row has ended."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str], recent: Sequence[int]) -> None:
+        self.finished = False
+        self._stop = StopText(stops)
+        self._decoder = None if tokenizer is None else tokenizer.stream_decoder()
+        for token in recent:  # what comes next may complete a character, or be a word after a word
+            if self._decoder is not None and token >= 0:
+                self._decoder.feed(token)
+
+    def feed(self, token: int, ends: frozenset[int], *, last: bool) -> str:
+        if self.finished:
+            return ""
+        text = ""
+        self.finished = token in ends
+        if not self.finished and self._decoder is not None:
+            text = self._stop.feed(self._decoder.feed(token))
+        if (self.finished or last) and self._decoder is not None and not self._stop.stopped:
+            text += self._stop.feed(self._decoder.finish())
+            text += self._stop.flush()
+        self.finished = self.finished or self._stop.stopped
+        return text
+
+
+def end_tokens(tokenizer: Tokenizer | None, document_token: int | None) -> frozenset[int]:
+    """The tokens that end a row: those of a published model, or the document token.
+
+    document_token:  the one that was given, or the tokenizer's own; of a published tokenizer None unless it was given
+    """
+    conventions = None if tokenizer is None else tokenizer.conventions
+    found = {document_token} if conventions is None else {document_token, *conventions.end_ids}
+    return frozenset(i for i in found if i is not None)

@@ -162,10 +162,10 @@ def test_tokenizers_are_kept(tmp_path: Path) -> None:
     tokenizer = sw.FileTokenizer(inner.to_str())
     folder = sw.save(tiny_model(), tmp_path / "model", tokenizer=tokenizer)
     stored = checkpoints.read_tokenizer(folder)
-    assert stored == ("tokenizers", tokenizer.fingerprint, tokenizer.json)
+    assert stored == ("tokenizers", tokenizer.fingerprint, tokenizer.json, {})
     assert sw.FileTokenizer(folder / "tokenizer.json").fingerprint == tokenizer.fingerprint
     stored = checkpoints.read_tokenizer(sw.save(tiny_model(), tmp_path / "bytes", tokenizer=sw.ByteTokenizer()))
-    assert stored == ("bytes", sw.ByteTokenizer.fingerprint, None)
+    assert stored == ("bytes", sw.ByteTokenizer.fingerprint, None, {})
 
 
 def test_a_tokenizer_of_more_tokens_than_the_model(tmp_path: Path) -> None:

@@ -19,13 +19,20 @@ import torch
 from questions import QUESTION, write_superglue
 
 import statewise as sw
+from fuzz.tokenizer_files import (
+    PUBLISHED_FILES,
+    read_conventions,
+    read_corpus,
+    read_tokenizer,
+    write_conventions,
+    write_tokenizer,
+)
 from statewise.checkpoints.convert.source import Source
 from statewise.data import cifar
 from statewise.data.labelled import LabelledDataConfig, open_labelled
 from statewise.data.long_range import LongRangeDataConfig, open_long_range
 from statewise.data.series import SeriesDataConfig, open_series
-from statewise.data.text import TextDataConfig, open_corpus
-from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, load_tokenizer
+from statewise.data.tokenizers import ByteTokenizer, FileTokenizer
 
 cifar.N_IMAGES = {"train": 5, "test": 5}
 
@@ -162,34 +169,7 @@ def read_long_range(folder: Path, task: str) -> None:
         split.read(np.arange(min(2, len(split))))
 
 
-# ---- texts, tokenizers, questions
-
-
-def write_tokenizer(folder: Path) -> None:
-    import tokenizers as library
-
-    library_of = library.Tokenizer(library.models.BPE({"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")]))
-    library_of.add_special_tokens(["<|endoftext|>"])
-    library_of.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library_of.decoder = library.decoders.ByteLevel()
-    library_of.post_processor = library.processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
-    )
-    (folder / "tokenizer.json").write_text(library_of.to_str())
-    (folder / "text.txt").write_text("ab ba abab\n" * 50)
-
-
-def read_tokenizer(folder: Path) -> None:
-    tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
-    ids = tokenizer.encode("ab ba é")
-    tokenizer.decode([*ids, tokenizer.vocab_size - 1])
-    stream = tokenizer.stream_decoder()
-    "".join(stream.feed(token) for token in ids) + stream.finish()
-
-
-def read_corpus(folder: Path) -> None:
-    config = TextDataConfig(source=str(folder / "text.txt"), tokenizer=str(folder / "tokenizer.json"))
-    open_corpus(config).describe()
+# ---- questions
 
 
 def write_questions(folder: Path) -> None:
@@ -338,6 +318,7 @@ KINDS: dict[str, Kind] = {
     "text": Kind(write_reviews, partial(read_long_range, task="text")),
     "pathfinder": Kind(write_pathfinder, partial(read_long_range, task="pathfinder")),
     "tokenizer": Kind(write_tokenizer, read_tokenizer, changed=("tokenizer.json",)),
+    "chat": Kind(write_conventions, read_conventions, changed=PUBLISHED_FILES),
     "corpus": Kind(write_tokenizer, read_corpus),
     "questions": Kind(write_questions, read_questions),
     "blimp": Kind(write_blimp, read_blimp, "blimp.zip"),

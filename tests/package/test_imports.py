@@ -18,7 +18,7 @@ ROOT = Path(statewise.__file__).parent
 ORDER = (
     ("errors", "precision"),
     ("configuration", "files", "memory", "native", "semiseparable", "systems"),
-    ("hippo",),
+    ("conventions", "hippo"),
     ("kernels",),
     ("operators",),
     ("estimation",),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import read_entries, write_entries
+from statewise.checkpoints.convert.gguf_conventions import read_files
 from statewise.checkpoints.convert.gguf_entries import (
     ARCHITECTURES,
     EMBEDDING,
@@ -19,7 +20,7 @@ from statewise.checkpoints.convert.gguf_entries import (
     read_config,
     write_config,
 )
-from statewise.checkpoints.convert.gguf_tokenizer import read_tokenizer, write_tokenizer
+from statewise.checkpoints.convert.gguf_tokenizer import TOKENS, read_tokenizer, write_tokenizer
 from statewise.checkpoints.empty import expected_shapes
 from statewise.checkpoints.files import SavedTokenizer
 from statewise.checkpoints.tensor_files import require_held, shown
@@ -114,6 +115,19 @@ def gguf_tokenizer(path: str | os.PathLike[str]) -> str | None:
     from statewise.checkpoints.convert.gguf_file import read_file
 
     return read_tokenizer(read_file(Path(path)).metadata)
+
+
+def gguf_conventions(path: str | os.PathLike[str]) -> dict[str, str]:
+    """How the file says that its model is used, as the files of ``conventions.published.FILES``.
+
+    Errors:  CheckpointError for a file that is no GGUF or damaged, and for an id that is none of its vocabulary.
+    """
+    from statewise.checkpoints.convert.gguf_file import read_file
+
+    metadata = read_file(Path(path)).metadata
+    tokens = metadata.get(TOKENS)
+    with retold(CheckpointError, CheckpointError, where=f"{path}: "):
+        return read_files(metadata, tokens if isinstance(tokens, list) else [])
 
 
 def _advice(unread: list[str]) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from statewise.checkpoints.convert.gguf_conventions import ADD_BEGIN, ADD_END, BEGIN, END, END_KEYS, write_values
 from statewise.checkpoints.convert.gguf_entries import Value
 from statewise.checkpoints.files import SavedTokenizer
 from statewise.configuration import parse_json
@@ -13,7 +14,6 @@ from statewise.errors import CheckpointError, ConfigError
 
 MODEL, PRE, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens"
 TOKEN_TYPES, MERGES = "tokenizer.ggml.token_type", "tokenizer.ggml.merges"
-ENDS = ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id")
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 N_BYTES = 256
 
@@ -86,7 +86,7 @@ def read_tokenizer(metadata: Mapping[str, Value]) -> str | None:
     pairs = [str(merge).split(" ") for merge in merges]
     if not isinstance(types, list) or len(types) != len(tokens) or any(len(pair) != 2 for pair in pairs):
         return None
-    ends = {end for key in ENDS if isinstance(end := metadata.get(key), int)}
+    ends = {end for key in (BEGIN, *END_KEYS) if isinstance(end := metadata.get(key), int)}
     used = [(i, str(token), types[i]) for i, token in enumerate(tokens) if types[i] != UNUSED]
     vocabulary = {token: i for i, token, _ in used}
     if len(vocabulary) < len(used):  # two tokens of one text
@@ -106,7 +106,7 @@ def read_tokenizer(metadata: Mapping[str, Value]) -> str | None:
             "added_tokens": added,
             "normalizer": {"type": splitting.normalizer} if splitting.normalizer else None,
             "pre_tokenizer": steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps},
-            "post_processor": None,
+            "post_processor": _adding(metadata, vocabulary, splitting),
             "decoder": _byte_level(True),
             "model": {
                 "type": "BPE",
@@ -128,7 +128,8 @@ def read_tokenizer(metadata: Mapping[str, Value]) -> str | None:
 def write_tokenizer(tokenizer: SavedTokenizer | None, vocab_size: int) -> dict[str, Value]:
     """The values that llama.cpp reads. ``vocab_size`` is the model's: what it has beyond the tokenizer is unused.
 
-    The document token becomes the one that begins and ends texts; as here, none is put before a text unasked.
+    The document token becomes the one that begins and ends texts, and as here, none is put before a text unasked;
+    of a published tokenizer they are its own tokens, and its chat template goes with them.
 
     Errors:  CheckpointError for a tokenizer larger than the model, and for one that is no byte-level BPE whose
              splitting llama.cpp knows.
@@ -143,6 +144,12 @@ def write_tokenizer(tokenizer: SavedTokenizer | None, vocab_size: int) -> dict[s
         found[tokenizer.document_token] = "<|endoftext|>", CONTROL
     else:
         pre, found, merges = _parse(tokenizer.json)  # type: ignore[attr-defined]
+    conventions = getattr(tokenizer, "conventions", None)
+    ends: dict[str, Value] = dict.fromkeys((BEGIN, END), tokenizer.document_token)
+    if conventions is not None:
+        ids = {text: i for i, (text, _) in found.items()}
+        ends = write_values(conventions, tokenizer.document_token, lambda i: found.get(i, ("", 0))[0], ids.get)
+    prefix = list(getattr(tokenizer, "prefix", ()))
     listed = [found.get(i, (f"[PAD{i}]", UNUSED)) for i in range(vocab_size)]
     return {
         MODEL: "gpt2",
@@ -150,8 +157,32 @@ def write_tokenizer(tokenizer: SavedTokenizer | None, vocab_size: int) -> dict[s
         TOKENS: [text for text, _ in listed],
         TOKEN_TYPES: [kind for _, kind in listed],
         MERGES: merges,
-        **dict.fromkeys(ENDS, tokenizer.document_token),
-        "tokenizer.ggml.add_bos_token": False,
+        **ends,
+        ADD_BEGIN: bool(prefix) and prefix == [ends.get(BEGIN)],
+    }
+
+
+def _adding(metadata: Mapping[str, Value], vocabulary: Mapping[str, int], splitting: Splitting) -> Any:
+    """The post-processor that puts the begin and the end token round a text, where the file says so."""
+    texts = {i: text for text, i in vocabulary.items()}
+    before, after = (
+        [texts[i]] if isinstance(i := metadata.get(key), int) and i in texts and metadata.get(added, default) else []
+        for key, added, default in ((BEGIN, ADD_BEGIN, splitting.ignore_merges), (END, ADD_END, False))
+    )
+    if not before + after:
+        return None
+
+    def around(sequence: str) -> list[dict[str, Any]]:
+        def special(text: str) -> dict[str, Any]:
+            return {"SpecialToken": {"id": text, "type_id": 0}}
+
+        return [*map(special, before), {"Sequence": {"id": sequence, "type_id": 0}}, *map(special, after)]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A"),
+        "pair": around("A") + around("B"),
+        "special_tokens": {text: {"id": text, "ids": [vocabulary[text]], "tokens": [text]} for text in before + after},
     }
 
 

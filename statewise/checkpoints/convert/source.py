@@ -16,10 +16,13 @@ from statewise.checkpoints.folders import RUN_FILE
 from statewise.checkpoints.manifest import CONFIG_FILE, TOKENIZER_FILE
 from statewise.checkpoints.tensor_files import GGUF, SAFETENSORS, TORCH_SUFFIXES, WEIGHT_SUFFIXES, shown
 from statewise.configuration import parse_json
+from statewise.conventions.published import FILES as PUBLISHED_FILES
+from statewise.conventions.published import read_text, with_config_ids
 from statewise.errors import CheckpointError, ConfigError, DataError, excerpt, reading, reason, retold
 from statewise.files.limits import check_ids
 
 INDEX = ".index.json"
+OUR_TYPE = "statewise"  # what integrations.transformers calls a model of ours
 CONFIG_FILES = (CONFIG_FILE, "params.json")  # the second is Codestral's, for its consolidated.safetensors
 TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.json", "merges.txt")  # the latter two: GPT-2's, before there was the first
 # What training leaves beside the weights of a model
@@ -29,10 +32,12 @@ PREFERRED = ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin
 
 
 class PublishedTokenizer(NamedTuple):
-    """The text of a tokenizer.json, and the file that it is of or was made of."""
+    """The text of a tokenizer.json, and the file that it is of or was made of. ``files`` are the texts of the files
+    that say how the model is used, by their names (``conventions.published.FILES``)."""
 
     json: str
     file: Path
+    files: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -51,24 +56,39 @@ class Source:
         Errors:  CheckpointError if they cannot be read.
         """
         if self.weights.suffix == GGUF:
-            from statewise.checkpoints.convert.gguf import gguf_tokenizer
+            from statewise.checkpoints.convert.gguf import gguf_conventions, gguf_tokenizer
 
             found = gguf_tokenizer(self.weights)
             if found is not None:
-                return PublishedTokenizer(found, self.weights)
+                return PublishedTokenizer(found, self.weights, gguf_conventions(self.weights))
         folder = self.weights.parent
         present = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
         for path in present.values():
             require_inside(folder, path)
         try:
             if TOKENIZER_FILE in present:
-                return PublishedTokenizer(present[TOKENIZER_FILE].read_text("utf-8"), present[TOKENIZER_FILE])
+                text = present[TOKENIZER_FILE].read_text("utf-8")
+                return PublishedTokenizer(text, present[TOKENIZER_FILE], self._published_files())
             if len(present) == len(TOKENIZER_FILES) - 1:
                 made = _byte_level(present["vocab.json"], present["merges.txt"])
-                return PublishedTokenizer(made, present["vocab.json"])
+                return PublishedTokenizer(made, present["vocab.json"], self._published_files())
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"cannot read the tokenizer beside {self.path}: {reason(error)}") from error
         return None
+
+    def _published_files(self) -> dict[str, str]:
+        """None for a model of ours that ``integrations.transformers`` saved, unless it has its end tokens of others."""
+        folder, found = self.weights.parent, {}
+        if self.config.get("model_type") == OUR_TYPE and (
+            self.config.get("document_token_id") is not None or self.config.get("eos_token_id") is None
+        ):
+            return {}
+        for name in PUBLISHED_FILES:
+            if (folder / name).is_file():
+                require_inside(folder, folder / name)
+                with retold(CheckpointError, DataError):
+                    found[name] = read_text(folder / name)
+        return with_config_ids(found, self.config)
 
 
 def is_published(path: Path) -> bool:
@@ -142,7 +162,7 @@ def needed_files(names: Collection[str], where: str, weights: str | None = None)
     """
     top = [name for name in names if "/" not in name]
     weights = choose_weights(top, where) if weights is None else weights
-    needed = [weights, *(name for name in (*CONFIG_FILES, *TOKENIZER_FILES) if name in top)]
+    needed = [weights, *(name for name in (*CONFIG_FILES, *TOKENIZER_FILES, *PUBLISHED_FILES) if name in top)]
     if weights.endswith(INDEX):
         stem = PurePosixPath(weights.removesuffix(INDEX))
         needed += [name for name in top if name.startswith(f"{stem.stem}-") and name.endswith(stem.suffix)]

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from statewise.checkpoints.convert.entries import read_entries, same
 from statewise.checkpoints.convert.formats import Config, Format, Tensors
+from statewise.checkpoints.convert.source import OUR_TYPE
 from statewise.checkpoints.empty import expected_shapes
 from statewise.models.base import ModelConfig
 from statewise.models.registry import model_from_dict
 
-MODEL_TYPE = "statewise"  # as integrations.transformers.config.StatewiseConfig has it
 PREFIX = "model."
 WRAPPED = "statewise in transformers"
 
 
 def _recognises(config: Config, names: frozenset[str]) -> bool:
-    return config.get("model_type") == MODEL_TYPE
+    return config.get("model_type") == OUR_TYPE
 
 
 def _read(config: Config, tensors: Tensors) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from statewise.checkpoints.atomic import require_free, write_file, write_folder
 from statewise.checkpoints.convert.formats import formats
-from statewise.checkpoints.files import SavedTokenizer
+from statewise.checkpoints.files import SavedTokenizer, published_files
 from statewise.checkpoints.manifest import TOKENIZER_FILE
 from statewise.checkpoints.tensor_files import (
     GGUF,
@@ -44,7 +44,8 @@ def save_as(
     format:    one of :data:`WRITTEN`
     dtype:     of the floating tensors; None: as the model has them. What h3, s4 and s4d have in float32 always, their
                systems, stays float32, and in GGUF all but the matrices; mamba_ssm and transformers have all in one
-    tokenizer: goes with the model: as tokenizer.json (the byte tokenizer has none), or into the GGUF file
+    tokenizer: goes with the model: as tokenizer.json (the byte tokenizer has none) and the files that say how it is
+               used, or into the GGUF file, with its end tokens and its chat template
     Errors:    CheckpointError for a model that the format cannot hold (with the reason), if something is at ``path``
                already, for a tensor that is not finite, or would not be in ``dtype``, and if the disk does not take it.
                InputError for an unknown format or dtype.
@@ -83,6 +84,8 @@ def save_as(
         (folder / config_name).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         if tokenizer_json is not None:
             (folder / TOKENIZER_FILE).write_text(tokenizer_json, "utf-8")
+        for name, text in published_files(tokenizer).items():
+            (folder / name).write_bytes(text.encode())
         if weights_name.endswith(SAFETENSORS):
             write_tensors(folder / weights_name, theirs, {"format": "pt"})
         else:

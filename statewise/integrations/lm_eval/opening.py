@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from statewise.checkpoints import load, read_tokenizer, resolve
+from statewise.checkpoints import load, read_config, resolve
 from statewise.checkpoints.convert.read import Published, open_published
 from statewise.checkpoints.convert.source import is_published
 from statewise.checkpoints.convert.wrapped import WRAPPED
 from statewise.checkpoints.loading import locate_source
-from statewise.checkpoints.manifest import TOKENIZER_FILE
-from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
+from statewise.conventions.published import FILES as PUBLISHED_FILES
+from statewise.data.tokenizers import Tokenizer, load_tokenizer
 from statewise.errors import ConfigError
+from statewise.generation.opening import find_tokenizer
 from statewise.models.language_model import LanguageModel
 
 DEFAULT_BATCH = 16
@@ -60,8 +61,16 @@ def open_model(
     if not isinstance(model, LanguageModel):
         raise ConfigError(f"{pretrained} holds a {type(model).__name__}, which scores no text; give a language model")
     if tokenizer is None:
-        tokenizer = _tokenizer_of(checkpoint, published)
-    return model, tokenizer, published is None or published.format == WRAPPED
+        tokenizer = _tokenizer_of(checkpoint)
+    return model, tokenizer, _begins_documents(checkpoint, published)
+
+
+def _begins_documents(checkpoint: Path, published: Published | None) -> bool:
+    """Whether it is a model of ours, wrapped or not, but none that others published and that says how it is used."""
+    if published is None:
+        return not read_config(checkpoint).files.keys() & {*PUBLISHED_FILES}
+    theirs = published.source.tokenizer
+    return published.format == WRAPPED and not (theirs and theirs.files)
 
 
 def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
@@ -85,20 +94,9 @@ def _device(given: str | torch.device | None) -> torch.device:
     return device
 
 
-def _tokenizer_of(path: Path, published: Published | None) -> Tokenizer:
+def _tokenizer_of(path: Path) -> Tokenizer:
     """Errors: ConfigError if none lies there."""
-    found: Tokenizer | None
-    if published is not None:
-        theirs = published.source.tokenizer
-        found = None if theirs is None else FileTokenizer(theirs.json, name=str(theirs.file))
-    else:
-        stored = read_tokenizer(path)
-        if stored is None:
-            found = None
-        elif stored.json is None:
-            found = ByteTokenizer()
-        else:
-            found = FileTokenizer(stored.json, name=str(path / TOKENIZER_FILE))
+    found = find_tokenizer(path)
     if found is None:
         raise ConfigError(f'{path} comes without its tokenizer; give tokenizer="bytes" or the path of a tokenizer.json')
     return found

@@ -12,6 +12,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from statewise.checkpoints.empty import cast_parameters
+from statewise.configuration import to_dict
 from statewise.data.tokenizers import Tokenizer, require_fits
 from statewise.errors import CheckpointError, InputError
 from statewise.integrations.transformers.arguments import IGNORED, check_labels, refuse, starts_of
@@ -214,25 +215,33 @@ class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
 def from_statewise(model: LanguageModel, tokenizer: Tokenizer | None = None) -> StatewiseForCausalLM:
     """The model, wrapped; nothing is copied, ``from_statewise(model).model is model``.
 
-    With a tokenizer its document token begins and ends documents, and ids that it does not have (of a vocabulary that
-    was padded) are never drawn, as in ``sw.generate(..., tokenizer=tokenizer)``.
+    With a tokenizer its document token begins and ends documents; with that of a published model its own end tokens
+    end a row, and the settings are the published ones. Ids that it does not have (of a vocabulary that was padded) are
+    never drawn, as in ``sw.generate(..., tokenizer=tokenizer)``.
 
     Errors:  InputError for anything but a language model that is not frozen, and for a tokenizer with more tokens.
     """
     if not isinstance(model, LanguageModel) or model.is_frozen:
         what = "frozen model" if isinstance(model, LanguageModel) else type(model).__name__
         raise InputError(f"from_statewise takes a LanguageModel that is not frozen, got a {what}")
-    ids = {}
+    ids: dict[str, Any] = {}
     if tokenizer is not None:
         require_fits(tokenizer, model.config.vocab_size)
         names = ("document_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
         ids = dict.fromkeys(names, tokenizer.document_token)
+        theirs = tokenizer.conventions
+        if theirs is not None:
+            ids = dict(zip(names, (None, theirs.begin_id, list(theirs.end_ids), theirs.padding_id)))
     with torch.device("meta"):
         wrapped = StatewiseForCausalLM(StatewiseConfig(model=model.config, **ids))
     wrapped.model = model
     if tokenizer is not None:
         without_token = [*tokenizer.gaps, *range(tokenizer.vocab_size, model.config.vocab_size)]
         wrapped.generation_config.suppress_tokens = without_token or None
+        if tokenizer.conventions is not None:
+            for name, value in to_dict(tokenizer.conventions.settings).items():
+                if value is not None and not name.endswith("_token_id"):
+                    setattr(wrapped.generation_config, name, value)
     wrapped.config.dtype = wrapped.dtype
     return wrapped.train(model.training)
 

@@ -7,6 +7,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from statewise.checkpoints.convert.gguf_tokenizer import byte_letters
+from statewise.conventions.published import Conventions
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer
 from statewise.errors import InputError
 
@@ -22,6 +23,9 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     text can forge a document token. It pads on the left, for generation, with the tokenizer's own padding token if it
     has one and else with the document token.
 
+    That of a published model is as it was published: its own tokens and its chat template, and the names of special
+    tokens are these tokens.
+
     Errors:  InputError for a tokenizer of another class than ``ByteTokenizer`` and ``FileTokenizer``.
     """
     if isinstance(tokenizer, ByteTokenizer):
@@ -35,6 +39,8 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         )
     backend.no_truncation()
     backend.no_padding()
+    if tokenizer.conventions is not None:
+        return _published(backend, tokenizer.conventions)
     document = backend.id_to_token(tokenizer.document_token)
     backend.post_processor = processors.TemplateProcessing(
         single=f"{document} $A",
@@ -53,6 +59,21 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def _published(backend: tokenizers.Tokenizer, conventions: Conventions) -> PreTrainedTokenizerFast:
+    end = backend.id_to_token(conventions.end_ids[0]) if conventions.end_ids else None
+    tokens = {"eos_token": end, "pad_token": end, **conventions.names}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        padding_side="left",
+        split_special_tokens=conventions.special_is_text,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        **tokens,
+    )
+    tokenizer.chat_template = conventions.chat_template
+    return tokenizer
 
 
 def _bytes_backend(tokenizer: ByteTokenizer) -> tokenizers.Tokenizer:

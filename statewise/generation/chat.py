@@ -1,0 +1,308 @@
+"""A conversation with a published instruction model: its template, its end tokens, and a state for each turn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from statewise import kernels
+from statewise.configuration import Config, from_dict, parse_json
+from statewise.configuration.types import Natural, NonEmpty
+from statewise.conventions.template import ChatTemplate
+from statewise.data.tokenizers import FileTokenizer, Tokenizer, require_fits
+from statewise.decoding import Decoder, why_not
+from statewise.errors import CheckpointError, ConfigError, DataError, InputError, excerpt, retold
+from statewise.generation.decode import Token, generate, read
+from statewise.generation.reading import Reading
+from statewise.generation.reading_file import load_noted, save_reading
+from statewise.generation.sample import Sampling
+from statewise.models.language_model import LanguageModel
+
+# They stand round the name of a special token in what people write, until it has been encoded as text. Letters for
+# private use: a text that holds them loses them.
+OPENED, CLOSED = "\uf8f0", "\uf8f1"
+MOST_STATES = 32  # that are kept to go back to, one a turn; each is as large as the model's state
+
+
+NOTE = "chat"  # in the file of a state
+Message = dict[str, str]
+OneRole = Literal["system", "user", "assistant"]
+
+
+class Read(NamedTuple):
+    """Tokens that have been read, and what the model knows after them. turn: of the conversation, from 1 on"""
+
+    turn: int
+    ids: tuple[int, ...]
+    reading: Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedMessage(Config):
+    """A message in a file."""
+
+    role: OneRole
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedChat(Config):
+    """A conversation in a file: ``n_first`` messages, the system's, and then questions and answers by turns.
+
+    ids:  what the state beside it has read
+    """
+
+    messages: NonEmpty[SavedMessage]
+    n_first: Natural
+    ids: NonEmpty[Natural]
+
+    def __post_init__(self) -> None:
+        wanted = ["system"] * self.n_first + ["user", "assistant"] * ((len(self.messages) - self.n_first) // 2)
+        if self.n_first > 1 or [message.role for message in self.messages] != wanted:
+            raise ConfigError("SavedChat.messages are not a system's message, if any, and questions with answers")
+
+
+class Chat:
+    """A conversation. The model reads only what is new, and going back costs nothing, since states are kept.
+
+        chat = sw.Chat(sw.load(source), sw.open_tokenizer(source), system="You are brief.")
+        for piece in chat.say("What is a state?"):
+            print(piece, end="")
+        chat.undo()
+
+    Each turn is written by the model's own template, and encoded as ``transformers`` encodes it. If what has been read
+    is how this begins, reading goes on from there; if it is not, since a template may write an answer in another way
+    than the model did, it goes on from the last state that fits. So an answer is always one to the whole conversation
+    as the template writes it.
+
+    The names of special tokens in what is said, by you or the system, are encoded as ordinary text: nobody ends a turn,
+    or begins one of another role, by writing so.
+
+    tokenizer: a :class:`FileTokenizer`; its ``conventions`` say how the model is used
+    template:  a chat template (Jinja); None: the published one
+    system:    a first message, of the role "system"
+    temperature, top_k, top_p, min_p, repetition_penalty: as :func:`generate` has them; None: as published, which is
+               greedy where the model's settings do not ask for samples
+    max_new_tokens: the longest answer
+    stop:      texts that end an answer too
+    seed:      of the first answer; each further one has the next. None: another one each time
+    weights:   as :func:`generate` has them
+    Errors:    DataError if there is no chat template; InputError for a tokenizer of another class, and as ``generate``.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        *,
+        template: str | None = None,
+        system: str | None = None,
+        max_new_tokens: int = 1024,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        weights: str | Decoder | None = None,
+    ) -> None:
+        if not isinstance(model, LanguageModel):
+            raise InputError(f"Chat takes a LanguageModel; got a {type(model).__name__}")
+        if not isinstance(tokenizer, FileTokenizer):
+            raise InputError(
+                f"Chat takes the FileTokenizer of a published model; got a {type(tokenizer).__name__}, which has no "
+                "special tokens to write turns with"
+            )
+        require_fits(tokenizer, model.config.vocab_size)
+        conventions = tokenizer.conventions
+        published = None if conventions is None else conventions.chat_template
+        text = published if template is None else template
+        if text is None:
+            raise DataError(
+                "the model was published without a chat template, so nothing says how it reads a conversation; "
+                "give one: template=..., or --template FILE"
+            )
+        self.model, self.tokenizer = model, tokenizer
+        self.template = ChatTemplate(text, {} if conventions is None else conventions.names)
+        given = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+        }
+        base: dict[str, Any] = {} if conventions is None else conventions.sampling
+        self.sampling = base | {name: value for name, value in given.items() if value is not None}
+        try:
+            Sampling(**self.sampling)
+        except ConfigError as error:
+            raise InputError(str(error).removeprefix("Sampling.")) from error
+        if not isinstance(weights, Decoder) and kernels.backend.backend() != "torch" and why_not(model) is None:
+            weights = Decoder(model, weights)  # packed once, and not for every answer
+        self.options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stop, "weights": weights}
+        self.seed = seed
+        self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._n_first = len(self.messages)
+        self._states: list[Read] = []
+        self.n_read = 0
+
+    def say(self, text: str) -> Iterator[str]:
+        """Says something, and gives the answer piece by piece. Both are part of the conversation once it has ended; if
+        you stop taking pieces, what has come until then is the answer.
+
+        n_read, afterwards: how many tokens of the prompt had to be read.
+
+        Errors:  InputError for what is no text; DataError if the template refuses the conversation, which then is as
+                 it was.
+        """
+        if not isinstance(text, str):
+            raise InputError(f"say takes a text; got a {type(text).__name__}")
+        messages = [*self.messages, {"role": "user", "content": text}]
+        ids = self.encode(messages)
+        # A template may begin an answer in one way and write it down in another; what is before it stays
+        return self._answer(messages, ids, _agree(self.encode(messages, add_generation_prompt=False), ids))
+
+    def undo(self) -> str | None:
+        """Takes the last question and its answer back, and gives the question; None if there is none.
+
+        Cost:    nothing: the state before it was kept.
+        """
+        if len(self.messages) <= self._n_first:
+            return None
+        said = self.messages[-2]["content"]
+        del self.messages[-2:]
+        return said
+
+    def reset(self) -> None:
+        """Only the system's message is left."""
+        del self.messages[self._n_first :]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the conversation and the state after it to a file; a file of that name is replaced.
+
+        Errors:  InputError if nothing has been said; CheckpointError if the disk does not take it.
+        """
+        if not _turn(self.messages):
+            raise InputError("nothing has been said yet, so there is no conversation to save")
+        ids = self.encode(self.messages, add_generation_prompt=False)
+        reading = self._read(ids, len(ids), _turn(self.messages))
+        found = {"messages": self.messages, "n_first": self._n_first, "ids": list(ids)}
+        save_reading(reading, path, model=self.model, notes={NOTE: json.dumps(found)})
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Goes on with a conversation that :meth:`save` wrote, in the place of this one. Nothing of it is read again
+        before the next question; states of its earlier turns are not in the file, and :meth:`undo` reads them again.
+
+        Errors:  CheckpointError for a file that is none, is damaged, or was saved with other weights; this conversation
+                 then stays.
+        """
+        reading, notes = load_noted(path, model=self.model)
+        with retold(CheckpointError, ConfigError, where=f"{path}: "):
+            if NOTE not in notes:
+                raise ConfigError("it holds a state and no conversation; expected a file of /save or Chat.save")
+            saved = from_dict(SavedChat, parse_json(notes[NOTE], "the conversation"), where="the conversation")
+        if len(reading.logits) != 1 or max(saved.ids) >= self.model.config.vocab_size:
+            raise CheckpointError(f"{path}: its conversation has ids or rows that this model's cannot have")
+        self.messages = [{"role": each.role, "content": each.content} for each in saved.messages]
+        self._n_first = saved.n_first
+        self._states = [Read(_turn(self.messages), saved.ids, reading)]
+
+    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> tuple[int, ...]:
+        """The ids of these messages, by default up to where an answer begins. As of ``transformers``'
+        ``apply_chat_template(messages, add_generation_prompt=True, sanitize_control_tokens=True)``."""
+        plain = self.tokenizer.conventions is not None and self.tokenizer.conventions.special_is_text
+        special = () if plain else self.tokenizer.special_names
+        marked = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
+
+        def mark(text: str) -> str:
+            text = text.replace(OPENED, "").replace(CLOSED, "")
+            return marked.sub(lambda name: f"{OPENED}{name[0]}{CLOSED}", text)
+
+        rendered = self.template.render(
+            [{**m, "content": mark(m["content"])} for m in messages], add_generation_prompt=add_generation_prompt
+        )
+        pieces = re.split(f"{OPENED}({marked.pattern}){CLOSED}|[{OPENED}{CLOSED}]", rendered)
+        ids = list(self.tokenizer.encode_published(pieces[0], whole=False))
+        for i, piece in enumerate(pieces[1:], start=1):
+            if piece:
+                ids += self._encode_within(piece, as_text=i % 2 == 1)
+        if not ids:
+            raise DataError("the chat template writes nothing for this conversation; give another: template=...")
+        return tuple(ids)
+
+    def _encode_within(self, piece: str, *, as_text: bool) -> list[int]:
+        """Behind a line break that is then left out: some tokenizers put a space before what they are given."""
+        encode = self.tokenizer.encode if as_text else lambda text: self.tokenizer.encode_published(text, whole=False)
+        line, ids = encode("\n"), encode("\n" + piece)
+        ids = ids[len(line) :] if ids[: len(line)] == line else encode(piece)
+        if as_text and (forged := self.tokenizer.special_names[piece]) in ids:
+            raise DataError(
+                f"what was said holds {excerpt(piece)}, and the tokenizer makes the special token {forged} of it even "
+                "as text; leave it out"
+            )
+        return ids
+
+    def _answer(self, messages: list[Message], ids: tuple[int, ...], n_stable: int) -> Iterator[str]:
+        reading = self._read(ids, n_stable, _turn(messages))
+        seed = None if self.seed is None else self.seed + _turn(messages) - 1
+        pieces: list[str] = []
+        drawn: list[int] = []
+        token: Token | None = None
+        failed = False
+        try:
+            stream = generate(
+                self.model, state=reading, tokenizer=self.tokenizer, seed=seed, **self.options, **self.sampling
+            )
+            for token in stream:
+                assert token.text is not None  # a tokenizer was given
+                drawn.append(int(token.ids))
+                pieces += token.text
+                yield token.text[0]
+        except Exception:
+            failed = True
+            raise
+        finally:
+            if token is not None and not failed:
+                self.messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
+                with contextlib.suppress(InputError):  # Ctrl-C while the next was made
+                    self._keep(Read(_turn(messages), (*ids, *drawn[:-1]), token.reading))
+
+    def _read(self, ids: tuple[int, ...], n_stable: int, turn: int) -> Reading:
+        """What the model knows after these tokens, from the last state that fits them.
+
+        n_stable: how many of them the next turn will most likely begin with too
+        """
+        fitting = [kept for kept in self._states if kept.ids == ids[: len(kept.ids)]]
+        last_of = {kept.turn: kept for kept in fitting}
+        self._states = list(last_of.values())
+        self.n_read = 0
+        for end in (n_stable, len(ids)):
+            last = self._states[-1] if self._states else None
+            n_kept = 0 if last is None else len(last.ids)
+            if end > n_kept:
+                reading = read(self.model, list(ids[n_kept:end]), state=None if last is None else last.reading)
+                self.n_read += end - n_kept
+                self._keep(Read(turn, ids[:end], reading))
+        reading = self._states[-1].reading
+        return reading._replace(recent=torch.full_like(reading.recent, -1))  # an answer's text begins anew
+
+    def _keep(self, found: Read) -> None:
+        self._states = [*self._states, found][-MOST_STATES:]
+
+
+def _turn(messages: Sequence[Message]) -> int:
+    """How many questions there are."""
+    return sum(message["role"] == "user" for message in messages)
+
+
+def _agree(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids two rows have in common at their beginning."""
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
