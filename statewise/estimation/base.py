@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.estimation.call import Call, check_call, check_forecast, check_length, open_call, prior_state
+from statewise.estimation.call import Call, check_call, check_forecast, check_length, check_room, open_call, prior_state
 from statewise.estimation.coefficients import check_axes, check_covariance, check_shape
 from statewise.estimation.gaussian import Forecast, GaussianState, Posterior, Smoothed
 from statewise.operators.base import check_batch
@@ -124,8 +124,11 @@ class GaussianModel(ABC):
 
         Shapes:  u: (batch, length, m), the inputs of the future, where the model has any
         """
-        check_forecast(type(self).__name__, state, length)
-        return self._forecast(self._blank(len(state.mean), length, state, u))
+        name = f"{type(self).__name__}.forecast"
+        check_forecast(name, state, length)
+        n, p, batch = self.n_states, self.n_observations, len(state.mean)
+        check_room(name, batch * length * (n * n + n + p * p + p), self._like())
+        return self._forecast(self._blank(batch, length, state, u))
 
     def _form(self, call: Call, form: str | None) -> str:
         if form is None:
@@ -136,10 +139,16 @@ class GaussianModel(ABC):
 
     def _blank(self, batch: int, length: int, state: GaussianState | None, u: Tensor | None) -> Call:
         """A call for steps of which nothing is observed."""
-        check_batch(batch)
-        check_length(length)
         y = self._like().new_full((batch, length, self.n_observations), torch.nan)
         return open_call(self, y, state, u, None, None, None)
+
+    def _drawn(self, batch: int, length: int, u: Tensor | None) -> Call:
+        """The call for a simulation."""
+        name, each = f"{type(self).__name__}.simulate", 2 * (self.n_states + self.n_observations)
+        check_batch(batch)
+        check_length(name, length)
+        check_room(name, batch * length * each, self._like())
+        return self._blank(batch, length, None, u)
 
     def check(self, y: Any, state: Any = None) -> None:
         """Errors:  InputError unless y, and the state, are such as :meth:`filter` takes."""

@@ -50,7 +50,9 @@ def filter_step(before: Moments, m: Mapping[str, Tensor], y: Tensor, observed: T
     K = torch.linalg.solve(S, P @ C.T + S_wv, left=False)
     distance = innovation @ torch.linalg.solve(S, innovation)
     log_density = -(distance + torch.linalg.slogdet(S).logabsdet + len(innovation) * math.log(2 * math.pi)) / 2
-    P = P - K @ S @ K.T
+    rest = torch.eye(len(mean), dtype=P.dtype, device=P.device) - K @ C
+    noise = rest @ S_wv @ K.T
+    P = rest @ P @ rest.T + K @ R @ K.T - noise - noise.T  # P - K S K^T, which vanishes where P is far above R
     return Update(Moments(mean + K @ innovation, (P + P.T) / 2), innovation, S, log_density)
 
 

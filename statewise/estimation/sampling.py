@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.estimation.call import Call
+from statewise.estimation.call import Call, check_room
 from statewise.estimation.elements import given, onward
 from statewise.estimation.factors import times
 from statewise.estimation.gaussian import Posterior
@@ -25,6 +25,7 @@ def sample_paths(call: Call, posterior: Posterior, n_samples: int, generator: to
     if not isinstance(n_samples, int) or isinstance(n_samples, bool) or n_samples < 1:
         raise InputError(f"sample needs n_samples as a number of paths above 0, got {n_samples!r}")
     batch, length, n = posterior.mean.shape
+    check_room("sample", 2 * n_samples * batch * length * n, posterior.mean)
     element = deviations(call, posterior)
     starts = call.masks.starts
     if starts is not None:  # a document's first state, given its own first observation

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.estimation.call import Call
+from statewise.estimation.call import Call, is_finite
 from statewise.estimation.elements import Element, Information, elements, given, onward, pull_back, scan_back
 from statewise.estimation.factors import lower, positive, times
 from statewise.estimation.gaussian import Forecast, Gaussians, GaussianState, Posterior, Smoothed
@@ -130,6 +130,8 @@ def check_lag(lag: Any) -> None:
 def check_lag_state(name: str, state: Any, n: int, lag: int, y: Tensor) -> None:
     if state is not None:
         check_state(name, state, _lag_shape(n, lag), len(y), y.device)
+        if not is_finite(*state[1:8]):
+            raise InputError(f"{name}: the state holds NaN or infinity; begin with initial_lag_state(batch, lag)")
 
 
 def _lag_shape(n: int, lag: int) -> LagState:
