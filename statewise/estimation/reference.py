@@ -39,8 +39,9 @@ def filter_step(before: Moments, m: Mapping[str, Tensor], y: Tensor, observed: T
     """x_t = A x_{t-1} + c + w, y_t = C x_t + d + v, for the numbers of y_t that were observed.
 
     m:       the coefficients of this step: A, Q, C, R, S = Cov(w, v), c = B u + b, d = D u + d
-    Source:  Kalman 1960, J. Basic Eng. 82:35; Särkkä 2013, Bayesian Filtering and Smoothing, eq. 4.20 and 4.21; with
-             S, Simon 2006, Optimal State Estimation, sec. 7.1 (his M_k).
+    Source:  Kalman 1960, J. Basic Eng. 82:35; Särkkä 2013, Bayesian Filtering and Smoothing, eq. 4.20 and 4.21, with
+             Joseph's form of P - K S K^T (Bucy & Joseph 1968, Filtering for Stochastic Processes); with S, Simon 2006,
+             Optimal State Estimation, sec. 7.1 (his M_k).
     """
     mean = m["A"] @ before.mean + m["c"]
     P = m["A"] @ before.covariance @ m["A"].T + m["Q"]
@@ -51,8 +52,8 @@ def filter_step(before: Moments, m: Mapping[str, Tensor], y: Tensor, observed: T
     distance = innovation @ torch.linalg.solve(S, innovation)
     log_density = -(distance + torch.linalg.slogdet(S).logabsdet + len(innovation) * math.log(2 * math.pi)) / 2
     rest = torch.eye(len(mean), dtype=P.dtype, device=P.device) - K @ C
-    noise = rest @ S_wv @ K.T
-    P = rest @ P @ rest.T + K @ R @ K.T - noise - noise.T  # P - K S K^T, which vanishes where P is far above R
+    cross = rest @ S_wv @ K.T
+    P = rest @ P @ rest.T + K @ R @ K.T - cross - cross.T  # where P is far above R, P - K S K^T is rounding
     return Update(Moments(mean + K @ innovation, (P + P.T) / 2), innovation, S, log_density)
 
 
