@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -137,8 +138,16 @@ def check_call(model: Any, y: Any, state: Any) -> None:
 
 
 def check_length(caller: str, length: Any) -> None:
-    if not isinstance(length, int) or isinstance(length, bool) or length < 0:
+    if not isinstance(length, Integral) or isinstance(length, bool) or length < 0:
         raise InputError(f"{caller} needs length as a number of steps, an integer of at least 0; got {length!r}")
+
+
+def check_generator(caller: str, generator: Any) -> None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InputError(
+            f"{caller} needs generator as a torch.Generator, got {type(generator).__name__}; use "
+            "torch.Generator().manual_seed(0)"
+        )
 
 
 def check_room(caller: str, n_numbers: int, like: Tensor) -> None:

@@ -197,7 +197,7 @@ class LinearGaussian(GaussianModel):
         self, batch: int, length: int, *, u: Tensor | None = None, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """States and observations drawn from the model: x (batch, length, n), y (batch, length, p)."""
-        return simulate(self._drawn(batch, length, u), generator)
+        return simulate(self._drawn(batch, length, u, generator), generator)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class NonlinearGaussian(GaussianModel):
         self, batch: int, length: int, *, u: Tensor | None = None, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """States and observations drawn from the model: x (batch, length, n), y (batch, length, p)."""
-        call = self._drawn(batch, length, u)
+        call = self._drawn(batch, length, u, generator)
         normal = partial(torch.randn, dtype=call.work_dtype, device=call.y.device, generator=generator)
         x = call.prior.mean + times(call.prior.factor, normal(batch, self.n_states))
         w = times(_factors(self.Q, call), normal(batch, length, self.n_states))

@@ -12,10 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from statewise.errors import InputError
 from statewise.estimation.call import Call
 from statewise.estimation.coefficients import with_axes
 from statewise.estimation.factors import factor
 from statewise.estimation.gaussian import GaussianState, Posterior, Smoothed
+from statewise.kernels.batching import stacked
 from statewise.operators.masks import Masks
 
 
@@ -39,9 +41,8 @@ def filter_step(before: Moments, m: Mapping[str, Tensor], y: Tensor, observed: T
     """x_t = A x_{t-1} + c + w, y_t = C x_t + d + v, for the numbers of y_t that were observed.
 
     m:       the coefficients of this step: A, Q, C, R, S = Cov(w, v), c = B u + b, d = D u + d
-    Source:  Kalman 1960, J. Basic Eng. 82:35; Särkkä 2013, Bayesian Filtering and Smoothing, eq. 4.20 and 4.21, with
-             Joseph's form of P - K S K^T (Bucy & Joseph 1968, Filtering for Stochastic Processes); with S, Simon 2006,
-             Optimal State Estimation, sec. 7.1 (his M_k).
+    Source:  Kalman 1960, J. Basic Eng. 82:35; Särkkä 2013, Bayesian Filtering and Smoothing, eq. 4.20 and 4.21; with
+             S, Simon 2006, Optimal State Estimation, sec. 7.1 (his M_k).
     """
     mean = m["A"] @ before.mean + m["c"]
     P = m["A"] @ before.covariance @ m["A"].T + m["Q"]
@@ -51,9 +52,10 @@ def filter_step(before: Moments, m: Mapping[str, Tensor], y: Tensor, observed: T
     K = torch.linalg.solve(S, P @ C.T + S_wv, left=False)
     distance = innovation @ torch.linalg.solve(S, innovation)
     log_density = -(distance + torch.linalg.slogdet(S).logabsdet + len(innovation) * math.log(2 * math.pi)) / 2
+    # Joseph's form (Bucy & Joseph 1968) of P - K S K^T, which is rounding where P is far above R
     rest = torch.eye(len(mean), dtype=P.dtype, device=P.device) - K @ C
     cross = rest @ S_wv @ K.T
-    P = rest @ P @ rest.T + K @ R @ K.T - cross - cross.T  # where P is far above R, P - K S K^T is rounding
+    P = rest @ P @ rest.T + K @ R @ K.T - cross - cross.T
     return Update(Moments(mean + K @ innovation, (P + P.T) / 2), innovation, S, log_density)
 
 
@@ -222,7 +224,13 @@ def _opened(call: Call) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         key: with_axes(m, own).double().expand(batch, length, *m.shape[m.ndim - own :])
         for key, (m, own) in every.items()
     }
-    observed = torch.ones_like(call.y, dtype=torch.bool) if call.observed is None else call.observed
+    observed = call.observed
+    if observed is None:
+        observed = torch.ones(call.y.shape, dtype=torch.bool, device=call.y.device)
+    if any(m is not None and stacked(m) for m in (observed, call.masks.lengths, call.masks.starts)):
+        raise InputError(
+            "form 'recurrent' goes by what each row has, which torch.func.vmap cannot; use form='square_root'"
+        )
     return coefficients, call.y.double(), observed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -123,7 +124,7 @@ class Lagged(Gaussians):
 
 
 def check_lag(lag: Any) -> None:
-    if not isinstance(lag, int) or isinstance(lag, bool) or lag < 1:
+    if not isinstance(lag, Integral) or isinstance(lag, bool) or lag < 1:
         raise InputError(f"lag must be a number of steps of at least 1, got {lag!r}; without a lag use filter")
 
 

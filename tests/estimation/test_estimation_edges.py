@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from estimation_models import D, close, numbers, observations, random_model, random_state, refused
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import statewise as sw
 from statewise import kernels
-from statewise.estimation import GaussianState, LinearGaussian, NonlinearGaussian, angles
+from statewise.estimation import GaussianState, LinearGaussian, NonlinearGaussian, angles, nees, nis
 from statewise.estimation.transforms import METHODS
 
 ONE = torch.ones(1, 1, dtype=D)
@@ -181,6 +182,38 @@ def test_coefficients_that_are_none_and_times_that_are_no_numbers() -> None:
         )
 
 
+def test_what_is_given_to_other_calls() -> None:
+    model, y = random_model(m=0), observations(2, 4, m=0)[0]
+    for times in (slice(1.5, None), slice("a", "b"), slice(None, None, 2), 3):
+        refused(lambda times=times: model[times], "sliced in time by")  # type: ignore[misc]
+    for dtype in (torch.int64, torch.complex64):
+        refused(lambda dtype=dtype: model.initial_state(2, dtype=dtype), "floating-point dtype")  # type: ignore[misc]
+    for call in (model.simulate, nonlinear().simulate, lambda *_, generator: model.sample(y, 2, generator=generator)):
+        refused(
+            lambda call=call: call(2, 3, generator=3), "needs generator as a torch.Generator, got int; use torch.Gen"
+        )  # type: ignore[operator]
+    refused(lambda: LinearGaussian(*[m.to("meta") for m in (ONE, ONE, ONE, ONE)]), "A as a tensor with values")
+    refused(lambda: nis(model.smooth(y)), "nis needs .* Posterior, got Smoothed")  # type: ignore[arg-type]
+    refused(lambda: nees(y, y), "nees needs an estimate of states, .* got Tensor")  # type: ignore[arg-type]
+    whole = np.int64(3)
+    assert model.forecast(model.initial_state(2), whole).observations.mean.shape == (2, 3, 2)  # type: ignore[arg-type]
+    assert model.sample(y, whole).shape == (3, 2, 4, 3)  # type: ignore[arg-type]
+    assert model.smooth_lagged(y, model.initial_lag_state(2, whole), lag=whole)[0].valid.sum() == 2  # type: ignore[arg-type]
+
+
+def test_the_definition_under_vmap() -> None:
+    model, y = random_model(m=0), torch.randn(3, 2, 4, 2, dtype=D)
+    for call in (
+        lambda y, **k: model.filter(y, form="recurrent", **k)[0].mean,
+        lambda y, **k: model.smooth(y, form="recurrent", **k).mean,
+    ):
+        close([torch.func.vmap(call)(y)], [torch.stack([call(m) for m in y])])
+        refused(lambda call=call: torch.func.vmap(call)(y.masked_fill(y > 1, torch.nan)), "'recurrent' goes by .*vmap")  # type: ignore[misc]
+        lengths = torch.tensor([[4, 2], [1, 3], [0, 4]])
+        ragged = torch.func.vmap(lambda y, lengths, call=call: call(y, lengths=lengths))
+        refused(lambda ragged=ragged, n=lengths: ragged(y, n), "'recurrent' goes by .*vmap")  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("form", FORMS[1:])
 def test_forward_mode_is_refused_by_name(form: str) -> None:
     y = torch.randn(1, 5, 1, dtype=D)
@@ -190,7 +223,7 @@ def test_forward_mode_is_refused_by_name(form: str) -> None:
 
     q = torch.ones((), dtype=D)
     for transform in (torch.func.jacfwd, torch.func.hessian):
-        with pytest.raises(RuntimeError, match=r"forward mode.*jacrev, or form='recurrent'"):
+        with pytest.raises(RuntimeError, match=r"forward mode.*jacrev, or .* form='recurrent'"):
             transform(likelihood)(q)
     slope = torch.func.jacfwd(likelihood)(q, "recurrent")
     close([torch.func.jacrev(likelihood)(q)], [slope])

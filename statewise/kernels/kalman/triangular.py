@@ -23,7 +23,7 @@ class Backwards(torch.autograd.Function):
     def jvp(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
             "square-root filters have no derivative in forward mode, as of torch.func.jvp, jacfwd and hessian; use "
-            "torch.func.jacrev, or form='recurrent'"
+            "torch.func.jacrev, or a LinearGaussian's form='recurrent'"
         )
 
 
