@@ -17,6 +17,7 @@ from statewise.estimation.factors import factor, positive, times, values
 from statewise.estimation.gaussian import GaussianState, Posterior, Steady
 from statewise.estimation.square_root import square_root
 from statewise.estimation.steps import Filtered, Steps, log_densities
+from statewise.kernels.batching import all_finite
 from statewise.memory import require_free
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import check_state
@@ -209,7 +210,7 @@ def seen(name: str, y: Tensor, observed: Tensor | None, masks: Masks) -> tuple[T
 
 
 def is_finite(*given: Tensor) -> bool:
-    return all(bool(values(m).isfinite().all()) for m in given)
+    return all(all_finite(values(m)) for m in given)
 
 
 def open_call(model: Any, y: Any, state: Any, u: Any, observed: Any, lengths: Any, starts: Any) -> Call:

@@ -13,7 +13,7 @@ from statewise import hippo
 from statewise.configuration.types import Count, EvenCount, Fraction, OneOf, PositiveRange
 from statewise.errors import ConfigError, InputError
 from statewise.estimation.isotropic import isotropic_filter
-from statewise.kernels.batching import whole
+from statewise.kernels.batching import all_finite, whole
 from statewise.kernels.pairs import as_complex
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig
@@ -184,7 +184,7 @@ class Kalman(Mixer):
         pairs = as_complex(seen.unflatten(-1, (self.n_heads, -1, 2)))
         mean, information = self._begin(state, pairs)
         if state is not None:
-            _check_values(mean, information, masks)
+            _check_values(state, masks)
         precision = precision.expand(-1 if precision.ndim == 4 else 1, length, self.n_heads, -1)
         found = isotropic_filter(pairs, precision, log_decay, angle, mean, information, masks)
         C, D = as_complex(wide(self.readout.C)).to(pairs.dtype).squeeze(1), wide(self.readout.D).to(seen.dtype)
@@ -213,23 +213,26 @@ class Kalman(Mixer):
         return as_complex(state.mean).to(pairs.dtype), state.information.to(pairs.real.dtype)
 
 
-def _check_values(mean: Tensor, information: Tensor, masks: Masks) -> None:
+def _check_values(state: KalmanState, masks: Masks) -> None:
     """Errors:  InputError for a state that no filter can be in; of rows that go on from it. Not looked for where that
     would be a wait, for a device or for compiled code."""
-    if torch.compiler.is_compiling() or mean.device.type != "cpu" or not len(mean):
+    mean, information = state
+    if torch.compiler.is_compiling() or mean.device.type != "cpu" or not len(mean) or _is_possible(mean, information):
         return
     if masks.starts is not None and masks.starts.shape[1]:
         first = masks.starts[:, 0]
-        mean, information = (
-            mean.masked_fill(first[:, None, None, None], 0),
-            information.masked_fill(first[:, None, None], 0),
-        )
-    low, high = whole(information.detach()).aminmax()
-    if not (low >= 0 and high < math.inf and whole(mean.detach()).isfinite().all()):
+        mean = mean.masked_fill(first[:, None, None, None, None], 0)
+        information = information.masked_fill(first[:, None, None], 0)
+    if not _is_possible(mean, information):
+        low, high = whole(information.detach()).aminmax()
         raise InputError(
             "Kalman needs a state whose mean is finite and whose information is at least 0 and finite; its "
             f"information is {float(low):.4g} to {float(high):.4g}; begin with initial_state(batch)"
         )
+
+
+def _is_possible(mean: Tensor, information: Tensor) -> bool:
+    return all_finite(mean) and all_finite(information) and whole(information.detach()).min().item() >= 0
 
 
 def _is_whole(observed: Tensor) -> bool:

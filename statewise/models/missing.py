@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.kernels.batching import whole
+from statewise.kernels.batching import all_finite, whole
 from statewise.models.block import Block
 from statewise.operators.masks import Masks
 
@@ -23,7 +23,7 @@ def read_missing(x: Tensor, masks: Masks, blocks: Sequence[Block]) -> tuple[Tens
     Errors:  InputError for infinity, and for NaN where a layer knows of no gaps.
     """
     compiling = torch.compiler.is_compiling() or x.is_meta
-    if not compiling and bool(whole(x.isfinite()).all()):
+    if not compiling and all_finite(x):
         return x, masks
     other = next((block.mixer for block in blocks if not block.mixer.takes_missing), None)
     if not compiling and bool(whole(x.isinf()).any()):
