@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.estimation.call import Call, check_call, check_forecast, check_length, open_call, prior_state
+from statewise.estimation.call import (
+    Call,
+    check_call,
+    check_forecast,
+    check_generator,
+    check_length,
+    check_room,
+    open_call,
+    prior_state,
+)
 from statewise.estimation.coefficients import check_axes, check_covariance, check_shape
 from statewise.estimation.gaussian import Forecast, GaussianState, Posterior, Smoothed
 from statewise.operators.base import check_batch
@@ -69,7 +79,8 @@ class GaussianModel(ABC):
 
     def __getitem__(self, times: slice) -> Self:
         """The model over those times, if it varies: ``model[:t]`` and then ``model[t:]`` filter as the whole does."""
-        if not isinstance(times, slice) or times.step not in (None, 1):
+        ends = (times.start, times.stop) if isinstance(times, slice) else ()
+        if not ends or times.step not in (None, 1) or not all(m is None or isinstance(m, Integral) for m in ends):
             raise InputError(f"a model is sliced in time by model[t0:t1], got {times!r}")
         varying = {key: m for key, (m, own) in self._varying().items() if m.ndim == own + 2 and m.shape[1] != 1}
         return replace(self, **{key: m[:, times] for key, m in varying.items()})  # type: ignore[type-var]
@@ -124,8 +135,11 @@ class GaussianModel(ABC):
 
         Shapes:  u: (batch, length, m), the inputs of the future, where the model has any
         """
-        check_forecast(type(self).__name__, state, length)
-        return self._forecast(self._blank(len(state.mean), length, state, u))
+        name = f"{type(self).__name__}.forecast"
+        check_forecast(name, state, length)
+        n, p, batch = self.n_states, self.n_observations, len(state.mean)
+        check_room(name, batch * length * (n * n + n + p * p + p), self._like())
+        return self._forecast(self._blank(batch, length, state, u))
 
     def _form(self, call: Call, form: str | None) -> str:
         if form is None:
@@ -136,10 +150,17 @@ class GaussianModel(ABC):
 
     def _blank(self, batch: int, length: int, state: GaussianState | None, u: Tensor | None) -> Call:
         """A call for steps of which nothing is observed."""
-        check_batch(batch)
-        check_length(length)
         y = self._like().new_full((batch, length, self.n_observations), torch.nan)
         return open_call(self, y, state, u, None, None, None)
+
+    def _drawn(self, batch: int, length: int, u: Tensor | None, generator: Any) -> Call:
+        """The call for a simulation."""
+        name, each = f"{type(self).__name__}.simulate", 2 * (self.n_states + self.n_observations)
+        check_batch(batch)
+        check_length(name, length)
+        check_generator(name, generator)
+        check_room(name, batch * length * each, self._like())
+        return self._blank(batch, length, None, u)
 
     def check(self, y: Any, state: Any = None) -> None:
         """Errors:  InputError unless y, and the state, are such as :meth:`filter` takes."""
@@ -156,6 +177,8 @@ class GaussianModel(ABC):
     ) -> GaussianState:
         """x_0, from which a sequence begins where no state is given. float32 or wider."""
         check_batch(batch)
+        if dtype is not None and not dtype.is_floating_point:
+            raise InputError(f"a state needs a floating-point dtype, got {dtype}; leave it out for the model's")
         n, prior = self.n_states, self._prior(full_precision(self._like().dtype if dtype is None else dtype))
         if len(prior.mean) not in (1, batch) or len(prior.factor) not in (1, batch):
             rows = max(len(prior.mean), len(prior.factor))

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from statewise.errors import InputError
+from statewise.errors import ConfigError, InputError, retold
 from statewise.estimation.coefficients import FLOATS, check_axes, with_axes
 from statewise.estimation.factors import factor, positive, times, values
 from statewise.estimation.gaussian import GaussianState, Posterior, Steady
 from statewise.estimation.square_root import square_root
 from statewise.estimation.steps import Filtered, Steps, log_densities
+from statewise.kernels.batching import all_finite
+from statewise.memory import require_free
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import check_state
 from statewise.precision import full_precision, rounds_products, without_autocast
@@ -127,24 +130,42 @@ def check_call(model: Any, y: Any, state: Any) -> None:
     if y.dtype not in FLOATS:
         raise InputError(f"{name} needs y in float32 or float64, got {y.dtype} {tuple(y.shape)}; use y.double()")
     if y.ndim != 3 or y.shape[-1] != p:
-        raise InputError(f"{name} needs y (batch, length, {p}), got {tuple(y.shape)}")
+        raise InputError(
+            f"{name} needs y (batch, length, {p}), got {tuple(y.shape)}; the last axis is what is seen at a step, and "
+            "each series is a row: one of shape (length,) is y[None, :, None]"
+        )
     if state is not None:
         check_state(name, state, model.state_shape(), len(y), y.device)
 
 
-def check_length(length: Any) -> None:
-    if not isinstance(length, int) or isinstance(length, bool) or length < 0:
-        raise InputError(f"length must be a number of steps of at least 0, got {length!r}")
+def check_length(caller: str, length: Any) -> None:
+    if not isinstance(length, Integral) or isinstance(length, bool) or length < 0:
+        raise InputError(f"{caller} needs length as a number of steps, an integer of at least 0; got {length!r}")
 
 
-def check_forecast(name: str, state: Any, length: Any) -> None:
+def check_generator(caller: str, generator: Any) -> None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InputError(
+            f"{caller} needs generator as a torch.Generator, got {type(generator).__name__}; use "
+            "torch.Generator().manual_seed(0)"
+        )
+
+
+def check_room(caller: str, n_numbers: int, like: Tensor) -> None:
+    """Errors:  InputError where so many numbers, results alone, are more than the memory that is free."""
+    if like.device.type == "cpu":
+        with retold(InputError, ConfigError):
+            require_free(n_numbers * torch.promote_types(like.dtype, torch.float32).itemsize, caller)
+
+
+def check_forecast(caller: str, state: Any, length: Any) -> None:
     """Errors:  InputError unless there is a state to forecast from; whether it fits is for the call."""
     if not isinstance(state, GaussianState) or not isinstance(state.mean, Tensor) or not state.mean.ndim:
         raise InputError(
-            f"{name}.forecast needs the state that filter returned, got {type(state).__name__}; give filter "
+            f"{caller} needs the state that filter returned, got {type(state).__name__}; give filter "
             "initial_state(batch) to have one"
         )
-    check_length(length)
+    check_length(caller, length)
 
 
 def prior_state(mean: Tensor, covariance: Tensor, dtype: torch.dtype) -> GaussianState:
@@ -188,6 +209,10 @@ def seen(name: str, y: Tensor, observed: Tensor | None, masks: Masks) -> tuple[T
     return y, None if bool(values(kept).all()) else kept
 
 
+def is_finite(*given: Tensor) -> bool:
+    return all(all_finite(values(m)) for m in given)
+
+
 def open_call(model: Any, y: Any, state: Any, u: Any, observed: Any, lengths: Any, starts: Any) -> Call:
     name = type(model).__name__
     check_call(model, y, state)
@@ -216,6 +241,10 @@ def open_call(model: Any, y: Any, state: Any, u: Any, observed: Any, lengths: An
         later = masks.starts.clone()
         later[:, 0] = False
         masks = masks._replace(starts=later)
+    if state is not None and not is_finite(*begin):
+        raise InputError(f"{name}: the state holds NaN or infinity; begin with initial_state(batch)")
     if u is not None:
         u = mask_time(u, masks.valid).to(work)
+        if not is_finite(u):
+            raise InputError(f"{name}: u holds NaN or infinity; inputs have no gaps, only y has: fill them")
     return Call(model, y.to(work), u, kept, masks, begin, prior, fresh, state is not None, dtype, work)

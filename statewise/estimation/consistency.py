@@ -19,6 +19,8 @@ def nis(posterior: Posterior) -> Tensor:
     Source:  Bar-Shalom, Li & Kirubarajan 2001, Estimation with Applications to Tracking and Navigation,
              sec. 5.4.
     """
+    if not isinstance(posterior, Posterior):
+        raise InputError(f"nis needs what filter returned, a Posterior, got {type(posterior).__name__}")
     return posterior.whitened.square().sum(-1)
 
 
@@ -29,6 +31,8 @@ def nees(estimate: Gaussians, x: Tensor, residual: Residual = difference) -> Ten
     Errors:  InputError for states of another shape.
     Source:  Bar-Shalom, Li & Kirubarajan 2001, sec. 5.4.
     """
+    if not isinstance(estimate, Gaussians):
+        raise InputError(f"nees needs an estimate of states, as filter returned, got {type(estimate).__name__}")
     if not isinstance(x, Tensor) or x.shape != estimate.mean.shape:
         given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"nees needs the true states of shape {tuple(estimate.mean.shape)}, got {given}")

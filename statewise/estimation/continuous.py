@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,6 +62,17 @@ def _covariance(F: Tensor, Q: Tensor, dt: Tensor) -> Tensor:
     return (P + P.mT) / 2
 
 
+def _as_times(dt: Any, like: Tensor) -> Tensor:
+    try:
+        if isinstance(dt, bool):
+            raise TypeError
+        return torch.as_tensor(dt, dtype=like.dtype, device=like.device)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(
+            f"from_continuous needs dt as a number, or a tensor of numbers (length,) or (batch, length); got {dt!r:.40}"
+        ) from None
+
+
 def _checked(
     system: ContinuousSystem, dt: Tensor | float, Q: Tensor, noise_of: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
@@ -72,11 +83,12 @@ def _checked(
         raise InputError(f"noise_of={noise_of!r} is unknown; use 'states' (Q is (n, n)) or 'inputs' (Q is (m, m))")
     F, B, C, D = system._matrices()
     F = torch.diag_embed(F) if system.diagonal else F
-    dt = torch.as_tensor(dt, dtype=F.dtype, device=F.device) if not isinstance(dt, Tensor) else dt
+    if not isinstance(dt, Tensor):
+        dt = _as_times(dt, F)
     if dt.dtype != F.dtype or dt.ndim > 2 or not bool((dt >= 0).all()) or not bool(dt.isfinite().all()):
         raise InputError(
-            f"from_continuous needs dt as a number or (length,) or (batch, length) in {F.dtype}, none below 0; got "
-            f"{dt.dtype} {tuple(dt.shape)}"
+            f"from_continuous needs dt as a number or (length,) or (batch, length) in {F.dtype}, finite and none below "
+            f"0; got {dt.dtype} {tuple(dt.shape)}{f', {float(dt)}' if dt.numel() == 1 else ''}"
         )
     size = F.shape[-1] if noise_of == "states" else B.shape[-1]
     if not isinstance(Q, Tensor) or tuple(Q.shape) != (size, size) or Q.dtype != F.dtype:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statewise.kernels.kalman.triangular import Once, lower, positive, solve, times
+from statewise.kernels.kalman.triangular import Backwards, Once, lower, positive, solve, times
 
 __all__ = ["factor", "lower", "positive", "solve", "times", "values"]
 
@@ -27,9 +27,7 @@ def factor(P: Tensor) -> Tensor:
     return _SemidefiniteFactor.apply(P)
 
 
-class _SemidefiniteFactor(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _SemidefiniteFactor(Backwards):
     @staticmethod
     def forward(P: Tensor) -> Tensor:
         scale = _scale(P)

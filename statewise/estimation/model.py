@@ -11,7 +11,7 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.estimation import reference, smoothing
 from statewise.estimation.base import GaussianModel
-from statewise.estimation.call import Call, open_call
+from statewise.estimation.call import Call, check_room, open_call
 from statewise.estimation.coefficients import check_covariance, check_shape, check_tensors
 from statewise.estimation.continuous import van_loan
 from statewise.estimation.gaussian import Forecast, GaussianState, Posterior, Smoothed
@@ -21,6 +21,7 @@ from statewise.estimation.smoothing import Lagged, LagState
 from statewise.estimation.square_root import square_root
 from statewise.estimation.steady import steady
 from statewise.kernels.backend import c_would_run, refusal_of
+from statewise.operators.base import check_batch
 from statewise.operators.plan import Plan, Rule, otherwise, plan
 from statewise.systems import ContinuousSystem
 
@@ -169,6 +170,9 @@ class LinearGaussian(GaussianModel):
     def initial_lag_state(self, batch: int, lag: int, *, dtype: torch.dtype | None = None) -> LagState:
         """The state of :meth:`smooth_lagged` before the first step."""
         smoothing.check_lag(lag)
+        check_batch(batch)
+        n, name = self.n_states, f"{type(self).__name__}.initial_lag_state"
+        check_room(name, batch * lag * (4 * n * n + 3 * n), self._like())
         return smoothing.initial_lag_state(self.initial_state(batch, dtype=dtype), lag)
 
     def sample(
@@ -193,7 +197,7 @@ class LinearGaussian(GaussianModel):
         self, batch: int, length: int, *, u: Tensor | None = None, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """States and observations drawn from the model: x (batch, length, n), y (batch, length, p)."""
-        return simulate(self._blank(batch, length, None, u), generator)
+        return simulate(self._drawn(batch, length, u, generator), generator)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -225,7 +229,7 @@ class LinearGaussian(GaussianModel):
 
     def _given(self) -> dict[str, Tensor]:
         names = (*_AXES, "mean", "covariance")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in names if name in "AQCR" or getattr(self, name) is not None}
 
     def _varying(self) -> dict[str, tuple[Tensor, int]]:
         return {key: (getattr(self, key), len(axes)) for key, axes in _AXES.items() if getattr(self, key) is not None}

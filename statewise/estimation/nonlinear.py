@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.estimation.base import GaussianModel
-from statewise.estimation.call import Call, positive_state
+from statewise.estimation.call import Call, is_finite, positive_state
 from statewise.estimation.coefficients import check_shape, check_tensors, with_axes
 from statewise.estimation.factors import factor, lower, positive, solve, times, values
 from statewise.estimation.gaussian import Forecast, Gaussians, GaussianState, Posterior, Smoothed
@@ -69,8 +69,9 @@ class NonlinearGaussian(GaussianModel):
         for key in ("f", "h", "residual_x", "residual_y"):
             if not callable(getattr(self, key)):
                 raise InputError(f"{name} needs {key} as a function, got {type(getattr(self, key)).__name__}")
-        given = {"Q": self.Q, "R": self.R, "mean": self.mean, "covariance": self.covariance}
-        check_tensors(name, {key: value for key, value in given.items() if value is not None})
+        more = {"mean": self.mean, "covariance": self.covariance}
+        given = {"Q": self.Q, "R": self.R} | {key: value for key, value in more.items() if value is not None}
+        check_tensors(name, given)
         if self.Q.ndim < 2 or self.R.ndim < 2 or not self.Q.shape[-1] or not self.R.shape[-1]:
             raise InputError(f"{name} needs Q (n, n) and R (p, p), got {tuple(self.Q.shape)}, {tuple(self.R.shape)}")
         check_shape(name, "Q", self.Q, (self.n_states, self.n_states))
@@ -98,7 +99,7 @@ class NonlinearGaussian(GaussianModel):
         self, batch: int, length: int, *, u: Tensor | None = None, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """States and observations drawn from the model: x (batch, length, n), y (batch, length, p)."""
-        call = self._blank(batch, length, None, u)
+        call = self._drawn(batch, length, u, generator)
         normal = partial(torch.randn, dtype=call.work_dtype, device=call.y.device, generator=generator)
         x = call.prior.mean + times(call.prior.factor, normal(batch, self.n_states))
         w = times(_factors(self.Q, call), normal(batch, length, self.n_states))
@@ -109,8 +110,11 @@ class NonlinearGaussian(GaussianModel):
             both.append((x, self._h(x, u_t) + v_t))
         if not both:
             return w, v
-        states, seen = (torch.stack(part, 1).to(call.dtype) for part in zip(*both))
-        return states, seen
+        states, seen = (torch.stack(part, 1) for part in zip(*both))
+        for name, found in (("f", states), ("h", seen)):
+            if not is_finite(found):
+                _refuse(name, int(values(found).isfinite().all(-1).all(0).int().argmin()))
+        return states.to(call.dtype), seen.to(call.dtype)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -148,17 +152,20 @@ class NonlinearGaussian(GaussianModel):
         seen = self._through(self._h, mean, L, None if call.u is None else call.u.flatten(0, 1), self._residual_y)
         R = _factors(self.R, call).expand(*shape[:2], -1, -1).flatten(0, 1)
         S = positive(lower(torch.cat([seen.M, R], -1)))
+        if not is_finite(seen.mean, S):
+            _refuse("h", int(values(seen.mean.reshape(shape)).isfinite().all(-1).all(0).int().argmin()))
         observations = Gaussians(seen.mean.reshape(shape), S.reshape(*shape, -1))
         return Forecast(Gaussians(filtered.mean, filtered.factor), observations)
 
-    def _run(self, call: Call) -> Filtered:
+    def _run(self, call: Call, *, watched: bool = False) -> Filtered:
+        """watched: every step is looked at, for the one where a number is not finite any more."""
         batch, length, p = call.y.shape
         n, masks, prior = self.n_states, call.masks, call.prior
         mean, L = (m.expand(batch, *m.shape[1:]) for m in call.begin)
         coefficients = [unbound(_factors(m, call), length) for m in (self.Q, self.R)]
         per_step = [unbound(m, length) for m in (call.y, call.u, call.observed, masks.valid, masks.starts)]
         rows = []
-        for Q, R, y, u, observed, valid, start in zip(*coefficients, *per_step):
+        for t, (Q, R, y, u, observed, valid, start) in enumerate(zip(*coefficients, *per_step)):
             if start is not None:
                 mean, L = choose(start, prior.mean, mean), choose(start, prior.factor, L)
             ahead = self._through(self._f, mean, L, u, self._residual_x)
@@ -166,6 +173,8 @@ class NonlinearGaussian(GaussianModel):
             now = self._update(x, P, R.expand(batch, p, p), y, u, observed)
             if valid is not None:
                 now = (choose(valid, now[0], mean), choose(valid, now[1], L), *now[2:])
+            if watched and not is_finite(*now):
+                _refuse("h" if is_finite(ahead.mean, ahead.M) else "f", t)
             mean, L = now[:2]
             rows.append(now)
         final = positive_state(GaussianState(mean, L))
@@ -173,6 +182,9 @@ class NonlinearGaussian(GaussianModel):
             zero = call.y.new_zeros
             return Filtered(zero(batch, 0, n), zero(batch, 0, n, n), call.y, zero(batch, 0, p, p), final)
         means, factors, innovation, S = (torch.stack(part, 1) for part in zip(*rows))
+        if not is_finite(means, factors, innovation, S):
+            assert not watched
+            return self._run(call, watched=True)
         return Filtered(means, positive(factors), innovation, positive(S), final)
 
     def _update(
@@ -216,11 +228,14 @@ class NonlinearGaussian(GaussianModel):
         Q = _factors(self.Q, call).expand(batch, length, n, n).flatten(0, 1)
         below = torch.cat([ahead.X, torch.zeros_like(Q)], -1)
         joint = lower(torch.cat([torch.cat([ahead.M, Q], -1), below], -2)).reshape(batch, length, 2 * n, 2 * n)
+        passes = [m for m in (masks.valid, None if masks.starts is None else ~masks.starts) if m is not None]
+        for here in passes:  # where nothing passes, f may be anything
+            joint = choose(here, joint, torch.eye(2 * n, dtype=joint.dtype, device=joint.device))
         gain, rest = joint[..., n:, :n] @ _inverse(joint[..., :n, :n]), joint[..., n:, n:]
         expected = ahead.mean.reshape(batch, length, n)
-        for here in (masks.valid, None if masks.starts is None else ~masks.starts):
-            if here is not None:  # nothing comes back from padding, nor from another document
-                gain, rest = choose(here, gain, gain.new_zeros(())), choose(here, rest, L[:, :-1])
+        for here in passes:  # nothing comes back from padding, nor from another document
+            gain, rest = choose(here, gain, gain.new_zeros(())), choose(here, rest, L[:, :-1])
+            expected = choose(here, expected, mean[:, :-1])
         x, P = mean[:, -1], L[:, -1]
         smoothed = [(x, P)]
         for t in reversed(range(length)):
@@ -242,6 +257,13 @@ class NonlinearGaussian(GaussianModel):
 
     def _varying(self) -> dict[str, tuple[Tensor, int]]:
         return {"Q": (self.Q, 2), "R": (self.R, 2)}
+
+
+def _refuse(name: str, t: int) -> NoReturn:
+    raise InputError(
+        f"{name}, or its derivative, is NaN or infinite at step {t}; it must be finite wherever the filter goes: "
+        "choose with torch.where, or bound with clamp"
+    )
 
 
 def _factors(P: Tensor, call: Call) -> Tensor:

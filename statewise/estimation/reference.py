@@ -12,10 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from statewise.errors import InputError
 from statewise.estimation.call import Call
 from statewise.estimation.coefficients import with_axes
 from statewise.estimation.factors import factor
 from statewise.estimation.gaussian import GaussianState, Posterior, Smoothed
+from statewise.kernels.batching import stacked
 from statewise.operators.masks import Masks
 
 
@@ -50,7 +52,10 @@ def filter_step(before: Moments, m: Mapping[str, Tensor], y: Tensor, observed: T
     K = torch.linalg.solve(S, P @ C.T + S_wv, left=False)
     distance = innovation @ torch.linalg.solve(S, innovation)
     log_density = -(distance + torch.linalg.slogdet(S).logabsdet + len(innovation) * math.log(2 * math.pi)) / 2
-    P = P - K @ S @ K.T
+    # Joseph's form (Bucy & Joseph 1968) of P - K S K^T, which is rounding where P is far above R
+    rest = torch.eye(len(mean), dtype=P.dtype, device=P.device) - K @ C
+    cross = rest @ S_wv @ K.T
+    P = rest @ P @ rest.T + K @ R @ K.T - cross - cross.T
     return Update(Moments(mean + K @ innovation, (P + P.T) / 2), innovation, S, log_density)
 
 
@@ -219,7 +224,13 @@ def _opened(call: Call) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         key: with_axes(m, own).double().expand(batch, length, *m.shape[m.ndim - own :])
         for key, (m, own) in every.items()
     }
-    observed = torch.ones_like(call.y, dtype=torch.bool) if call.observed is None else call.observed
+    observed = call.observed
+    if observed is None:
+        observed = torch.ones(call.y.shape, dtype=torch.bool, device=call.y.device)
+    if any(m is not None and stacked(m) for m in (observed, call.masks.lengths, call.masks.starts)):
+        raise InputError(
+            "form 'recurrent' goes by what each row has, which torch.func.vmap cannot; use form='square_root'"
+        )
     return coefficients, call.y.double(), observed
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.estimation.call import Call
+from statewise.estimation.call import Call, check_generator, check_room
 from statewise.estimation.elements import given, onward
 from statewise.estimation.factors import times
 from statewise.estimation.gaussian import Posterior
@@ -22,9 +24,11 @@ def sample_paths(call: Call, posterior: Posterior, n_samples: int, generator: to
     Source:  Fruhwirth-Schnatter 1994, J. Time Series Anal. 15:183, and Carter & Kohn 1994, Biometrika 81:541, who draw
              from the end; from the beginning no covariance of a forecast has to be inverted.
     """
-    if not isinstance(n_samples, int) or isinstance(n_samples, bool) or n_samples < 1:
+    if not isinstance(n_samples, Integral) or isinstance(n_samples, bool) or n_samples < 1:
         raise InputError(f"sample needs n_samples as a number of paths above 0, got {n_samples!r}")
     batch, length, n = posterior.mean.shape
+    check_generator("sample", generator)
+    check_room("sample", 2 * n_samples * batch * length * n, posterior.mean)
     element = deviations(call, posterior)
     starts = call.masks.starts
     if starts is not None:  # a document's first state, given its own first observation

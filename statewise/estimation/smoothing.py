@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.estimation.call import Call
+from statewise.estimation.call import Call, is_finite
 from statewise.estimation.elements import Element, Information, elements, given, onward, pull_back, scan_back
 from statewise.estimation.factors import lower, positive, times
 from statewise.estimation.gaussian import Forecast, Gaussians, GaussianState, Posterior, Smoothed
@@ -123,13 +124,15 @@ class Lagged(Gaussians):
 
 
 def check_lag(lag: Any) -> None:
-    if not isinstance(lag, int) or isinstance(lag, bool) or lag < 1:
+    if not isinstance(lag, Integral) or isinstance(lag, bool) or lag < 1:
         raise InputError(f"lag must be a number of steps of at least 1, got {lag!r}; without a lag use filter")
 
 
 def check_lag_state(name: str, state: Any, n: int, lag: int, y: Tensor) -> None:
     if state is not None:
         check_state(name, state, _lag_shape(n, lag), len(y), y.device)
+        if not is_finite(*state[1:8]):
+            raise InputError(f"{name}: the state holds NaN or infinity; begin with initial_lag_state(batch, lag)")
 
 
 def _lag_shape(n: int, lag: int) -> LagState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 from statewise.estimation.gaussian import GaussianState
 from statewise.estimation.steps import Filtered, Steps
@@ -21,8 +22,10 @@ def square_root(steps: Steps, begin: GaussianState) -> Filtered:
     """
     batch, masks = len(steps.y), steps.masks
     given = (steps.y, steps.G, steps.N, steps.offset, *begin, *steps.prior, steps.observed, masks.lengths, masks.starts)
-    # torch.func's derivatives know no operator of ours, but they know what the PyTorch path is made of
-    if any(m is not None and torch._C._functorch.is_functorch_wrapped_tensor(m) for m in given):
+    # torch.func's derivatives, and forward mode, know no operator of ours, but what the PyTorch path is made of
+    if forward_ad._current_level >= 0 or any(
+        m is not None and torch._C._functorch.is_functorch_wrapped_tensor(m) for m in given
+    ):
         found = pytorch.forward(Arguments(*given, batch))
     else:
         found = kalman(*given)

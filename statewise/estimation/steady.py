@@ -71,7 +71,7 @@ def limit(G: Tensor, N: Tensor, p: int) -> Tensor:
     for _ in range(_MOST_DOUBLINGS):
         element = join(element, element)
         previous, P = P, element.U @ element.U.mT
-        if not bool(P.isfinite().all()):
+        if not bool(values(P).isfinite().all()):
             break
         scale = _deviations(P)
         change = _largest((P - previous).abs() / (scale.unsqueeze(-1) * scale.unsqueeze(-2)))
@@ -123,7 +123,7 @@ def _constant_gain(steps: Steps, begin: int, mean: Tensor, factor: Tensor) -> li
 def recurrence(A: Tensor, g: Tensor) -> Tensor:
     """h_t = A h_{t-1} + g_t from rest, for a constant A (batch or 1, n, n) and g (batch, length, n), by doubling."""
     reach, length = 1, g.shape[1]
-    while reach < length and bool((A.detach().abs() > 1e-30).any()):
+    while reach < length and bool((values(A).abs() > 1e-30).any()):
         g = torch.cat([g[:, :reach], g[:, reach:] + g[:, :-reach] @ A.mT], 1)
         A, reach = A @ A, 2 * reach
     return g

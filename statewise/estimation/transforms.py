@@ -6,8 +6,10 @@ Cov(x, z) = X M^T. All that filters and smoothers do is then the same for all of
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,10 +38,11 @@ class Rows:
     size: int
 
     def __call__(self, x: Tensor, u: Tensor | None) -> Tensor:
-        given = (x,) if u is None else (x, u)
         if not len(x):
             return x.new_zeros(0, self.size)
-        return torch.func.vmap(self.checked)(*given)
+        given = (x,) if u is None else (x, u)
+        with self._explained(given):
+            return torch.func.vmap(self.checked)(*given)
 
     def with_jacobian(self, x: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
         """g(x) (batch, k) and its derivative (batch, k, n)."""
@@ -50,11 +53,13 @@ class Rows:
             z = self.checked(*given)
             return z, z
 
-        J, z = torch.func.vmap(torch.func.jacrev(twice, has_aux=True))(*((x,) if u is None else (x, u)))
+        given = (x,) if u is None else (x, u)
+        with self._explained(given):
+            J, z = torch.func.vmap(torch.func.jacrev(twice, has_aux=True))(*given)
         return z, J
 
     def checked(self, *given: Tensor) -> Tensor:
-        z = self.function(*given)
+        z = self.function(*[m.clone() for m in given])  # which it may write into
         if not isinstance(z, Tensor) or z.shape != (self.size,) or z.dtype != given[0].dtype:
             what = f"{z.dtype} {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
             raise InputError(
@@ -62,6 +67,49 @@ class Rows:
                 f"in the same; it returned {what}"
             )
         return z
+
+    @contextmanager
+    def _explained(self, given: tuple[Tensor, ...]) -> Iterator[None]:
+        """What goes wrong because a function does not fit the call, or cannot run on all rows, as one line."""
+        try:
+            yield
+        except TypeError as error:
+            self._check_arguments(given, error)
+            raise
+        except RuntimeError as error:
+            said = str(error)
+            for words, advice in _ADVICE:
+                if words in said:
+                    raise InputError(f"{self.name} runs on all rows at once, but it {advice}") from error
+            raise
+
+    def _check_arguments(self, given: tuple[Tensor, ...], error: Exception) -> None:
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):  # a function in C does not say
+            return
+        try:
+            signature.bind(*given)
+        except TypeError:
+            has, wanted = ("u", "(x, u)") if len(given) == 2 else ("no u", "(x); or give u=(batch, length, m)")
+            raise InputError(
+                f"{self.name} takes {signature}, and this call has {has}; write {self.name}{wanted}"
+            ) from error
+
+
+# What PyTorch says of a function that torch.func.vmap cannot run, and what the function does
+_ADVICE = (
+    ("called random operation", "draws random numbers; leave noise to Q and R"),
+    ("numpy()", "leaves PyTorch for NumPy; write it in operations of PyTorch"),
+    ("data pointer of Tensor", "leaves PyTorch for NumPy; write it in operations of PyTorch"),
+    ("inplace", "writes into a tensor that it made itself; put the result together with torch.stack or torch.cat"),
+    (
+        "data-dependent control flow",
+        "decides by the value of a tensor (if, while, float(), .item()); write torch.where(condition, yes, no)",
+    ),
+    (".item()", "takes the value out of a tensor (float(), .item(), torch.tensor); keep it one, as by torch.stack"),
+    ("vmap: ", "does what torch.func.vmap cannot; write it in operations of PyTorch on one state"),
+)
 
 
 @dataclass(frozen=True)
@@ -166,9 +214,11 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
 
 def checked(name: str, residual: Residual) -> Residual:
     """The residual, which must give as many numbers as it takes; ``name`` is for its error."""
+    if residual is difference:
+        return residual
 
     def apart(a: Tensor, b: Tensor) -> Tensor:
-        found, wanted = residual(a, b), torch.broadcast_shapes(a.shape, b.shape)
+        found, wanted = residual(a.clone(), b.clone()), torch.broadcast_shapes(a.shape, b.shape)
         if not isinstance(found, Tensor) or found.shape != wanted or found.dtype != a.dtype:
             what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise InputError(
@@ -185,10 +235,18 @@ def angles(*places: int) -> Residual:
 
     >>> angles(0)(torch.tensor([3.0, 3.0]), torch.tensor([-3.0, -3.0]))
     tensor([-0.2832,  6.0000])
+
+    Errors:  InputError for a place that is no integer; later, from a vector that has no number there.
     """
+    if not all(isinstance(place, int) and not isinstance(place, bool) for place in places):
+        raise InputError(f"angles needs places as integers, angles(0) for the first number; got {places!r:.60}")
 
     def residual(a: Tensor, b: Tensor) -> Tensor:
         plain = a - b
+        if not all(-plain.shape[-1] <= place < plain.shape[-1] for place in places):
+            raise InputError(
+                f"angles({', '.join(map(str, places))}) got vectors of {plain.shape[-1]}; places begin at 0"
+            )
         around = torch.remainder(plain + math.pi, 2 * math.pi) - math.pi
         chosen = torch.zeros(plain.shape[-1], dtype=torch.bool, device=plain.device)
         chosen[list(places)] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,12 @@ def whole(x: Tensor) -> Tensor:
     while torch._C._functorch.is_batchedtensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     return x
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether all numbers are, of all that vmap maps over. Their sum says so in one pass, unless it overflows."""
+    x = whole(x.detach())
+    return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
 
 
 def stacked(x: Tensor) -> bool:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from statewise import hippo
 from statewise.configuration.types import Count, EvenCount, Fraction, OneOf, PositiveRange
-from statewise.errors import ConfigError
+from statewise.errors import ConfigError, InputError
 from statewise.estimation.isotropic import isotropic_filter
-from statewise.kernels.batching import whole
+from statewise.kernels.batching import all_finite, whole
 from statewise.kernels.pairs import as_complex
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig
@@ -127,6 +127,8 @@ class Kalman(Mixer):
     (torch.Size([1, 20, 4]), torch.Size([1, 1, 3, 4, 2]), torch.Size([1, 1, 3]))
     """
 
+    takes_missing = True
+
     def __init__(self, d_model: int, config: KalmanConfig) -> None:
         super().__init__()
         self.d_model, self.config = d_model, config
@@ -181,6 +183,8 @@ class Kalman(Mixer):
             precision = there * precision
         pairs = as_complex(seen.unflatten(-1, (self.n_heads, -1, 2)))
         mean, information = self._begin(state, pairs)
+        if state is not None:
+            _check_values(state, masks)
         precision = precision.expand(-1 if precision.ndim == 4 else 1, length, self.n_heads, -1)
         found = isotropic_filter(pairs, precision, log_decay, angle, mean, information, masks)
         C, D = as_complex(wide(self.readout.C)).to(pairs.dtype).squeeze(1), wide(self.readout.D).to(seen.dtype)
@@ -207,6 +211,28 @@ class Kalman(Mixer):
             heads, n, d = self.n_heads, self.config.d_state, self.config.d_head // 2
             return pairs.new_zeros(len(pairs), heads, n, d), pairs.real.new_zeros(1, heads, n)
         return as_complex(state.mean).to(pairs.dtype), state.information.to(pairs.real.dtype)
+
+
+def _check_values(state: KalmanState, masks: Masks) -> None:
+    """Errors:  InputError for a state that no filter can be in; of rows that go on from it. Not looked for where that
+    would be a wait, for a device or for compiled code."""
+    mean, information = state
+    if torch.compiler.is_compiling() or mean.device.type != "cpu" or not len(mean) or _is_possible(mean, information):
+        return
+    if masks.starts is not None and masks.starts.shape[1]:
+        first = masks.starts[:, 0]
+        mean = mean.masked_fill(first[:, None, None, None, None], 0)
+        information = information.masked_fill(first[:, None, None], 0)
+    if not _is_possible(mean, information):
+        low, high = whole(information.detach()).aminmax()
+        raise InputError(
+            "Kalman needs a state whose mean is finite and whose information is at least 0 and finite; its "
+            f"information is {float(low):.4g} to {float(high):.4g}; begin with initial_state(batch)"
+        )
+
+
+def _is_possible(mean: Tensor, information: Tensor) -> bool:
+    return all_finite(mean) and all_finite(information) and whole(information.detach()).min().item() >= 0
 
 
 def _is_whole(observed: Tensor) -> bool:

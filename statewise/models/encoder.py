@@ -18,6 +18,7 @@ from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
 from statewise.models.block import BLOCK_NORMS, NORMS, BlockConfig, Layers, apply_norm, as_block, build_any_norm
 from statewise.models.frames import check_frame_state, frames, initial_frame_state
+from statewise.models.missing import read_missing
 from statewise.models.pooling import POOLINGS, build_pooling
 from statewise.models.raw_input import InputConfig, RawInput, require_fits
 from statewise.models.text_input import TextInputConfig
@@ -113,6 +114,7 @@ class SequenceModel(Model, abc.ABC):
     State:   :class:`SequenceState`. The pooling is in it: the outputs of each call are those of all that was read so
              far, and after the last chunk of a long signal they are those of the whole.
     Padding: may hold anything, NaN too. Without pooling, its outputs mean nothing.
+    Missing: a step with NaN is one without an observation, where all layers are filters; else it is an error.
     Errors:  InputError, one line, for a wrong shape, dtype, id, state or length, and where nothing was read: with a
              pooling and without a state, each row needs a step, or a whole frame. For a state, where the ``input``
              needs whole rows.
@@ -205,6 +207,8 @@ class SequenceModel(Model, abc.ABC):
         x = mask_time(x, masks.valid)
         if self.config.vocab_size is not None:
             self._check_ids(x)
+        else:
+            x, masks = read_missing(x, masks, self.blocks)
         h = self.embedding(x)
         states: list[Any] = []
         for i, layer in enumerate(self.blocks):

@@ -236,7 +236,7 @@ def test_wrong_other_calls() -> None:
     y, u = observations(2, 4)
     assert u is not None
     refused(lambda: model.forecast(None, 3, u=u), "the state that filter returned")  # type: ignore[arg-type]
-    refused(lambda: model.forecast(model.initial_state(2), -1, u=u), "length must be")
+    refused(lambda: model.forecast(model.initial_state(2), -1, u=u), "forecast needs length as a number of steps")
     refused(lambda: model.forecast(model.initial_state(2), 3), "needs u")
     refused(lambda: model.sample(y, 0, u=u), "n_samples")
     refused(lambda: model.smooth_lagged(y, u=u, lag=0), "lag must be")

@@ -313,8 +313,10 @@ def test_wrong_sums() -> None:
     refused(lambda: Irregular() + Irregular(), "two components Irregular")
     refused(lambda: fit(Level(stochastic=False), series()), "nothing in this model is random")
     refused(lambda: Structural(("level",)), "sum of components, got str")  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        Level() + 3
+    refused(lambda: Level() + 3, r"sum of components, as Level\(\) \+ Irregular\(\); got int")
+    refused(lambda: 1 + Level(), "sum of components")
+    refused(lambda: "level" + (Level() + Irregular()), "sum of components.*got str")
+    assert sum([Level(), Seasonal(period=4), Irregular()]) == Level() + Seasonal(period=4) + Irregular()
     for make, words in (
         (lambda: Seasonal(period=1), "at least 2"),
         (lambda: Seasonal(period=52.2), "without harmonics needs a whole number"),

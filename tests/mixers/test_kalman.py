@@ -252,6 +252,23 @@ def test_a_state_of_another_size_is_refused() -> None:
     assert NO_MASKS.observed is None
 
 
+@pytest.mark.parametrize("part", ["mean", "information"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e-3])
+def test_a_state_that_no_filter_can_be_in_is_refused(part: str, value: float) -> None:
+    mixer, x = build(), torch.randn(2, 5, 4)
+    _, state = mixer(x, mixer.initial_state(2))
+    wrong = state._replace(**{part: getattr(state, part).index_fill(0, torch.tensor(1), value)})
+    if part == "mean" and value < 0:
+        mixer(x, wrong)
+        return
+    for piece in (x, x[:, :1]):
+        with pytest.raises(InputError, match=r"information is at least 0 and finite; .*initial_state\(batch\)"):
+            mixer(piece, wrong)
+    starts = torch.zeros(2, 5, dtype=torch.bool)
+    starts[1, 0] = True  # the row begins anew, and its state counts for nothing
+    torch.testing.assert_close(mixer(x, wrong, starts=starts)[0], mixer(x, state, starts=starts)[0])
+
+
 def test_a_forecaster_says_where_its_gaps_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step without any value is one without an observation, in every layer, whole or in chunks."""
     layers = (KalmanConfig(d_state=2), sw.MambaConfig(d_state=4), KalmanConfig(d_state=2, output="innovation"))

@@ -73,6 +73,11 @@ class Component(Config):
 
         return Structural((self,)) + other  # type: ignore[arg-type]
 
+    def __radd__(self, other: object) -> Structural:
+        from statewise.estimation.structural.model import Structural
+
+        return Structural((self,)).__radd__(other)  # type: ignore[arg-type]
+
 
 def _diffuse(A: Tensor, q: Tensor, c: Tensor | None, log_determinant: Tensor | None = None) -> Block:
     zero = A.new_zeros(1) if log_determinant is None else log_determinant

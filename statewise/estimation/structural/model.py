@@ -82,7 +82,12 @@ class Structural:
             return Structural((*self.components, *other.components))
         if isinstance(other, Component):
             return Structural((*self.components, other))  # type: ignore[arg-type]
-        return NotImplemented
+        raise InputError(
+            f"a structural model is a sum of components, as Level() + Irregular(); got {type(other).__name__}"
+        )
+
+    def __radd__(self, other: object) -> Structural:
+        return self if isinstance(other, int) and other == 0 else self + other  # sum() begins with 0
 
     @cached_property
     def named(self) -> dict[str, AnyComponent]:
@@ -283,7 +288,8 @@ class Structural:
             raise InputError("nothing in this model is random; add Irregular(), or a component with stochastic=True")
         if not isinstance(y, Tensor) or y.dtype not in FLOATS or y.ndim != 3 or y.shape[-1] != 1 or not len(y):
             given = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
-            raise InputError(f"a structural model needs y (batch, length, 1) in float32 or float64, got {given}")
+            wanted = "y (batch, length, 1) in float32 or float64, each series a row"
+            raise InputError(f"a structural model needs {wanted}; got {given}")
         known = ~y[..., 0].isnan()
         if bool(y.isinf().any()):
             raise InputError("y holds infinity; a number that is missing is NaN")

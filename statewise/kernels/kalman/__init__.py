@@ -85,6 +85,8 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     *tensors, rows = saved(ctx)
     of = Outputs(*grads)  # type: ignore[arg-type]
     nothing = [None] * (_N - len(Gradients._fields))
+    if not tensors[0].shape[1]:  # of no steps: the outputs are empty, and depend on nothing
+        return *(torch.zeros_like(m) for m in tensors[: len(Gradients._fields)]), *nothing
     if of.factor is None and of.innovation_factor is None:
         return *_kalman_backward(*tensors, of.mean, of.innovation, of.density, rows), *nothing
     # A gradient of the factors themselves is rare: PyTorch's loop has it. Its inputs are no history of one another, as

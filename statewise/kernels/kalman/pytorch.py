@@ -86,7 +86,7 @@ def forward(given: Arguments) -> Outputs:
     """
     batch, length, p = given.y.shape
     n, k = given.mean.shape[-1], given.offset.shape[-1]
-    mean, factor = given.mean.expand(batch, n), given.factor
+    mean, factor = given.mean.expand(batch, n), given.factor.expand(given.rows, n, n)
     valid = None
     if given.lengths is not None:
         valid = torch.arange(length, device=given.y.device) < given.lengths[:, None]

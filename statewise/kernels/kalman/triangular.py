@@ -11,6 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+
+class Backwards(torch.autograd.Function):
+    """A function with gradients, also under vmap, and with no derivative in forward mode."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            "square-root filters have no derivative in forward mode, as of torch.func.jvp, jacfwd and hessian; use "
+            "torch.func.jacrev, or a LinearGaussian's form='recurrent'"
+        )
 
 
 def lower(M: Tensor, n_leading: int = 0) -> Tensor:
@@ -27,17 +41,15 @@ def lower(M: Tensor, n_leading: int = 0) -> Tensor:
     missing = M.shape[-2] - M.shape[-1]
     if missing > 0:
         M = torch.cat([M, M.new_zeros(*M.shape[:-1], missing)], -1)
-    if torch.is_grad_enabled() and M.requires_grad:
+    if (torch.is_grad_enabled() and M.requires_grad) or forward_ad._current_level >= 0:
         return _Lower.apply(M, n_leading)[0]
     return torch.linalg.qr(M.mT, mode="r").R.mT
 
 
-class _Lower(torch.autograd.Function):
+class _Lower(Backwards):
     """M^T = Q X^T. For a function of X X^T the gradient is that of M X-bar Q^T, with no inverse: let G be the gradient
     of X X^T, symmetric. Then X-bar = 2 G X, and M-bar = 2 G M = 2 G X Q^T. There X^T X-bar is symmetric; what is not
     symmetric of it comes from entries that a caller took for themselves, or knew to be zero, and is put right."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(M: Tensor, n_leading: int) -> tuple[Tensor, Tensor]:
@@ -71,10 +83,8 @@ class _Lower(torch.autograd.Function):
         return X_bar @ Q.mT
 
 
-class Once(torch.autograd.Function):
+class Once(Backwards):
     """A gradient that has none itself: better an error than a second derivative that lacks a part."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(gradient: Tensor, *_: Tensor) -> Tensor:
