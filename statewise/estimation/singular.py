@@ -35,7 +35,7 @@ def refuse_exact(steps: Steps, what: str, instead: str) -> None:
     """Errors:  InputError where elements cannot be made, which divide by the noise of y_t given x_{t-1}."""
     if exact_given_state(steps):
         raise InputError(
-            f"{what} needs noise in what is observed, and neither R nor Q gives any to a part of y; use form={instead!r}"
+            f"{what} needs noise in what is observed, and neither R nor Q gives a part of y any; use form={instead!r}"
         )
 
 
