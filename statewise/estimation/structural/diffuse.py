@@ -19,12 +19,12 @@ _NUMBERS_AT_ONCE = 2**24
 
 
 class Undetermined(NamedTuple):
-    """What the data leave open. count: (batch,), how many directions of the diffuse states nothing is observed of
+    """What the data leave open. number: (batch,), how many directions of the diffuse states nothing is observed of
     correction: (batch,), what the log-likelihood lacks if all of them count as observed
     states: (batch, n_states) bool, whether a state has a part in them
     """
 
-    count: Tensor
+    number: Tensor
     correction: Tensor
     states: Tensor
 
@@ -65,7 +65,7 @@ def centre_of(y: Tensor) -> Tensor:
 
 
 def prior_variances(components: Sequence[Component], y: Tensor, covariates: Tensor | None) -> Tensor:
-    """(batch, n_states): DIFFUSE times the mean square of the known numbers; a coefficient's, beside its covariate's."""
+    """(batch, n_states): DIFFUSE times the mean square of what is known; of a coefficient, beside its covariate's."""
     known = ~y.isnan()
     unit = DIFFUSE * y.nan_to_num(nan=0.0).square().sum((1, 2)) / known.sum((1, 2)).clamp(min=1)
     unit = torch.where(unit > 0, unit, DIFFUSE)[:, None]

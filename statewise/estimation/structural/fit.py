@@ -28,8 +28,8 @@ class StructuralFit:
     log_likelihood:  (batch,), the diffuse one
     converged:       (batch,) bool, whether the search stopped by itself
     n_observed:      (batch,), known numbers
-    n_undetermined:  (batch,), how many directions of the diffuse states the data say nothing of: the likelihood, AIC and
-                     BIC leave them out. What depends on them has a variance of the prior's size.
+    n_undetermined:  (batch,), how many directions of the diffuse states the data say nothing of: the likelihood, AIC
+                     and BIC leave them out. What depends on them has a variance of the prior's size.
     at_zero:         by the name of a variance, (batch,) bool, whether it fell until it says the same as 0
     """
 
@@ -200,7 +200,7 @@ def fit(
         score.values(free, rows, "square_root"),
         converged,
         n_observed,
-        torch.zeros_like(n_observed) if left is None else left.count,
+        torch.zeros_like(n_observed) if left is None else left.number,
         at_zero(model, score, free, 10 * limit),
         {name: states.any(1) for name, states in named},
         y.double(),

@@ -154,11 +154,13 @@ class Structural:
         covariates:  of y and of the steps to come, one after the other
         """
         model, state, series = self._after(parameters, y, length, covariates)
-        states, observations = (vars(model.forecast(state, length))[key] for key in ("states", "observations"))
-        if series.centre is not None:
-            states = replace(states, mean=states.mean + self._lifts(series).unsqueeze(1))
-            observations = replace(observations, mean=observations.mean + series.centre[:, None, None])
-        return Forecast(states, observations)
+        found = model.forecast(state, length)
+        if series.centre is None:
+            return found
+        states = replace(found.states, mean=found.states.mean + self._lifts(series).unsqueeze(1))
+        return Forecast(
+            states, replace(found.observations, mean=found.observations.mean + series.centre[:, None, None])
+        )
 
     def simulate(
         self,

@@ -42,7 +42,11 @@ class Parameter(NamedTuple):
             return like.new_zeros(1, self.size)
         low, high = (2 * math.pi / end for end in reversed(self.ends))
         share = (number + 1) * (math.sqrt(5) - 1) / 2 % 1
-        values = {"variance": 1.0, "damping": 0.999 - 0.001 * number, "period": 2 * math.pi / (low + (high - low) * share)}
+        values = {
+            "variance": 1.0,
+            "damping": 0.999 - 0.001 * number,
+            "period": 2 * math.pi / (low + (high - low) * share),
+        }
         return like.new_full((1,), values[self.kind])
 
     def free(self, natural: Tensor, scale: Tensor) -> Tensor:
