@@ -315,4 +315,6 @@ def test_wrong_data() -> None:
     refused(lambda: fit(with_covariates, y, covariates=COVARIATES[:, :96] * torch.nan), "covariates hold NaN")
     found = fit(with_covariates, y, covariates=COVARIATES[:, :96], n_iterations=2, n_starts=1)
     refused(lambda: found.forecast(3), r"steps to come \(1, 3, 2\)")
+    exact = Structural((Trend(smooth=True),))
+    refused(lambda: exact.decompose(parameters(exact), y), r"needs noise in each step of y.*add Irregular\(\)")
     assert issubclass(Level, Component)

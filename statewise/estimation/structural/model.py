@@ -127,6 +127,8 @@ class Structural:
         parameters = self.check_parameters(parameters, len(series.y))
         blocks = self.blocks(parameters, series.y)
         model = self.assemble(blocks, series, parameters)
+        if not bool((model.C.square() @ model.Q.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) + model.R).all()):
+            raise InputError("decompose needs noise in each step of y, beside that of slopes; add Irregular()")
         smoothed = model.smooth(series.y, starts=series.starts)
         found: dict[str, Gaussians] = {}
         at = 0
