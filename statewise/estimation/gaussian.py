@@ -70,8 +70,10 @@ class Steady(NamedTuple):
     """Of the form ``steady``: from which step on the gain is constant, and what that costs.
 
     step:  the first step with the constant gain; the length, if the covariance had not settled by then
-    error: the largest difference that is left between the covariance there and its limit, beside the limit's
-           standard deviations: |P - limit|_ij / sqrt(limit_ii limit_jj)
+    error: the largest of three differences to what the limit gives. Of the covariance at that step, beside the limit's
+           standard deviations: |P - limit|_ij / sqrt(limit_ii limit_jj); the same, beside what the observations to come
+           say of the state; and of the means from there on, in those standard deviations. A state whose limit is zero
+           is measured by how far it has to move for observations to notice it, and by its prior where they never do.
     """
 
     step: int

@@ -17,6 +17,7 @@ from statewise.estimation.continuous import van_loan
 from statewise.estimation.gaussian import Forecast, GaussianState, Posterior, Smoothed
 from statewise.estimation.parallel import parallel
 from statewise.estimation.sampling import sample_paths, simulate
+from statewise.estimation.singular import exact_given_state, refuse_exact, refuse_singular
 from statewise.estimation.smoothing import Lagged, LagState
 from statewise.estimation.square_root import square_root
 from statewise.estimation.steady import steady
@@ -203,13 +204,21 @@ class LinearGaussian(GaussianModel):
 
     def _filter(self, call: Call, form: str) -> tuple[Posterior, GaussianState | None]:
         if form == "recurrent":
-            return reference.filter(call)
-        filtered, told = call.filtered(_FILTERS[form])
-        return call.posterior(filtered, told), call.final(filtered.final)
+            posterior, final = reference.filter(call)
+        else:
+            if form != "square_root":
+                refuse_exact(call.steps, f"form {form!r}", "square_root")
+            filtered, told = call.filtered(_FILTERS[form])
+            posterior, final = call.posterior(filtered, told), call.final(filtered.final)
+        refuse_singular(call, posterior.innovation_factor)
+        return posterior, final
 
     def _smooth(self, call: Call, form: str | None) -> Smoothed:
         if form == "recurrent":
+            if exact_given_state(call.steps):
+                self._filter(call, form)  # which refuses what is singular
             return reference.smooth(call)
+        refuse_exact(call.steps, "smoothing", "recurrent")
         posterior, _ = self._filter(call, self._form(call, form))
         scanned = (form or self._plan_without_c(call.y).form) == "parallel"  # smoothing has no C
         return smoothing.smooth(call, posterior, scanned=scanned)

@@ -17,6 +17,7 @@ from statewise.estimation.call import Call
 from statewise.estimation.coefficients import with_axes
 from statewise.estimation.factors import factor
 from statewise.estimation.gaussian import GaussianState, Posterior, Smoothed
+from statewise.estimation.singular import message
 from statewise.kernels.batching import stacked
 from statewise.operators.masks import Masks
 
@@ -41,6 +42,7 @@ def filter_step(before: Moments, m: Mapping[str, Tensor], y: Tensor, observed: T
     """x_t = A x_{t-1} + c + w, y_t = C x_t + d + v, for the numbers of y_t that were observed.
 
     m:       the coefficients of this step: A, Q, C, R, S = Cov(w, v), c = B u + b, d = D u + d
+    Errors:  LinAlgError where the innovation's covariance is singular.
     Source:  Kalman 1960, J. Basic Eng. 82:35; Särkkä 2013, Bayesian Filtering and Smoothing, eq. 4.20 and 4.21; with
              S, Simon 2006, Optimal State Estimation, sec. 7.1 (his M_k).
     """
@@ -118,7 +120,10 @@ def filter_rows(
             if masks.starts is not None and masks.starts[row, t]:
                 now = prior[row]
             m = {name: value[row, t] for name, value in coefficients.items()}
-            update = filter_step(now, m, y[row, t], observed[row, t])
+            try:
+                update = filter_step(now, m, y[row, t], observed[row, t])
+            except torch.linalg.LinAlgError as error:
+                raise InputError(message(row, t)) from error
             now = update.moments
             own.append(update)
         updates.append(own)

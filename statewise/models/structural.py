@@ -15,7 +15,7 @@ from statewise.estimation.gaussian import GaussianState
 from statewise.estimation.model import LinearGaussian
 from statewise.estimation.structural import Regression, Structural
 from statewise.estimation.structural.components import AnyComponent
-from statewise.estimation.structural.model import DIFFUSE, Series
+from statewise.estimation.structural.diffuse import DIFFUSE, Series
 from statewise.models.base import Model
 from statewise.models.quantiles import QuantileConfig, Quantiles, quantile_losses
 from statewise.operators.state_shape import check_state, leaf
@@ -142,15 +142,20 @@ class StructuralForecaster(Model):
         """As of a Forecaster."""
         return quantile_losses(outputs, targets, self.config.quantiles)
 
-    def log_likelihood(self, free: Tensor, values: Tensor, covariates: Tensor | None) -> Tensor:
-        """(d_target,): of all series together, for free numbers (d_target, k).
+    def series(self, values: Tensor, covariates: Tensor | None) -> Series:
+        """What :meth:`log_likelihood` reads, once for all parameters.
 
         Shapes:  values: (n_series, length, d_target), NaN where missing; covariates: (n_series, length, d_covariates)
         """
-        n_series, d = len(values), self.config.d_target
-        y = values.to(self.free).transpose(1, 2).reshape(n_series * d, -1, 1)
+        d = self.config.d_target
+        y = values.to(self.free).transpose(1, 2).reshape(len(values) * d, -1, 1)
         both = None if covariates is None or not self.config.d_covariates else covariates.repeat_interleave(d, 0)
-        series = self.structural.series(y, both)
+        return self.structural.looked_at(self.structural.series(y, both))
+
+    def log_likelihood(self, free: Tensor, series: Series) -> Tensor:
+        """(d_target,): of all series together, for free numbers (d_target, k)."""
+        d = self.config.d_target
+        n_series = len(series.y) // d
         natural = {name: value.repeat(n_series, *[1] * (value.ndim - 1)) for name, value in self.natural(free).items()}
         return self.structural.score(natural, series).unflatten(0, (n_series, d)).sum(0)
 

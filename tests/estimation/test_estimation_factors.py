@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import mpmath
 import pytest
 import torch
@@ -49,6 +52,58 @@ def test_factor(rank: int, scales: tuple[float, ...]) -> None:
     (got,) = torch.autograd.grad((W * (L @ L.mT)).sum(), G)
     (want,) = torch.autograd.grad((W * (G @ G.mT)).sum(), G)
     close([got * unit[:, None]], [want * unit[:, None]], 1e-6)
+
+
+def numerically(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The gradient of f by central differences."""
+    steps = 1e-6 * torch.eye(x.numel(), dtype=D).reshape(-1, *x.shape)
+    return torch.stack([(f(x + step) - f(x - step)) / 2e-6 for step in steps]).reshape(x.shape)
+
+
+@pytest.mark.parametrize("size_and_rank", [(2, 1), (3, 2), (4, 1), (5, 2), (5, 3), (4, 4)])
+@pytest.mark.parametrize("dependent", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients_of_the_factor_itself(size_and_rank: tuple[int, int], dependent: bool, seed: int) -> None:
+    """The definition is unique: triangular, a column of zeros where a row depends on those above. Its own numbers, not
+    only L L^T, have the derivative of finite differences, as long as the rank stays and which rows depend.
+    """
+    (n, rank), g = size_and_rank, torch.Generator().manual_seed(seed)
+    G, W = torch.randn(n, rank, dtype=D, generator=g), torch.randn(n, n, dtype=D, generator=g)
+
+    def root(G: Tensor) -> Tensor:
+        return torch.cat([G[:1], 2 * G[:1], G[2:]]) if dependent else G
+
+    def made(G: Tensor) -> Tensor:
+        return factor(root(G) @ root(G).mT)
+
+    L = made(G)
+    close([L @ L.mT], [root(G) @ root(G).mT], 1e-12)
+    true_rank = int(torch.linalg.matrix_rank(root(G)))
+    assert int((L.diagonal() > 0).sum()) == int((L.abs().sum(0) > 0).sum()) == true_rank
+    for f in (lambda G: (W * made(G)).sum(), lambda G: (W * (made(G) @ made(G).mT)).square().sum()):
+        leaf = G.clone().requires_grad_()
+        (got,) = torch.autograd.grad(f(leaf), leaf)
+        want = numerically(f, G)
+        close([got / want.abs().max()], [want / want.abs().max()], 1e-6)
+
+
+def test_gradients_of_a_singular_prior_and_of_what_a_filter_returns() -> None:
+    """``initial_state`` and the factors of the definition go through :func:`factor`."""
+    g = torch.Generator().manual_seed(3)
+    base, W = random_model(m=0, correlated=False), torch.randn(3, 3, dtype=D, generator=g)
+    y, G = torch.randn(1, 1, 2, dtype=D, generator=g), torch.randn(3, 2, dtype=D, generator=g)
+
+    def of_prior(G: Tensor) -> Tensor:
+        return (W * replace(base, covariance=G @ G.mT).initial_state(1).factor[0]).sum()
+
+    def of_posterior(G: Tensor) -> Tensor:
+        model = replace(base, Q=torch.zeros(3, 3, dtype=D), covariance=G @ G.mT)
+        return (W * model.filter(y, form="recurrent")[0].factor[0, 0]).sum()
+
+    for f in (of_prior, of_posterior):
+        leaf = G.clone().requires_grad_()
+        (got,) = torch.autograd.grad(f(leaf), leaf)
+        close([got], [numerically(f, G)], 1e-6)
 
 
 @pytest.mark.parametrize("form", FAST)

@@ -134,51 +134,6 @@ def test_a_fit_is_at_least_as_likely_as_theirs(name: str) -> None:
     assert float(found.aic) < result.aic + 1e-4
 
 
-def test_the_diffuse_likelihood_of_a_local_level_is_that_of_its_changes() -> None:
-    """A diffuse level takes one number: what is left is the joint normal distribution of the differences."""
-    model, y = Level() + Irregular(), series(missing=False, length=30)
-    p = {"level.variance": torch.tensor(0.3, dtype=D), "irregular.variance": torch.tensor(0.9, dtype=D)}
-    changes = y[0, 1:, 0] - y[0, :-1, 0]
-    n = len(changes)
-    S = (0.3 + 1.8) * torch.eye(n, dtype=D) - 0.9 * (
-        torch.ones(n - 1, dtype=D).diag(1) + torch.ones(n - 1, dtype=D).diag(-1)
-    )
-    want = torch.distributions.MultivariateNormal(torch.zeros(n, dtype=D), S).log_prob(changes)
-    want = want - math.log(2 * math.pi) / 2
-    close([model.log_likelihood(p, y)[0]], [want], 1e-8)
-
-
-def test_waves_much_longer_than_a_step_are_told_exactly() -> None:
-    """Beside the joint normal distribution of everything, with the first states as unknown coefficients."""
-    model, length, ahead = Trend(smooth=True) + Seasonal(period=365.25 / 7, harmonics=2) + Irregular(), 200, 30
-    p = {"trend.slope_variance": 3e-6, "seasonal.variance": 2e-5, "irregular.variance": 0.1}
-    given = {name: torch.tensor(value, dtype=D) for name, value in p.items()}
-    y = 320 + 0.1 * series(length=length)
-    system = model.linear_gaussian(given, y)
-    A, Q, c = system.A[0, 0], system.Q[0, 0], system.C[0, 0, 0]
-    rows, S = [c], [torch.zeros_like(A)]
-    for _ in range(length + ahead - 1):
-        rows.append(rows[-1] @ A)
-        S.append(A @ S[-1] @ A.T + Q)
-    X, V = torch.stack(rows), 0.1 * torch.eye(length + ahead, dtype=D)
-    for t, P in enumerate(S):
-        cross = X[: length + ahead - t] @ P @ c
-        V[t, t:] += cross
-        V[t + 1 :, t] += cross[1:]
-    seen = torch.cat([~y[0, :, 0].isnan(), torch.zeros(ahead, dtype=torch.bool)])
-    L = torch.linalg.cholesky(V[seen][:, seen])
-    values = y[0, seen[:length]]
-    Z, z = (torch.linalg.solve_triangular(L, m, upper=False) for m in (X[seen], values))
-    Q_, R_ = torch.linalg.qr(Z)
-    state = torch.linalg.solve_triangular(R_, Q_.T @ z, upper=True)
-    rest = z - Z @ state
-    logs = L.diagonal().log().sum() + R_.diagonal().abs().log().sum()
-    want = -(len(values) * math.log(2 * math.pi) + rest.square().sum()) / 2 - logs
-    close([model.log_likelihood(given, y)[0]], [want], 1e-7)
-    later = X[length:] @ state + V[length:][:, seen] @ torch.linalg.solve_triangular(L.T, rest, upper=True)
-    close([model.forecast(given, y, ahead).observations.mean[0]], [later], 1e-7)
-
-
 @pytest.mark.parametrize("name", SAME)
 def test_the_log_likelihood_has_the_gradients_of_finite_differences(name: str) -> None:
     model, y = SAME[name][0], series(length=40, missing=False)
@@ -362,4 +317,6 @@ def test_wrong_data() -> None:
     refused(lambda: fit(with_covariates, y, covariates=COVARIATES[:, :96] * torch.nan), "covariates hold NaN")
     found = fit(with_covariates, y, covariates=COVARIATES[:, :96], n_iterations=2, n_starts=1)
     refused(lambda: found.forecast(3), r"steps to come \(1, 3, 2\)")
+    exact = Structural((Trend(smooth=True),))
+    refused(lambda: exact.decompose(parameters(exact), y), r"needs noise in each step of y.*add Irregular\(\)")
     assert issubclass(Level, Component)

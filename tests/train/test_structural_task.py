@@ -140,7 +140,7 @@ def test_a_fit_by_training_is_a_fit(tmp_path: Path) -> None:
     fitted, batch = sw.load(result.checkpoint), open_task(once).batches[0]
     found = sw.estimation.structural.fit(Level() + Irregular(), batch.values)
     with torch.no_grad():
-        likelihood = fitted.log_likelihood(fitted.free[None], batch.values, None)
+        likelihood = fitted.log_likelihood(fitted.free[None], fitted.series(batch.values, None))
     assert float(likelihood) == pytest.approx(float(found.log_likelihood), abs=1e-5)
 
 

@@ -13,7 +13,9 @@ from statewise.estimation.gaussian import Forecast, Gaussians
 from statewise.estimation.search import check_search
 from statewise.estimation.search_rows import climb
 from statewise.estimation.structural.components import Component
-from statewise.estimation.structural.model import Series, Structural
+from statewise.estimation.structural.diffuse import Series
+from statewise.estimation.structural.model import Structural
+from statewise.estimation.structural.parameters import MOST
 
 _NUMBERS_AT_ONCE = 2**25  # of what a filter keeps for its gradient; more series than that are taken in several parts
 
@@ -26,6 +28,9 @@ class StructuralFit:
     log_likelihood:  (batch,), the diffuse one
     converged:       (batch,) bool, whether the search stopped by itself
     n_observed:      (batch,), known numbers
+    n_undetermined:  (batch,), how many directions of the diffuse states the data say nothing of: the likelihood, AIC
+                     and BIC leave them out. What depends on them has a variance of the prior's size.
+    at_zero:         by the name of a variance, (batch,) bool, whether it fell until it says the same as 0
     """
 
     model: Structural
@@ -33,6 +38,9 @@ class StructuralFit:
     log_likelihood: Tensor
     converged: Tensor
     n_observed: Tensor
+    n_undetermined: Tensor
+    at_zero: dict[str, Tensor]
+    _undetermined: dict[str, Tensor]
     _y: Tensor
     _covariates: Tensor | None
     _free: Tensor
@@ -40,14 +48,38 @@ class StructuralFit:
 
     @property
     def aic(self) -> Tensor:
-        """(batch,): 2 (k + d) - 2 log L, k parameters and d diffuse states. Source: Durbin & Koopman 2012, sec. 7.4."""
-        return 2 * (self.model.n_parameters + self.model.n_diffuse) - 2 * self.log_likelihood
+        """(batch,): 2 (k + d) - 2 log L, k parameters and d diffuse states of which the data say something.
+
+        Source:  Durbin & Koopman 2012, sec. 7.4.
+        """
+        return 2 * self._n_found - 2 * self.log_likelihood
 
     @property
     def bic(self) -> Tensor:
         """(batch,): (k + d) log(n) - 2 log L."""
         n = self.n_observed.to(self.log_likelihood.dtype).log()
-        return n * (self.model.n_parameters + self.model.n_diffuse) - 2 * self.log_likelihood
+        return n * self._n_found - 2 * self.log_likelihood
+
+    @property
+    def _n_found(self) -> Tensor:
+        return self.model.n_parameters + self.model.n_diffuse - self.n_undetermined
+
+    def remarks(self) -> list[str]:
+        """A line for each series of which something is to be known before its numbers are believed."""
+        found = []
+        for row in range(len(self.converged)):
+            lines = [] if bool(self.converged[row]) else ["the search did not end"]
+            zero = [name for name, flag in self.at_zero.items() if bool(flag[row])]
+            if zero and len(zero) == len(self.at_zero):
+                lines.append("all variances fell to 0: the model fits exactly, and the likelihood has no maximum")
+            elif zero:
+                lines.append(f"{', '.join(zero)} fell to 0, and nothing speaks for more")
+            parts = [name for name, flag in self._undetermined.items() if bool(flag[row])]
+            if parts:
+                n = int(self.n_undetermined[row])
+                lines.append(f"the data leave {n} number{'s' * (n > 1)} open, in: {', '.join(parts)}")
+            found += [f"series {row}: {line}" for line in lines]
+        return found
 
     def standard_errors(self) -> dict[str, Tensor]:
         """The standard deviation of each of ``parameters``, of the same shape, from the observed information.
@@ -147,7 +179,7 @@ def fit(
         model = Structural((model,))  # type: ignore[arg-type]
     if not isinstance(model, Structural):
         raise InputError(f"fit needs a sum of components, as Level() + Irregular(), got {type(model).__name__}")
-    series = model.series(y, covariates)
+    series = model.looked_at(model.series(y, covariates))
     scale = unit_of(series.y)
     n_observed = (~series.y.isnan()).sum((1, 2))
     score = _Score(model, series, scale)
@@ -160,13 +192,18 @@ def fit(
     free = torch.stack([end.point for end in ends])[best, rows]
     converged = torch.stack([end.converged for end in ends])[best, rows]
     parameters = {name: value.detach() for name, value in model.natural(free, scale).items()}
+    left = series.undetermined
+    named = zip(model.named, [] if left is None else left.states.split([one.n_states for one in model.components], 1))
     return StructuralFit(
         model,
         parameters,
         score.values(free, rows, "square_root"),
         converged,
         n_observed,
-        series.y,
+        torch.zeros_like(n_observed) if left is None else left.number,
+        at_zero(model, score, free, 10 * limit),
+        {name: states.any(1) for name, states in named},
+        y.double(),
         series.covariates,
         free,
         scale,
@@ -196,21 +233,31 @@ class _Score:
         except (InputError, torch.linalg.LinAlgError):
             if len(rows) == 1:
                 return free.new_full((1,), -torch.inf), torch.zeros_like(free)
-            each = [self._part(free[i : i + 1], rows[i : i + 1]) for i in range(len(rows))]
-            return torch.cat([value for value, _ in each]), torch.cat([gradient for _, gradient in each])
+            halves = [self._part(*half) for half in zip(free.tensor_split(2), rows.tensor_split(2))]
+            return torch.cat([value for value, _ in halves]), torch.cat([gradient for _, gradient in halves])
         return value.detach(), gradient
 
     def values(self, free: Tensor, rows: Tensor, form: str | None = None) -> Tensor:
+        """The log-likelihoods alone."""
         with torch.no_grad():
             parts = zip(free.split(self.n_at_once), rows.split(self.n_at_once))
             return torch.cat([self._value(*part, form) for part in parts])
 
     def _value(self, free: Tensor, rows: Tensor, form: str | None = None) -> Tensor:
-        y, covariates, starts, kappa = self.series
-        if covariates is not None and len(covariates) > 1:
-            covariates = covariates[rows]
-        own = Series(y[rows], covariates, None if starts is None else starts[rows], kappa[rows])
-        return self.model.score(self.model.natural(free, self.scale[rows]), own, form=form)
+        return self.model.score(self.model.natural(free, self.scale[rows]), self.series.of(rows), form=form)
+
+
+def at_zero(model: Structural, score: _Score, free: Tensor, limit: Tensor) -> dict[str, Tensor]:
+    """Of each variance whether the least there is, in its place, is as likely within ``limit`` (batch,)."""
+    rows, found, at = torch.arange(len(free), device=free.device), {}, 0
+    value = score.values(free, rows, "square_root")
+    for name, p in model.parameters.items():
+        if p.kind == "variance":
+            least = free.clone()
+            least[:, at] = -MOST
+            found[name] = score.values(least, rows, "square_root") >= value - limit
+        at += p.size
+    return found
 
 
 def unit_of(y: Tensor) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,24 +25,10 @@ from statewise.estimation.structural.components import (
     Regression,
     Trend,
 )
+from statewise.estimation.structural.diffuse import Series, centre_of, prior_variances, undetermined
 from statewise.estimation.structural.parameters import Parameter
 
-# What is not known before the data is given this many times their mean square as its variance. With square roots of
-# covariances float64 bears it, and what remains of the prior is this much smaller than what one observation says.
-DIFFUSE = 1e10
 Parameters = Mapping[str, Tensor]
-
-
-class Series(NamedTuple):
-    """Data that were checked. y: (batch, length, 1) float64, NaN where missing; covariates: (batch or 1, length, d) or
-    None; starts: (batch, length) bool, the first step that was observed, or None where all rows begin at once;
-    kappa: (batch, n_states), the variances of the diffuse prior.
-    """
-
-    y: Tensor
-    covariates: Tensor | None
-    starts: Tensor | None
-    kappa: Tensor
 
 
 @dataclass(frozen=True)
@@ -54,7 +40,7 @@ class Structural:
 
     The first state is diffuse, but for an autoregression, which is stationary: so nothing is assumed of level, slope,
     pattern and coefficients. The log-likelihood is the diffuse one, the limit of log p(y) + d/2 log kappa for a prior
-    of variance kappa over d states; a row begins where it is first observed.
+    of variance kappa over d states, of which the data say something; a row begins where it is first observed.
 
     Shapes:  y: (batch, length, 1), NaN where missing; covariates: (batch or 1, length, d_covariates), where the model
              has a :class:`Regression`, of the whole series and of the future
@@ -124,16 +110,19 @@ class Structural:
     def linear_gaussian(self, parameters: Parameters, y: Tensor, *, covariates: Tensor | None = None) -> LinearGaussian:
         """The model of these series: its states are those of the components, in their order.
 
-        y:  of which the mean square is taken, the unit of the diffuse prior
+        y:  of which the mean is taken, where the prior of a level lies, and the mean square about it, the unit of the
+            diffuse prior
         """
         series = self.series(y, covariates)
         parameters = self.check_parameters(parameters, len(series.y))
-        return self.assemble(self.blocks(parameters, series.y), series, parameters)
+        model = self.assemble(self.blocks(parameters, series.y), series, parameters)
+        return model if series.centre is None else replace(model, mean=self._lifts(series))
 
     def log_likelihood(self, parameters: Parameters, y: Tensor, *, covariates: Tensor | None = None) -> Tensor:
         """(batch,): the diffuse log-likelihood of each series."""
         series = self.series(y, covariates)
-        return self.score(self.check_parameters(parameters, len(series.y)), series, form="square_root")
+        parameters = self.check_parameters(parameters, len(series.y))
+        return self.score(parameters, self.looked_at(series, parameters), form="square_root")
 
     def decompose(self, parameters: Parameters, y: Tensor, *, covariates: Tensor | None = None) -> dict[str, Gaussians]:
         """What each component added at each step, given all of y: (batch, length, 1), with ``interval``; also "slope"
@@ -143,6 +132,8 @@ class Structural:
         parameters = self.check_parameters(parameters, len(series.y))
         blocks = self.blocks(parameters, series.y)
         model = self.assemble(blocks, series, parameters)
+        if not bool((model.C.square() @ model.Q.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) + model.R).all()):
+            raise InputError("decompose needs noise in each step of y, beside that of slopes; add Irregular()")
         smoothed = model.smooth(series.y, starts=series.starts)
         found: dict[str, Gaussians] = {}
         at = 0
@@ -153,7 +144,10 @@ class Structural:
                 continue
             rows = {name: model.C[..., own] if block.c is None else block.c[None], **component.reads(series.y)}
             for key, C in rows.items():
-                found[key] = Gaussians(times(C, smoothed.mean[..., own]), C @ smoothed.factor[..., own, :])
+                mean = times(C, smoothed.mean[..., own])
+                if key == name and isinstance(component, (Level, Trend)) and series.centre is not None:
+                    mean = mean + series.centre[:, None, None]
+                found[key] = Gaussians(mean, C @ smoothed.factor[..., own, :])
         if "irregular" in self.named:
             unseen, signal = series.y.isnan(), Gaussians(times(model.C, smoothed.mean), model.C @ smoothed.factor)
             spread = parameters["irregular.variance"].sqrt()[:, None, None]
@@ -166,8 +160,14 @@ class Structural:
 
         covariates:  of y and of the steps to come, one after the other
         """
-        model, state = self._after(parameters, y, length, covariates)
-        return model.forecast(state, length)
+        model, state, series = self._after(parameters, y, length, covariates)
+        found = model.forecast(state, length)
+        if series.centre is None:
+            return found
+        states = replace(found.states, mean=found.states.mean + self._lifts(series).unsqueeze(1))
+        return Forecast(
+            states, replace(found.observations, mean=found.observations.mean + series.centre[:, None, None])
+        )
 
     def simulate(
         self,
@@ -182,17 +182,18 @@ class Structural:
         """Paths that y may take for ``length`` steps to come: (n_paths, batch, length, 1)."""
         if not isinstance(n_paths, int) or isinstance(n_paths, bool) or n_paths < 1:
             raise InputError(f"simulate needs n_paths as a number above 0, got {n_paths!r}")
-        model, state = self._after(parameters, y, length, covariates)
+        model, state, series = self._after(parameters, y, length, covariates)
         batch = len(state.mean)
         given = {key: _each(getattr(model, key), n_paths, batch) for key in ("A", "Q", "C", "R")}
         prior = {"mean": state.mean, "covariance": state.factor @ state.factor.mT}
         drawn = LinearGaussian(**given, **{key: _each(m, n_paths, batch) for key, m in prior.items()})
-        return drawn.simulate(n_paths * batch, length, generator=generator)[1].unflatten(0, (n_paths, batch))
+        paths = drawn.simulate(n_paths * batch, length, generator=generator)[1].unflatten(0, (n_paths, batch))
+        return paths if series.centre is None else paths + series.centre[:, None, None]
 
     def _after(
         self, parameters: Parameters, y: Tensor, length: int, covariates: Tensor | None
-    ) -> tuple[LinearGaussian, GaussianState]:
-        """The model of the steps after y, and the state there."""
+    ) -> tuple[LinearGaussian, GaussianState, Series]:
+        """The model of the steps after y, the state there, less the centre, and the series with this centre."""
         if not isinstance(length, int) or isinstance(length, bool) or length < 1:
             raise InputError(f"forecast needs a length of at least 1, got {length!r}")
         series = self.series(y, covariates, ahead=length)
@@ -202,7 +203,7 @@ class Structural:
         past, future = model[:n], model[n:]
         _, state = past.filter(series.y, past.initial_state(len(series.y)), starts=series.starts)
         assert state is not None
-        return future, state
+        return future, state, series
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -216,7 +217,22 @@ class Structural:
         for block, kappa in zip(blocks, self._parts(series.kappa)):
             if block.P is None:
                 likelihood = likelihood + block.log_determinant + kappa.log().sum(-1) / 2
-        return likelihood
+        return likelihood if series.undetermined is None else likelihood + series.undetermined.correction
+
+    def looked_at(self, series: Series, parameters: Parameters | None = None) -> Series:
+        """The series with what they leave undetermined: for these parameters, or for nearly all there are."""
+        if parameters is None:
+            parameters = {name: p.example(number, series.y) for number, (name, p) in enumerate(self.parameters.items())}
+        return series._replace(undetermined=undetermined(self.blocks(parameters, series.y), series))
+
+    def _lifts(self, series: Series) -> Tensor:
+        """(batch, n_states): the centre of each series in the state that is its level."""
+        lifted, at = torch.zeros_like(series.kappa), 0
+        for component in self.components:
+            if isinstance(component, (Level, Trend)) and series.centre is not None:
+                lifted[:, at] = series.centre
+            at += component.n_states
+        return lifted
 
     def natural(self, free: Tensor, scale: Tensor) -> dict[str, Tensor]:
         """The parameters that free numbers (batch, n_parameters) stand for, in units of ``scale`` (batch,)."""
@@ -236,19 +252,6 @@ class Structural:
     def _parts(self, of_states: Tensor) -> tuple[Tensor, ...]:
         """What belongs to each component of (batch, n_states)."""
         return of_states.split([component.n_states for component in self.components], dim=-1)
-
-    def _kappa(self, y: Tensor, covariates: Tensor | None) -> Tensor:
-        known = ~y.isnan()
-        unit = DIFFUSE * y.nan_to_num(nan=0.0).square().sum((1, 2)) / known.sum((1, 2)).clamp(min=1)
-        unit = torch.where(unit > 0, unit, DIFFUSE)[:, None]
-        found = []
-        for component in self.components:
-            each = unit.expand(-1, component.n_states)
-            if isinstance(component, Regression) and covariates is not None:
-                size = covariates.square().mean(1)
-                each = each / torch.where(size > 0, size, 1.0)
-            found.append(each)
-        return torch.cat(found, 1)
 
     def assemble(self, blocks: list[Block], series: Series, parameters: Parameters) -> LinearGaussian:
         """The components' systems side by side. Parameters and ``kappa`` may have a batch of 1, for all series."""
@@ -316,8 +319,11 @@ class Structural:
         starts = None
         if bool((first > 0).any()):
             starts = torch.arange(y.shape[1], device=y.device) == first[:, None]
-        y = y.double()
-        return Series(y, covariates, starts, self._kappa(y, covariates))
+        y, centre = y.double(), None
+        if any(isinstance(one, (Level, Trend)) for one in self.components):
+            centre = centre_of(y)  # it changes no likelihood, and far from zero it would cost digits
+            y = y - centre[:, None, None]
+        return Series(y, covariates, starts, prior_variances(self.components, y, covariates), centre)
 
     def check_parameters(self, parameters: Any, batch: int) -> dict[str, Tensor]:
         """All as float64 with an axis for the batch.

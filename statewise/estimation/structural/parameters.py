@@ -36,6 +36,19 @@ class Parameter(NamedTuple):
         low, high = (2 * math.pi / end for end in reversed(self.ends))
         return 2 * math.pi / (low + (high - low) * torch.sigmoid(free.clamp(-MOST / 2, MOST / 2)))
 
+    def example(self, number: int, like: Tensor) -> Tensor:
+        """One that is like nearly all there are, (1,) or (1, size): no two with different numbers are equal."""
+        if self.kind == "coefficients":
+            return like.new_zeros(1, self.size)
+        low, high = (2 * math.pi / end for end in reversed(self.ends))
+        share = (number + 1) * (math.sqrt(5) - 1) / 2 % 1
+        values = {
+            "variance": 1.0,
+            "damping": 0.999 - 0.001 * number,
+            "period": 2 * math.pi / (low + (high - low) * share),
+        }
+        return like.new_full((1,), values[self.kind])
+
     def free(self, natural: Tensor, scale: Tensor) -> Tensor:
         """(batch, size): what :meth:`natural` undoes. A variance of 0 is a very small one."""
         if self.kind == "coefficients":

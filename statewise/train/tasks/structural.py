@@ -114,7 +114,7 @@ class StructuralTask(ForecastingTask):
 
     def loss(self, model: StructuralForecaster, batch: WholeSeries, state: Any) -> tuple[Tensor, Any]:  # type: ignore[override]
         free = model.free.unflatten(0, (model.config.d_target, -1))
-        likelihood = model.log_likelihood(free, batch.values, batch.covariates).sum()
+        likelihood = model.log_likelihood(free, model.series(batch.values, batch.covariates)).sum()
         return -likelihood / self.n_targets(batch), state
 
     def n_targets(self, batch: WholeSeries) -> int:  # type: ignore[override]
@@ -123,9 +123,11 @@ class StructuralTask(ForecastingTask):
     def search(  # type: ignore[override]
         self, model: StructuralForecaster, batch: WholeSeries, number: int
     ) -> tuple[float, float]:
+        series = model.series(batch.values, batch.covariates)
+
         def value(free: Tensor, rows: Tensor) -> Tensor:
             whole = model.free.detach().unflatten(0, (model.config.d_target, -1)).index_copy(0, rows, free)
-            return model.log_likelihood(whole, batch.values, batch.covariates)[rows]
+            return model.log_likelihood(whole, series)[rows]
 
         def score(free: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
             leaf = free.detach().clone().requires_grad_()

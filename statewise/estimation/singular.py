@@ -1,0 +1,64 @@
+"""Observations that hold no news: of which the steps before already tell everything, so that they have no density."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.estimation.factors import lower, values
+from statewise.estimation.steps import Steps
+
+
+def message(row: int, step: int) -> str:
+    return (
+        f"the innovation's covariance is singular at step {step} of row {row}: R has no noise there, and the steps "
+        "before tell the observation exactly; give R a positive variance, or leave that number out (NaN)"
+    )
+
+
+def exact_given_state(steps: Steps) -> bool:
+    """Whether a number of y_t, or a sum of several, is known exactly given x_{t-1}: neither R nor Q moves it.
+
+    Cost:  nothing that counts where R has full rank, a QR decomposition of p rows for each R and Q where not.
+    """
+    p, n, N = steps.p, steps.n, values(steps.N)
+    if bool((N[..., :p, n:].diagonal(dim1=-2, dim2=-1) > 0).all()):
+        return False
+    pivot = lower(N[..., :p, :]).diagonal(dim1=-2, dim2=-1).abs()
+    return bool((pivot <= _rounding(n + p, N.dtype) * N.abs().amax((-2, -1)).unsqueeze(-1)).any())
+
+
+def refuse_exact(steps: Steps, what: str, instead: str) -> None:
+    """Errors:  InputError where elements cannot be made, which divide by the noise of y_t given x_{t-1}."""
+    if exact_given_state(steps):
+        raise InputError(
+            f"{what} needs noise in what is observed, and neither R nor Q gives a part of y any; use form={instead!r}"
+        )
+
+
+def refuse_singular(call: Any, innovation_factor: Tensor) -> None:
+    """Look for steps at which nothing new was observed, in models that may have them.
+
+    innovation_factor: (batch, length, p, p), of rounding where it should be zero: beside the largest so far
+    Errors:            InputError that names the first of them
+    """
+    if not call.y.shape[1] or not exact_given_state(call.steps):
+        return
+    F = values(innovation_factor)
+    pivot, size = F.diagonal(dim1=-2, dim2=-1).abs(), F.square().sum(-1).sqrt()
+    if call.observed is not None:
+        size = torch.where(call.observed, size, 0)
+    most = size.cummax(1).values
+    lost = ~(pivot > _rounding(call.model.n_states + F.shape[-1], F.dtype) * most)
+    if call.observed is not None:
+        lost &= call.observed
+    if bool(lost.any()):
+        step, row = min((t, r) for r, t, _ in lost.nonzero().tolist())
+        raise InputError(message(row, step))
+
+
+def _rounding(size: int, dtype: torch.dtype) -> float:
+    return size * torch.finfo(dtype).eps
