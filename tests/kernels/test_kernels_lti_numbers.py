@@ -135,7 +135,7 @@ class LargestTensor(TorchDispatchMode):
 
 def test_nothing_as_large_as_the_states_is_made() -> None:
     """No temporary of (width, n, length), and none much above the outputs: neither forward nor backward."""
-    w, n, length = 32, 64, 4096
+    w, n, length = 64, 64, 4096
     c, A = (m.detach().to(torch.complex64) for m in leaves((w, 1, n), (w, n), dtype=Z))
     A = A / A.abs().clamp(min=1)
     with LargestTensor() as largest:
