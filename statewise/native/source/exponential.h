@@ -63,31 +63,28 @@ INLINE vf64 rest_f64(vf64 x, vf64 high, vf64 low, vf64 whole) {
 #endif
 
 /* 2^(whole + f), where shifted = whole + EXPONENT_SHIFT, and f is what rounding to it left; x = whole + f, rounded. f counts
- * for nothing where whole is beyond all exponents. 2^f = 1 + f q(f), so that it is exactly 1 at 0. close: to two thirds of
- * a unit in the last place instead of one, for what computes on with it. */
+ * for nothing where whole is beyond all exponents. It is exactly 1 at 0. */
 #if defined(__AVX512F__)
-INLINE vf32 power_f32(vf32 x, vf32 shifted, vf32 f, const int close) {
-    (void)x;
-    static const float sixteenths[16] __attribute__((aligned(64))) = { /* 2^(i / 16) */
-        1.0f, 1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f,
-        1.29683959f, 1.35425556f, 1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f,
-        1.68179286f, 1.75625217f, 1.8340081f, 1.91520655f};
-    static const float lost[16] __attribute__((aligned(64))) = { /* by them */
-        0.0f, 4.83347e-08f, -1.307754e-08f, 5.386222e-08f, 3.797635e-08f, 4.496838e-08f,
-        -4.019e-08f, -1.012335e-08f, 2.420323e-08f, -4.500899e-08f, 8.070905e-09f, 9.836217e-09f,
-        -2.475533e-08f, -9.23577e-09f, -1.123928e-08f, 9.845328e-09f};
-    vf32 root = (vf32)_mm512_permutexvar_ps((__m512i)shifted, _mm512_load_ps(sixteenths));
+/* A root 2^(i / 16), of the sixteenths in whole, times 2^f on |f| <= 1/32. The roots are kept over c, and the polynomial
+ * is c 2^f, where c is the number just below 1 for which all sixteen are nearly float32 numbers. */
+INLINE vf32 polynomial_f32(const float c, const float last, vf32 f) {
     f = (vf32)_mm512_range_ps((__m512)f, _mm512_set1_ps(1.0f), 2); /* the smaller in size; of a NaN the 1 */
-    vf32 q = f * 0.05550508573651314f + 0.24023355543613434f;
-    q = q * f + 0.6931471824645996f;
-    vf32 p = root * (q * f);
-    if (close) p += (vf32)_mm512_permutexvar_ps((__m512i)shifted, _mm512_load_ps(lost));
-    p += root;
+    vf32 q = f * (c * 0.05550508573651314f) + c * 0.24023355543613434f;
+    q = q * f + c * 0.6931471824645996f;
+    return q * f + last;
+}
+INLINE vf32 power_f32(vf32 x, vf32 shifted, vf32 f) {
+    (void)x;
+    const float c = 0.961529016f;
+    static const float roots[16] __attribute__((aligned(64))) = {
+        1.04001021f, 1.0860554f, 1.13413918f, 1.1843518f, 1.23678756f, 1.2915448f, 1.34872639f, 1.40843964f,
+        1.47079659f, 1.5359143f, 1.60391498f, 1.6749264f, 1.74908173f, 1.8265202f, 1.90738714f, 1.9918344f};
+    vf32 root = (vf32)_mm512_permutexvar_ps((__m512i)shifted, _mm512_load_ps(roots));
+    vf32 p = root * polynomial_f32(c, c - 1, f) + root;
     return (vf32)_mm512_scalef_ps((__m512)p, (__m512)(shifted - EXPONENT_SHIFT_F32)); /* takes the whole below */
 }
 #else
-INLINE vf32 power_f32(vf32 x, vf32 shifted, vf32 f, const int close) {
-    (void)close;
+INLINE vf32 power_f32(vf32 x, vf32 shifted, vf32 f) {
     vf32 p = broadcast_f32(0.00015353697503460653f);
     p = p * f + 0.0013398896817005908f;
     p = p * f + 0.0096184362067396978f;
@@ -128,7 +125,7 @@ INLINE vf64 power_f64(vf64 x, vf64 shifted, vf64 f) {
 /* 2^(x (high + low)) */
 INLINE vf32 exp2_product_f32(vf32 x, vf32 high, vf32 low) {
     vf32 shifted = x * high + EXPONENT_SHIFT_F32;
-    return power_f32(x * high, shifted, rest_f32(x, high, low, shifted - EXPONENT_SHIFT_F32), 0);
+    return power_f32(x * high, shifted, rest_f32(x, high, low, shifted - EXPONENT_SHIFT_F32));
 }
 INLINE vf64 exp2_product_f64(vf64 x, vf64 high, vf64 low) {
     vf64 shifted = x * high + EXPONENT_SHIFT_F64;
@@ -138,7 +135,7 @@ INLINE vf64 exp2_product_f64(vf64 x, vf64 high, vf64 low) {
 /* 2^(x - y + low): the large parts of x and y cancel before anything is rounded */
 INLINE vf32 exp2_difference_f32(vf32 x, vf32 y, vf32 low) {
     vf32 shifted = (x - y) + EXPONENT_SHIFT_F32;
-    return power_f32(x - y, shifted, ((x - (shifted - EXPONENT_SHIFT_F32)) - y) + low, 0);
+    return power_f32(x - y, shifted, ((x - (shifted - EXPONENT_SHIFT_F32)) - y) + low);
 }
 INLINE vf64 exp2_difference_f64(vf64 x, vf64 y, vf64 low) {
     vf64 shifted = (x - y) + EXPONENT_SHIFT_F64;
@@ -147,7 +144,7 @@ INLINE vf64 exp2_difference_f64(vf64 x, vf64 y, vf64 low) {
 
 INLINE vf32 exp2_f32(vf32 x) {
     vf32 shifted = x + EXPONENT_SHIFT_F32;
-    return power_f32(x, shifted, x - (shifted - EXPONENT_SHIFT_F32), 0);
+    return power_f32(x, shifted, x - (shifted - EXPONENT_SHIFT_F32));
 }
 INLINE vf64 exp2_f64(vf64 x) {
     vf64 shifted = x + EXPONENT_SHIFT_F64;
@@ -157,25 +154,47 @@ INLINE vf64 exp2_f64(vf64 x) {
 INLINE vf32 exp_f32(vf32 x) {
     vf32 shifted = x * LOG2_E_F32 + EXPONENT_SHIFT_F32, whole = shifted - EXPONENT_SHIFT_F32;
     vf32 rest = rest_f32(x, broadcast_f32(LOG2_E_F32), broadcast_f32(LOG2_E_F32_LOW), whole);
-    return power_f32(x * LOG2_E_F32, shifted, rest, 1);
+    return power_f32(x * LOG2_E_F32, shifted, rest);
 }
 INLINE vf64 exp_f64(vf64 x) { return exp2_product_f64(x, broadcast_f64(LOG2_E), broadcast_f64(LOG2_E_LOW)); }
 
-/* 1 / (1 + e^-x), with what rounding loses of the sum: of an e^-x above 1 it would be a unit in the last place */
-INLINE vf32 sigmoid_f32(vf32 x) {
-    const float most = 0x1.8p127f; /* beyond which the quotient is below the smallest normal number anyway */
-    vf32 e = exp_f32(-x);
+/* 1 / (1 + e^-x) as h / (h + h e^-x). The sum is rounded once, or all but once. Just above a power of two that costs the
+ * most, and with h = 1 the quotient, just below one, would have its largest number of units there. */
 #if defined(__AVX512F__)
-    e = (vf32)_mm512_min_ps(_mm512_set1_ps(most), (__m512)e); /* NaN stays */
-    vf32 sum = 1.0f + e, lost = 1.0f - (sum - e), share = (vf32)_mm512_rcp14_ps((__m512)sum);
-    share += share * (1.0f - sum * share); /* Newton, twice; the division would take longer */
-    return share + share * ((1.0f - sum * share) - lost * share);
-#else
-    e = select_f32(e > most, broadcast_f32(most), e);
-    vf32 sum = 1.0f + e, lost = 1.0f - (sum - e), share = 1.0f / sum;
-    return share - share * (share * lost);
-#endif
+INLINE vf32 sigmoid_f32(vf32 x) {
+    const float c = 0.965617001f, h = 0.744179189f; /* as in power_f32; the roots are times h */
+    static const float roots[16] __attribute__((aligned(64))) = {
+        0.770677388f, 0.804798186f, 0.840429664f, 0.877638638f, 0.916495025f, 0.957071722f, 0.999444902f, 1.04369414f,
+        1.0899024f, 1.13815653f, 1.18854702f, 1.2411685f, 1.29611969f, 1.35350382f, 1.41342854f, 1.47600639f};
+    vf32 shifted = x * -LOG2_E_F32 + EXPONENT_SHIFT_F32, whole = shifted - EXPONENT_SHIFT_F32;
+    vf32 rest = rest_f32(x, broadcast_f32(-LOG2_E_F32), broadcast_f32(-LOG2_E_F32_LOW), whole);
+    __m512 root = _mm512_permutexvar_ps((__m512i)shifted, _mm512_load_ps(roots));
+    return h / ((vf32)_mm512_scalef_ps(root, (__m512)whole) * polynomial_f32(c, c, rest) + h); /* NaN stays */
 }
+#else
+INLINE vf32 sigmoid_f32(vf32 x) {
+    const float h = 1.25f, most = 88.0f; /* beyond which it is below the smallest normal number, or 1 */
+#if defined(__AVX2__)
+    x = (vf32)_mm256_max_ps(_mm256_set1_ps(-most), _mm256_min_ps(_mm256_set1_ps(most), (__m256)x)); /* NaN stays */
+#else
+    x = select_f32(x > most, broadcast_f32(most), x);
+    x = select_f32(x < -most, broadcast_f32(-most), x);
+#endif
+    vf32 shifted = x * (float)-LOG2_E + SHIFT_F32, whole = shifted - SHIFT_F32;
+    vf32 f = whole * -0.693359375f - x; /* of few bits, so that the product is exact without a fused one, too */
+    f = whole * 2.12194440e-4f + f;
+    vf32 q = broadcast_f32(0.00138439564f);
+    q = q * f + 0.00837416947f;
+    q = q * f + 0.0416679978f;
+    q = q * f + 0.166664317f;
+    q = q * f + 0.49999994f;
+    q = q * f + 1.0f;
+    /* h 2^whole */
+    const uint32_t one = 0x3fa00000; /* the bits of h */
+    vf32 scale = (vf32)(((vu32)shifted << 23) + one);
+    return h / ((scale * (q * f) + h) + scale);
+}
+#endif
 INLINE vf64 sigmoid_f64(vf64 x) {
     const double most = 0x1.8p1023;
     vf64 e = exp_f64(-x);
