@@ -53,7 +53,7 @@ INLINE TARGET void VARIANT(add_segment)(const int n, const int phases, const int
 INLINE TARGET void VARIANT(multiply_rows)(const int n, const int precision, const int prefetch, const multiplication *p,
                                           int64_t number, int64_t first_row, float *sums) {
     const matrix *w = p->w;
-    const int phases = n == 1 ? 4 : n == 2 ? 2 : 1;
+    const int phases = n == 1 ? 4 : n == 2 || PARTS == 1 ? 2 : 1; /* of eight a sum would wait for itself */
     const char *block = block_of(w, number);
     const uint16_t *scales = w->scales + number * groups_of(w) * BLOCK;
     const float *row = (const float *)p->x + first_row * p->x_stride;
@@ -69,7 +69,7 @@ INLINE TARGET void VARIANT(multiply_rows)(const int n, const int precision, cons
         memset(tile_total, 0, sizeof tile_total);
         for (int64_t first = tile * TILE, end; first < end_of_tile; first = end, segment++) {
             end = end_of_group < end_of_tile ? end_of_group : end_of_tile;
-            vi32 sum[8][PARTS];
+            vi32 sum[16][PARTS];
             for (int b = 0; b < n; b++)
                 for (int j = 0; j < phases; j++)
                     for (int part = 0; part < PARTS; part++) {
