@@ -12,6 +12,7 @@ import statewise as sw
 from statewise.configuration import Config
 from statewise.data.text import TextDataConfig
 from statewise.estimation.structural import Cycle, Irregular, Regression, Seasonal
+from statewise.generation.chat import SavedChat, SavedMessage
 from statewise.mixers.base import MixerConfig
 from statewise.models.forecaster import ForecasterConfig
 from statewise.models.pair_classifier import PairClassifierConfig
@@ -31,6 +32,12 @@ EXAMPLES: tuple[Config, ...] = (
     sw.LMUConfig(theta=8.0),
     LANGUAGE_MODEL,
     ForecasterConfig(horizon=4, **SIZES),
+    SavedMessage(role="user", content="Who?"),
+    SavedChat(
+        messages=(SavedMessage(role="user", content="Who?"), SavedMessage(role="assistant", content="I.")),
+        n_first=0,
+        ids=(1, 2),
+    ),
     Cycle(periods=(3.0, 9.0)),
     Regression(d_covariates=2),
     Seasonal(period=4),

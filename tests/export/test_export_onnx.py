@@ -128,7 +128,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             export_onnx(build((sw.MambaConfig(d_state=4),)).to(dtype), tmp_path / "step.onnx")
 
     def missing(name: str) -> Any:
-        raise ModuleNotFoundError(name)
+        raise ModuleNotFoundError(name, name=name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(InputError, match=r'onnx, which is not installed; pip install "statewise\[onnx\]"'):

@@ -15,5 +15,5 @@ def test_a_missing_library_is_one_line(module: str, package: str, extra: str, mo
     name = f"statewise.integrations.{module}"
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    with pytest.raises(sw.InputError, match=rf'run: pip install "statewise\[{extra}\]"'):
+    with pytest.raises(sw.InputError, match=rf'is not installed; pip install "statewise\[{extra}\]"'):
         importlib.import_module(name)

@@ -213,7 +213,7 @@ def test_texts_of_a_classifier_of_documents(tmp_path: Path) -> None:
         ([], None, "x has no rows"),
         (np.zeros((2, 5, 2)), [5], r"lengths is int64 \(1,\); expected an integer for each of 2 rows"),
         (np.zeros((2, 5, 2)), [5, 6], r"lengths\[1\] is 6; expected 1 to 5"),
-        (np.full((2, 5, 2), np.nan), None, "the answer to row 0 is not finite"),
+        (np.full((2, 5, 2), np.nan), None, "x holds NaN, and Mamba2 layers know of no gaps"),
     ],
 )
 def test_what_is_no_row_is_refused_in_a_line(x: Any, lengths: Any, said: str) -> None:
