@@ -64,8 +64,9 @@ class SavedChat(Config):
     ids: NonEmpty[Natural]
 
     def __post_init__(self) -> None:
-        wanted = ["system"] * self.n_first + ["user", "assistant"] * ((len(self.messages) - self.n_first) // 2)
-        if self.n_first > 1 or [message.role for message in self.messages] != wanted:
+        n_first = min(self.n_first, 2)  # a file may say any number
+        wanted = ["system"] * n_first + ["user", "assistant"] * ((len(self.messages) - n_first) // 2)
+        if n_first > 1 or [message.role for message in self.messages] != wanted:
             raise ConfigError("SavedChat.messages are not a system's message, if any, and questions with answers")
 
 
