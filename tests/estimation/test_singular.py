@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from estimation_models import D, refused
 from torch import Tensor
 
 from statewise import kernels
-from statewise.estimation import LinearGaussian
+from statewise.estimation import LinearGaussian, NonlinearGaussian
+from statewise.estimation.transforms import METHODS
 
 
 def m(*rows: list[float]) -> Tensor:
@@ -81,3 +84,20 @@ def test_an_innovation_without_variance_within_vmap() -> None:
     refused(
         lambda: torch.func.vmap(likelihood, in_dims=(0, None))(gaps, R[1]), "covariance is singular: R has no noise"
     )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", SINGULAR)
+def test_an_innovation_without_variance_of_functions(name: str, method: str) -> None:
+    model, _ = SINGULAR[name]
+    y = model.simulate(2, 20, generator=torch.Generator().manual_seed(0))[1]
+    A, C = model.A, model.C
+    given = NonlinearGaussian(
+        lambda x: A @ x, model.Q, lambda x: C @ x, model.R, covariance=model.covariance, method=method
+    )
+    refused(lambda: given.filter(y + 1), "singular at step .*give R a positive variance")
+    refused(lambda: given.smooth(y + 1), "singular at step")
+    moved = replace(
+        given, Q=given.Q + 1e-6 * torch.eye(len(A), dtype=D), R=given.R + 1e-12 * torch.eye(len(C), dtype=D)
+    )
+    assert bool(moved.filter(y)[0].log_likelihood.isfinite().all())
