@@ -16,6 +16,7 @@ from statewise.estimation.call import Call, is_finite, positive_state
 from statewise.estimation.coefficients import check_shape, check_tensors, with_axes
 from statewise.estimation.factors import factor, lower, positive, solve, times, values
 from statewise.estimation.gaussian import Forecast, Gaussians, GaussianState, Posterior, Smoothed
+from statewise.estimation.singular import refuse_unmoved, rounding_of
 from statewise.estimation.steps import Filtered, choose, masked, unbound
 from statewise.estimation.transforms import (
     METHODS,
@@ -47,7 +48,8 @@ class NonlinearGaussian(GaussianModel):
     Shapes:     Q: (n, n), R: (p, p), either with (batch, length) before it; mean (n,) or (batch, n), default 0;
                 covariance (n, n) or (batch, n, n), default the identity: of x_0, the state before the first step
     Cost:       two Jacobians a step, or 4 n + 2 evaluations, for all rows at once, and two QR decompositions.
-    Errors:     InputError for covariances that are none, an f or h that returns another shape, wrong parameters.
+    Errors:     InputError for covariances that are none, an f or h that returns another shape, wrong parameters, and
+                for a number that is seen without noise and told by the steps before.
     Source:     Särkkä 2013, Bayesian Filtering and Smoothing, ch. 5 and 6 (filters), 9 and 10 (smoothers).
     """
 
@@ -182,10 +184,24 @@ class NonlinearGaussian(GaussianModel):
             zero = call.y.new_zeros
             return Filtered(zero(batch, 0, n), zero(batch, 0, n, n), call.y, zero(batch, 0, p, p), final)
         means, factors, innovation, S = (torch.stack(part, 1) for part in zip(*rows))
+        self._refuse_singular(call, innovation, S)
         if not is_finite(means, factors, innovation, S):
             assert not watched
             return self._run(call, watched=True)
         return Filtered(means, positive(factors), innovation, positive(S), final)
+
+    def _refuse_singular(self, call: Call, innovation: Tensor, S: Tensor) -> None:
+        """Where neither R nor Q moves a number that is seen. Images of points round as they are large."""
+        R = values(_factors(self.R, call)).diagonal(dim1=-2, dim2=-1)
+        if bool((R > 0).all()):
+            return
+        method, most = self._method, 0.01 * torch.finfo(S.dtype).eps ** -0.5  # in float32 that may be all there is
+        far = min(method.alpha**-2, most) if isinstance(method, Unscented) else 0.0
+        S, forecast = S.detach(), (call.y - innovation.detach()).abs()
+        finite = S.isfinite().all(-1).all(-1)  # what is not finite is told of where it comes from
+        S = torch.where(finite[..., None, None], S, torch.eye(S.shape[-1], dtype=S.dtype, device=S.device))
+        more = torch.where(forecast.isfinite(), far * forecast, 0)
+        refuse_unmoved(S, call.observed, rounding_of(self, S.dtype), more)
 
     def _update(
         self, x: Tensor, P: Tensor, R: Tensor, y: Tensor, u: Tensor | None, observed: Tensor | None

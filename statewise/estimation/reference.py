@@ -1,4 +1,4 @@
-"""The definitions: Kalman's filter and the smoother of Rauch, Tung and Striebel, in float64, row by row, step by step.
+"""The definitions: Kalman's filter and the smoother of Bryson and Frazier, in float64, row by row, step by step.
 
 They are slow and meant to be read. Every other form is held against them.
 """
@@ -30,11 +30,13 @@ class Moments(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One step: x_t given y_1 ... y_t, the innovation of what was observed, its covariance, log p(y_t | ...)."""
+    """One step: x_t given y_1 ... y_t, the innovation of what was observed, its covariance, the gain, and
+    log p(y_t | ...)."""
 
     moments: Moments
     innovation: Tensor
     S: Tensor
+    K: Tensor
     log_density: Tensor
 
 
@@ -58,41 +60,44 @@ def filter_step(before: Moments, m: Mapping[str, Tensor], y: Tensor, observed: T
     rest = torch.eye(len(mean), dtype=P.dtype, device=P.device) - K @ C
     cross = rest @ S_wv @ K.T
     P = rest @ P @ rest.T + K @ R @ K.T - cross - cross.T
-    return Update(Moments(mean + K @ innovation, (P + P.T) / 2), innovation, S, log_density)
+    return Update(Moments(mean + K @ innovation, (P + P.T) / 2), innovation, S, K, log_density)
 
 
-def smoother_step(now: Moments, after: Moments, m: Mapping[str, Tensor], y: Tensor, observed: Tensor) -> tuple:
-    """x_t given all observations, from x_t given y_1 ... y_t and x_{t+1} given all.
+class Told(NamedTuple):
+    """What the observations after a step tell of its state: ``score`` (n,), ``information`` (n, n)."""
 
-    x_t is a linear function of (x_{t+1}, y_{t+1}) and noise that nothing later depends on. Without correlated noise
-    y_{t+1} adds nothing to x_{t+1}, and these are the equations of Rauch, Tung and Striebel, with P A^T P_{t+1|t}^-1.
+    score: Tensor
+    information: Tensor
 
-    m:       the coefficients of the step from t to t + 1; y, observed: those of t + 1
-    Returns: the moments, and Cov(x_{t+1}, x_t | y).
-    Source:  Rauch, Tung & Striebel 1965, AIAA J. 3:1445; Särkkä 2013, eq. 8.6.
+
+def told(now: Moments, told: Told) -> Moments:
+    """x_t given all observations, from x_t given y_1 ... y_t and what the later ones tell."""
+    P = now.covariance
+    covariance = P - P @ told.information @ P
+    return Moments(now.mean + P @ told.score, (covariance + covariance.T) / 2)
+
+
+def smoother_step(before: Moments, now: Update, later: Told, m: Mapping[str, Tensor], observed: Tensor) -> tuple:
+    """What y_t and the observations after it tell of x_{t-1}, from what those after it tell of x_t.
+
+    The error of x_t is F times that of x_{t-1}, F = A - K C A, and noise; the innovation is C A times it, and noise.
+    It divides by the innovation's covariance alone. The equations of Rauch, Tung and Striebel, the same in exact
+    arithmetic, divide by the forecast's, which may be singular: without noise in a state that decays they lose every
+    digit within a hundred steps.
+
+    m:       the coefficients of the step to t; observed: which numbers of y_t were
+    Returns: what is told, and Cov(x_t, x_{t-1} | y).
+    Source:  Bryson & Frazier 1963, Proc. Optimum System Synthesis Conf., 353; de Jong 1989, JASA 84:1085; equal to
+             Rauch, Tung & Striebel 1965, AIAA J. 3:1445.
     """
-    n = len(now.mean)
-    C = m["C"][observed]
-    H = torch.cat([m["A"], C @ m["A"]])
-    pushed = torch.cat([torch.eye(n, dtype=C.dtype, device=C.device), C])
-    noise = pushed @ m["Q"] @ pushed.T
-    S_wv = m["S"][:, observed]
-    noise[:n, n:] += S_wv
-    noise[n:, :n] += S_wv.T
-    noise[n:, n:] += C @ S_wv + S_wv.T @ C.T + m["R"][observed][:, observed]
-    expected = torch.cat([m["A"] @ now.mean + m["c"], C @ (m["A"] @ now.mean + m["c"]) + m["d"][observed]])
-    joint = H @ now.covariance @ H.T + noise
-    scale = torch.where(joint.diagonal() > 0, joint.diagonal(), 1).sqrt()
-    gain = (
-        now.covariance
-        @ H.T
-        @ (torch.linalg.pinv(joint / torch.outer(scale, scale), hermitian=True) / torch.outer(scale, scale))
-    )
-    known = torch.zeros_like(joint)
-    known[:n, :n] = after.covariance
-    mean = now.mean + gain @ (torch.cat([after.mean, y[observed]]) - expected)
-    covariance = now.covariance + gain @ (known - joint) @ gain.T
-    return Moments(mean, (covariance + covariance.T) / 2), after.covariance @ gain[:, :n].T
+    CA = m["C"][observed] @ m["A"]
+    F = m["A"] - now.K @ CA
+    by = torch.linalg.solve(now.S, CA)
+    score = by.T @ now.innovation + F.T @ later.score
+    information = CA.T @ by + F.T @ later.information @ F
+    P = now.moments.covariance
+    lag_one = (F - P @ later.information @ F) @ before.covariance
+    return Told(score, (information + information.T) / 2), lag_one
 
 
 def filter_rows(
@@ -132,33 +137,25 @@ def filter_rows(
 
 
 def smooth_row(
-    coefficients: Mapping[str, Tensor],
-    y: Tensor,
-    observed: Tensor,
-    masks: Masks,
-    first: Moments,
-    updates: list,
-    row: int,
+    coefficients: Mapping[str, Tensor], observed: Tensor, masks: Masks, first: Moments, updates: list, row: int
 ) -> tuple[list[Moments | None], list[Tensor | None], Moments]:
     """:func:`smoother_step` from the end of a row to its beginning: moments, lag-one covariances, and x_0."""
-    length = y.shape[1]
+    length = len(updates)
     smoothed: list[Moments | None] = [None] * length
     lags: list[Tensor | None] = [None] * length
-    after: Moments | None = None
-    for t in reversed(range(-1, length)):
-        if t >= 0 and updates[t] is None:
+    nothing = Told(torch.zeros_like(first.mean), torch.zeros_like(first.covariance))
+    later = nothing
+    for t in reversed(range(length)):
+        if updates[t] is None:
             continue
-        now = first if t < 0 else updates[t].moments
-        if after is not None:
-            if masks.starts is None or not masks.starts[row, t + 1]:
-                m = {name: value[row, t + 1] for name, value in coefficients.items()}
-                now, lags[t + 1] = smoother_step(now, after, m, y[row, t + 1], observed[row, t + 1])
-            else:
-                lags[t + 1] = torch.zeros_like(now.covariance)
-        if t < 0:
-            return smoothed, lags, now
-        smoothed[t] = after = now
-    raise AssertionError("a row begins before its first step")
+        smoothed[t] = told(updates[t].moments, later)
+        if masks.starts is not None and masks.starts[row, t]:
+            later, lags[t] = nothing, nothing.information
+            continue
+        before = updates[t - 1].moments if t else first
+        m = {name: value[row, t] for name, value in coefficients.items()}
+        later, lags[t] = smoother_step(before, updates[t], later, m, observed[row, t])
+    return smoothed, lags, told(first, later)
 
 
 # -- the definitions behind the call of a model ------------------------------------------------------------------------
@@ -200,7 +197,7 @@ def smooth(call: Call) -> Smoothed:
     nothing = Moments(y.new_zeros(n), y.new_zeros(n, n))
     means, covariances, lag_one, initial = [], [], [], []
     for row in range(batch):
-        moments, lags, x_0 = smooth_row(coefficients, y, observed, call.masks, first[row], updates[row], row)
+        moments, lags, x_0 = smooth_row(coefficients, observed, call.masks, first[row], updates[row], row)
         own = [m or nothing for m in moments]
         means += [m.mean for m in own]
         covariances += [m.covariance for m in own]

@@ -12,9 +12,10 @@ from statewise.estimation.factors import lower, values
 from statewise.estimation.steps import Steps
 
 
-def message(row: int, step: int) -> str:
+def message(row: int | None = None, step: int | None = None) -> str:
+    place = "" if step is None else f" at step {step} of row {row}"
     return (
-        f"the innovation's covariance is singular at step {step} of row {row}: R has no noise there, and the steps "
+        f"the innovation's covariance is singular{place}: R has no noise there, and the steps "
         "before tell the observation exactly; give R a positive variance, or leave that number out (NaN)"
     )
 
@@ -47,15 +48,32 @@ def refuse_singular(call: Any, innovation_factor: Tensor) -> None:
     """
     if not call.y.shape[1] or not exact_given_state(call.steps):
         return
-    F = values(innovation_factor)
+    refuse_unmoved(innovation_factor, call.observed, rounding_of(call.model, innovation_factor.dtype))
+
+
+def rounding_of(model: Any, dtype: torch.dtype) -> float:
+    return _rounding(model.n_states + model.n_observations, dtype)
+
+
+def refuse_unmoved(
+    innovation_factor: Tensor, observed: Tensor | None, rounding: float, more: Tensor | None = None
+) -> None:
+    """Errors:  InputError that names the first step at which a pivot is within rounding of the largest factor so far,
+    and of ``more`` (batch, length, p).
+    """
+    F = innovation_factor.detach()
     pivot, size = F.diagonal(dim1=-2, dim2=-1).abs(), F.square().sum(-1).sqrt()
-    if call.observed is not None:
-        size = torch.where(call.observed, size, 0)
-    most = size.cummax(1).values
-    lost = ~(pivot > _rounding(call.model.n_states + F.shape[-1], F.dtype) * most)
-    if call.observed is not None:
-        lost &= call.observed
+    if more is not None:
+        size = size + more
+    if observed is not None:
+        size = torch.where(observed, size, 0)
+    lost = ~(pivot > rounding * size.cummax(1).values)
+    if observed is not None:
+        lost = lost & observed
+    lost = values(lost)
     if bool(lost.any()):
+        if lost.ndim > 3:  # within vmap, whose axis may be any of them
+            raise InputError(message())
         step, row = min((t, r) for r, t, _ in lost.nonzero().tolist())
         raise InputError(message(row, step))
 

@@ -157,6 +157,22 @@ def test_more_than_there_is_memory_for() -> None:
     )
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+@pytest.mark.parametrize("q", [0.0, 1.0])
+def test_the_definition_smooths_states_that_decay_without_noise(q: float, scale: float) -> None:
+    """The covariance of the forecast, by which Rauch, Tung and Striebel divide, is then rounding in some directions."""
+    A = torch.tensor([[0.0, -0.4], [-0.7, -0.7]], dtype=D)
+    A = torch.block_diag(A, torch.tensor([[0.6, -0.3], [1.2, -1.2]], dtype=D))
+    C = torch.tensor([[0.3, 2.1, -1.6, -0.3]], dtype=D)
+    Q = torch.diag(torch.tensor([q, 0.0, 0.0, 0.0], dtype=D))
+    model = LinearGaussian(A, Q, C, ONE, mean=torch.ones(4, dtype=D), covariance=scale * torch.eye(4, dtype=D))
+    y = model.simulate(2, 60, generator=torch.Generator().manual_seed(0))[1]
+    y[0, 20:24] = math.nan
+    found, expected = model.smooth(y, form="recurrent"), model.smooth(y, form="square_root")
+    for name in ("mean", "covariance", "lag_one", "initial_mean"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-7, atol=1e-8 * scale)
+
+
 def test_a_prior_that_knows_nothing() -> None:
     """1e30 times the noise: P - K S K^T would keep nothing of the update."""
     model = LinearGaussian(ONE, ONE, ONE, ONE, covariance=1e30 * ONE)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from estimation_models import D, refused
 from torch import Tensor
 
 from statewise import kernels
-from statewise.estimation import LinearGaussian
+from statewise.estimation import LinearGaussian, NonlinearGaussian
+from statewise.estimation.transforms import METHODS
 
 
 def m(*rows: list[float]) -> Tensor:
@@ -63,3 +66,38 @@ def test_what_follows_may_be_left_out() -> None:
     assert float(got) == pytest.approx(float(want), rel=1e-4)  # covariances lose digits
     narrow = LinearGaussian(*[k.float() for k in (trend.A, trend.Q, trend.C, trend.R)], covariance=1e6 * EYE.float())
     assert float(narrow.filter(LINE.float())[0].log_likelihood) == pytest.approx(float(want), rel=1e-2)
+
+
+def test_an_innovation_without_variance_within_vmap() -> None:
+    """Of one copy of several, also where numbers are missing; and none of them where all have a density."""
+    y = torch.arange(8.0, dtype=D).reshape(1, 8, 1)
+    gaps = torch.stack([y, y, y])
+    gaps[1, 0, 1:] = torch.nan
+
+    def likelihood(y: Tensor, R: Tensor) -> Tensor:
+        return LinearGaussian(m([0.9]), m([0.0]), m([1.0]), R.reshape(1, 1)).filter(y)[0].log_likelihood
+
+    R = torch.tensor([0.5, 0.0, 1.0], dtype=D)
+    found = torch.func.vmap(likelihood)(gaps, R)
+    torch.testing.assert_close(found, torch.stack([likelihood(*each) for each in zip(gaps, R)]))
+    refused(lambda: torch.func.vmap(likelihood, in_dims=(None, 0))(y, R), "covariance is singular: R has no noise")
+    refused(
+        lambda: torch.func.vmap(likelihood, in_dims=(0, None))(gaps, R[1]), "covariance is singular: R has no noise"
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", SINGULAR)
+def test_an_innovation_without_variance_of_functions(name: str, method: str) -> None:
+    model, _ = SINGULAR[name]
+    y = model.simulate(2, 20, generator=torch.Generator().manual_seed(0))[1]
+    A, C = model.A, model.C
+    given = NonlinearGaussian(
+        lambda x: A @ x, model.Q, lambda x: C @ x, model.R, covariance=model.covariance, method=method
+    )
+    refused(lambda: given.filter(y + 1), "singular at step .*give R a positive variance")
+    refused(lambda: given.smooth(y + 1), "singular at step")
+    moved = replace(
+        given, Q=given.Q + 1e-6 * torch.eye(len(A), dtype=D), R=given.R + 1e-12 * torch.eye(len(C), dtype=D)
+    )
+    assert bool(moved.filter(y)[0].log_likelihood.isfinite().all())
