@@ -1,8 +1,8 @@
 """The losses of training in bfloat16 beside those in float32: the same batches, the same weights at the beginning.
 
-    python experiments/bfloat16_training.py runs/bfloat16 --models demo,mamba-130m,mamba2-130m --steps 300
+    python experiments/bfloat16_training.py runs/bfloat16 --models mamba-130m,mamba2-130m --steps 300 --batch 1
 
-Each model learns the source of Python's standard library, byte by byte. Writes ``losses.json``, the losses of every
+Each model learns the source of Python's standard library, byte by byte: the demo by its own optimiser, the others by AdamW. Writes ``losses.json``, the losses of every
 step in both precisions and their times, and ``losses.png``. The two precisions take their steps in turns, so that a
 ratio of times is of the same minutes of the machine.
 """
@@ -37,7 +37,8 @@ def stepper(name: str, precision: str, folder: Path, *, batch: int, length: int)
     """Takes the step of that number; gives its loss."""
     config = replace(PRESETS["demo"](), data=TextDataConfig())
     model = MODELS[name](257)
-    train = replace(config.train, batch_size=batch, length=length, precision=precision)
+    optimizer = config.train.optimizer if name == "demo" else replace(config.train.optimizer, matrices="adamw")
+    train = replace(config.train, batch_size=batch, length=length, precision=precision, optimizer=optimizer)
     state = RunState(RunFolder(folder / precision, replace(config, model=model, train=train)))
     loss_of = loss_function(state)
 
