@@ -2,9 +2,9 @@
 
     python experiments/bfloat16_training.py runs/bfloat16 --models mamba-130m,mamba2-130m --steps 300 --batch 1
 
-Each model learns the source of Python's standard library, byte by byte: the demo by its own optimiser, the others by AdamW. Writes ``losses.json``, the losses of every
-step in both precisions and their times, and ``losses.png``. The two precisions take their steps in turns, so that a
-ratio of times is of the same minutes of the machine.
+Each model learns the source of Python's standard library, byte by byte: the demo by its own optimiser, the others by
+AdamW. Writes ``losses.json``, the losses of every step in both precisions and their times, and ``losses.png``. The two
+precisions take their steps in turns, so that a ratio of times is of the same minutes of the machine.
 """
 
 from __future__ import annotations
