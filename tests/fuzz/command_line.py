@@ -153,7 +153,8 @@ def words(draw: Draw) -> list[str]:
     """Any words."""
     known = [*OPTIONS, "reproduce", "benchmark", "--version", "--help", "-h", *TEXTS]
     first = draw.choice([name for name in known if name not in ("benchmark", "reproduce")] + ["x"])
-    return [first, *(draw.choice([*TEXTS, "--set", "--x", "--=", "-x", "--help"]) for _ in range(draw.integer(0, 3)))]
+    more = [draw.choice([*TEXTS, "--set", "--x", "--=", "-x", "--help"]) for _ in range(draw.integer(0, 3))]
+    return [first, *more, *(["--steps", "1", "--estimate"] if first == "train" else [])]  # the demo would take minutes
 
 
 KINDS = {"fields": fields, "file": file, "resume": resume, "damaged": damaged, "options": options, "words": words}
