@@ -71,7 +71,7 @@ def main() -> None:
     result = statsmodels_of(values).fit(disp=0, maxiter=1000)
     fit_seconds = time.perf_counter() - begin
     with torch.no_grad():
-        likelihood = float(ours.log_likelihood(ours.free[None], batch.values, None))
+        likelihood = float(ours.log_likelihood(ours.free[None], ours.series(batch.values, None)))
     same = float(statsmodels_of(values).loglike(as_statsmodels(parameters)))
 
     targets = np.stack([split.window(origin).targets for origin in origins])
