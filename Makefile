@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 VENV := .venv
+GPU_VENV := .venv-gpu
+TRITON ?= triton==3.6.0
 BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(BIN)/python -m pip install --quiet
@@ -13,17 +15,21 @@ SEED ?= 1
 DEMO_PROMPT ?= class Stack:
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format benchmark sanitize fuzz clean
+.PHONY: help install demo test lint format docs benchmark sanitize fuzz gpu-check gpu-gate gpu-tests gpu-day gpu-science clean
 
 help:
 	@echo 'make demo     train a small hybrid for $(DEMO_MINUTES) minutes on the text of the standard library, then write with it'
 	@echo 'make test     ruff, mypy and the tests'
 	@echo 'make lint     ruff and mypy alone'
 	@echo 'make format   let ruff rewrite what it can'
+	@echo 'make docs     the documentation as a site, in build/docs; it runs the code of every page and fails where one is wrong'
 	@echo 'make install  the environment in $(VENV), with what the tests need'
 	@echo 'make benchmark  the bars: our kernels and models beside those of others, which it installs (llama.cpp compiles for minutes)'
 	@echo 'make sanitize   the tests of the C kernels over a library built with sanitizers'
 	@echo 'make fuzz MINUTES=30 SEED=1   random cases against slow, obvious answers; exit code 1 if one is wrong'
+	@echo 'make gpu-check  the Triton kernels without a GPU: compiled for eight cards, and run in an interpreter'
+	@echo 'make gpu-day  on a machine with a GPU, in ten minutes: tests, laws and times of its kernels and models; the results in build/gpu-day'
+	@echo 'make gpu-science DATA=data  ten minutes of the trainings that need a GPU; call it again and it goes on'
 	@echo 'make clean    remove the environment and every cache (runs/ stays)'
 
 # Each stamp lies inside the environment, so that removing .venv removes it too. A second call installs nothing
@@ -63,6 +69,15 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+$(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
+	@touch $(VENV)/.installed $@
+
+# What pages print and draw is kept in build/docs-cache: a second call runs the pages that have changed
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -q -W --keep-going -n -j auto -d build/docs-cache/doctrees docs build/docs
+	@echo 'the site is in build/docs: open build/docs/index.html'
+
 $(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[bench,llama,plot]'
 	@touch $(VENV)/.installed $@
@@ -76,6 +91,33 @@ sanitize: $(VENV)/.installed-dev
 fuzz: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) --sanitize auto
 
+# Triton is 700 MB, and each PyTorch for CUDA wants its own: so it has an environment apart, and no pin in constraints.txt.
+# What was compiled stays in build/gpu-cache.
+$(GPU_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(GPU_VENV)
+	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+		STATEWISE_NO_C=1 $(GPU_VENV)/bin/python -m pip install --quiet . '$(TRITON)' pytest pytest-xdist hypothesis
+	$(GPU_VENV)/bin/python -m pip uninstall --quiet --yes statewise
+	@touch $@
+
+gpu-check: gpu-gate gpu-tests
+
+gpu-gate: $(GPU_VENV)/.installed
+	mkdir -p build
+	PYTHONPATH=. TRITON_CACHE_DIR=build/gpu-cache $(GPU_VENV)/bin/python -m statewise.kernels.gpu.gate --json build/gpu-gate.json
+
+gpu-tests: $(GPU_VENV)/.installed
+	PYTHONPATH=. TRITON_CACHE_DIR=build/gpu-cache TRITON_INTERPRET=1 $(GPU_VENV)/bin/python -m pytest -n $(WORKERS) \
+		--maxprocesses 8 --durations 5 -W ignore::DeprecationWarning tests/kernels/test_triton_*.py
+
+# They install nothing: PYTHON is one that has PyTorch for the card
+DATA ?=
+gpu-day:
+	PYTHONPATH=. $(PYTHON) -m statewise.benchmark.gpu --out build/gpu-day
+
+gpu-science:
+	PYTHONPATH=. $(PYTHON) -m statewise.benchmark.gpu --science --out build/gpu-science $(if $(DATA),--data-dir $(DATA))
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find statewise tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,3 +15,5 @@ collect_ignore_glob += [
     for folder, package in NEEDED.items()
     if importlib.util.find_spec(package) is None
 ]
+if importlib.util.find_spec("triton") is None:
+    collect_ignore_glob.append("statewise/kernels/*/triton*.py")

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 import statewise as sw
 from statewise.models.presets import PRESETS as MODEL_PRESETS
-from statewise.train.presets import PRESETS as RUN_PRESETS
+from statewise.training.presets import PRESETS as RUN_PRESETS
 
 WIDTH = 16  # of the mixers
 Digests = dict[str, str]

@@ -22,11 +22,11 @@ from statewise.benchmark.processor import describe_processor, processor
 from statewise.data.text import TextDataConfig
 from statewise.models.presets import PRESETS as MODELS
 from statewise.reproduce.files import write_json
-from statewise.train.environment import process_settings
-from statewise.train.presets import PRESETS
-from statewise.train.run_folder import RunFolder
-from statewise.train.run_state import RunState
-from statewise.train.update import loss_function, update
+from statewise.training.environment import process_settings
+from statewise.training.presets import PRESETS
+from statewise.training.run_folder import RunFolder
+from statewise.training.run_state import RunState
+from statewise.training.update import loss_function, update
 
 PRECISIONS = ("float32", "bfloat16")
 LR = {"demo": 4e-3, "mamba-130m": 6e-4, "mamba2-130m": 6e-4}

@@ -1,4 +1,4 @@
-"""The training text's bits per byte against seconds, of several runs, as a plot and as numbers.
+"""The training text's bits per byte against the time of training, of several runs, as a plot and as numbers.
 
     statewise train --preset demo --out runs/muon
     statewise train --preset demo --set train.optimizer.matrices=adamw --out runs/adamw
@@ -14,8 +14,8 @@ import json
 from pathlib import Path
 
 from statewise.reproduce.hardware import environment
-from statewise.train import read_metrics, read_run
-from statewise.train.plotting import figure
+from statewise.training import read_metrics, read_run
+from statewise.training.plotting import plot_runs
 
 XZ = 1.5464  # bits per byte of the test split by xz -9
 
@@ -25,8 +25,9 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="NAME=FOLDER")
     parser.add_argument("--out", type=Path, required=True, help="the plot and the numbers, without their suffixes")
     arguments = parser.parse_args()
+    folders = {name: folder for name, _, folder in (run.partition("=") for run in arguments.runs)}
     found = {}
-    for name, _, folder in (run.partition("=") for run in arguments.runs):
+    for name, folder in folders.items():
         lines = read_metrics(Path(folder) / "metrics.jsonl")
         train = [line for line in lines if line["kind"] == "train"]
         config = read_run(Path(folder)).train
@@ -39,13 +40,12 @@ def main() -> None:
             "seconds": [round(line["seconds"], 2) for line in train],
             "bits_per_byte": [round(line["bits_per_byte"], 4) for line in train],
         }
-    with figure(arguments.out.with_suffix(".png")) as drawn:
-        axes = drawn.add_subplot(xlabel="seconds of training", ylabel="bits per byte of new training text")
-        for name, run in found.items():
-            axes.plot(run["seconds"], run["bits_per_byte"], label=name)
-        axes.axhline(XZ, color="gray", linestyle=":", label="xz -9 of the test split")
-        axes.set_ylim(top=3.0)
-        axes.legend()
+    drawn = plot_runs(folders, x="time")
+    axes = drawn.axes[1]  # of the metric, bits per byte
+    axes.axhline(XZ, color="gray", linestyle=":")
+    axes.annotate("xz -9 of the test split", (1.0, XZ), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    axes.set_ylim(top=3.0)
+    drawn.savefig(arguments.out.with_suffix(".png"), dpi=150)
     text = json.dumps({"hardware": environment(), "runs": found}, indent=1)
     arguments.out.with_suffix(".json").write_text(text + "\n")
 

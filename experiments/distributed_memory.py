@@ -28,12 +28,12 @@ import statewise as sw
 from statewise.checkpoints.empty import build_empty
 from statewise.data.text import TextDataConfig
 from statewise.reproduce.hardware import environment
-from statewise.train import RunConfig
-from statewise.train.config import BudgetConfig, ParallelConfig, TrainConfig
-from statewise.train.distributed.several import SeveralRanks
-from statewise.train.memory_estimate import estimate_memory
-from statewise.train.run_state import RunState
-from statewise.train.update import loss_function, update
+from statewise.training import RunConfig
+from statewise.training.config import BudgetConfig, ParallelConfig, TrainConfig
+from statewise.training.distributed.several import SeveralRanks
+from statewise.training.memory_estimate import estimate_memory
+from statewise.training.run_state import RunState
+from statewise.training.update import loss_function, update
 
 STATUS = Path("/proc/self/status")
 

@@ -22,7 +22,7 @@ from statewise.reproduce.files import write_json
 from statewise.reproduce.h3_synthetics import MIXERS, H3SyntheticsSettings, run_config
 from statewise.reproduce.training import is_diverged, train_and_test
 from statewise.reproduce.work import Stopped
-from statewise.train.report import make_reporter
+from statewise.training.report import make_reporter
 
 NAMES = {"induction-head": "induction_head", "associative-recall": "assoc_recall"}
 

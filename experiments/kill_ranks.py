@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from training import curve
+from training_runs import curve
 
 from statewise import checkpoints
 from statewise.reproduce.hardware import environment

@@ -33,16 +33,16 @@ import torch._dynamo  # so that no child imports it
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from killed_runs import in_child, is_usable
-from training import curve, small_model, small_run
+from training_runs import curve, small_model, small_run
 
 from statewise import checkpoints
 from statewise.mixers.attention import AttentionConfig
 from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
 from statewise.reproduce.hardware import environment
-from statewise.train import RunConfig, train
-from statewise.train.report import Reporter
-from statewise.train.run_state import RunState
+from statewise.training import RunConfig, train_run
+from statewise.training.report import Reporter
+from statewise.training.run_state import RunState
 
 STEPS = 120
 KILLS_OF_A_RUN = 20
@@ -71,7 +71,7 @@ class Child:
 
         def work() -> None:
             os.close(self._reading)
-            train(config, run, resume=run.exists(), reporter=_telling(writing))
+            train_run(config, run, resume=run.exists(), reporter=_telling(writing))
 
         self.process = in_child(work)
         os.close(writing)

@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 import statewise as sw
 from statewise.reproduce.hardware import environment
-from statewise.train.distributed.sequence import apply_sequence_parallel
-from statewise.train.tasks.language import token_loss
+from statewise.training.distributed.sequence import apply_sequence_parallel
+from statewise.training.tasks.language import token_loss
 
 MIXERS = {
     "mamba": sw.MambaConfig(),

@@ -22,8 +22,8 @@ import torch
 import statewise as sw
 from statewise.evaluate.forecasting import BASELINES, evaluate_forecasts, forecast, score_forecasts
 from statewise.models.structural import StructuralForecaster
-from statewise.train import open_task, train
-from statewise.train.presets import PRESETS
+from statewise.training import open_task, train_run
+from statewise.training.presets import PRESETS
 
 
 def statsmodels_of(values: np.ndarray) -> Any:
@@ -55,7 +55,7 @@ def main() -> None:
         seconds = {}
         for name in ("co2-structural", "co2"):
             begin = time.perf_counter()
-            train(PRESETS[name](), Path(folder, name))
+            train_run(PRESETS[name](), Path(folder, name))
             seconds[name] = time.perf_counter() - begin
         ours, network = (
             sw.load(sw.checkpoints.resolve(Path(folder, name), "best")) for name in ("co2-structural", "co2")

@@ -9,12 +9,12 @@ The names below are imported when they are first used, so that ``import statewis
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import pkgutil
 import re
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 # The one list of public names. Type checkers and editors follow it; what runs reads it as text, and imports by it.
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
     from statewise import reproduce as reproduce
     from statewise import semiseparable as semiseparable
     from statewise import systems as systems
-    from statewise import train as train
+    from statewise import training as training
     from statewise.checkpoints import load as load
     from statewise.checkpoints import save as save
     from statewise.checkpoints.convert import save_as as save_as
     from statewise.data.labelled import LabelledDataConfig as LabelledDataConfig
     from statewise.data.labelled import open_labelled as open_labelled
+    from statewise.data.labelled_text import LabelledTextDataConfig as LabelledTextDataConfig
     from statewise.data.long_range import LongRangeDataConfig as LongRangeDataConfig
     from statewise.data.long_range import open_long_range as open_long_range
     from statewise.data.memory_tasks import MemoryDataConfig as MemoryDataConfig
@@ -67,17 +68,24 @@ if TYPE_CHECKING:
     from statewise.estimation import NonlinearGaussian as NonlinearGaussian
     from statewise.evaluate import evaluate_questions as evaluate_questions
     from statewise.evaluate import open_tasks as open_tasks
+    from statewise.explain import explain as explain
     from statewise.export import export_onnx as export_onnx
     from statewise.export import export_step as export_step
     from statewise.generation import generate as generate
     from statewise.generation.chat import Chat as Chat
     from statewise.generation.opening import open_tokenizer as open_tokenizer
+    from statewise.integrations.sklearn import StatewiseClassifier as StatewiseClassifier
+    from statewise.integrations.sklearn import StatewiseForecaster as StatewiseForecaster
+    from statewise.integrations.sklearn import StatewiseRegressor as StatewiseRegressor
     from statewise.mixers.attention import AttentionConfig as AttentionConfig
     from statewise.mixers.base import Mixer as Mixer
     from statewise.mixers.base import MixerConfig as MixerConfig
     from statewise.mixers.base import set_rate as set_rate
+    from statewise.mixers.gated_recurrence import GRUConfig as GRUConfig
+    from statewise.mixers.gated_recurrence import LSTMConfig as LSTMConfig
     from statewise.mixers.gss import GSSConfig as GSSConfig
     from statewise.mixers.h3 import H3Config as H3Config
+    from statewise.mixers.hippo_rnn import HiPPORNNConfig as HiPPORNNConfig
     from statewise.mixers.kalman import KalmanConfig as KalmanConfig
     from statewise.mixers.linear_attention import LinearAttentionConfig as LinearAttentionConfig
     from statewise.mixers.lmu import LMUConfig as LMUConfig
@@ -87,7 +95,11 @@ if TYPE_CHECKING:
     from statewise.mixers.mamba3 import Mamba3Config as Mamba3Config
     from statewise.mixers.s4 import S4Config as S4Config
     from statewise.mixers.s4d import S4DConfig as S4DConfig
+    from statewise.mixers.s4d_reduction import reduce_s4d as reduce_s4d
     from statewise.mixers.s5 import S5Config as S5Config
+    from statewise.mixers.temporal_convolution import TCNConfig as TCNConfig
+    from statewise.mixers.temporal_convolution import tcn_layers as tcn_layers
+    from statewise.models.as_layer import as_layer as as_layer
     from statewise.models.block import BlockConfig as BlockConfig
     from statewise.models.classifier import SequenceClassifierConfig as SequenceClassifierConfig
     from statewise.models.forecaster import ForecasterConfig as ForecasterConfig
@@ -106,7 +118,6 @@ if TYPE_CHECKING:
     from statewise.operators.diagonal import DiagonalLTI as DiagonalLTI
     from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank as DiagonalPlusLowRank
     from statewise.operators.diagonal_mimo import DiagonalMIMO as DiagonalMIMO
-    from statewise.operators.plan import explain as explain
     from statewise.operators.selective import SelectiveDiagonal as SelectiveDiagonal
     from statewise.operators.ssd import SSD as SSD
     from statewise.predict.predictor import predictor as predictor
@@ -114,19 +125,23 @@ if TYPE_CHECKING:
     from statewise.systems import DiscreteSystem as DiscreteSystem
     from statewise.systems import discretize as discretize
     from statewise.systems import mass_spring_damper as mass_spring_damper
-    from statewise.train.config import BudgetConfig as BudgetConfig
-    from statewise.train.config import OptimizerConfig as OptimizerConfig
-    from statewise.train.config import ParallelConfig as ParallelConfig
-    from statewise.train.config import ReportingConfig as ReportingConfig
-    from statewise.train.config import RunConfig as RunConfig
-    from statewise.train.config import ScheduleConfig as ScheduleConfig
-    from statewise.train.config import TrainConfig as TrainConfig
-    from statewise.train.several import train_several as train_several
+    from statewise.training.call import train as train
+    from statewise.training.config import BudgetConfig as BudgetConfig
+    from statewise.training.config import OptimizerConfig as OptimizerConfig
+    from statewise.training.config import ParallelConfig as ParallelConfig
+    from statewise.training.config import ReportingConfig as ReportingConfig
+    from statewise.training.config import RunConfig as RunConfig
+    from statewise.training.config import ScheduleConfig as ScheduleConfig
+    from statewise.training.config import TrainConfig as TrainConfig
+    from statewise.training.several import train_several as train_several
 
 # Name: the module that it is imported from, which is "statewise" for a part of the package
 _LIST = re.compile(rb"^    from (\S+) import (\w+) as \2\r?$", re.MULTILINE)
 _HOME = {name.decode(): home.decode() for home, name in _LIST.findall(pkgutil.get_data(__name__, "__init__.py") or b"")}
-__all__ = sorted((*_HOME, "__version__"))
+# Those of an extra are listed where it is installed, so that ``from statewise import *`` and ``help`` need none.
+_NEEDS = {"statewise.integrations.sklearn": "sklearn"}
+_LISTED = [name for name, home in _HOME.items() if home not in _NEEDS or importlib.util.find_spec(_NEEDS[home])]
+__all__ = sorted((*_LISTED, "__version__"))
 
 
 def __getattr__(name: str) -> Any:

@@ -1,21 +1,23 @@
 """The errors that Statewise raises at its boundaries.
 
-Each carries one line that names what was given, what was expected and what to do.
-The command line prints that line and exits with 2 (1 where a run cannot go on: TrainingError).
+Each is one line: what was given, what was expected and what to do.
+The command line prints that line and exits with 2 (1 if a run cannot continue: TrainingError).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import reprlib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 
 
 class StatewiseError(Exception):
-    """Base of all errors that are meant to be read by a user; ``exit_code`` is what the command line returns."""
+    """Base of all errors that are written for users; ``exit_code`` is what the command line returns."""
 
     exit_code = 2
 
@@ -37,29 +39,29 @@ class DataError(StatewiseError, ValueError):
 
 
 class CheckpointError(StatewiseError, ValueError):
-    """A checkpoint or run folder is missing, damaged, of another architecture, or already in use."""
+    """A checkpoint or run folder is missing, damaged, in use already, or has a different architecture."""
 
 
 class TrainingError(StatewiseError, RuntimeError):
-    """A run cannot go on."""
+    """A run cannot continue."""
 
     exit_code = 1
 
 
 class DivergedError(TrainingError):
-    """Numbers of a run are not finite any more. ``what`` says which, without what remains of the run and what to do."""
+    """Numbers of a run are no longer finite. ``what`` says which, without what is left of the run and what to do."""
 
     def __init__(self, message: str, what: str | None = None) -> None:
         super().__init__(message)
         self.what = message if what is None else what
 
 
-# -- errors of one kind told as another ------------------------------------------------------------------------------
+# -- errors of one kind raised as another-----------------------------------------------------------------------------
 
 
 @contextmanager
 def retold(as_: type[StatewiseError], *of: type[StatewiseError], where: str = "") -> Iterator[None]:
-    """Errors of the kinds ``of`` that are raised within, as one of the kind ``as_`` that says the same."""
+    """Turns errors of the kinds ``of`` that are raised within it into one of the kind ``as_`` with the same message."""
     try:
         yield
     except of as error:
@@ -68,7 +70,7 @@ def retold(as_: type[StatewiseError], *of: type[StatewiseError], where: str = ""
 
 @contextmanager
 def reading(path: object, as_: type[StatewiseError] = DataError) -> Iterator[None]:
-    """What the system says within it of a file that cannot be read, as one line."""
+    """Turns an error of the system about a file that cannot be read into one line."""
     try:
         yield
     except OSError as error:
@@ -76,22 +78,40 @@ def reading(path: object, as_: type[StatewiseError] = DataError) -> Iterator[Non
 
 
 @contextmanager
-def importing(package: str, extra: str, purpose: str, as_: type[StatewiseError] = InputError) -> Iterator[None]:
-    """An ImportError within it as one line: that ``package`` is not installed, that a file of the user's own has its
-    name, or why it cannot be imported. ``purpose``: "a plot needs".
+def importing(
+    package: str, extra: str, purpose: str, as_: type[StatewiseError] = InputError, *, remedy: str | None = None
+) -> Iterator[None]:
+    """Turns an ImportError within it into one line: ``package`` is not installed, a file of yours has its name, or why
+    it cannot be imported.
+
+    purpose: "a plot needs"      remedy: what to do instead of installing the extra
     """
     try:
         yield
     except ImportError as error:
-        remedy = f'pip install "statewise[{extra}]"'
+        remedy = f'pip install "statewise[{extra}]"' if remedy is None else remedy
         hiding = _hiding(package.split(".")[0])
         if hiding is not None:
-            why = f"{package}, but {hiding} is found in its place; rename that file"
+            why = f"{package}, but {hiding} is imported instead; rename that file"
         elif isinstance(error, ModuleNotFoundError) and error.name == package.split(".")[0]:
             why = f"{package}, which is not installed; {remedy}"
         else:
             why = f"{package}, which cannot be imported here ({reason(error)}); {remedy}"
         raise as_(f"{purpose} {why}") from error
+
+
+def package_folder(
+    package: str, extra: str, purpose: str, as_: type[StatewiseError] = InputError, *, remedy: str | None = None
+) -> Path:
+    """The folder of an installed package. The package is not imported, which may take seconds.
+
+    Errors: as :func:`importing`.
+    """
+    with importing(package, extra, purpose, as_, remedy=remedy):
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations or _hiding(package) is not None:
+            raise ModuleNotFoundError(f"there is no package {package}", name=package)
+        return Path(spec.submodule_search_locations[0])
 
 
 def _hiding(package: str) -> str | None:
@@ -108,7 +128,7 @@ def _hiding(package: str) -> str | None:
 
 
 def require_least(as_: type[StatewiseError], **given: tuple[float | None, float]) -> None:
-    """An error of the kind ``as_`` for the first number below the least that it may be: name=(number, least)."""
+    """Raises an error of the kind ``as_`` for the first number below its minimum: name=(number, least)."""
     for name, (value, least) in given.items():
         if value is not None and value < least:
             raise as_(f"{name}={value} is out of range; use at least {least}")
@@ -118,7 +138,7 @@ def require_least(as_: type[StatewiseError], **given: tuple[float | None, float]
 
 
 class _Short(reprlib.Repr):
-    """Of what is nested deep or long only the beginning."""
+    """Only the beginning of what is long or deeply nested."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +146,7 @@ class _Short(reprlib.Repr):
 
 
 def excerpt(text: object, longest: int = 80, *, quoted: bool = True) -> str:
-    """Text of a file, or another value of it, for a message of one line: printable, and cut to ``longest`` characters.
+    """Text or another value from a file, for a message of one line: printable, and cut to ``longest`` characters.
 
     >>> excerpt("soon")
     "'soon'"
@@ -150,12 +170,12 @@ def excerpt(text: object, longest: int = 80, *, quoted: bool = True) -> str:
 
 
 def few(names: Iterable[str]) -> str:
-    """The first of names that a file has, with commas between."""
+    """The first few names in a file, with commas between them."""
     return excerpt(", ".join(islice(names, 20)), 120, quoted=False)
 
 
 def reason(error: BaseException, longest: int = 160) -> str:
-    """What an error of a library says, on one line and cut: it may quote a file."""
+    """The message of a library's error on one line, cut if it is long: it may quote a file."""
     text = getattr(error, "strerror", None) or " ".join(str(error).split()).rstrip(":") or type(error).__name__
     text = "".join(c if c.isprintable() else "?" for c in str(text))
     return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -95,4 +95,6 @@ def require_free(n_bytes: int, what: str) -> None:
         return
     free = available_memory()
     if free is not None and n_bytes > free:
-        raise ConfigError(f"{what} needs {size(n_bytes)} of memory, and {size(free)} are free; use a smaller number")
+        raise ConfigError(
+            f"{what} needs {size(n_bytes)} of memory, but only {size(free)} are free; use a smaller number"
+        )

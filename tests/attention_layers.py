@@ -18,6 +18,7 @@ CONFIGS = {
     "window of one": AttentionConfig(n_heads=2, n_kv_heads=1, window=1),
     "partly rotary": AttentionConfig(n_heads=2, n_kv_heads=1, d_head=6, d_rotary=4, rotary_base=100.0, window=33),
     "learned": AttentionConfig(n_heads=2, positions="learned", max_positions=400, bias=True),
+    "scaled": AttentionConfig(n_heads=2, n_kv_heads=1, scale=1.0, window=6, bias=True),
     "no positions": AttentionConfig(n_heads=3, d_head=5, positions=None),
 }
 

@@ -57,3 +57,16 @@ def superglue(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("superglue")
     write_superglue(folder, n_validation=4, n_train=4)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _on_device() -> Iterator[None]:
+    """STATEWISE_TEST_DEVICE=cuda runs laws and kernels on a GPU, as `make gpu-day` does."""
+    name = os.environ.get("STATEWISE_TEST_DEVICE")
+    if not name:
+        yield
+        return
+    from on_device import OnDevice
+
+    with OnDevice(name):
+        yield

@@ -55,6 +55,15 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         ),
         H3Config(d_state=34),
     ),
+    "beside": (
+        Block(
+            mixer=sw.AttentionConfig(n_heads=2, d_head=6, scale=1.0, window=5, bias=True, output_bias=False),
+            mlp=MLP(),
+            norm="layer",
+            placement="parallel",
+        ),
+        Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1, gated=True), placement="parallel"),
+    ),
     "blocks": (
         Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1.5, activation="gelu", bias=False), norm="batch"),
         Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1, activation="relu"), norm="layer", placement="post"),

@@ -9,7 +9,7 @@ from distributed_harness import Place, case
 from distributed_models import a_run, parallel, together
 from torch.distributed.tensor import DTensor
 
-from statewise.train.config import RunConfig
+from statewise.training.config import RunConfig
 
 WAYS: dict[int, tuple[dict[str, Any], ...]] = {
     2: ({"data": "ddp"}, {"data": "fsdp"}, {"tensor": 2}, {"sequence": 2}),

@@ -22,7 +22,7 @@ from distributed_harness import Place, case
 from distributed_killed import killed_config
 from distributed_models import ATTENTION, MAMBA2, a_run, parallel, steps, together
 from resident_memory import give_back_at_once
-from training import curve, with_train
+from training_runs import curve, with_train
 
 from statewise import checkpoints, cli
 from statewise.benchmark.memory import raised_by
@@ -34,14 +34,14 @@ from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.block import BlockConfig
-from statewise.train import RunConfig, TrainResult, course, run_state, train
-from statewise.train.distributed import tensors as parted
-from statewise.train.distributed.several import SeveralRanks
-from statewise.train.metrics import MetricsFile
-from statewise.train.report import Reporter
-from statewise.train.run_folder import RunFolder
-from statewise.train.run_state import RunState
-from statewise.train.update import loss_function, update
+from statewise.training import RunConfig, TrainResult, course, run_state, train_run
+from statewise.training.distributed import tensors as parted
+from statewise.training.distributed.several import SeveralRanks
+from statewise.training.metrics import MetricsFile
+from statewise.training.report import Reporter
+from statewise.training.run_folder import RunFolder
+from statewise.training.run_state import RunState
+from statewise.training.update import loss_function, update
 
 SAVED, STRAIGHT = "saved-by-two", "straight-by-two"
 
@@ -75,7 +75,7 @@ def a_signal_on(rank: int, place: Place, step: int) -> Iterator[None]:
 
 def trained(place: Place, run: RunConfig, name: str, stop: int | None = None, **options: Any) -> TrainResult:
     with a_signal_on(place.size - 1, place, -1 if stop is None else stop):
-        result = train(run, place.folder / name, **options)
+        result = train_run(run, place.folder / name, **options)
     dist.barrier()
     return result
 
@@ -205,7 +205,7 @@ def a_disk_that_is_full_while_the_parts_are_gathered(place: Place) -> None:
 
     refused = pytest.raises(CheckpointError, match=r"No space left on device; .*last good checkpoint is .*00000001")
     with mock.patch.object(parted.Gathering, "whole", fails_later), refused:
-        train(run, place.folder / "full")
+        train_run(run, place.folder / "full")
     dist.barrier()
     assert os.listdir(place.folder / "full" / "checkpoints") == ["step-00000001"]
     result = trained(place, run, "full", resume=True)
@@ -219,7 +219,7 @@ def the_clock_is_rank_zeros(place: Place) -> None:
     """A budget in minutes ends all ranks at one step, also where their clocks differ."""
     run = a_run(place, steps=None, minutes=0.01)
     with mock.patch("time.monotonic", side_effect=clock(1000.0 * place.rank)):
-        result = train(run, place.folder / "minutes")
+        result = train_run(run, place.folder / "minutes")
     steps: list[Any] = [None] * place.size
     dist.all_gather_object(steps, (result.step, result.seconds))
     assert len(set(steps)) == 1
@@ -239,29 +239,29 @@ def all_refuse_alike(place: Place) -> None:
     run = a_run(place)
     other = with_train(run, lr=run.train.optimizer.lr * (1 + place.rank))
     with pytest.raises(ConfigError, match=r"train.optimizer.lr is 0.01 on rank 0 and 0.02 on rank 1"):
-        train(other, place.folder / "refused")
+        train_run(other, place.folder / "refused")
     with pytest.raises(ConfigError, match=r"out is 'refused0' on rank 0 and 'refused1' on rank 1"):
-        train(run, place.folder / f"refused{place.rank}")
+        train_run(run, place.folder / f"refused{place.rank}")
     missing = replace(run, data=TextDataConfig(source=str(place.folder / "no-such-text")))
     with pytest.raises(DataError, match="no-such-text"):
-        train(missing, place.folder / "refused")
+        train_run(missing, place.folder / "refused")
     unmounted, full = DataError("the disk is not mounted"), CheckpointError("the disk is full")
     refused = pytest.raises(DataError, match="rank 1: the disk is not mounted")
     with only_on(1, place, run_state, "open_task", unmounted), refused:
-        train(run, place.folder / "refused")
+        train_run(run, place.folder / "refused")
     with pytest.raises(ConfigError, match="does not divide the 2 processes"):
-        train(parallel(run, tensor=3), place.folder / "refused")
+        train_run(parallel(run, tensor=3), place.folder / "refused")
     assert not (place.folder / "refused" / "run.json").exists()
     dist.barrier()
-    train(with_train(run, steps=1), place.folder / "refused")
+    train_run(with_train(run, steps=1), place.folder / "refused")
     with pytest.raises(CheckpointError, match="already holds a run"):
-        train(run, place.folder / "refused")
+        train_run(run, place.folder / "refused")
     refused = pytest.raises(CheckpointError, match=r"the disk is full; the last good checkpoint is .*00000001")
     with only_on(0, place, checkpoints, "save", full), refused:
-        train(run, place.folder / "refused", resume=True)
+        train_run(run, place.folder / "refused", resume=True)
     refused = pytest.raises(CheckpointError, match=r"the disk is full; the last good checkpoint is .*00000001")
     with only_on(0, place, MetricsFile, "write", full), refused:
-        train(run, place.folder / "refused", resume=True)
+        train_run(run, place.folder / "refused", resume=True)
 
 
 @contextmanager
@@ -278,12 +278,12 @@ def numbers_that_are_not_finite(place: Place) -> None:
     """The rows of one rank go wrong: all stop at that step, and with DDP the layer is named."""
     for data, named in (
         ("ddp", r"the first layer whose output is not finite is layers\.1"),
-        ("fsdp", "which layer it was is not looked for"),
+        ("fsdp", "the layer cannot be found while ranks share the layers"),
     ):
         run = parallel(a_run(place), data=data)
         refused = pytest.raises(TrainingError, match=f"step 3: the loss is nan; .*{named}")
         with mock.patch.object(run_state, "open_task", spoiled(place, run_state.open_task)), refused:
-            train(run, place.folder / f"not-finite-{data}")
+            train_run(run, place.folder / f"not-finite-{data}")
         dist.barrier()
 
 
@@ -315,7 +315,7 @@ def spoiled(place: Place, open_task: Any) -> Any:
 def nobody_disturbs_it(place: Place) -> list[dict[str, Any]]:
     """What the run of distributed_killed.py has to come to."""
     a_run(place)  # writes the text
-    train(killed_config(place.folder, "fsdp", 12), place.folder / "undisturbed")
+    train_run(killed_config(place.folder, "fsdp", 12), place.folder / "undisturbed")
     return curve(place.folder / "undisturbed")
 
 
@@ -332,7 +332,7 @@ def the_command_line_speaks_once(place: Place) -> None:
         (["--set", "train.parallel.data=dp"], 2, "train.parallel.data='dp' is unknown"),
         (["--set", "model.vocab_size=3"], 2, "set model.vocab_size=257"),
         (["--seeds", "2"], 2, "several runs are begun in one process"),
-        (["--lr", "1e-3", "--lrs", "1e-3"], 2, "give the learning rates by --lrs"),
+        (["--lr", "1e-3", "--lrs", "1e-3"], 2, "--lr is for one learning rate and --lrs for several"),
         (["--print-config"], 0, '"parallel": {'),
         (["--set", "train.parallel.data=fsdp"], 0, "done after step 1"),
     ):

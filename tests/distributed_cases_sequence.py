@@ -15,7 +15,7 @@ from torch import Tensor
 
 import statewise as sw
 from statewise.operators.base import Operator
-from statewise.train.distributed.sequence import sequence_parallel
+from statewise.training.distributed.sequence import sequence_parallel
 
 CUTS = {2: [0, 9, 23], 4: [0, 5, 6, 15, 23]}  # pieces of different lengths
 # A table of positions with as many as there are steps

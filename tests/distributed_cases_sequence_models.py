@@ -17,7 +17,7 @@ from statewise.errors import ConfigError, InputError
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.language_model import LanguageModel
-from statewise.train.distributed.sequence import apply_sequence_parallel
+from statewise.training.distributed.sequence import apply_sequence_parallel
 
 MAMBA2 = sw.Mamba2Config(d_state=4, d_head=4, chunk_length=4)
 MLP = sw.MLPConfig(expand=2)

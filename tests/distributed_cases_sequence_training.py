@@ -17,7 +17,7 @@ from distributed_cases_sequence import close, summed
 from distributed_harness import Place, case
 from distributed_models import MIXERS, a_run, parallel, require_close, steps, together
 from torch import Tensor
-from training import train_config
+from training_runs import train_config
 
 import statewise as sw
 from statewise.data.memory_tasks import MemoryDataConfig
@@ -25,11 +25,11 @@ from statewise.errors import ConfigError, InputError
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.regressor import SequenceRegressorConfig
-from statewise.train import RunConfig, train
-from statewise.train.distributed import sequence, sequence_attention
-from statewise.train.distributed.sequence import apply_sequence_parallel, sequence_parallel
-from statewise.train.distributed.several import SeveralRanks
-from statewise.train.tasks.language import token_loss
+from statewise.training import RunConfig, train_run
+from statewise.training.distributed import sequence, sequence_attention
+from statewise.training.distributed.sequence import apply_sequence_parallel, sequence_parallel
+from statewise.training.distributed.several import SeveralRanks
+from statewise.training.tasks.language import token_loss
 
 N_LAYERS = 3
 
@@ -111,7 +111,7 @@ def sequence_training_refuses(place: Place) -> None:
         (carried, r"train.carry_state=true and train.parallel.sequence=2: a layer of attention"),
     ):
         with pytest.raises(ConfigError, match=message):
-            train(parallel(run, sequence=2), place.folder / "cannot-be-cut")
+            train_run(parallel(run, sequence=2), place.folder / "cannot-be-cut")
         assert not (place.folder / "cannot-be-cut" / "run.json").exists()
         dist.barrier()
     model = norm.model.build()

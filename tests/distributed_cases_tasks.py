@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from distributed_harness import Place, case
 from distributed_models import MAMBA2, a_run, parallel, steps, together
-from training import train_config
+from training_runs import train_config
 
 from statewise.data.base import DataConfig
 from statewise.data.labelled import LabelledDataConfig
@@ -24,9 +24,9 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.forecaster import ForecasterConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.regressor import SequenceRegressorConfig
-from statewise.train import RunConfig
-from statewise.train.distributed.several import SeveralRanks
-from statewise.train.ranks import Ranks
+from statewise.training import RunConfig
+from statewise.training.distributed.several import SeveralRanks
+from statewise.training.ranks import Ranks
 
 BATCH_NORM = BlockConfig(mixer=S4DConfig(d_state=8, bidirectional=True), norm="batch", placement="post")
 

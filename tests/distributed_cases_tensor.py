@@ -9,11 +9,11 @@ import torch
 from distributed_harness import Place, case
 from distributed_models import MIXERS, a_run, parallel, steps, together
 from torch.distributed.tensor import DTensor
-from training import with_train
+from training_runs import with_train
 
 from statewise.errors import ConfigError
 from statewise.mixers.mamba2 import Mamba2Config
-from statewise.train.distributed.several import SeveralRanks
+from statewise.training.distributed.several import SeveralRanks
 
 
 def _register(model: str) -> None:
@@ -46,7 +46,7 @@ def meshes_that_do_not_divide(place: Place) -> None:
         (parallel(three, tensor=2), r"tensor=2 does not divide the 79 outputs of layers.0.mixer.in_proj"),
         (with_train(run, batch_size=5), r"batch_size=5 .* 2 data ranks do not divide it"),
         (parallel(a_run(place, length=15), sequence=2), r"sequence=2 does not divide train.length=15"),
-        (with_train(run, compile=True), r"train.compile=true works in one process"),
+        (with_train(run, compile=True), r"train.compile=true works only in one process"),
     ):
         with pytest.raises(ConfigError, match=message):
             steps(place, changed, SeveralRanks())

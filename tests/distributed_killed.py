@@ -24,11 +24,11 @@ import torch._dynamo  # so that no worker imports it
 from distributed_models import MAMBA2
 from killed_runs import CALLS, is_usable
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from training import small_model, small_run
+from training_runs import small_model, small_run
 
-from statewise.train import RunConfig, course, train
-from statewise.train.config import ParallelConfig
-from statewise.train.distributed import several  # noqa: F401 (so that no worker imports it)
+from statewise.training import RunConfig, course, train_run
+from statewise.training.config import ParallelConfig
+from statewise.training.distributed import several  # noqa: F401 (so that no worker imports it)
 
 
 def killed_config(folder: Path, data: str, n_steps: int) -> RunConfig:
@@ -55,7 +55,7 @@ def work(folder: str, data: str, n_steps: int, kills: list[tuple[int, str, int]]
         Path(folder, f"attempt-{attempt}").write_text(str(step))
     if attempt < len(kills):
         arrange(*kills[attempt], rank, Path(folder, f"dead-{attempt}"))
-    return train(killed_config(Path(folder), data, n_steps), run).step
+    return train_run(killed_config(Path(folder), data, n_steps), run).step
 
 
 def arrange(victim: int, where: str, number: int, rank: int, sign: Path) -> None:

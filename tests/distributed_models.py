@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 from distributed_harness import Place
-from training import small_model, small_run, with_train
+from training_runs import small_model, small_run, with_train
 
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.h3 import H3Config
@@ -19,13 +19,13 @@ from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
-from statewise.train import RunConfig
-from statewise.train.config import ParallelConfig
-from statewise.train.distributed.several import SeveralRanks
-from statewise.train.ranks import Ranks
-from statewise.train.run_folder import RunFolder
-from statewise.train.run_state import RunState
-from statewise.train.update import loss_function, update
+from statewise.training import RunConfig
+from statewise.training.config import ParallelConfig
+from statewise.training.distributed.several import SeveralRanks
+from statewise.training.ranks import Ranks
+from statewise.training.run_folder import RunFolder
+from statewise.training.run_state import RunState
+from statewise.training.update import loss_function, update
 
 MAMBA2 = Mamba2Config(d_state=8, d_head=8, chunk_length=8)
 ATTENTION = AttentionConfig(n_heads=4, n_kv_heads=2)

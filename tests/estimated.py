@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from training import small_run
+from training_runs import small_run
 
 import statewise as sw
-from statewise.train import RunConfig
+from statewise.training import RunConfig
 
 
 def run_of(folder: Path, layer: Any, n_layers: int = 2, **settings: Any) -> RunConfig:

@@ -25,14 +25,14 @@ from typing import Any
 import torch
 import torch._dynamo  # so that no child imports it
 from toy_task import ToyConfig, ToyDataConfig, ToyTask, toy_run
-from training import small_run
+from training_runs import small_run
 
 from statewise import checkpoints
 from statewise.errors import CheckpointError
 from statewise.models.registry import CONFIG_TYPES
-from statewise.train import RunConfig, read_metrics, train
-from statewise.train.report import Reporter
-from statewise.train.tasks import TASKS
+from statewise.training import RunConfig, read_metrics, train_run
+from statewise.training.report import Reporter
+from statewise.training.tasks import TASKS
 
 CALLS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 
@@ -80,7 +80,7 @@ def killed_at_random(folder: Path, seed: int, times: int, make: Callable[..., Ru
             def progress(self, fraction: float, record: Any, writing: int = writing) -> None:
                 os.write(writing, b".")
 
-        child = in_child(lambda: train(config, run, resume=run.exists(), reporter=Tell()))
+        child = in_child(lambda: train_run(config, run, resume=run.exists(), reporter=Tell()))
         os.close(writing)
         for _ in range(generator.randint(0, 3)):
             os.read(reading, 1)
@@ -90,7 +90,7 @@ def killed_at_random(folder: Path, seed: int, times: int, make: Callable[..., Ru
         os.close(reading)
         unfinished = [path.name for path in (run / "checkpoints").glob(".*")]
         log.append({"status": status, "step": is_usable(run), "unfinished": unfinished})
-    child = in_child(lambda: train(config, run, resume=True))
+    child = in_child(lambda: train_run(config, run, resume=True))
     log.append({"status": os.waitpid(child, 0)[1], "step": is_usable(run), "unfinished": []})
     return log
 
@@ -126,12 +126,12 @@ def killed_at_calls(folder: Path) -> list[dict[str, Any]]:
     for in_start in (True, False):
         for call in range(1, 1000 if in_start else 22):
             how = (call, in_start)
-            child = in_child(lambda how=how: train(config, run, resume=run.exists(), reporter=Countdown(*how)))
+            child = in_child(lambda how=how: train_run(config, run, resume=run.exists(), reporter=Countdown(*how)))
             _, status = os.waitpid(child, 0)
             log.append({"status": status, "step": is_usable(run), "in_start": in_start})
             if status == 0:
                 break
-    child = in_child(lambda: train(config, run, resume=True))
+    child = in_child(lambda: train_run(config, run, resume=True))
     log.append({"status": os.waitpid(child, 0)[1], "step": is_usable(run), "in_start": False})
     return log
 

@@ -99,7 +99,7 @@ def refused(call: Callable[[], Any], match: str | None = None) -> None:
 
 def wrong_inputs(x: Tensor) -> Iterator[Any]:
     """Of a mixer in float64 that reads x (batch, length, d_model)."""
-    yield from (None, x.numpy(), x.tolist())
+    yield from (None, x.cpu().numpy(), x.tolist())
     yield from (x[0], x[0, 0, 0], x[None], x[..., :-1], torch.cat([x, x], -1))
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex128):
         yield x.to(dtype)
@@ -108,7 +108,7 @@ def wrong_inputs(x: Tensor) -> Iterator[Any]:
 
 def wrong_lengths(batch: int, length: int) -> Iterator[Any]:
     right = torch.full((batch,), length)
-    yield from ([length] * batch, length, right.numpy())
+    yield from ([length] * batch, length, right.cpu().numpy())
     yield from (m for m in (right[:1], right[0], right[:, None], right.repeat(2)) if m.shape != right.shape)
     for dtype in (torch.float32, torch.bool, torch.complex64):
         yield right.to(dtype)
@@ -117,7 +117,7 @@ def wrong_lengths(batch: int, length: int) -> Iterator[Any]:
 
 def wrong_starts(batch: int, length: int) -> Iterator[Any]:
     right = torch.zeros(batch, length, dtype=torch.bool)
-    yield from (right.tolist(), True, right.numpy())
+    yield from (right.tolist(), True, right.cpu().numpy())
     others = (right[0], right[:1], right[:, :1], right[..., None], right.mT)
     yield from (m for m in others if m.shape != right.shape)
     for dtype in (torch.uint8, torch.int64, torch.float32, torch.complex64):

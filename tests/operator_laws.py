@@ -237,7 +237,7 @@ def check_layouts(op: Operator, u: Tensor, atol: float) -> None:
 def check_arguments(op: Operator, u: Tensor) -> None:
     """Whatever is wrong with a call is refused in one line of ours."""
     batch, length = u.shape[:2]
-    wrong = [None, u.numpy(), u.tolist(), u.flatten(), u.to("meta"), u.to_sparse()]
+    wrong = [None, u.cpu().numpy(), u.tolist(), u.flatten(), u.to("meta"), u.to_sparse()]
     for x in (*wrong, *(u.to(dtype) for dtype in (torch.int64, torch.bool, torch.complex128))):
         refused(lambda x=x: op(x))
     for lengths in wrong_lengths(batch, length):

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from training import train_config
+from training_runs import train_config
 
 import statewise as sw
 from statewise.data import LabelledDataConfig, open_labelled
 from statewise.mixers.s4d import S4DConfig
-from statewise.train import RunConfig
+from statewise.training import RunConfig
 
 LAYERS = (S4DConfig(d_state=8, dt_range=(1e-2, 1e-1)),)
 

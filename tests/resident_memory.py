@@ -11,9 +11,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from statewise.benchmark.memory import raised_by
-from statewise.train import RunConfig
-from statewise.train.environment import autocast
-from statewise.train.tasks import open_task
+from statewise.training import RunConfig
+from statewise.training.environment import autocast
+from statewise.training.tasks import open_task
 
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 

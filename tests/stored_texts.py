@@ -20,7 +20,9 @@ def assert_right(corpus: Corpus) -> None:
     """The definition: each document after its document token, split after split, as bytes."""
     for name in SPLITS:
         split = corpus.split(name)
-        texts = [part.document.path.read_bytes()[part.begin : part.end] for part in corpus.parts[name]]
+        texts = [
+            part.document.path.read_bytes()[part.document.begin :][part.begin : part.end] for part in corpus.parts[name]
+        ]
         expected = [token for text in texts for token in [256, *text]]
         assert split.tokens.dtype == np.uint16
         assert np.array_equal(split.tokens, np.array(expected))

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from training import train_config, with_train
+from training_runs import train_config, with_train
 
 from statewise.data.base import DataConfig, absolute
 from statewise.errors import ConfigError, DataError, InputError
@@ -24,10 +24,10 @@ from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.base import Model, ModelConfig
 from statewise.models.block import Block, BlockConfig
 from statewise.models.registry import CONFIG_TYPES
-from statewise.train import RunConfig
-from statewise.train.plotting import figure
-from statewise.train.presets import PRESETS
-from statewise.train.tasks import TASKS, Task
+from statewise.training import RunConfig
+from statewise.training.plotting import figure
+from statewise.training.presets import PRESETS
+from statewise.training.tasks import TASKS, Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ import torch
 
 from statewise.errors import DataError
 from statewise.reproduce.work import Stopped
-from statewise.train import RunConfig, train
-from statewise.train.report import Reporter
+from statewise.training import RunConfig, train_run
+from statewise.training.report import Reporter
 
 
 def where(x: float, reporter: Reporter) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def when_it_waits(folder: str, what: str, reporter: Reporter) -> dict[str, Any]:
 
 
 def trained(config: RunConfig, folder: str, reporter: Reporter) -> dict[str, Any]:
-    result = train(config, folder, resume=Path(folder, "run.json").exists(), reporter=reporter)
+    result = train_run(config, folder, resume=Path(folder, "run.json").exists(), reporter=reporter)
     if result.signal is not None:
         raise Stopped(result.signal)
     return {"step": result.step, "folder": str(result.folder)}

@@ -12,7 +12,7 @@ from typing import Any
 
 from statewise.configuration import to_dict
 from statewise.reproduce.lra.published import SETTINGS, TASKS, published_run
-from statewise.train.config import RunConfig
+from statewise.training.config import RunConfig
 
 
 def without_defaults(config: Any, data: Any) -> Any:

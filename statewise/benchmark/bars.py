@@ -55,14 +55,15 @@ class Bar:
     work: Work | None = None
 
     def unknown(self, why: str, quick: bool = False) -> dict[str, Any]:
-        """The record of a bar of which nothing can be told."""
+        """The record of a bar that could not be measured."""
         setting = f"{self.setting} (quick: small sizes)" if quick else self.setting
         kind = "at most" if self.at_most else "at least"
         head = {"name": self.name, "setting": setting, "ratio": None}
         return {**head, "bar": self.bar, "kind": kind, "holds": None, "why": why}
 
     def record(self, measured: Measured) -> dict[str, Any]:
-        """The bar as JSON data: ``holds`` is None where there is none, or where it cannot be told, and ``why``."""
+        """The bar as JSON data: ``holds`` is None where there is none, or where it could not be measured, and
+        ``why``."""
         try:
             ratio = self.measure(measured)
         except Missing as reason:
@@ -145,7 +146,7 @@ def share(name: str, setting: str, work: Work, bar: float) -> Bar:
             raise Missing(times.missing[side])
         found = {} if measured.quick else work.share(measured)
         if not found:
-            raise Missing("the ceilings of this machine are not known; run: statewise benchmark ceilings")
+            raise Missing("this machine's ceilings have not been measured; run: statewise benchmark ceilings")
         return float(found["share"])
 
     return Bar(name=name, setting=setting, bar=bar, measure=measure, needs=(work.need,))

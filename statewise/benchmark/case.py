@@ -43,7 +43,7 @@ class Case:
 class Workload:
     """Cases of one kind: ``cases(quick)`` gives as many of the same names when quick, only of smaller sizes.
 
-    memory: the cases whose peak memory tells something, by name
+    memory: the cases whose peak memory matters, by name
     """
 
     name: str
@@ -110,7 +110,7 @@ def with_kernels(choice: str, function: Function) -> Function:
     from statewise.kernels import backend
 
     if choice == "c" and not native.available():
-        raise Missing(f"the C kernels are not here: {native.why_not()}")
+        raise Missing(f"the C kernels are not available: {native.why_not()}")
     used = "auto" if choice == "c" else "torch"  # what C cannot take goes through PyTorch, as everywhere
 
     @functools.wraps(function)

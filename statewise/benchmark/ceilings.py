@@ -90,7 +90,7 @@ def all_ceilings(quick: bool = False) -> list[Ceiling]:
 
 
 def read_memory(words: Tensor, n_rows: int, n_threads: int) -> Tensor:
-    """The sums of each thread's part of the words (int32), modulo 2^32, read as so many rows side by side."""
+    """The sums of each thread's part of the words (int32), modulo 2^32, read as ``n_rows`` rows side by side."""
     sums = torch.empty(n_threads, dtype=torch.int32)
     native.function("read_memory", None, "pplll")(words, sums, words.numel(), n_rows, n_threads)
     return sums
@@ -120,7 +120,7 @@ def _way(n_rows: int) -> str:
 
 def _filled(n_words: int, pages: str) -> Tensor:
     if pages == HUGE_PAGES and not gives_huge_pages():
-        raise Missing("the system gives no huge pages to who asks")
+        raise Missing("the system does not give huge pages on request")
     ask = in_huge_pages if pages == HUGE_PAGES else in_small_pages
     return ask(torch.empty(n_words, dtype=torch.int32)).fill_(1)
 
@@ -164,7 +164,7 @@ def _decodings(quick: bool) -> Iterator[Ceiling]:
 
 def _packed(n_bytes: int, precision: str) -> Packed:
     if not native.available():
-        raise Missing(f"the C kernels are not here: {native.why_not()}")
+        raise Missing(f"the C kernels are not available: {native.why_not()}")
     return large(COLUMNS, n_bytes, precision)
 
 
@@ -246,7 +246,7 @@ def _their_exp(length: int) -> Action:
 
 def _our_exp(n_times: int) -> Action:
     if not native.available():
-        raise Missing(f"the C kernels are not here: {native.why_not()}")
+        raise Missing(f"the C kernels are not available: {native.why_not()}")
     x, n_threads = torch.linspace(-20, 0, IN_CACHE), torch.get_num_threads()
     return lambda: repeat_exp2(x, n_times, n_threads)
 
@@ -281,7 +281,7 @@ def keep(record: Mapping[str, Any]) -> Path:
         os.replace(aside, path)
     except OSError as error:
         raise DataError(
-            f"cannot keep the ceilings in {path.parent}: {error.strerror or error}; "
+            f"cannot save the ceilings in {path.parent}: {error.strerror or error}; "
             "set STATEWISE_CACHE to a folder with room that you may write to"
         ) from error
     return path
@@ -322,7 +322,7 @@ def whether_bfloat16_pays(record: Mapping[str, Any] | None) -> str:
     """In a line, for whoever decides about ``train.precision``."""
     gain = bfloat16_gain(record)
     if gain is None:
-        return "not known here whether train.precision=bfloat16 pays; run: statewise benchmark ceilings"
+        return "it is unknown whether train.precision=bfloat16 pays here; run: statewise benchmark ceilings"
     speed = f"products in bfloat16 run {gain:.1f}x as fast here as in float32"
     if gain < PAYS:
         return f"train.precision=bfloat16 does not pay: {speed}"

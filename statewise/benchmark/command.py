@@ -22,11 +22,11 @@ from statewise.benchmark.workloads.models import PRESET_NAMES, VOCABULARY
 from statewise.errors import ConfigError, DataError
 from statewise.models.language_model import LanguageModel
 from statewise.models.presets import PRESETS
-from statewise.train.environment import require_threads
+from statewise.training.environment import require_threads
 
 
 def run_bars_here(*, quick: bool, seconds: float, threads: int | None) -> list[dict[str, Any]]:
-    """Errors: ConfigError for seconds that are no length of time."""
+    """Errors: ConfigError for seconds that are negative or not finite."""
     _require_seconds(seconds)
     _set_threads(threads)
     known = None if quick else kept()
@@ -37,7 +37,7 @@ def run_bars_here(*, quick: bool, seconds: float, threads: int | None) -> list[d
 
 
 def ceilings_here(*, quick: bool, seconds: float, threads: int | None) -> dict[str, Any]:
-    """Errors: ConfigError for seconds that are no length of time."""
+    """Errors: ConfigError for seconds that are negative or not finite."""
     _require_seconds(seconds)
     _set_threads(threads)
     if quick:
@@ -93,7 +93,7 @@ def preset_model(name: str) -> LanguageModel | None:
     if name not in PRESETS:
         if not Path(name).exists():
             raise ConfigError(
-                f"{name!r} is no run folder and no preset of a language model; "
+                f"{name!r} is neither a run folder nor a preset of a language model; "
                 f"name a run folder or one of {', '.join(PRESETS)}"
             )
         return None
@@ -103,7 +103,7 @@ def preset_model(name: str) -> LanguageModel | None:
 
 def _require_seconds(seconds: float) -> None:
     if not (math.isfinite(seconds) and seconds >= 0):
-        raise ConfigError(f"--seconds {seconds} is no length of time; give 0 or more, such as 2")
+        raise ConfigError(f"--seconds {seconds} is not a valid duration; give 0 or more, such as 2")
 
 
 def _set_threads(threads: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Every kernel beside its definition in float64: with numbers of a new model, and at the ends of their range."""
+"""Every kernel compared with its definition in float64: with numbers of a new model, and at the ends of their range."""
 
 from __future__ import annotations
 

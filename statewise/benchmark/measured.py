@@ -50,7 +50,7 @@ class Measured:
         return self._times[key]
 
     def peak(self, workload: str, case: str, side: str, processes: int = 1) -> Peak:
-        """The least of so many processes: how an allocator cuts its pages only ever adds to what is needed.
+        """The least of this many processes: how an allocator cuts its pages only ever adds to what is needed.
 
         Errors:  Missing where the side cannot run.
         """

@@ -77,7 +77,7 @@ def _give_back() -> None:
 
 
 def _forget_the_most() -> int:
-    """Begin to watch; the bytes held now, or where the system cannot begin anew the most so far."""
+    """Begin to watch; the bytes held now, or where the system cannot begin again, the most so far."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return _field("VmRSS")

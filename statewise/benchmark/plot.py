@@ -11,7 +11,7 @@ from typing import Any
 
 from statewise.benchmark.case import Workload
 from statewise.errors import ConfigError, DataError
-from statewise.train.plotting import figure, require_plot
+from statewise.training.plotting import figure, require_plot
 
 
 def require_cost_plot(workload: Workload, path: Path, *, quick: bool = False) -> None:
@@ -23,9 +23,7 @@ def require_cost_plot(workload: Workload, path: Path, *, quick: bool = False) ->
     for case in workload.cases(quick):
         lengths[_kind(case.name)].add(case.length)
     if all(len(some) < 2 for some in lengths.values()):
-        raise ConfigError(
-            f"--plot: {workload.name} is measured at one length, so there is no cost against length to draw"
-        )
+        raise ConfigError(f"--plot: {workload.name} is measured at one length only, so there is nothing to plot")
     require_plot(path)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"--plot {path} cannot be written; name a file in a folder where you may write")
@@ -40,7 +38,7 @@ def plot_cost(record: Mapping[str, Any], path: Path) -> None:
     """
     lines = _lines(record["cases"])
     if not any(len(points) > 1 for sides in lines.values() for points in sides.values()):
-        raise DataError(f"{record['workload']} is measured at one length, so there is no cost against length to draw")
+        raise DataError(f"{record['workload']} is measured at one length only, so there is nothing to plot")
     drawn = {kind: sides for kind, sides in lines.items() if any(len(points) > 1 for points in sides.values())}
     with figure(path, 5 * len(drawn), 4) as page:
         panels = page.subplots(1, len(drawn), squeeze=False, sharey=True)[0]

@@ -288,6 +288,6 @@ def kalman_bars() -> list[Bar]:
 
 
 def all_bars() -> list[Bar]:
-    """In the order in which they are told."""
+    """In the order in which they are reported."""
     first = [*scan_bars(), *ssd_bars(), *time_invariant_bars(), *decoding_bars()]
     return [*first, *training_bars(), *demo_bars(), *kalman_bars()]

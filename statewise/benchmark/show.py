@@ -7,7 +7,7 @@ from typing import Any
 
 from statewise.benchmark.processor import describe_processor
 from statewise.benchmark.workloads import WORKLOADS
-from statewise.train.tasks import Table
+from statewise.training.tasks import Table
 
 ALL = (
     ("bars", "every bar, held against this machine"),
@@ -43,7 +43,7 @@ def errors_tables(record: Mapping[str, Any]) -> list[Table]:
         for side, found in one["sides"].items()
     ]
     notes = ("Errors of outputs, and the largest of gradients, relative to the largest value of their tensor.",)
-    return [*tables, Table("kernels in float32 beside their definitions in float64", columns, rows, notes)]
+    return [*tables, Table("kernels in float32 compared with their definitions in float64", columns, rows, notes)]
 
 
 def _where(function: Mapping[str, Any]) -> str:

@@ -93,7 +93,7 @@ def describe(error: Exception) -> str:
 
 
 def time_once(action: Action) -> float:
-    """Seconds of one call; its outputs are let go after the clock has stopped."""
+    """Seconds of one call; its outputs are freed after the clock has stopped."""
     begun = time.perf_counter()
     outputs = action()
     taken = time.perf_counter() - begun

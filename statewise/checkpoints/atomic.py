@@ -106,7 +106,7 @@ def require_place(target: Path) -> None:
     if not place.is_dir():
         raise CheckpointError(f"cannot write {target}: {place} is not a folder; give another name")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise CheckpointError(f"cannot write {target}: no permission to write into {place}; give another name")
+        raise CheckpointError(f"cannot write {target}: you may not write into {place}; give another name")
 
 
 def remove_folder(target: Path) -> None:

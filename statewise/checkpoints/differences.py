@@ -1,4 +1,4 @@
-"""In which fields two models differ."""
+"""The fields in which two models differ."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ABOUT_DATA = ("input", "text", "classes")
 def differences(before: ModelConfig, now: ModelConfig) -> list[str]:
     """The fields in which two configs differ, as ``layers.0.mixer.d_state is 64 there and 128 here``.
 
-    A bare mixer config is the same as a block without an MLP. What only one of them says of its raw data counts for
-    nothing: a model of 0.1.0 does not say it.
+    A bare mixer config is the same as a block without an MLP. What only one of them says about its raw data
+    does not count: a model of 0.1.0 says nothing about it.
     """
     if type(before) is not type(now):
         return [f"a {type(before).__name__} there and a {type(now).__name__} here"]

@@ -4,7 +4,7 @@ config.json                 the model's config, its dtype, and the size and SHA-
 model.safetensors           parameters and buffers, tied ones once
 tokenizer.json              only with a tokenizer of the ``tokenizers`` library
 generation_config.json      and the other files of ``conventions.published.FILES``: as they were published beside it
-trainer/state.safetensors   what else a run needs to go on bit for bit, and
+trainer/state.safetensors   what else a run needs to continue bit for bit, and
 trainer/state.json          its plain data, such as the step
 """
 
@@ -58,6 +58,7 @@ from statewise.models.base import Model, ModelConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.registry import model_to_dict
 from statewise.models.shapes import TooLargeError
+from statewise.models.text_input import needs_tokenizer
 
 # Bytes of a model for each byte of its file: numbers of 64 bits here may be of 16 there
 ROOM = 4
@@ -94,21 +95,21 @@ def save(
     trainer: Trainer | None = None,
     whole: Callable[[Tensor], Tensor] | None = None,
 ) -> Path:
-    """Writes a checkpoint; it appears under its name complete, or not at all.
+    """Writes a checkpoint, which appears under its name complete or not at all.
 
-    trainer:   (tensors, data) that :func:`read_trainer` gives back: named tensors and JSON data
-    whole:     gives the whole of a tensor of the model's or the trainer's of which this process may have only a piece;
-               one at a time is asked for, and is written before the next
-    overwrite: replace a checkpoint that is there; anything else at ``folder`` is never replaced
-    Cost:      one pass over the tensors, and waiting for the disk to have them.
-    Errors:    CheckpointError if something is there already, if a tensor holds NaN or an infinity, if the model's
-               vocabulary is smaller than the tokenizer's, or if the disk does not take it (with the bytes needed and
-               free). What was there before is then unchanged. ConfigError if the model's config is not in
-               ``models.registry.CONFIG_TYPES``. InputError for a dtype that no file of tensors holds.
+    trainer:   (tensors, data) for :func:`read_trainer` to return: named tensors and JSON data
+    whole:     returns a whole tensor of the model or the trainer where this process has only a piece of it;
+               it is called for one tensor at a time, which is written before the next
+    overwrite: replace a checkpoint that exists already; anything else at ``folder`` is never replaced
+    Cost:      one pass over the tensors, and waiting until they are on disk.
+    Errors:    CheckpointError if ``folder`` exists already, if a tensor holds NaN or infinity, if the model's
+               vocabulary is smaller than the tokenizer's, or if writing fails (with the bytes needed and free).
+               What was there before is unchanged. ConfigError if the model's config is not in
+               ``models.registry.CONFIG_TYPES``. InputError for a dtype that safetensors cannot hold.
     """
     model = uncompiled(model)
     if not isinstance(model, Model):
-        raise InputError(f"save takes a Model, such as a LanguageModel; got a {type(model).__name__}")
+        raise InputError(f"save needs a Model, such as a LanguageModel; got a {type(model).__name__}")
     model_to_dict(model.config)  # a class that could be written and never be read is refused before anything is
     target = Path(os.path.realpath(folder))  # a link to a folder stays one
 
@@ -199,15 +200,15 @@ def load_into(
 ) -> None:
     """Copies a checkpoint's tensors into a model of the same config and dtype; its Parameters stay the same objects.
 
-    put:     (parameter, tensor) puts a whole tensor into a parameter, of which this process may have only a piece
-    Cost:    three passes over the file (checksum, numbers, copy), of which one tensor at a time is in memory.
+    put:     (parameter, tensor) copies a whole tensor into a parameter of which this process may have only a piece
+    Cost:    three passes over the file (checksum, numbers, copy), with one tensor at a time in memory.
     Errors:  CheckpointError naming the first fields that differ, or as :func:`load`; the model is then unchanged.
     """
 
     def read(path: Path, manifest: Manifest) -> None:
         if differing := differences(manifest.model, model.config):
             raise CheckpointError(
-                f"{path} is a checkpoint of another architecture: {'; '.join(differing[:3])}"
+                f"{path} is a checkpoint of a different architecture: {'; '.join(differing[:3])}"
                 f"{f' (and {len(differing) - 3} more)' if len(differing) > 3 else ''}"
             )
         file = verify_file(path, MODEL_FILE, manifest.files[MODEL_FILE])
@@ -223,9 +224,9 @@ def load_into(
 
 
 def read_trainer(folder: str | os.PathLike[str], *, mapped: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The (tensors, data) that were saved beside the model, the tensors on the CPU.
+    """The (tensors, data) that were saved with the model, the tensors on the CPU.
 
-    mapped:  they are not read before they are used, and their memory is the file's
+    mapped:  read each tensor only when it is used, straight from the file
     Errors:  CheckpointError if there are none, or as :func:`load`.
     """
 
@@ -240,12 +241,12 @@ def read_trainer(folder: str | os.PathLike[str], *, mapped: bool = False) -> tup
 def read_trainer_data(path: Path, manifest: Manifest) -> dict[str, Any]:
     """Only the plain data, without reading the tensors."""
     if TRAINER_DATA not in manifest.files:
-        raise CheckpointError(f"{path} was saved without a trainer's state, so no run can go on from it")
+        raise CheckpointError(f"{path} was saved without a trainer's state, so no run can continue from it")
     file = verify_file(path, TRAINER_DATA, manifest.files[TRAINER_DATA])
     with retold(CheckpointError, ConfigError):
         data = parse_json(file.read_bytes(), str(file))
     if not isinstance(data, dict):
-        raise CheckpointError(f"{file} holds no JSON object")
+        raise CheckpointError(f"{file} does not contain a JSON object")
     return data
 
 
@@ -275,12 +276,15 @@ def read_config(folder: str | os.PathLike[str]) -> Manifest:
 
 
 def _require_vocabulary(model: Model, tokenizer: SavedTokenizer, folder: str) -> None:
-    if not isinstance(model.config, LanguageModelConfig):
-        raise InputError(f"cannot save {folder}: a {type(model).__name__} reads no text; save it without a tokenizer")
-    if tokenizer.vocab_size > model.config.vocab_size:
+    if not (isinstance(model.config, LanguageModelConfig) or needs_tokenizer(model.config)):
+        raise InputError(
+            f"cannot save {folder}: a {type(model).__name__} does not read text; save it without a tokenizer"
+        )
+    vocab_size: int = model.config.vocab_size  # type: ignore[attr-defined]
+    if tokenizer.vocab_size > vocab_size:
         raise CheckpointError(
             f"cannot save {folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
-            f"{model.config.vocab_size}; give the tokenizer that the model was trained with"
+            f"{vocab_size}; give the tokenizer that the model was trained with"
         )
 
 

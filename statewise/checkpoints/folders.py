@@ -42,7 +42,7 @@ def read_checkpoint(folder: str | os.PathLike[str], read: Callable[[Path, Manife
             raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
         if identity(path) == before:
             return result
-    raise CheckpointError(f"cannot read {target}: other processes keep replacing it; read it when they are done")
+    raise CheckpointError(f"cannot read {target}: other processes keep replacing it; try again when they are done")
 
 
 def require_checkpoint(folder: Path) -> None:
@@ -55,12 +55,12 @@ def require_checkpoint(folder: Path) -> None:
         return
     if (folder / RUN_FILE).exists():
         raise CheckpointError(
-            f"{folder} is the folder of a run; give one of its checkpoints, as {folder / CHECKPOINTS / 'step-...'}, "
+            f"{folder} is a run folder; give one of its checkpoints, such as {folder / CHECKPOINTS / 'step-...'}, "
             'or what statewise.checkpoints.resolve(folder, "best") finds'
         )
     names = sorted(path.name for path in folder.iterdir())
     if not names:
-        raise CheckpointError(f"{folder} is empty; expected a checkpoint, a folder with a {CONFIG_FILE}")
+        raise CheckpointError(f"{folder} is empty; expected a checkpoint: a folder with a {CONFIG_FILE}")
     for name in names:
         if Path(name).suffix in PICKLE_SUFFIXES:
             refuse_pickle(folder / name)
@@ -80,26 +80,24 @@ def _not_a_folder(path: Path) -> CheckpointError:
         return CheckpointError(f"{path} is a pipe, a socket or a device; expected a folder or an ordinary file")
     if path.suffix in EXPORTED:
         return CheckpointError(
-            f"{path} is a step that was exported, which is not loaded back; give the model that it was exported from"
+            f"{path} is an exported step, which cannot be loaded; give the model that it was exported from"
         )
     refuse_pickle(path)
     if path.suffix in WEIGHT_SUFFIXES:  # where a checkpoint of ours is needed
         return CheckpointError(f"{path} is a file; a checkpoint is a folder with a {CONFIG_FILE}")
     return CheckpointError(
-        f"{path} is no model: expected a file that ends in {', '.join(WEIGHT_SUFFIXES)}, or a folder, as a checkpoint "
-        f"with its {CONFIG_FILE}"
+        f"{path} is not a model: expected a file that ends in {', '.join(WEIGHT_SUFFIXES)}, or a folder, such as a "
+        f"checkpoint with its {CONFIG_FILE}"
     )
 
 
 def require_replaceable(path: Path, overwrite: bool) -> None:
     """Only a checkpoint may be replaced, and only one with nothing of somebody else's in it."""
     if not path.is_dir() or not (path / CONFIG_FILE).exists():
-        what = "a folder that is no checkpoint" if path.is_dir() else "a file"
-        raise CheckpointError(f"cannot save {path}: {what} is there already and is never replaced; give another name")
+        what = "a folder that is not a checkpoint" if path.is_dir() else "a file"
+        raise CheckpointError(f"cannot save {path}: {what} exists already and is never replaced; give another name")
     if not overwrite:
-        raise CheckpointError(
-            f"cannot save {path}: a checkpoint is there already; give another name, or overwrite=True"
-        )
+        raise CheckpointError(f"cannot save {path}: a checkpoint exists already; give another name, or overwrite=True")
     try:
         files = read_manifest(path).files
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""``load``: a model from wherever it lies, ours or somebody else's."""
+"""``load``: a model from anywhere, ours or somebody else's."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from statewise.checkpoints.tensor_files import require_floating
 from statewise.errors import InputError
 from statewise.models.base import Model
 from statewise.models.encoder import SequenceModelConfig
+from statewise.models.quantiles import QuantileConfig
 
 
 def load(
@@ -25,24 +26,24 @@ def load(
     dtype: torch.dtype | None = None,
     revision: str | None = None,
 ) -> Model:
-    """The model of a checkpoint, or of what others publish, in evaluation mode.
+    """Loads the model of a checkpoint, or one that others published, in evaluation mode.
 
-    source:   the folder of a checkpoint that :func:`save` wrote, or of a run, of which its best is taken; a folder with
+    source:   the folder of a checkpoint that :func:`save` wrote, or of a run, for its best checkpoint; a folder with
               a published model (its config.json or params.json, and weights as safetensors, .bin, .pt or .ckpt, one
               file or shards with an index); one such file, or a .gguf; or "hub:owner/name", "hub:owner/name@revision"
               or "hub:owner/name/file" of the Hugging Face hub
-    dtype:    of the floating parameters, by default as stored; of a published model that mixes them, the narrowest
-              that holds all without loss. Those that set a system's time scales (in a ``Dynamics`` module) are float32
-              or wider.
-    revision: of a name of the hub: a branch, a tag or a commit
-    A model that was trained here takes raw data, as they were stored; one that Statewise 0.1.0 trained does not, and a
-    warning of one line says what it lacks.
+    dtype:    of the floating parameters, by default as stored; if a published model mixes dtypes, the narrowest
+              that holds all of them without loss. Parameters that set a system's time scales (in a ``Dynamics``
+              module) are float32 or wider.
+    revision: with a hub name: a branch, a tag or a commit
+    A model that Statewise trained takes your raw data. One that Statewise 0.1.0 trained does not, and a warning of
+    one line says what it lacks.
 
     Cost:     the model's tensors in memory once; no random number is drawn.
-    Errors:   CheckpointError, with a reason, for anything but an intact checkpoint, and for a published model of an
-              architecture that is not known, with missing, further or misshapen tensors, or whose files leave the
-              folder. No code from a file is run: a pickle that names any is refused. InputError for a source or dtype
-              that is none.
+    Errors:   CheckpointError, with a reason, for anything but an intact checkpoint, and for a published model whose
+              architecture is unknown, whose tensors are missing, too many or of a wrong shape, or whose files lead out
+              of the folder. No code from a file is run: a pickle that names any is refused. InputError for something
+              that is not a source or a dtype.
     """
     require_floating(dtype, "load")
     path = locate_source(source, revision)
@@ -63,32 +64,37 @@ def load(
 def lacks(manifest: Manifest) -> str | None:
     """What a checkpoint of 0.1.0 does not say of the data that its model reads, and what to do; None if nothing."""
     model = manifest.model
-    if manifest.format_version > 1 or not isinstance(model, SequenceModelConfig):
+    if manifest.format_version > 1 or not isinstance(model, (SequenceModelConfig, QuantileConfig)):
         return None
+    if isinstance(model, QuantileConfig):
+        return (
+            "which saved no columns, calendar and scaling of covariates: evaluate its run folder, or continue its "
+            "run (statewise train --resume), whose next checkpoint can forecast from a table"
+        )
     if model.d_input is None:
         return "which saved no names of classes" if hasattr(model, "classes") else None
     names = " and no names of classes" if hasattr(model, "classes") else ""
     return (
-        f"which saved no scaling{names}: scale what you give the model as its training data were, or go on with its "
+        f"which saved no scaling{names}: scale what you give the model as its training data were, or continue its "
         "run (statewise train --resume), whose next checkpoint has them"
     )
 
 
 def locate_source(source: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """The path of a source; one of the hub is fetched.
+    """The path of a source; a name of the hub is fetched first.
 
-    Errors:  InputError for what is no path, and for a revision of what is no name of the hub; CheckpointError as
+    Errors:  InputError for anything but a path or a hub name, and for a revision of a path; CheckpointError as
              ``convert.hub.fetch``.
     """
     if not isinstance(source, (str, os.PathLike)):
-        raise InputError(f"a model's source is a path or hub:owner/name; got a {type(source).__name__}")
+        raise InputError(f"the source of a model must be a path or hub:owner/name; got a {type(source).__name__}")
     name = os.fsdecode(source)
     if "\0" in name:
-        raise InputError(f"a model's source has a null byte in it: {name[:80]!r}; no path has one")
+        raise InputError(f"{name[:80]!r} has a null byte, which no path can have; give the path of a model")
     if name.startswith("hub:"):
         from statewise.checkpoints.convert.hub import fetch
 
         return fetch(name.replace("\\", "/"), revision)  # a Path of Windows has turned it
     if revision is not None:
-        raise InputError(f"revision={revision!r} belongs to a name of the hub, hub:owner/name; {name!r} is a path")
+        raise InputError(f"revision={revision!r} needs a hub name, hub:owner/name; {name!r} is a path")
     return Path(name)

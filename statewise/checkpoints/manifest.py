@@ -1,7 +1,7 @@
 """config.json of a checkpoint: what the model is, and the size and SHA-256 of every other file.
 
-It holds the SHA-256 of itself, and is read only if it is byte for byte as it would be written, so that no damage to
-it goes unseen.
+It also holds its own SHA-256, and is read only if it is byte for byte as we would write it. So no damage to it
+goes unnoticed.
 """
 
 from __future__ import annotations
@@ -99,11 +99,13 @@ def read_manifest(folder: Path) -> Manifest:
     except ConfigError as error:
         raise CheckpointError(f"{error}; the checkpoint is damaged") from error
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path} holds no JSON object, and so is no config; it is damaged, or of something else")
+        raise CheckpointError(f"{path} does not contain a JSON object; it is damaged, or belongs to something else")
     if "format_version" not in data:
         weights = any(file.suffix in (*WEIGHT_SUFFIXES, *PICKLE_SUFFIXES) for file in folder.iterdir())
-        beside = "" if weights else ", and no weights lie beside it: no safetensors, .bin, .pt, .ckpt or .gguf file"
-        raise CheckpointError(f"{path} is not Statewise's (no format_version){beside}; give a whole model")
+        beside = (
+            "" if weights else ", and there are no weights beside it: no safetensors, .bin, .pt, .ckpt or .gguf file"
+        )
+        raise CheckpointError(f"{path} was not written by Statewise (no format_version){beside}; give a whole model")
     version = data["format_version"]
     if type(version) is not int or version < 1:
         raise CheckpointError(
@@ -111,7 +113,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     if version > FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format_version {excerpt(version)}, written by a newer Statewise "
+            f"{path} has format_version {excerpt(version)}, from a newer Statewise "
             f"({excerpt(data.get('statewise_version'))}); this one reads up to {FORMAT_VERSION}. Upgrade statewise"
         )
     rest = {key: value for key, value in data.items() if key != "sha256"}
@@ -138,8 +140,8 @@ def verify_file(folder: Path, name: str, record: FileRecord) -> Path:
     _require_size(folder, name, record)
     if record_file(folder / name) != record:
         raise CheckpointError(
-            f"{folder / name} is damaged: its checksum does not match. Copy it again, or, in a run, remove {folder} to "
-            "go on from the checkpoint before it"
+            f"{folder / name} is damaged: its checksum does not match. Copy it again, or, in a run, remove {folder} "
+            "to continue from the checkpoint before it"
         )
     return folder / name
 

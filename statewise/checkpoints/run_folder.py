@@ -1,7 +1,7 @@
-"""The checkpoints of a run: which there are, which is the best, and which are no longer kept.
+"""The checkpoints of a run: which ones there are, which is the best, and which ones to delete.
 
-A run folder has ``run.json`` and ``checkpoints/step-*/``. There is no pointer to the latest or the best, which could
-be stale: each checkpoint's trainer/state.json says its step, and by which metric it was validated with which result:
+A run folder has ``run.json`` and ``checkpoints/step-*/``. There is no pointer to the latest or the best, which could be
+stale. Each checkpoint's trainer/state.json gives its step, the metric of its validation and the result:
 
     {"step": 500, "metric": "accuracy", "higher_is_better": true, "validation": 0.93, ...}
 
@@ -33,23 +33,23 @@ class RunCheckpoint(NamedTuple):
 
 
 def list_checkpoints(run: str | os.PathLike[str]) -> list[RunCheckpoint]:
-    """The checkpoints of a run, oldest step first. Hidden folders are unfinished writes and are not looked at.
+    """The checkpoints of a run, oldest step first. Hidden folders are unfinished writes and are ignored.
 
-    Errors:  CheckpointError if it is no run folder, or naming a checkpoint that is damaged: none is passed over in
-             silence, since it might be the best.
+    Errors:  CheckpointError if it is not a run folder, or if a checkpoint is damaged, with its name: none is skipped
+             silently, since it might be the best.
     """
     found, damaged = _scan(Path(run))
     if damaged:
         raise CheckpointError(
-            f"{damaged[0]}. Remove that checkpoint, or, unless a run is to go on, name the one to use"
+            f"{damaged[0]}. Remove that checkpoint, or, if you do not want to continue the run, name the one to use"
         )
     return found
 
 
 def resolve(folder: str | os.PathLike[str], which: str = "best") -> Path:
-    """The folder of a checkpoint: ``folder`` itself, or of a run the latest, or the best.
+    """The folder of a checkpoint: ``folder`` itself, or the latest or best checkpoint of a run.
 
-    The best has the best ``validation``, the earliest of equal ones; if none was evaluated it is the latest.
+    The best has the best ``validation``, the earliest if there are ties. If none was evaluated, it is the latest.
 
     Errors:  CheckpointError if there is none.
     """
@@ -77,7 +77,7 @@ def best_of(checkpoints: list[RunCheckpoint]) -> RunCheckpoint:
 def prune(run: str | os.PathLike[str], keep_last: int, keep_best: bool = True) -> list[Path]:
     """Deletes all checkpoints but the last ``keep_last`` (at least one) and the best; returns the deleted paths.
 
-    One that is damaged is left alone.
+    A damaged checkpoint is left alone.
     """
     found, _ = _scan(Path(run))
     kept = set(found[-max(keep_last, 1) :])
@@ -92,7 +92,7 @@ def prune(run: str | os.PathLike[str], keep_last: int, keep_best: bool = True) -
 def clean_unfinished(run: str | os.PathLike[str]) -> list[Path]:
     """Deletes what killed processes left half-written; returns the deleted paths.
 
-    Only for the process that owns the run: it would take away what another one is just writing.
+    Only the process that owns the run may call this: it would delete what another process is writing.
     """
     run = Path(run)
     return remove_hidden(run) + remove_hidden(run / CHECKPOINTS)
@@ -100,7 +100,7 @@ def clean_unfinished(run: str | os.PathLike[str]) -> list[Path]:
 
 def _scan(run: Path) -> tuple[list[RunCheckpoint], list[CheckpointError]]:
     if not (run / RUN_FILE).exists():
-        raise CheckpointError(f"{run} is not the folder of a run: it has no {RUN_FILE}")
+        raise CheckpointError(f"{run} is not a run folder: it has no {RUN_FILE}")
     found, damaged = [], []
     for path in sorted((run / CHECKPOINTS).glob("step-*")):
         try:
@@ -116,10 +116,11 @@ def _describe(path: Path, data: Mapping[str, Any]) -> RunCheckpoint:
     key = "validation" if "metric" in data else "validation_bits_per_byte"
     step, score = data.get("step"), data.get(key)
     if type(step) is not int or not (score is None or type(score) in (int, float)):
-        raise CheckpointError(f"{path} has no step, or a {key} that is no number")
+        raise CheckpointError(f"{path} has no step, or its {key} is not a number")
     metric, higher = data.get("metric", "bits_per_byte"), data.get("higher_is_better", False)
     if type(metric) is not str or type(higher) is not bool:
         raise CheckpointError(
-            f"{path} has a metric={excerpt(metric)}, higher_is_better={excerpt(higher)}; expected a name and a truth"
+            f"{path} has a metric={excerpt(metric)}, higher_is_better={excerpt(higher)}; expected a name and true or "
+            "false"
         )
     return RunCheckpoint(path, step, score, metric, higher)

@@ -1,4 +1,4 @@
-"""A model's recurrent state in a file: a long document is read once, and written on from at any time later."""
+"""A model's recurrent state in a file: read a long document once, and continue it at any time later."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ METADATA_KEY = "statewise"
 def save_state(state: LanguageModelState, path: str | os.PathLike[str], *, model: LanguageModel) -> Path:
     """Writes a state that ``model`` returned as one safetensors file, which replaces a file of that name.
 
-    With it go the model's config and a digest of its weights, so that no other model takes it for its own.
+    The file also holds the model's config and a digest of its weights, so that no other model can read it by mistake.
 
     Cost:    one pass over the model's weights and the state.
-    Errors:  CheckpointError if the disk does not take it; a folder of that name is not replaced.
+    Errors:  CheckpointError if writing fails; a folder of that name is not replaced.
     """
     if not isinstance(state, LanguageModelState):
-        raise InputError(f"save_state takes a LanguageModelState, got a {type(state).__name__}")
+        raise InputError(f"save_state needs a LanguageModelState; got a {type(state).__name__}")
     tensors = {name: tensor.detach().cpu() for name, tensor in flatten_tree(state, PREFIX).items()}
     data = {
         "format_version": STATE_FORMAT_VERSION,
@@ -61,8 +61,8 @@ def save_state(state: LanguageModelState, path: str | os.PathLike[str], *, model
 def load_state(path: str | os.PathLike[str], *, model: LanguageModel) -> LanguageModelState:
     """The state that :func:`save_state` wrote, on the model's device.
 
-    Errors:  CheckpointError if the file is missing or damaged, is no state, or is the state of another model, naming
-             the first field of the config that differs. The model may have been cast to another dtype meanwhile.
+    Errors:  CheckpointError if the file is missing or damaged, is not a state, or is the state of another model, with
+             the first field of the config that differs. You may have cast the model to another dtype in between.
     """
     path = Path(path)
     if not path.is_file():
@@ -75,17 +75,17 @@ def load_state(path: str | os.PathLike[str], *, model: LanguageModel) -> Languag
         saved = model_from_dict(data["model"], f"{path}: model")
         weights = data["weights"]
     except (ConfigError, KeyError) as error:
-        raise CheckpointError(f"{path} is not a state of a model known here: {error}") from error
+        raise CheckpointError(f"{path} is not the state of a known model: {error}") from error
     if differing := differences(saved, model.config):
         raise CheckpointError(f"{path} is the state of another model: {differing[0]}")
     if weights != weights_digest(model):
         raise CheckpointError(
-            f"{path} is the state of a model with other weights (of another training step, perhaps); "
-            "use the model it was made with, or read the text again"
+            f"{path} is the state of a model with different weights (perhaps of another training step); use the model "
+            "that made it, or read the text again"
         )
     position = tensors.get(f"{PREFIX}.position")
     if position is None or position.ndim != 1:
-        raise CheckpointError(f"{path} is not a state of a model known here: it has no position of each row")
+        raise CheckpointError(f"{path} is not the state of a known model: it has no position for each row")
     with retold(CheckpointError, CheckpointError, where=f"{path}: "):
         state = unflatten_into(model.initial_state(len(position)), tensors, PREFIX, same_shapes=False)
     assert isinstance(state, LanguageModelState)
@@ -127,7 +127,7 @@ def _read_data(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a state that Statewise wrote: it has no format_version")
     if version > STATE_FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format_version {version}, of a newer Statewise; this one reads up to {STATE_FORMAT_VERSION}. "
-            "Upgrade statewise"
+            f"{path} has format_version {version}, from a newer Statewise; this one reads up to "
+            f"{STATE_FORMAT_VERSION}. Upgrade statewise"
         )
     return data

@@ -59,7 +59,7 @@ def uncompiled(model: Any) -> Any:
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers, not detached; tied ones once, under the first of their names.
 
-    Of a model by ``torch.compile`` those of the model itself.
+    For a model made by ``torch.compile``, those of the model itself.
     """
     seen: set[int] = set()
     found = {}
@@ -88,7 +88,7 @@ def require_storable(name: str, tensor: Tensor) -> None:
     """InputError for a dtype that is not written."""
     if tensor.dtype not in STORED_AS:
         known = ", ".join(map(dtype_name, STORED_AS))
-        raise InputError(f"{name} is {dtype_name(tensor.dtype)}, which no file of tensors holds; use one of {known}")
+        raise InputError(f"{name} is {dtype_name(tensor.dtype)}, which safetensors cannot hold; use one of {known}")
 
 
 def require_held(name: str, tensor: Tensor, where: str, advice: str = "write it in a wider dtype") -> None:
@@ -198,9 +198,9 @@ def require_floating(dtype: Any, caller: str) -> None:
         return
     if not isinstance(dtype, torch.dtype):
         given = repr(dtype) if isinstance(dtype, str) else f"a {type(dtype).__name__}"
-        raise InputError(f"{caller} takes a dtype of PyTorch, such as torch.float32; got {given}")
+        raise InputError(f"{caller} needs a PyTorch dtype, such as torch.float32; got {given}")
     if not dtype.is_floating_point:
-        raise InputError(f"{caller} takes a floating dtype, got {dtype}")
+        raise InputError(f"{caller} needs a floating-point dtype; got {dtype}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -212,8 +212,8 @@ def refuse_pickle(path: Path) -> None:
     """CheckpointError if the file is a pickle by its name or its first bytes. It is not opened as one."""
     if path.suffix in PICKLE_SUFFIXES or _looks_like_pickle(path):
         raise CheckpointError(
-            f"{path} is a pickle, which runs any code in it when it is loaded; Statewise never does. "
-            "Convert it to safetensors where you trust it"
+            f"{path} is a pickle, which can run code when it is loaded, so Statewise does not load it. "
+            "Convert it to safetensors on a machine where you trust it"
         )
 
 

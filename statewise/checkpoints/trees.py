@@ -15,7 +15,7 @@ from statewise.errors import CheckpointError, InputError
 def flatten_tree(tree: Any, prefix: str) -> dict[str, Tensor]:
     """Every tensor of the tree under its path: ``{"state.layers.0.ssm": ...}`` for the prefix "state".
 
-    A None is left out; :func:`unflatten_into` takes it from its template.
+    None is left out; :func:`unflatten_into` takes it from its template.
 
     Errors:  InputError naming a leaf that is neither a tensor nor None, or two leaves with one name.
     """
@@ -27,16 +27,16 @@ def flatten_tree(tree: Any, prefix: str) -> dict[str, Tensor]:
         if not isinstance(leaf, Tensor):
             raise InputError(f"{name} is a {type(leaf).__name__}; expected a tensor")
         if name in found:
-            raise InputError(f"{name} is the name of two leaves; rename one of the keys")
+            raise InputError(f"{name} names two leaves; rename one of the keys")
         found[name] = leaf
     return found
 
 
 def unflatten_into(template: Any, tensors: Mapping[str, Tensor], prefix: str, *, same_shapes: bool = True) -> Any:
-    """A tree like ``template``, of the ``tensors`` that :func:`flatten_tree` gave, on the template's devices.
+    """A tree like ``template``, made of the ``tensors`` of :func:`flatten_tree`, on the template's devices.
 
-    ``same_shapes=False`` is for trees that grow with the data, as the history of an attention layer: only the number
-    of axes and the first of them have to be the template's, and a floating tensor may be wider. Tensors without the
+    ``same_shapes=False`` is for trees that grow with the data, such as the history of an attention layer: only the
+    number of axes and the first axis must be the template's, and a floating tensor may be wider. Tensors without the
     prefix are ignored.
 
     Errors:  CheckpointError naming the first tensor that is missing, unexpected, or of a wrong shape or dtype.

@@ -19,8 +19,10 @@ from statewise.cli.commands.chat import chat
 from statewise.cli.commands.convert import convert
 from statewise.cli.commands.evaluate import evaluate
 from statewise.cli.commands.export import export
+from statewise.cli.commands.forecast import forecast
 from statewise.cli.commands.generate import generate
 from statewise.cli.commands.info import info
+from statewise.cli.commands.plot import plot
 from statewise.cli.commands.predict import predict
 from statewise.cli.commands.reproduce import reproduce
 from statewise.cli.commands.train import train
@@ -55,6 +57,7 @@ def _options(
 for command in (
     train,
     predict,
+    forecast,
     generate,
     chat,
     evaluate,
@@ -66,6 +69,7 @@ for command in (
     info,
 ):
     app.command()(command)
+app.add_typer(plot, name="plot")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from statewise.errors import reading
-from statewise.train.tables import print_result, print_table
+from statewise.files.json_lines import json_line
+from statewise.training.tables import print_result, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from statewise.generation import Token
-    from statewise.train.tasks import Table as ResultTable
+    from statewise.training.tasks import Table as ResultTable
 
 MAX_LISTED = 32  # plain values of a list in a configuration that is shown
 NUMERIC = ("parameters", "mixer", "MLP", "state bytes")
@@ -107,7 +107,7 @@ def write_generated(
                 continue
             if rows is None:
                 record = {"row": row, "token": ids[row], "text": text, "log_probability": scores[row]}
-                print(json.dumps(record), flush=True)
+                print(json_line(record, sys.stdout.encoding), flush=True)
             else:
                 rows.feed(row, text)
                 if ended[row]:
@@ -148,12 +148,12 @@ def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
     if c_kernels["available"]:
         here.add_row("C kernels", f"{c_kernels['instruction_set']}; threads: {c_kernels['threads']}")
     else:
-        here.add_row("C kernels", f"none, so everything is several times slower: {c_kernels['why_not']}")
+        here.add_row("C kernels", f"no; everything is several times slower without them: {c_kernels['why_not']}")
     decoding = record["decoding"]
     here.add_row(
         "decoding reads weights",
-        (decoding["asked"] or f"as is fastest in the first steps: {', '.join(decoding['ways'])}")
-        + ("; integers with VNNI" if decoding["vnni"] else ""),
+        (decoding["asked"] or f"the fastest in the first steps of: {', '.join(decoding['ways'])}")
+        + ("; VNNI for integers" if decoding["vnni"] else ""),
     )
     here.add_row("processor", describe_processor(record["processor"]))
     if record["ceilings"] is None:
@@ -170,7 +170,15 @@ def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
     reasons = {f"{other}: {why}" for status in record["kernels"] for other, why in status["others"].items()}
     for reason in sorted(reasons):
         print(f"not in use: {reason}")
+    for device in dict.fromkeys(status["device"] for status in record["cards"]):
+        on_card = _table(f"kernels on {device}", "kernel", "in use", "why")
+        for status in record["cards"]:
+            if status["device"] == device:
+                on_card.add_row(status["kernel"], status["path"], status["reason"])
+        print_table(on_card)
     if "parts" in record:
+        if "generates" in record:
+            print(record["generates"])
         _show_model(record)
 
 
@@ -188,7 +196,8 @@ def show_conversion(record: dict[str, Any], *, as_json: bool | None) -> None:
 
 @contextmanager
 def counted(noun: str) -> Iterator[Callable[[int, int], None] | None]:
-    """On a terminal a bar of how many of how many are done, which the function it gives is told; elsewhere nothing."""
+    """On a terminal, a progress bar; call the function that it yields with how many are done and of how many. Elsewhere
+    it yields None."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -248,7 +257,7 @@ def _printed(record: Any, as_json: bool | None) -> bool:
     """As one JSON object, if that is wanted."""
     wanted = not sys.stdout.isatty() if as_json is None else as_json
     if wanted:
-        print(json.dumps(record))
+        print(json_line(record, sys.stdout.encoding))
     return wanted
 
 

@@ -10,18 +10,18 @@ from statewise.errors import StatewiseError
 from statewise.generation.chat import Chat
 
 HELP = """\
-/undo        takes the last question and its answer back
-/reset       begins anew
-/save FILE   writes the conversation, with the model's state
-/load FILE   goes on with one from such a file
-/help        says this
-/exit        ends, as the end of input does (Ctrl-D)
-A line that ends in \\ goes on in the next; one that begins with // is said with one /. Ctrl-C stops an answer."""
+/undo        remove the last question and its answer
+/reset       start again
+/save FILE   save the conversation, with the model's state
+/load FILE   continue a conversation that you saved
+/help        show this list
+/exit        leave, as Ctrl-D does
+End a line with \\ to continue it on the next. To say something that begins with /, type //. Ctrl-C stops an answer."""
 PROMPT, MORE = "> ", "... "
 
 
 class Conversation:
-    """Reads lines until they end. On a terminal there is a prompt, and what is no answer goes to standard error."""
+    """Reads lines until they end. On a terminal there is a prompt. Everything but answers goes to standard error."""
 
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
@@ -35,11 +35,11 @@ class Conversation:
         self._on_terminal, self._to_terminal = sys.stdin.isatty(), sys.stdout.isatty()
 
     def run(self) -> None:
-        """Until /exit or the end of the input. A mistake is one line on standard error, and one goes on after it."""
+        """Until /exit or the end of the input. A mistake gives one line on standard error, and you can try again."""
         if self._on_terminal:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 (lines can then be edited, and called back)
-            self._tell("Talk; /help says what else a line can be.")
+            self._tell("Type a message; /help lists the commands.")
         while True:
             try:
                 line = self._line()
@@ -61,9 +61,9 @@ class Conversation:
         if line.startswith("/") and not line.startswith("//"):
             command = self._commands.get(word)
             if command is None:
-                self._tell(f"{word} is no command; /help says which there are, and // begins a line with a /")
+                self._tell(f"{word} is not a command; /help lists them. To say something that begins with /, type //")
             elif word in ("/save", "/load") and not name.strip():
-                self._tell(f"{word} needs the name of a file: {word} FILE")
+                self._tell(f"{word} needs a file; type {word} FILE")
             else:
                 command(name.strip())
             return
@@ -82,11 +82,11 @@ class Conversation:
 
     def _undo(self, name: str) -> None:
         said = self.chat.undo()
-        self._tell("there is nothing to take back" if said is None else f"taken back: {_shown(said)}")
+        self._tell("there is no question to remove" if said is None else f"removed: {_shown(said)}")
 
     def _reset(self, name: str) -> None:
         self.chat.reset()
-        self._tell("begun anew")
+        self._tell("started again")
 
     def _save(self, name: str) -> None:
         self.chat.save(name)

@@ -28,7 +28,7 @@ def convert_model(
     which: str = "best",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Reads a model of any format, writes it in another, and tells what it was; its tokenizer goes with it.
+    """Reads a model of any format, writes it in another, and returns what it was. Its tokenizer goes with it.
 
     to:        "statewise", or one of ``checkpoints.convert.WRITTEN``
     dtype:     "float32", "float16" or "bfloat16"; None: as it is. ``Dynamics`` stay float32 in a checkpoint of ours.
@@ -40,12 +40,12 @@ def convert_model(
         raise ConfigError(f"--to {to!r} is unknown; use one of {', '.join(TARGETS)}")
     if to != "gguf" and os.fspath(target).endswith(GGUF):
         raise ConfigError(
-            f"{target} is the name of a GGUF file, and --to {to} writes a folder; add --to gguf, or rename it"
+            f"{target} is the name of a GGUF file, but --to {to} writes a folder; give --to gguf, or another name"
         )
     if dtype is not None and dtype not in CONVERT_DTYPES:
         raise ConfigError(f"--dtype {dtype!r} is unknown; use one of {', '.join(CONVERT_DTYPES)}")
     if os.path.exists(target):
-        raise CheckpointError(f"{target} is there already and is not replaced; give another name, or remove it")
+        raise CheckpointError(f"{target} exists already and is not replaced; give another name, or remove it")
     wanted = None if dtype is None else DTYPES[dtype]
     without = tokenizer == NO_TOKENIZER
     given = None if without else tokenizer
@@ -53,8 +53,9 @@ def convert_model(
     carried = opened.tokenizer if opened.has_tokenizer and not without else None
     if carried is not None and carried.vocab_size > opened.language_model.config.vocab_size:
         raise DataError(
-            f"the tokenizer has {carried.vocab_size} ids and the model only {opened.language_model.config.vocab_size}; "
-            "give the one it was trained with: --tokenizer FILE, or --tokenizer none to write the model without"
+            f"the tokenizer has {carried.vocab_size} ids, but the model only "
+            f"{opened.language_model.config.vocab_size}; give the tokenizer it was "
+            "trained with, --tokenizer FILE, or write none, --tokenizer none"
         )
     if to == "statewise":
         save(opened.model, target, tokenizer=carried)

@@ -15,6 +15,7 @@ from statewise.benchmark.ceilings import kept
 from statewise.benchmark.processor import processor
 from statewise.decoding.reading import WAYS, asked_for, uses_vnni
 from statewise.kernels import describe
+from statewise.kernels.gpu.status import on_cards
 from statewise.mixers.base import Mixer
 from statewise.models.base import Model
 from statewise.models.block import Block
@@ -25,8 +26,10 @@ PROBE_TOKENS = 1024
 
 
 def environment() -> dict[str, Any]:
-    """Versions, devices, threads, and for each kernel which path runs and why the others do not;
-    the processor, and its ``ceilings`` if `statewise benchmark ceilings` has measured them here, else None."""
+    """Versions, devices, threads, and for each kernel which path runs and why the others do not, and the same of each
+    GPU (``cards``); the processor, and its ``ceilings`` if `statewise benchmark ceilings` has measured them, else None.
+    """
+    kernels = describe()
     cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "statewise": __version__,
@@ -40,7 +43,8 @@ def environment() -> dict[str, Any]:
         "ceilings": kept(),
         "c_kernels": _c_kernels(),
         "decoding": _decoding(),
-        "kernels": [status._asdict() for status in describe()],
+        "kernels": [status._asdict() for status in kernels],
+        "cards": [status._asdict() for status in on_cards([status.kernel for status in kernels])],
     }
 
 
@@ -63,7 +67,7 @@ def _c_kernels() -> dict[str, Any]:
         "library": str(native.library_path()),
         "instruction_set": native.instruction_set(),
         "instruction_sets": list(native.instruction_sets()),
-        "threads": "one: no OpenMP runtime of PyTorch's was found" if threads is None else f"those of {threads}",
+        "threads": "one: PyTorch's OpenMP runtime was not found" if threads is None else f"those of {threads}",
     }
 
 

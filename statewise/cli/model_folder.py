@@ -1,9 +1,9 @@
-"""A trained model with what belongs to it: its tokenizer, if it reads text, and its task."""
+"""A trained model with what belongs to it: its tokenizer, if it reads text, and how it is scored."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +18,7 @@ from statewise.checkpoints.convert.wrapped import WRAPPED
 from statewise.checkpoints.loading import lacks
 from statewise.checkpoints.manifest import TOKENIZER_FILE, TokenizerRecord
 from statewise.conventions.published import FILES as PUBLISHED_FILES
-from statewise.data.base import DataConfig
-from statewise.data.memory_tasks import TASKS as MEMORY_TASKS
-from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
-from statewise.data.text import TextDataConfig
 from statewise.data.tokenizers import (
     ByteTokenizer,
     FileTokenizer,
@@ -31,21 +27,20 @@ from statewise.data.tokenizers import (
     require_same_tokenizer,
 )
 from statewise.decoding import dequantised, refusal
-from statewise.errors import CheckpointError, ConfigError, DataError, InputError
+from statewise.errors import CheckpointError, ConfigError, InputError
 from statewise.generation.opening import open_tokenizer
 from statewise.models.base import Model
+from statewise.models.forecaster import Forecaster
 from statewise.models.language_model import LanguageModel
-from statewise.train.config import BudgetConfig, RunConfig, TrainConfig
-from statewise.train.plotting import require_plot
-from statewise.train.run_folder import RUN_FILE, read_run
-from statewise.train.several_folder import runs_in
-from statewise.train.tasks import Table, Task, open_task
-from statewise.train.tasks.classification import ClassificationTask
-from statewise.train.tasks.language import evaluate_file, text_tables
-from statewise.train.tasks.sequences import few
+from statewise.models.structural import StructuralForecaster
+from statewise.training.plotting import require_plot
+from statewise.training.run_folder import RUN_FILE, read_run
+from statewise.training.several_folder import runs_in
+from statewise.training.tasks import Table, Task
+from statewise.training.tasks.language import evaluate_file, text_tables
+from statewise.training.tasks.sequences import few
 
 DEVICES = ("auto", "cpu", "cuda")
-DATA_FLAGS = {"source": "--data", "folder": "--data-dir", "tokenizer": "--tokenizer"}  # of fields of a DataConfig
 
 
 @dataclass(frozen=True)
@@ -97,19 +92,32 @@ class ModelFolder:
         return isinstance(self.model, LanguageModel)
 
     @property
+    def forecasts(self) -> bool:
+        return isinstance(self.model, (Forecaster, StructuralForecaster))
+
+    def own_series(self) -> str:
+        """The table that the run was trained on. Errors: ConfigError for a checkpoint without its run."""
+        data = read_run(self.folder).data if (self.folder / RUN_FILE).is_file() else None
+        if not isinstance(data, SeriesDataConfig):
+            raise ConfigError(
+                f"{self.folder} is a checkpoint without its run, so it does not say where its series are; give DATA"
+            )
+        return data.source
+
+    @property
     def language_model(self) -> LanguageModel:
         """Errors: ConfigError if it is another kind of model."""
         if not isinstance(self.model, LanguageModel):
             raise ConfigError(
-                f"{self.checkpoint} holds a {type(self.model).__name__}, which writes no text; give a language model"
+                f"{self.checkpoint} holds a {type(self.model).__name__}, which cannot write text; give a language model"
             )
         return self.model
 
     def with_weights(self, weights: str) -> ModelFolder:
-        """The same with its matrices in another precision, as a Decoder has them.
+        """The same model with its matrices in another precision, as in a Decoder.
 
-        Errors:  ConfigError if it is no language model; InputError for an unknown precision, and for a model that has
-                 no step in C: its loss would be that of a decoding that there is not.
+        Errors:  ConfigError if it is not a language model; InputError for an unknown precision, and for a model
+                 without a step in C, which cannot decode with such weights.
         """
         reason = refusal(self.language_model)
         if reason is not None:
@@ -137,57 +145,18 @@ class ModelFolder:
         return tokenizer
 
     def prompts(self, texts: Sequence[str | bytes]) -> Sequence[str | bytes] | list[list[int]] | None:
-        """Texts to go on from, as ``generate`` takes them; None for an empty one. Those of a published model that says
-        nothing of its use, and whose tokenizer begins texts with a token of its own, are ids, which begin so."""
+        """Texts to continue, as ``generate`` takes them; None for an empty one. A published model may not say how it is
+        used. If its tokenizer begins texts with a token of its own, its prompts become ids that begin with it."""
         tokenizer = self.tokenizer
         if self.begins_documents or tokenizer.conventions is not None or not tokenizer.prefix:
             return texts or None
         rows = [tokenizer.encode_bytes(text) if isinstance(text, bytes) else tokenizer.encode(text) for text in texts]
         return [[*tokenizer.prefix, *map(int, row)] for row in rows or [[]]]
 
-    def task(self, source: str | None = None, folder: str | None = None) -> Task[Any, Any]:
-        """The task of the run, on its data or on others divided in the same way: text in this model's tokens.
-
-        source, folder: of the data, for --data and --data-dir; None: the run's own
-
-        Errors:  ConfigError if nothing says which data, or they cannot be chosen so, or have other classes than the
-                 run's own (where those are still there to be compared); DataError for the data themselves.
-        """
-        if (self.folder / RUN_FILE).is_file():
-            run = read_run(self.folder)
-        elif self.reads_text and source is not None:
-            train = TrainConfig(budget=BudgetConfig(steps=1))
-            run = RunConfig(model=self.model.config, data=TextDataConfig(), train=train)
-        else:
-            choice = (
-                "which text to evaluate it; give --data or --text-file, or" if self.reads_text else "which data; give"
-            )
-            raise ConfigError(f"{self.folder} is a checkpoint alone and does not say on {choice} the run folder")
-        changes = {"source": source, "folder": folder, "tokenizer": self.given_tokenizer}
-        if isinstance(run.data, TextDataConfig):  # a language model may have learned tokens that are no text
-            self.tokenizer  # noqa: B018 (one that does not match is refused before anything is tokenised)
-            changes["tokenizer"] = self._tokenizer_spec
-        require_data_fields(run.data, changes)
-        data = replace(run.data, **{name: value for name, value in changes.items() if value is not None})
-        run = replace(run, model=self.model.config)
-        try:
-            task = open_task(replace(run, data=data))
-        except (ConfigError, DataError) as error:
-            if data == run.data or not (kept := _columns(data)):
-                raise
-            raise type(error)(
-                f"--data {source}: the run's own columns were kept ({kept}), and evaluate cannot change them; give "
-                f"series with these columns: {error}"
-            ) from error
-        named = getattr(self.model.config, "classes", ())  # the task has compared them
-        if data != run.data and isinstance(task, ClassificationTask) and not named:
-            _require_same_classes(task, run, source or folder)
-        return task
-
     def evaluate(
-        self, task: Task[Any, Any], split: str, *, plot: Path | None = None, **options: Any
+        self, task: Task[Any, Any], split: str, *, note: str | None = None, plot: Path | None = None, **options: Any
     ) -> tuple[dict[str, Any], list[Table]]:
-        """The record of an evaluation by the task's :meth:`~Task.evaluate`, and its tables.
+        """The record of an evaluation by the task's :meth:`~Task.evaluate`, and its tables, with a ``note`` in both.
 
         Errors:  ConfigError for an option or a plot that the task does not have; else as the task's.
         """
@@ -198,30 +167,34 @@ class ModelFolder:
                 raise ConfigError(f"{flag} is not for a {kind} on {task.noun}; leave it out")
         if plot is not None:
             if task.plot_of is None:
-                raise ConfigError(f"--plot: there is no picture of how a {kind} does on {task.noun}; leave it out")
+                raise ConfigError(f"--plot: a {kind} on {task.noun} has no picture to draw; leave it out")
             require_plot(plot)
         with torch.no_grad():
             record = {"checkpoint": str(self.checkpoint), "split": split, **task.evaluate(self.model, split, **options)}
             if plot is not None:
                 task.plot(plot, model=self.model, split=split, record=record)
-        return record, task.tables(record)
+        tables = task.tables(record)
+        if note is not None:
+            record["note"] = note
+            tables[0] = tables[0]._replace(notes=(*tables[0].notes, note))
+        return record, tables
 
     def evaluate_file(
         self, text: bytes, name: str, *, plot: Path | None = None, **options: Any
     ) -> tuple[dict[str, Any], list[Table]]:
-        """As :meth:`evaluate`, of a text that is no split of a corpus."""
+        """As :meth:`evaluate`, for a text that is not a split of a corpus."""
         if not self.reads_text:
             raise ConfigError(
-                f"--text-file is not for a {type(self.model).__name__}, which reads no text; leave it out"
+                f"--text-file is not for a {type(self.model).__name__}, which does not read text; leave it out"
             )
         if plot is not None:
-            raise ConfigError("--plot: there is no picture of how a model does on a text; leave it out")
+            raise ConfigError("--plot: an evaluation on a text has no picture to draw; leave it out")
         result = evaluate_file(self.language_model, self.tokenizer, text, name=name, **options)
         record = {"checkpoint": str(self.checkpoint), **result}
         return record, text_tables(record)
 
     @property
-    def _tokenizer_spec(self) -> str:
+    def tokenizer_spec(self) -> str:
         """What :func:`load_tokenizer` takes.
 
         Errors:  CheckpointError for a published tokenizer that is in no tokenizer.json.
@@ -238,44 +211,6 @@ class ModelFolder:
                 "one: statewise convert, and evaluate what it writes"
             )
         return "bytes" if own is None or own.kind == "bytes" else str(self.checkpoint / TOKENIZER_FILE)
-
-
-def _columns(data: DataConfig) -> str:
-    """The settings of a series that name columns of its file, as "data.covariates=['promo']"."""
-    if not isinstance(data, SeriesDataConfig):
-        return ""
-    names = ("time", "series", "targets", "covariates", "past_covariates")
-    given = {name: getattr(data, name) for name in names if getattr(data, name)}
-    return ", ".join(
-        f"data.{name}={list(value) if isinstance(value, tuple) else value!r}" for name, value in given.items()
-    )
-
-
-def _require_same_classes(task: ClassificationTask, run: RunConfig, given: str | None) -> None:
-    """ConfigError if the run's own data have other classes, or in another order."""
-    try:
-        own = open_task(run)
-    except DataError:  # they are no longer here; how many there are was compared with the model
-        return
-    assert isinstance(own, ClassificationTask)
-    if own.data.classes != task.data.classes:
-        here, there = (few(data.classes) for data in (task.data, own.data))
-        raise ConfigError(f"{given} has the classes {here}, but the run was trained on {there}; give data with these")
-
-
-def require_data_fields(data: DataConfig, given: Mapping[str, Any]) -> None:
-    """ConfigError naming the first flag that is ``given`` (not None) and that these data have no field for."""
-    source = given.get("source")
-    if isinstance(data, MemoryDataConfig) and source is not None:
-        raise ConfigError(
-            f"--data {source} is not for the tasks of memory, which are drawn and not read; leave it out, or choose "
-            f"another by --preset {', '.join(MEMORY_TASKS)}"
-        )
-    if source in MEMORY_TASKS and not Path(source).exists():
-        raise ConfigError(f"--data {source} is no source: the tasks of memory are drawn; use --preset {source}")
-    for name, value in given.items():
-        if value is not None and not hasattr(data, name):
-            raise ConfigError(f"{DATA_FLAGS[name]} is not for {type(data).__name__}, which has no {name}; leave it out")
 
 
 def open_model(

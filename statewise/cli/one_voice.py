@@ -13,14 +13,14 @@ from statewise.errors import StatewiseError
 
 
 def one_voice(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, with all ranks in touch where there are several. A user's mistake is then told by rank 0 alone; one
+    """The command, with all ranks in touch where there are several. Rank 0 alone then prints a user's mistake; one
     that only another rank can see reaches rank 0 first."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return command(*args, **kwargs)
-        from statewise.train.open_ranks import open_ranks
+        from statewise.training.open_ranks import open_ranks
 
         try:
             with open_ranks():

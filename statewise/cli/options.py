@@ -9,19 +9,28 @@ import typer
 
 SOURCES = "A run folder, a checkpoint, a published model's folder or file, or hub:owner/name."
 Folder = Annotated[Path, typer.Argument(metavar="SOURCE", help=SOURCES, show_default=False)]
-Which = Annotated[str, typer.Option("--checkpoint", help="Of a run folder: best or latest.")]
-Device = Annotated[str, typer.Option(help="auto (CUDA where there is one), cpu or cuda.")]
+Which = Annotated[str, typer.Option("--checkpoint", help="Which checkpoint of a run folder: best or latest.")]
+Device = Annotated[str, typer.Option(help="auto (CUDA if there is one), cpu or cuda.")]
 TokenizerOption = Annotated[
-    str | None, typer.Option("--tokenizer", help='"bytes" or a tokenizer.json. Default: that of the checkpoint.')
+    str | None, typer.Option("--tokenizer", help='"bytes" or a tokenizer.json. Default: the one in the checkpoint.')
 ]
 Weights = Annotated[
     str | None,
-    typer.Option(help="Of a language model: float32, bfloat16, int8 or int4. Default: as saved.", show_default=False),
+    typer.Option(
+        help="Precision of the weights: float32, bfloat16, int8 or int4. Default: as saved.", show_default=False
+    ),
 ]
 Json = Annotated[
     bool | None,
     typer.Option("--json/--no-json", help="Default: tables on a terminal, JSON elsewhere.", show_default=False),
 ]
+
+
+def refuse_existing(path: Path) -> None:
+    """Errors: ConfigError, of a file that would be replaced by a command that has --overwrite."""
+    from statewise.errors import ConfigError
+
+    raise ConfigError(f"{path} exists already; give a new name, or replace it with --overwrite")
 
 
 def device_for(weights: str | None, device: str) -> str:

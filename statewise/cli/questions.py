@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from statewise.checkpoints.convert.hub import cached
+from statewise.checkpoints.convert.source import is_published
 from statewise.cli.console import counted
 from statewise.cli.model_folder import ModelFolder
 from statewise.errors import ConfigError
@@ -14,17 +16,19 @@ from statewise.evaluate.questions import (
     PERPLEXITY,
     SUPERGLUE_ORDER,
     SUPERGLUE_SIZES,
+    WEIGHTS,
     QuestionTask,
     evaluate_questions,
+    row_of,
     superglue_rows,
 )
-from statewise.train.metrics import write_bytes
-from statewise.train.tasks import Table
+from statewise.training.metrics import write_bytes
+from statewise.training.tasks import Table
 
 Shown = tuple[dict[str, Any], list[Table]]
 
 SOURCE = "Fu et al. 2023 (H3), arXiv:2212.14052"
-UNPUBLISHED = "its prompts are not published; ours are lm-eval's"
+UNPUBLISHED = "their prompts are not published; ours are lm-eval's"
 OTHER_TOKENS = "a token of GPT-2's tokenizer, not of another; GPT-2 was not trained on the Pile, the others were"
 TITLES = {"multirc": "MultiRC", "record": "ReCoRD", "boolq": "BoolQ", "wic": "WiC", "superglue": "average"}
 
@@ -52,7 +56,7 @@ def ask(
     record = {"checkpoint": str(opened.checkpoint), "document_token": document_token, **results.record()}
     published = published_superglue(record, options["n_shots"])
     if published is not None:
-        record["published"] = published
+        record["published"] = published | _rows_here(opened, published["rows"])
     if output is not None:
         whole = {**record, "questions": results.questions()}
         write_bytes(output, json.dumps(whole, ensure_ascii=False, indent=1).encode("utf-8", "surrogateescape"))
@@ -80,14 +84,14 @@ def run_tasks(
     return {key: value for key, value in record.items() if key != "lm_eval"}, task_tables(record)
 
 
-def beside_published(record: dict[str, Any], tables: list[Table], corpus: str) -> Shown:
-    """What was measured of a text, and a table of published perplexities beside it.
+def beside_published(record: dict[str, Any], tables: list[Table], corpus: str, opened: ModelFolder) -> Shown:
+    """The measurement of a text, and a table with published perplexities.
 
-    Errors:  ConfigError for what is no text.
+    Errors:  ConfigError if a text was not what was measured.
     """
     if "perplexity_per_token" not in record:
         raise ConfigError("--published is for language models on text; leave it out")
-    published = published_perplexity(corpus, record["perplexity_per_token"])
+    published = published_perplexity(corpus, record["perplexity_per_token"]) | _rows_here(opened, PERPLEXITY[corpus])
     return {**record, "published": published}, [*tables, _published_table(published)]
 
 
@@ -155,23 +159,45 @@ def published_perplexity(name: str, perplexity: float) -> dict[str, Any]:
     }
 
 
+def _rows_here(opened: ModelFolder, rows: Iterable[str]) -> dict[str, Any]:
+    """Which of the rows the model is by its sizes, and which can be measured with the files at hand: those of the hub's
+    cache, and folders beside the model's that have the name of the weights."""
+    beside, at_hand = opened.folder.resolve().parent, {}
+    for row in rows:
+        if row not in WEIGHTS:
+            continue
+        name = WEIGHTS[row].rpartition("/")[2]
+        folder = next((path for path in (beside / name, beside / name.lower()) if is_published(path)), None)
+        if folder is not None:
+            at_hand[row] = str(folder)
+        elif cached(WEIGHTS[row]):
+            at_hand[row] = f"hub:{WEIGHTS[row]}"
+    return {"sizes_of": row_of(opened.language_model.config), "at_hand": at_hand}
+
+
 def _published_table(published: Mapping[str, Any]) -> Table:
     names = published["columns"]
     marked = published.get("notes", [])
     rows = [
         (
-            f"{model} *" if marked and model == "this model" else model,
+            _named(model, published) + (" *" if marked and model == "this model" else ""),
             *(f"{values[name]:,.1f}" if name in values else "" for name in names),
         )
         for model, values in published["rows"].items()
     ]
-    notes = (*(f"* {note}" for note in marked), f"published: {published['source']}")
+    here = [f"at hand: {row}, {source}; give it to evaluate" for row, source in published.get("at_hand", {}).items()]
+    notes = (*(f"* {note}" for note in marked), *here, f"published: {published['source']}")
     headings = tuple(TITLES.get(name, name.upper() if name in SUPERGLUE_ORDER else name) for name in names)
     return Table(published["what"], ("model", *headings), rows, notes)
 
 
+def _named(row: str, published: Mapping[str, Any]) -> str:
+    sizes = published.get("sizes_of")
+    return f"{row}, as {sizes}" if row == "this model" and sizes else row
+
+
 def _how(measures: Sequence[Mapping[str, Any]]) -> str:
-    """Of measures that were all taken in one way: ", length-normalised", or nothing."""
+    """How the measures were all taken: ", length-normalised", or nothing."""
     return ", length-normalised" if any(measure["metric"].endswith("_norm") for measure in measures) else ""
 
 

@@ -1,4 +1,4 @@
-"""The base of every config: a frozen dataclass that checks its fields when it is made."""
+"""The base of every config: a frozen dataclass that checks its fields when you make it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ConfigType(abc.ABCMeta):
 
         def __call__(cls, *unnamed: Any, **fields: Any) -> Any:
             if unnamed:
-                raise ConfigError(f"{cls.__name__} takes its fields by name: {', '.join(schema(cls))}")
+                raise ConfigError(f"{cls.__name__} needs its fields by name: {', '.join(schema(cls))}")
             return make(cls, fields, Place(cls.__name__), "")
 
 
@@ -51,9 +51,9 @@ class Config(metaclass=ConfigType):
     """A description in plain values: numbers, names, tuples and other configs, which JSON can hold.
 
     A subclass is a dataclass, frozen and with fields by name. Declare each field with a type of
-    :mod:`~statewise.configuration.types`: then each is checked when a config is made, in code, by
-    ``dataclasses.replace`` and from JSON, and held in one form: a list as a tuple, an integer as a float where one is
-    declared, a NumPy number as Python's. ``__post_init__`` is left with rules between fields.
+    :mod:`~statewise.configuration.types`: then it is checked whenever a config is made: in code, by
+    ``dataclasses.replace`` or from JSON. It is kept in one form: a list as a tuple, an integer as a float if a float is
+    declared, a NumPy number as Python's. ``__post_init__`` only has to check rules between fields.
 
     Errors:  ConfigError, one line that names the class, the field and what is expected.
 
@@ -67,7 +67,7 @@ class Config(metaclass=ConfigType):
     Traceback (most recent call last):
     statewise.errors.ConfigError: S4DConfig.d_state=0 is out of range; expected an integer of at least 1
 
-    former_names: names that fields have had, and where they stand now: {"lr": "optimizer.lr"}. JSON may still use them
+    former_names: names that fields had before, and their names now: {"lr": "optimizer.lr"}. JSON may still use them
     """
 
     former_names: ClassVar[Mapping[str, str]] = {}
@@ -85,7 +85,7 @@ class Config(metaclass=ConfigType):
 
 
 def make(cls: Any, fields: Mapping[str, Any], at: Place, prefix: str) -> Any:
-    """The config with these fields, each checked once. ``prefix`` begins what is said of the whole."""
+    """The config with these fields, each checked once. ``prefix`` begins the errors about the whole."""
     kinds = schema(cls)
     for name in fields:
         if name not in kinds:
@@ -143,7 +143,7 @@ def with_current_names(cls: Any, data: Mapping[str, Any], at: Place) -> dict[str
             inner = inner[group]
         if field in inner:
             both = f"{join(at.path, name)} and {join(at.path, '.'.join(path))}"
-            raise ConfigError(f"{both} are one field; leave out the first")
+            raise ConfigError(f"{both} are the same field; leave out the first")
         inner[field] = data[name]
     return current
 

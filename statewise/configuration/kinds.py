@@ -100,12 +100,12 @@ class Kind(abc.ABC):
         return held
 
     def refusal(self, value: Any, at: Place, expected: str | None = None) -> ConfigError:
-        """Of a value that is of no such type."""
+        """The error for a value of a wrong type."""
         found = f"{at.path}={shown(value)} has the wrong type ({type_name(value)})"
         return ConfigError(f"{found}; expected {expected or self.words(at.json)}{self.hint(value)}")
 
     def hint(self, value: Any) -> str:
-        """What to do about a value of a wrong type, where that can be told."""
+        """What to do about a value of a wrong type, if that is known."""
         if isinstance(value, np.ndarray) or type_name(value) in ("Tensor", "Parameter"):
             return "; use .item() or .tolist()"
         return ""
@@ -170,7 +170,7 @@ class Number(Kind):
             number = float(value)
         except OverflowError as error:
             raise ConfigError(
-                f"{at.path} is an integer too large for a number with a fraction; use a smaller one"
+                f"{at.path} is an integer too large for a floating-point number; use a smaller one"
             ) from error
         if LARGEST < abs(number) < math.inf:  # PyTorch refuses it, with an error of its own, where it meets float32
             found = f"{at.path}={shown(value)} is out of range"
@@ -207,7 +207,9 @@ class Choice(Kind):
 
 
 class Row(Kind):
-    """A tuple: of any length, all items alike, or of so many items, each of its own kind. In JSON it is a list."""
+    """A tuple: of any length, all items alike, or of a fixed number of items, each of its own kind. In JSON it is a
+    list.
+    """
 
     def __init__(self, items: Sequence[Kind], many: bool, conditions: Sequence[Condition] = ()) -> None:
         super().__init__(conditions)
@@ -223,7 +225,7 @@ class Row(Kind):
         return tuple(kind.read(x, at.inner(i)) for i, (kind, x) in enumerate(zip(kinds, value, strict=True)))
 
     def kinds(self, n: int) -> tuple[Kind, ...] | None:
-        """Of each of n items; None where there are not so many."""
+        """The kind of each of n items; None if there are not that many."""
         if self.many:
             return self.items * n
         return self.items if len(self.items) == n else None

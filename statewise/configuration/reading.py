@@ -1,13 +1,14 @@
 """Configs to JSON data and back, strictly; and single fields set from ``name=value``.
 
-Where a field may hold one of several configs (its type is a union of them, or an abstract base), a key ``"type"``
-names the class. Infinite floats are the strings "inf" and "-inf", since JSON has no number for them; NaN is refused.
+If a field may hold one of several configs (its type is a union of them, or an abstract base), a key ``"type"``
+names the class. Infinite floats are the strings "inf" and "-inf", since JSON has no number for them. NaN is refused.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from statewise.configuration.base import Config, current_path, no_such_field, schema
@@ -20,10 +21,10 @@ Types = Mapping[str, type]
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """A config as plain JSON data, with every field, so that a later change of a default changes nothing.
+    """A config as plain JSON data, with every field, so that a later change of a default does not matter.
 
-    Errors:  ConfigError naming the field where it holds a class that could not be read back: a subclass of the one that
-             is declared.
+    Errors:  ConfigError with the field, if it holds a class that could not be read back: a subclass of the declared
+              one.
 
     >>> from statewise.models.mlp import MLPConfig
     >>> to_dict(MLPConfig(expand=2))
@@ -35,8 +36,9 @@ def to_dict(config: Config) -> dict[str, Any]:
 def from_dict(cls: type[ConfigT], data: Any, *, types: Types | None = None, where: str = "config") -> ConfigT:
     """The config that ``data`` (as from JSON) describes; the inverse of :func:`to_dict`.
 
-    ``types`` are the classes that a ``"type"`` key may name; ``where`` begins the path in every message. Fields that
-    have a default may be left out. An int is taken for a float and a list for a tuple; nothing else is converted.
+    ``types`` are the classes that a ``"type"`` key may name; ``where`` begins the path in every message. You may leave
+    out fields that have a default. An int becomes a float and a list a tuple where one is declared; nothing else is
+    converted.
 
     Errors:  ConfigError, one line, with the path: an unknown field (with the nearest known one), a missing field,
              a wrong type or value, or what the config itself refuses.
@@ -53,11 +55,12 @@ def from_dict(cls: type[ConfigT], data: Any, *, types: Types | None = None, wher
 def assign(config: ConfigT, assignments: Sequence[str], *, types: Types | None = None) -> ConfigT:
     """A new config with some fields set: ``["train.optimizer.lr=3e-4", "model.layers.0.mixer.d_state=64"]``.
 
-    A value is JSON; where that does not fit the field but a string does, the text itself. A whole subtree can be given
-    as JSON, with ``types`` for the names in it (those already in ``config`` are known). All are set before the
-    configs check themselves, so values that fit only together can be given in any order.
+    A value is JSON. If that does not fit the field but a string does, the text itself is used. A list of one may be
+    written as its item, ``"tasks=copying"``, if the item has no comma. You can give a whole subtree as JSON, with
+    ``types`` for the names in it (those already in ``config`` are known). All fields are set before the configs check
+    themselves, so values that only fit together can be given in any order.
 
-    Errors:  ConfigError naming the path; ``config`` is not changed in any case.
+    Errors:  ConfigError with the path; ``config`` is never changed.
 
     >>> from statewise.models.mlp import MLPConfig
     >>> assign(MLPConfig(), ["expand=2", "activation=silu"])
@@ -78,11 +81,11 @@ def assign(config: ConfigT, assignments: Sequence[str], *, types: Types | None =
 
 
 class DuplicateKeyError(ValueError):
-    """A key of a JSON object is there twice, and JSON does not say which is meant."""
+    """A JSON object has a key twice, and JSON does not say which one counts."""
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The ``object_pairs_hook`` of every JSON reader here."""
+    """The ``object_pairs_hook`` of every JSON reader in Statewise."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -92,10 +95,10 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes, where: str, *, constants: bool = False) -> Any:
-    """JSON without the slack of Python's reader: a key given twice is an error, and unless ``constants`` are allowed,
-    NaN and infinities are.
+    """JSON, read more strictly than Python does: a key given twice is an error, and so are NaN and infinity, unless
+    ``constants`` are allowed.
 
-    Errors:  ConfigError that begins with ``where`` and says line and column where it can.
+    Errors:  ConfigError that begins with ``where`` and gives line and column if it can.
     """
 
     def refuse(constant: str) -> Any:
@@ -108,7 +111,7 @@ def parse_json(text: str | bytes, where: str, *, constants: bool = False) -> Any
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not JSON: it is not UTF-8 text (byte {error.start})") from error
     except RecursionError as error:
-        raise ConfigError(f"{where} is not usable JSON: it is nested too deeply") from error
+        raise ConfigError(f"{where} cannot be read as JSON: it is nested too deeply") from error
     except ValueError as error:  # JSONDecodeError, and what the hooks raise
         raise ConfigError(f"{where} is not JSON: {error}") from error
 
@@ -134,7 +137,7 @@ def _set(kind: Kind, data: Any, parts: Sequence[str], text: str, at: Place) -> A
     if isinstance(data, dict) and nested is not None:
         cls = nested.class_of(data, at)
         if part == TYPE_KEY and TYPE_KEY in data:
-            raise ConfigError(f'{join(path, part)} cannot be set alone; set {path} whole: {path}={{"type": ...}}')
+            raise ConfigError(f'{join(path, part)} cannot be set by itself; set {path} whole: {path}={{"type": ...}}')
         part, *rest = (*current_path(cls, part, is_group=bool(rest) or text.startswith("{")), *rest)
         if part not in schema(cls):
             where = f"{path}: " if path else ""
@@ -157,7 +160,7 @@ def _set(kind: Kind, data: Any, parts: Sequence[str], text: str, at: Place) -> A
 
 
 def _paths_to(name: str, data: Any, path: str) -> Iterator[str]:
-    """Where a field of this name stands in what ``path`` leads to."""
+    """The paths of all fields of this name below ``path``."""
     if isinstance(data, (dict, list)):
         for part, value in data.items() if isinstance(data, dict) else enumerate(data):
             if part == name:
@@ -184,8 +187,20 @@ def _parse(kind: Kind, text: str, at: Place) -> Any:
         value = text
     try:
         read = kind.read(value, at)
-    except ConfigError:
-        if isinstance(value, str) or _part_of(kind, Text) is None:
-            raise
-        read = kind.read(text, at)  # a string field given something that happens to be JSON: data.source=1984
+    except ConfigError as error:
+        read = _read_again(kind, value, text, at, error)
     return kind.write(read, at.path)
+
+
+def _read_again(kind: Kind, value: Any, text: str, at: Place, error: ConfigError) -> Any:
+    """Reads a text that is not JSON of this kind: a string that happens to be JSON, as data.source=1984, or one item of
+    a list."""
+    if not isinstance(value, str) and _part_of(kind, Text) is not None:
+        return kind.read(text, at)
+    row = _part_of(kind, Row)
+    alone = text and not set(text) & set("[],")  # ["a", "b"] whose quotes a shell has taken is told how to write it
+    if row is not None and row.many and isinstance(value, (str, int, float)) and alone:
+        for item in (value, text):
+            with suppress(ConfigError):
+                return kind.read([item], at)
+    raise error

@@ -1,4 +1,4 @@
-"""How values and names are told in an error of a config: in one line, whatever they are."""
+"""How errors of configs show values and names: in one line, whatever they are."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def type_name(value: Any) -> str:
 
 
 def suggest(name: str, known: Sequence[Any], title: str, near: Mapping[str, str] | None = None) -> str:
-    """The nearest name, if one is near, and all of them. ``near``: the names to look among, and how each is told."""
+    """The nearest name, if one is near, and all of them. ``near``: the names to look among, and how each is shown."""
     told = {str(one): str(one) for one in known} if near is None else near
     close = difflib.get_close_matches(name, list(told), n=1, cutoff=0.5)
     listed = f"{title}: {', '.join(map(str, known))}"

@@ -92,8 +92,8 @@ def read_conventions(
     """What these files say; none of them has to be there.
 
     files:   the text of each by its name, of ``FILES``
-    where:   the folder that they lie in, for messages
-    find:    the id of a token by its text, None for what is no token
+    where:   the folder that they are in, for messages
+    find:    the id of a token by its text, None if it is not a token
 
     The end tokens are those of ``generation_config.json``, as for ``transformers``; where it names none, it is the
     ``eos_token`` of ``tokenizer_config.json``.
@@ -111,11 +111,11 @@ def read_conventions(
     ends = settings.eos_token_id
     end_ids = () if ends is None else ends if isinstance(ends, tuple) else (ends,)
     if len(end_ids) > MOST_ENDS:
-        raise DataError(f"{path / GENERATION} names {len(end_ids):,} end tokens; expected at most {MOST_ENDS:,}")
+        raise DataError(f"{path / GENERATION} has {len(end_ids):,} end tokens; expected at most {MOST_ENDS:,}")
     for i in end_ids:
         if i >= vocab_size:
             raise DataError(
-                f"{path / GENERATION}: eos_token_id={excerpt(i)} is no token of the vocabulary of {vocab_size:,}; "
+                f"{path / GENERATION}: eos_token_id={excerpt(i)} is not a token of the vocabulary of {vocab_size:,}; "
                 "expected an id below it"
             )
     tokens = _object(files, TOKENIZER, path)
@@ -128,7 +128,9 @@ def read_conventions(
     )
     plain = tokens.get("split_special_tokens", False)
     if not isinstance(plain, bool):
-        raise DataError(f"{path / TOKENIZER}: split_special_tokens={excerpt(plain)} is no bool; expected true or false")
+        raise DataError(
+            f"{path / TOKENIZER}: split_special_tokens={excerpt(plain)} is not a boolean; expected true or false"
+        )
     return Conventions(
         end_ids=tuple(dict.fromkeys(end_ids)),
         begin_id=find(names.get("bos_token", "")) if begin is None else begin,
@@ -139,6 +141,18 @@ def read_conventions(
         settings=settings,
         files={name: files[name] for name in FILES if name in files},
     )
+
+
+def special_texts(files: Mapping[str, str], where: object) -> tuple[dict[str, str], bool]:
+    """The special tokens by their role, and whether ``bos_token`` goes before every text: what a tokenizer of GPT-2's
+    kind says beside its vocabulary, as OPT's does.
+
+    Errors:  DataError, as :func:`read_conventions`.
+    """
+    path = Path(str(where))
+    tokens = _object(files, TOKENIZER, path)
+    names = _names(_object(files, SPECIAL, path), path / SPECIAL) | _names(tokens, path / TOKENIZER)
+    return names, tokens.get("add_bos_token") is True
 
 
 def with_config_ids(files: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, str]:
@@ -182,7 +196,7 @@ def _object(files: Mapping[str, str], name: str, path: Path) -> dict[str, Any]:
     with retold(DataError, ConfigError):
         data = parse_json(files[name], str(path / name), constants=True)
     if not isinstance(data, dict):
-        raise DataError(f"{path / name} holds no JSON object; expected what transformers writes there")
+        raise DataError(f"{path / name} does not contain a JSON object; expected the file that transformers writes")
     return data
 
 
@@ -195,7 +209,9 @@ def _names(data: Mapping[str, Any], where: Path) -> dict[str, str]:
         if text is None:
             continue
         if not isinstance(text, str):
-            raise DataError(f'{where}: {role}={excerpt(value)} is no token; expected its text, or {{"content": text}}')
+            raise DataError(
+                f'{where}: {role}={excerpt(value)} is not a token; expected its text, or {{"content": text}}'
+            )
         found[role] = text
     return found
 
@@ -212,7 +228,7 @@ def _template(files: Mapping[str, str], tokens: Mapping[str, Any], path: Path) -
         return None
     if not isinstance(value, str):
         raise DataError(
-            f"{path / TOKENIZER}: chat_template={excerpt(value)} is no template; expected a text, or a list of "
+            f"{path / TOKENIZER}: chat_template={excerpt(value)} is not a template; expected a text, or a list of "
             '{"name": ..., "template": ...}'
         )
     return check_template(value, path / TOKENIZER)

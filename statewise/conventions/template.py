@@ -60,9 +60,7 @@ class ChatTemplate:
         """
         for message in messages:
             if not isinstance(message, Mapping) or not isinstance(message.get(ROLE), str) or CONTENT not in message:
-                raise InputError(
-                    f'{excerpt(message)} is no message; expected {{"role": "user", "content": "..."}}, or another role'
-                )
+                raise InputError(f'{excerpt(message)} is not a message; expected {{"role": "user", "content": "..."}}')
         found: dict[str, Any] = {
             **self.names,
             **variables,
@@ -109,7 +107,7 @@ class ChatTemplate:
         except ValueError:
             _end(process)
             self._process = None
-            return {"error": f"it took more than {self.seconds:g} seconds, or more memory than it may have"}
+            return {"error": f"it took more than {self.seconds:g} seconds, or more memory than allowed"}
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._process = subprocess.Popen(

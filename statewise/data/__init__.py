@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from statewise.data.labelled import LabelledData as LabelledData
 from statewise.data.labelled import LabelledDataConfig as LabelledDataConfig
 from statewise.data.labelled import open_labelled as open_labelled
+from statewise.data.labelled_text import LabelledTextData as LabelledTextData
+from statewise.data.labelled_text import LabelledTextDataConfig as LabelledTextDataConfig
+from statewise.data.labelled_text import open_labelled_texts as open_labelled_texts
 from statewise.data.memory_tasks import MemoryData as MemoryData
 from statewise.data.memory_tasks import MemoryDataConfig as MemoryDataConfig
 from statewise.data.memory_tasks import open_memory_task as open_memory_task

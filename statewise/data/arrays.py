@@ -1,4 +1,4 @@
-"""Sequences of your own: numpy arrays in one .npz file."""
+"""Your own sequences: numpy arrays in one .npz file, or in an .npy file with a second file of labels."""
 
 from __future__ import annotations
 
@@ -7,79 +7,126 @@ from pathlib import Path
 
 import numpy as np
 
+from statewise.data.own.known import NOTHING, Known
+from statewise.data.own.targets import as_targets
 from statewise.data.sequences import Found, Rows
-from statewise.errors import DataError, excerpt
-from statewise.files.arrays import read_npz
+from statewise.data.splits import SPLITS
+from statewise.errors import DataError, excerpt, reading
+from statewise.files.arrays import read_npy, read_npz
+from statewise.files.opening import read_file
 
 NAMES = ("x", "y", "lengths")
+WRITE = "write it with numpy.savez(path, x=..., y=...)"
 
 
-def find_arrays(path: Path | None) -> Found:
-    """``train_x``, ``train_y``, and if there are any ``train_lengths`` and the same with ``test_``.
+def find_arrays(
+    path: Path | None, *, labels: Path | None = None, task: str | None = None, known: Known = NOTHING
+) -> Found:
+    """``x`` and ``y``, and ``lengths`` if there are any; or ``train_x``, ``train_y``, ``train_lengths`` and the same
+    with ``validation_`` and ``test_``.
 
-    x:        (n, length) or (n, length, d_input) real numbers; rows of unlike lengths are padded, and ``lengths`` (n,)
-              says how long each is. Padding is not read.
-    y:        (n,) integers or strings: classes, named in sorted order. (n,) or (n, d_output) floating: regression.
-    Written by ``numpy.savez(path, train_x=..., train_y=...)``. Arrays of Python objects are refused: they are pickles.
+    x:        (n, length) or (n, length, d_input) real numbers. Pad rows of different lengths, and give ``lengths``
+              (n,). Padding is not read.
+    y:        (n,) integers or strings: classes, named in sorted order. (n,) or (n, d_output) floating: regression,
+              as are whole numbers where the task says so.
+    Written by ``numpy.savez(path, x=..., y=...)``. Arrays of Python objects are refused: they are pickles. An .npy file
+    is x, and y is the file ``labels``: an .npy, or a text with a label a line.
 
-    Errors:  DataError, one line, for a file that is not there or not this.
+    task, known: see :func:`statewise.data.own.targets.as_targets`
+    Errors:  DataError, one line, if the file is missing or has another form.
     """
     if path is None:
-        raise DataError(
-            "source 'arrays' reads a file of your own; set data.folder (--data-dir) to an .npz with train_x and train_y"
-        )
+        raise DataError("source 'arrays' reads your own file; set data.folder (--data-dir) to an .npz with x and y")
     if not path.is_file():
-        raise DataError(f"data.folder={str(path)!r} is not a file; source 'arrays' reads an .npz file of numpy's")
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} cannot be read as an .npz file: it is no zip archive; write it with numpy.savez")
-    arrays = read_npz(path)
-    known = {f"{part}_{name}" for part in ("train", "test") for name in NAMES}
-    if unknown := sorted(arrays.keys() - known):
-        raise DataError(f"{path} holds {excerpt(unknown[0])}; the names are {', '.join(sorted(known))}")
-    for name in ("train_x", "train_y"):
-        if name not in arrays:
-            raise DataError(f"{path} has no {name}; write it with numpy.savez(path, train_x=..., train_y=...)")
-    if ("test_x" in arrays) != ("test_y" in arrays):
-        raise DataError(f"{path} has one of test_x and test_y; give both, or neither and a data.test_fraction")
-    parts = [part for part in ("train", "test") if f"{part}_x" in arrays]
+        raise DataError(f"data.folder={str(path)!r} is not a file; source 'arrays' reads an .npz file of numpy")
+    arrays = _one_array(path, labels) if path.suffix == ".npy" else _many(path, labels)
+    parts = [part for part in SPLITS if f"{part}_x" in arrays]
     kinds = {arrays[f"{part}_y"].dtype.kind for part in parts}
-    regression = kinds == {"f"}
-    if (not regression and not kinds <= set("iuUS")) or (len(kinds) > 1 and kinds - set("iu")):
+    if not kinds <= set("iufUSO") or (len(kinds) > 1 and kinds - set("iu")):
         raise DataError(
             f"{path}: y is {', '.join(str(arrays[f'{part}_y'].dtype) for part in parts)}; expected integers or strings "
-            "(classes), or floating numbers (regression), alike in train and test"
+            "(classes), or floating numbers (regression), alike in all splits"
         )
-    classes: tuple[str, ...] = ()
-    if not regression:
-        labels = np.unique(np.concatenate([arrays[f"{part}_y"].ravel() for part in parts]))
-        classes = tuple(str(label) for label in labels)
-    rows = [_rows(path, part, arrays, labels if not regression else None) for part in parts]
-    if len(rows) == 2 and rows[0].values.shape[1] != rows[1].values.shape[1]:
+    regresses = kinds == {"f"} or (kinds <= set("iu") and (known.task or task) == "regression")
+    for part in parts:
+        x, y = arrays[f"{part}_x"], arrays[f"{part}_y"]
+        if x.ndim not in (2, 3) or x.dtype.kind not in "fiub" or not x.size:
+            raise DataError(f"{path}: {part}_x is {x.dtype} {x.shape}; expected real numbers (n, length[, d_input])")
+        if y.shape[:1] != x.shape[:1] or not y.size or y.ndim > (2 if regresses else 1):
+            several = y.shape[:1] == x.shape[:1] and y.ndim == 2 and y.dtype.kind in "iu"
+            instead = "; to predict several numbers say --set data.task=regression" if several else ""
+            raise DataError(
+                f"{path}: {part}_y is of shape {y.shape} for {len(x)} rows of {part}_x; expected ({len(x)},){instead}"
+            )
+    try:
+        together = np.concatenate([arrays[f"{part}_y"] for part in parts])
+    except ValueError as error:
+        raise DataError(f"{path}: y has {error} in its splits; expected as many numbers in all") from error
+    targets, classes = as_targets(together, known.task or task, lambda i: f"{path}, label {i}", known.classes)
+    ends = np.cumsum([len(arrays[f"{part}_y"]) for part in parts])[:-1]
+    rows = {part: _rows(path, part, arrays, own) for part, own in zip(parts, np.split(targets, ends))}
+    widths = {part: part_rows.values.shape[1] for part, part_rows in rows.items()}
+    for part, width in widths.items():
+        if width != widths["train"]:
+            raise DataError(f"{path}: train_x has {widths['train']} numbers a step, {part}_x {width}")
+    own_rows = f"its own rows for {' and '.join(parts)}" if len(parts) > 1 else "its rows divided"
+    return Found(
+        path.name, rows["train"], rows.get("test"), classes, "dataset", (own_rows,), validation=rows.get("validation")
+    )
+
+
+def _many(path: Path, labels: Path | None) -> dict[str, np.ndarray]:
+    """The arrays of an .npz, each name beginning with its split."""
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path} is not an .npz file (not a zip archive); {WRITE}")
+    if labels is not None:
+        raise DataError(f"{path} holds its labels, as y; leave data.labels out")
+    arrays = read_npz(path)
+    plain = "x" in arrays or "y" in arrays
+    names = NAMES if plain else tuple(f"{part}_{name}" for part in SPLITS for name in NAMES)
+    if unknown := sorted(arrays.keys() - set(names)):
+        raise DataError(f"{path} holds {excerpt(unknown[0])}; the names are {', '.join(sorted(names))}")
+    for name in names[:2]:
+        if name not in arrays:
+            raise DataError(f"{path} has no {name}; {WRITE}")
+    if plain:
+        return {f"train_{name}": array for name, array in arrays.items()}
+    for part in SPLITS[1:]:
+        if (f"{part}_x" in arrays) != (f"{part}_y" in arrays):
+            raise DataError(
+                f"{path} has only one of {part}_x and {part}_y; give both, or neither and a data.{part}_fraction"
+            )
+    return arrays
+
+
+def _one_array(path: Path, labels: Path | None) -> dict[str, np.ndarray]:
+    if labels is None:
         raise DataError(
-            f"{path}: train_x has {rows[0].values.shape[1]} numbers a step, test_x {rows[1].values.shape[1]}"
+            f"{path} holds one array, x, without labels; name the file of labels in data.labels, or {WRITE}"
         )
-    own = "its own training and test rows" if len(rows) == 2 else "its rows divided"
-    return Found(path.name, rows[0], rows[1] if len(rows) == 2 else None, classes, "dataset", (own,))
+    with reading(path):
+        x = read_npy(read_file(path), str(path))
+    data = read_file(labels)
+    if labels.suffix == ".npy":
+        y = read_npy(data, str(labels))
+    else:
+        try:
+            lines = data.decode("utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{labels} is neither a text with a label on each line nor an .npy file") from error
+        y = np.array([line.strip() or None for line in lines], object)
+    return {"train_x": x, "train_y": y}
 
 
-def _rows(path: Path, part: str, arrays: dict[str, np.ndarray], labels: np.ndarray | None) -> Rows:
-    x, y = arrays[f"{part}_x"], arrays[f"{part}_y"]
-    if x.ndim not in (2, 3) or x.dtype.kind not in "fiub" or not x.size:
-        raise DataError(f"{path}: {part}_x is {x.dtype} {x.shape}; expected real numbers (n, length[, d_input])")
+def _rows(path: Path, part: str, arrays: dict[str, np.ndarray], targets: np.ndarray) -> Rows:
+    x = arrays[f"{part}_x"]
     x = x[..., None] if x.ndim == 2 else x
-    if y.shape[:1] != x.shape[:1] or not y.size or y.ndim > (1 if labels is not None else 2):
-        raise DataError(f"{path}: {part}_y is of shape {y.shape} for {len(x)} rows of {part}_x; expected ({len(x)},)")
     lengths = arrays.get(f"{part}_lengths", np.full(len(x), x.shape[1]))
     if lengths.shape != (len(x),) or lengths.dtype.kind not in "iu":
         raise DataError(f"{path}: {part}_lengths is {lengths.dtype} {lengths.shape}; expected integers ({len(x)},)")
     if lengths.min() < 1 or lengths.max() > x.shape[1]:
         raise DataError(f"{path}: {part}_lengths holds {lengths.min()} to {lengths.max()}; expected 1 to {x.shape[1]}")
     values = x[np.arange(x.shape[1]) < lengths[:, None]]
-    for name, array in (("x", values), ("y", y)):
-        if array.dtype.kind == "f" and not (np.abs(array) <= np.finfo(np.float32).max).all():
-            raise DataError(f"{path}: {part}_{name} has values that are not finite in float32; fill or drop them")
-    if labels is not None:
-        targets = np.searchsorted(labels, y).astype(np.int64)
-    else:
-        targets = (y[:, None] if y.ndim == 1 else y).astype(np.float32)
+    if values.dtype.kind == "f" and not (np.abs(values) <= np.finfo(np.float32).max).all():
+        raise DataError(f"{path}: {part}_x has values that are not finite in float32; fill them or drop the rows")
     return Rows(values, lengths.astype(np.int64), targets)

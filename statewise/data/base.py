@@ -15,17 +15,17 @@ Data = TypeVar("Data", bound="DataConfig")
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Config):
-    """Which data, and how they are divided. Its class decides the task (``statewise.train.tasks.TASKS``).
+    """Which data, and how they are divided. Its class decides the task (``statewise.training.tasks.TASKS``).
 
-    Where there is a choice of data the field is called ``source`` (the flag --data), and a folder that they lie in
-    ``folder`` (the flag --data-dir).
+    If there is a choice of data, its field is ``source`` (the flag --data). The folder with their files is ``folder``
+    (the flag --data-dir).
     """
 
     default_length: ClassVar[int | None] = None  # of ``train.length``; None: the sequences have their own length
 
     @abc.abstractmethod
     def with_absolute_paths(self: Data) -> Data:
-        """The same data, found from any working directory: a run is resumed and evaluated from others."""
+        """The same data, found from any working directory, since you may resume or evaluate a run from another one."""
 
 
 def absolute(path: str) -> str:

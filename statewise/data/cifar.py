@@ -46,15 +46,15 @@ def find_cifar10(folder: Path | None, channels: str, progress: Progress | None =
     """The images in grey or in colour, 50,000 for training and 10,000 for the test.
 
     ``folder`` is one of: an archive (binary, python or JPEG), a folder that holds one, an unpacked one, or a tree of
-    JPEG files. Images re-encoded as JPEG are not the published pixels, and what is measured on them is not quite the
-    published task; the notes say so. The python archive is a pickle: of what it names nothing is made.
+    JPEG files. Images re-encoded as JPEG are not the published pixels, so results on them are not quite those of the
+    published task; the notes say so. The python archive is a pickle: no object that it names is made.
 
     Source:  Krizhevsky 2009, "Learning multiple layers of features from tiny images".
     Cost:    about 20 seconds for JPEG the first time, and 185 MB in the cache.
     Errors:  DataError if nothing is there, or it is not all 60,000 images.
     """
     if folder is None:
-        raise DataError(f"cifar10 has no folder of its own; set data.folder to {FORMS}")
+        raise DataError(f"cifar10 needs its files; set data.folder to {FORMS}")
     place = _locate(folder)
     images = _open_or_build(place, progress)
     pixels: np.ndarray = images.pixels
@@ -145,7 +145,9 @@ def _build(folder: Path, place: Path, progress: Progress | None) -> None:
     for split, end in ends.items():
         if next_row[split] != end:
             found = N_IMAGES[split] - (end - next_row[split])
-            raise DataError(f"{place} has {found:,} {split} images, expected {N_IMAGES[split]:,}; it is not complete")
+            raise DataError(
+                f"{place} has {found:,} {split} images, expected {N_IMAGES[split]:,}; it is not complete, get it again"
+            )
     pixels.flush()
     np.save(folder / "labels.npy", labels)
     (folder / "meta.json").write_text(json.dumps({"n_train": N_IMAGES["train"]}))  # last: without it nothing is read
@@ -181,7 +183,9 @@ def _files(place: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
 def _read_binary(name: str, data: bytes, split: str) -> Iterator[Image]:
     """Records of one byte of class and 3 x 1024 bytes of colour planes."""
     if len(data) % (1 + 3 * PIXELS):
-        raise DataError(f"{name} has {len(data):,} bytes, no multiple of {1 + 3 * PIXELS:,}; it is cut short")
+        raise DataError(
+            f"{name} has {len(data):,} bytes, not a multiple of {1 + 3 * PIXELS:,}; it is cut short, get it again"
+        )
     for record in np.frombuffer(data, np.uint8).reshape(-1, 1 + 3 * PIXELS):
         if record[0] >= len(CLASSES):
             raise DataError(f"{name} has the class {record[0]}; expected 0 to 9")

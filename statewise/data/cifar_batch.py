@@ -1,6 +1,6 @@
 """A batch of cifar-10-python, which is a pickle: read without making any object that it names.
 
-numpy's own classes are no safe thing to hand to a pickle: ``ndarray(shape, dtype, buffer)`` with a dtype of objects
+numpy's own classes are not safe to hand to a pickle: ``ndarray(shape, dtype, buffer)`` with a dtype of objects
 turns bytes of the file into addresses of objects. So what it names becomes a stand-in that keeps what it was given, and
 the one array is made here, of uint8, from values that have been looked at.
 """
@@ -40,15 +40,15 @@ def read_batch(data: bytes, name: str, width: int) -> tuple[np.ndarray, list[int
         batch = reader.load()
         pixels, labels = batch[b"data"], batch[b"labels"]
         if type(pixels) is not _Array or type(labels) is not list:
-            raise pickle.UnpicklingError("its data are no array, or its labels no list")
+            raise pickle.UnpicklingError("its data are not an array, or its labels not a list")
         array = pixels.bytes()
     except Exception as error:  # a damaged pickle may raise anything
-        raise DataError(f"{name} is no batch of cifar-10-python: {reason(error)}") from error
+        raise DataError(f"{name} is not a batch of cifar-10-python: {reason(error)}") from error
     if array.shape != (len(labels), width):
-        raise DataError(f"{name} is no batch of cifar-10-python: it holds {array.dtype} {array.shape}")
+        raise DataError(f"{name} is not a batch of cifar-10-python: it holds {array.dtype} {array.shape}")
     for label in labels:
         if type(label) is not int or not 0 <= label < N_CLASSES:
-            raise DataError(f"{name} is no batch of cifar-10-python: it has a label that is none of 0 to 9")
+            raise DataError(f"{name} is not a batch of cifar-10-python: it has a label that is not one of 0 to 9")
     return array, labels
 
 
@@ -72,16 +72,16 @@ class _Array(_StandIn):
     __slots__ = ()
 
     def bytes(self) -> np.ndarray:
-        """Of uint8. Errors: UnpicklingError for any other dtype, and for data that are not as many."""
+        """As uint8. Errors: UnpicklingError for any other dtype, and if the data are not as many as the shape says."""
         if type(self.state) is not tuple or len(self.state) != 5:
             raise pickle.UnpicklingError("its array was not filled")
         _, shape, dtype, is_fortran, data = self.state
         if type(dtype) is not _Dtype or type(dtype.given[:1]) is not tuple or dtype.given[:1] not in _UINT8:
-            raise pickle.UnpicklingError("its array is not of uint8")
+            raise pickle.UnpicklingError("its array is not uint8")
         if type(shape) is not tuple or not all(type(n) is int and 0 <= n <= len(data) for n in shape):
-            raise pickle.UnpicklingError("its array has a shape that cannot be")
+            raise pickle.UnpicklingError("its array has an impossible shape")
         if type(data) is not bytes or len(shape) != 2 or math.prod(shape) != len(data):
-            raise pickle.UnpicklingError("its array has other bytes than its shape says")
+            raise pickle.UnpicklingError("its array does not have as many bytes as its shape says")
         return np.frombuffer(data, np.uint8).reshape(shape, order="F" if is_fortran is True or is_fortran == 1 else "C")
 
 
@@ -95,7 +95,7 @@ class _Bytes:
         return str.encode(text, "latin1")
 
     def __setstate__(self, state: Any) -> None:
-        raise pickle.UnpicklingError("it changes what it may only call")
+        raise pickle.UnpicklingError("it changes an object that it may only call")
 
 
 KNOWN: dict[tuple[str, str], type] = {
@@ -120,7 +120,7 @@ class _Reader(pickle._Unpickler):
         return KNOWN[module, name]
 
     def _refused(self) -> None:
-        raise pickle.UnpicklingError("it has an operation that no such batch has")
+        raise pickle.UnpicklingError("it has an operation that these batches do not use")
 
     def _set_items(self) -> None:
         items = self.pop_mark()
@@ -133,23 +133,23 @@ class _Reader(pickle._Unpickler):
     def _set(self, keys: list[Any], values: list[Any]) -> None:
         """Only of plain keys: to hash a tuple of tuples may take for ever."""
         if type(self.stack[-1]) is not dict or not all(type(key) in (bytes, str, int) for key in keys):
-            raise pickle.UnpicklingError("it has keys that are no text")
+            raise pickle.UnpicklingError("it has keys that are not text")
         self.stack[-1].update(zip(keys, values, strict=True))
 
     def _call(self) -> None:
         given, made = self.stack.pop(), self.stack[-1]
         if made not in KNOWN.values() or type(given) is not tuple:
-            raise pickle.UnpicklingError("it calls what is no class of numpy's")
+            raise pickle.UnpicklingError("it calls something other than numpy's classes")
         if made is _Bytes:
             self.left -= len(given[0]) if given and type(given[0]) is str else 0
             if self.left < 0:
-                raise pickle.UnpicklingError("it unfolds to many times its size")
+                raise pickle.UnpicklingError("it grows to many times its size")
         self.stack[-1] = made(*given)
 
     def _build(self) -> None:
         state, made = self.stack.pop(), self.stack[-1]
         if not isinstance(made, _StandIn):
-            raise pickle.UnpicklingError("it sets the state of what has none")
+            raise pickle.UnpicklingError("it sets the state of an object without one")
         made.__setstate__(state)
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {

@@ -42,7 +42,8 @@ def find_digits() -> Found:
 def find_idx(name: str, folder: Path | None) -> Found:
     """The training and test images of four idx files, gzipped or not: "fashion-mnist" or "mnist".
 
-    Errors:  DataError if a file is missing or is no idx file of bytes, and if images and labels are not as many.
+    Errors:  DataError if a file is missing or is not an idx file of bytes, and if there are not as many labels as
+             images.
     """
     if folder is None and name == "mnist":
         raise DataError(
@@ -91,12 +92,13 @@ def read_idx(path: Path) -> np.ndarray:
         data = file.read()
     n_axes = data[3] if len(data) > 3 else 0
     if data[:3] != b"\0\0\x08" or not 1 <= n_axes <= 3 or len(data) < 4 + 4 * n_axes:
-        raise DataError(f"{path} is no idx file of bytes: it begins with {data[:4].hex(' ')}; expected 00 00 08 0n")
+        raise DataError(f"{path} is not an idx file of bytes: it begins with {data[:4].hex(' ')}; expected 00 00 08 0n")
     shape = np.frombuffer(data, ">u4", n_axes, 4).tolist()
     expected = 4 + 4 * n_axes + int(np.prod(shape, dtype=object))
     if len(data) != expected:
         raise DataError(
-            f"{path} has {len(data):,} bytes, expected {expected:,} for {shape}; it is cut short or damaged"
+            f"{path} has {len(data):,} bytes, expected {expected:,} for {shape}; it is cut short or damaged, get it "
+            "again"
         )
     return np.frombuffer(data, np.uint8, offset=4 + 4 * n_axes).reshape(shape)
 

@@ -20,7 +20,7 @@ class LabelledBatch(NamedTuple):
         (batch, length, d_output). A class of -100 does not count.
     lengths: (batch,) int64; None where every row is as long as the batch.
 
-    Of pairs, inputs and lengths have 2 batch rows: those of pair i are 2i and 2i + 1.
+    For pairs, inputs and lengths have 2 batch rows: those of pair i are 2i and 2i + 1.
     """
 
     inputs: Tensor

@@ -11,7 +11,7 @@ import numpy as np
 
 from statewise.data.made_once import cache_folder, made_once
 from statewise.data.splits import Part
-from statewise.data.token_store import identify_parts, read_part
+from statewise.data.token_store import count_bytes, identify_parts, read_part
 from statewise.data.tokenizers import FileTokenizer
 from statewise.errors import ConfigError, DataError, excerpt
 
@@ -25,7 +25,7 @@ FORMAT = 1  # of the recipe below: another one, another tokenizer
 def learned_size(spec: str) -> int | None:
     """How many tokens "bpe:2048" asks for; None for a tokenizer that is not learned.
 
-    Errors:  ConfigError if what stands behind "bpe:" is no number from 257 to 65,536.
+    Errors:  ConfigError if "bpe:" is not followed by a number from 257 to 65,536.
     """
     if not spec.startswith(PREFIX):
         return None
@@ -33,7 +33,8 @@ def learned_size(spec: str) -> int | None:
     size = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else 0
     if not LEAST <= size <= MOST:
         raise ConfigError(
-            f'data.tokenizer={excerpt(spec)} has no such size; give a number from {LEAST} to {MOST:,}, as in "bpe:2048"'
+            f"data.tokenizer={excerpt(spec)} has no valid size; give a number from {LEAST} to {MOST:,}, as in "
+            '"bpe:2048"'
         )
     return size
 
@@ -42,7 +43,7 @@ def learn_tokenizer(parts: Sequence[Part], size: int) -> FileTokenizer:
     """Byte-pair encoding with ``size`` tokens, or fewer if the text has no more pairs; learned once, then in the cache.
 
     The bytes and the document token come first, so that any UTF-8 text has tokens and comes back as it was. Words are
-    cut as GPT-2 cuts them. Of more than 64 MB of text it learns from 64 MB, whole documents by chance.
+    cut as GPT-2 cuts them. If there is more than 64 MB of text, it learns from 64 MB of documents drawn at random.
 
     Cost:    about 4 seconds for 13 MB on two cores.
     Errors:  DataError if a document cannot be read, or if the cache cannot be written.
@@ -79,7 +80,7 @@ def _learn(parts: Sequence[Part], size: int) -> str:
 def _texts(parts: Sequence[Part]) -> Iterator[str]:
     """The text in pieces; of more than is learned from, documents in a random order that is always the same."""
     order: Sequence[int] = range(len(parts))
-    if sum(part.n_bytes for part in parts) > LEARNED_BYTES:
+    if count_bytes(parts) > LEARNED_BYTES:
         order = np.random.default_rng(0).permutation(len(parts)).tolist()
     n_read = 0
     for index in order:

@@ -29,7 +29,7 @@ def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "statewise"
     except RuntimeError as error:
-        raise DataError("no home folder to keep the token cache in; set STATEWISE_CACHE to a folder") from error
+        raise DataError("there is no home folder for the token cache; set STATEWISE_CACHE to a folder") from error
 
 
 def made_once(

@@ -40,8 +40,8 @@ class MemoryDataConfig(DataConfig):
         band-limited.
         Source: Voelker et al. 2019 (LMU); Gu et al. 2022, arXiv:2206.12037 (length 4000, delay 1000).
     copying: ``n_copied`` symbols of ``n_symbols`` kinds, then blanks, the go marker, and blanks while the symbols are
-        to be given back: the targets of the last ``n_copied`` steps are the symbols, and no other step counts. The
-        marker stands on the step before the first answer. Tokens: symbols 0 to n_symbols - 1, then blank, then go.
+        to be recalled: the targets of the last ``n_copied`` steps are the symbols, and no other step counts. The
+        marker is on the step before the first answer. Tokens: symbols 0 to n_symbols - 1, then blank, then go.
         Classification of every step: vocab_size n_symbols + 2, n_classes n_symbols, pooling None. Chance: 1/n_symbols.
         Source: Hochreiter & Schmidhuber 1997; Arjovsky et al. 2016, arXiv:1511.06464, whose length is T + 20.
     adding: the first channel holds uniform numbers in [0, 1), the second 1 at two steps, one in each half of the
@@ -140,7 +140,7 @@ class MemoryData:
 
     @property
     def vocab_size(self) -> int | None:
-        """Of the tokens, for copying; None where numbers are read."""
+        """The number of tokens, for copying; None where numbers are read."""
         return len(self.classes) + 2 if self.classes else None
 
     @property
@@ -177,7 +177,7 @@ class MemoryData:
         Errors:  DataError if it has no rows; ConfigError for another name.
         """
         if name not in SPLITS:
-            raise ConfigError(f"there is no split {name!r}; use one of {list(SPLITS)}")
+            raise ConfigError(f"the split {name!r} is unknown; use one of {list(SPLITS)}")
         n_rows = getattr(self.config, f"n_{name}")
         if not n_rows:
             raise DataError(f"there is no {name} split: data.n_{name} is 0; set it above 0")
@@ -189,7 +189,7 @@ class MemoryData:
         fields = ", ".join(f"{name} {config.resolved(name)}" for name in FIELDS_OF[config.task])
         lines = [f"data       the task {config.task}: length {config.length:,}{', ' * bool(fields)}{fields}"]
         counts = ", ".join(f"{name} {getattr(config, f'n_{name}'):,}" for name in SPLITS)
-        return "\n".join([*lines, f"sequences  drawn anew from seed {config.seed}: {counts}"])
+        return "\n".join([*lines, f"sequences  drawn from seed {config.seed}: {counts}"])
 
 
 def open_memory_task(config: MemoryDataConfig) -> MemoryData:

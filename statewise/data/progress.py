@@ -16,7 +16,7 @@ def tell(progress: Progress | None, done: int, total: int) -> None:
 
 def on_terminal(noun: str) -> Progress | None:
     """A function that writes ``noun``, how many are done and of how many, over and over on one line of stderr; None
-    where that is no terminal.
+    if stderr is not a terminal.
     """
     if not sys.stderr.isatty():
         return None

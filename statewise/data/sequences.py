@@ -1,4 +1,4 @@
-"""Labelled sequences in memory: many rows of unlike lengths in one array, scaled only when a batch is read."""
+"""Labelled sequences in memory: many rows of different lengths in one array, scaled only when a batch is read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from statewise.errors import DataError
+from statewise.models.file_input import FilesConfig
 
 BLOCK_STEPS = 1 << 22  # how many steps are taken to float64 at once
 
@@ -34,10 +35,12 @@ class Scaling(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a loader found. ``test`` is None where the source has no test rows of its own.
+    """What a loader found. ``test`` and ``validation`` are None where the source has no such rows of its own.
 
-    classes: their names; empty for regression.  normalize: what suits the source.  notes: to be told to the reader.
-    sampling_rate: steps a second; None where there is none, or nobody says.
+    classes: their names; empty for regression.  normalize: what suits the source.  notes: for the reader.
+    sampling_rate: steps a second; None where there is none, or it is unknown.
+    taken_for: what your own files were taken for, in words.  files: how rows come out of them, so that the model can
+        read such files later; None for arrays, and for data sets by name.
     """
 
     name: str
@@ -47,6 +50,9 @@ class Found(NamedTuple):
     normalize: str
     notes: tuple[str, ...] = ()
     sampling_rate: float | None = None
+    validation: Rows | None = None
+    taken_for: str = ""
+    files: FilesConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class LabelledSplit:
 
     @property
     def n_steps(self) -> int:
-        """Of all rows together."""
+        """The steps of all rows together."""
         return int(self.lengths.sum())
 
     @property
@@ -159,26 +165,9 @@ def join(sequences: list[np.ndarray], targets: np.ndarray) -> Rows:
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     if not len(lengths) or not lengths.min():
         raise DataError(
-            f"of {len(lengths)} sequences {int((lengths == 0).sum())} are empty; each needs a step at least"
+            f"of {len(lengths)} sequences {int((lengths == 0).sum())} are empty; each needs at least one step"
         )
     return Rows(np.concatenate(sequences), lengths, targets)
-
-
-def hold_out(targets: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Which rows are held out, (n,) bool: of each class the nearest whole number to ``fraction`` of its rows, at least
-    one where it has two; real targets count as one class. The rows are drawn by numpy's generator of ``seed``.
-
-    >>> int(hold_out(np.array([0, 0, 0, 0, 1, 1]), 0.5, seed=0).sum())
-    3
-    """
-    generator = np.random.default_rng(seed)
-    held = np.zeros(len(targets), bool)
-    classes = targets if targets.ndim == 1 else np.zeros(len(targets), np.int64)
-    for label in np.unique(classes):
-        rows = generator.permutation(np.flatnonzero(classes == label))
-        n_held = min(max(round(fraction * len(rows)), 1), len(rows) - 1) if fraction else 0
-        held[rows[:n_held]] = True
-    return held
 
 
 def row_moments(values: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

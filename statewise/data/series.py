@@ -10,21 +10,23 @@ import json
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from statewise.configuration.types import EACH_ONCE, AtLeastTwo, Count, Fraction, Name, OneOf
+from statewise.configuration.types import AtLeastTwo, Count, Fraction, Name
 from statewise.data.base import DataConfig, absolute
-from statewise.data.series_files import SERIES, Frequency, SeriesTable, find_series, read_series
+from statewise.data.series_as_trained import as_trained, require_step, rows_apart
+from statewise.data.series_cells import Notation
+from statewise.data.series_clock import NO_ZONE, Clock, on_the_wall
+from statewise.data.series_covariates import read_covariates, training_scales
+from statewise.data.series_files import SERIES, SeriesTable, find_series, read_series
+from statewise.data.series_times import Frequency
+from statewise.data.series_windows import Origin, Window, ends_of_splits, origins_within
 from statewise.data.splits import SPLITS
 from statewise.errors import ConfigError, DataError, require_least
+from statewise.models.series_input import CYCLES, Calendar, Columns, Decimal, Delimiter, SeriesInputConfig
 
-CYCLES = {"day": 86400.0, "week": 7 * 86400.0, "year": 365.2425 * 86400.0}  # in seconds
 DEFAULT_SEASONS = {"sunspots": 11}  # where the frequency does not tell
-
-
-Columns = Annotated[tuple[str, ...], EACH_ONCE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +34,8 @@ class SeriesDataConfig(DataConfig):
     """Which series, what is forecast from what, and how they are divided.
 
     source: "co2" (weekly, Mauna Loa, 1958 to 2001) or "sunspots" (yearly, 1700 to 2008), which come with statsmodels,
-    or a CSV file whose first line names its columns.
-    time, series, targets, frequency: the file's columns, see :func:`read_series`. All targets of a row are forecast
+    or a table whose first line names its columns: text of any delimiter, compressed or not, or Parquet.
+    time, series, targets, frequency: the table's columns, see :func:`read_series`. All targets of a row are forecast
     together; several series, one below the other, are forecast by one model, each from its own past.
     covariates: columns that are known over the horizon too, and past_covariates: columns that are not. They may have no
     gaps, and are standardised by their mean and deviation in training. The targets may have gaps.
@@ -44,6 +46,8 @@ class SeriesDataConfig(DataConfig):
     season: in steps, for the seasonal-naive forecast and the scaled error; None: 52 for weeks, 12 for months, 7 for
     days and so on, 11 for sunspots, otherwise 1.
     validation_fraction, test_fraction: of the span of time, the test last. A split of fraction 0 does not exist.
+    delimiter, decimal, date_format, day_first: how a text file is written, where it does not say so itself: the mark
+    between cells; "." or ","; the letters of strptime ("%d.%m.%Y"); whether days come before months.
     """
 
     source: Name = "co2"
@@ -53,7 +57,7 @@ class SeriesDataConfig(DataConfig):
     covariates: Columns = ()
     past_covariates: Columns = ()
     frequency: str | None = None
-    calendar: Annotated[tuple[Annotated[str, OneOf(("season", *CYCLES))], ...], EACH_ONCE] = ()
+    calendar: Calendar = ()
     harmonics: Count = 1
     season: Count | None = None
     horizon: Count = 52
@@ -61,6 +65,10 @@ class SeriesDataConfig(DataConfig):
     min_history: AtLeastTwo | None = None
     validation_fraction: Fraction = 0.1
     test_fraction: Fraction = 0.2
+    delimiter: Delimiter | None = None
+    decimal: Decimal | None = None
+    date_format: str | None = None
+    day_first: bool | None = None
 
     def __post_init__(self) -> None:
         if self.min_history is not None and self.min_history > self.history:
@@ -78,27 +86,12 @@ class SeriesDataConfig(DataConfig):
                 f"{self.test_fraction} leave nothing to train on; their sum must be below 1"
             )
 
+    @property
+    def notation(self) -> Notation:
+        return Notation(self.delimiter, self.decimal, self.date_format, self.day_first)
+
     def with_absolute_paths(self) -> SeriesDataConfig:
         return self if self.source in SERIES else replace(self, source=absolute(self.source))
-
-
-class Origin(NamedTuple):
-    """A place to forecast from: the history of series ``series`` ends before row ``row``, where the targets begin."""
-
-    series: int
-    row: int
-
-
-class Window(NamedTuple):
-    """What is read and what is forecast at an origin, float64. history: (n, d_target), n at most ``history``;
-    covariates: (n, d_covariates + d_past_covariates); targets: (horizon, d_target), NaN where unknown;
-    future_covariates: (horizon, d_covariates).
-    """
-
-    history: np.ndarray
-    covariates: np.ndarray
-    targets: np.ndarray
-    future_covariates: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -136,6 +129,7 @@ class SeriesData:
     """Opened series. ``split`` gives "train", "validation" and "test".
 
     tables: the series, their covariates standardised, the calendar first. bounds: the steps at which the splits end.
+    input: how they were read, for a model that is to read others so.
     """
 
     config: SeriesDataConfig
@@ -147,6 +141,8 @@ class SeriesData:
     d_covariates: int
     d_past_covariates: int
     bounds: tuple[int, int, int]
+    input: SeriesInputConfig
+    clock: Clock = NO_ZONE
 
     @property
     def d_target(self) -> int:
@@ -170,29 +166,19 @@ class SeriesData:
         Errors:  DataError if its fraction is 0 or no window fits in; ConfigError for another name.
         """
         if name not in SPLITS:
-            raise ConfigError(f"there is no split {name!r}; use one of {list(SPLITS)}")
+            raise ConfigError(f"the split {name!r} is unknown; use one of {list(SPLITS)}")
         begin, end = self.span(name)
         if begin == end:
             raise DataError(f"the series have no {name} split: data.{name}_fraction is 0; set it above 0")
         config = self.config
         least = config.history if config.min_history is None else config.min_history
-        origins = []
-        for number, table in enumerate(self.tables):
-            first = max(begin - int(table.index[0]), least)
-            last = min(end - int(table.index[0]), len(table.index)) - config.horizon
-            known = ~np.isnan(table.values).all(1)
-            counts = np.concatenate([[0], known.cumsum()])
-            origins += [
-                Origin(number, row)
-                for row in range(first, last + 1)
-                if counts[row] > counts[max(0, row - config.history)] + 1 and counts[row + config.horizon] > counts[row]
-            ]
+        origins = origins_within(self.tables, (begin, end), config.history, least, config.horizon)
         if not origins:
             raise DataError(
                 f"the {name} split, {end - begin:,} steps, has no window of data.history={config.history} steps before "
                 f"it or in it and data.horizon={config.horizon} in it; make them smaller, or its fraction larger"
             )
-        return SeriesSplit(name, self, tuple(origins))
+        return SeriesSplit(name, self, origins)
 
     def span(self, name: str) -> tuple[int, int]:
         """The steps [begin, end) of a split."""
@@ -204,7 +190,7 @@ class SeriesData:
         """What errors are scaled by: for each series and target, the mean absolute error of the seasonal-naive forecast
         in training, mean(abs(y_t - y_{t-season})), (n_series, d_target); NaN where training tells nothing.
 
-        Source:  Hyndman & Koehler 2006, Int. J. Forecasting 22(4), sec. 3, with the season in the place of 1.
+        Source:  Hyndman & Koehler 2006, Int. J. Forecasting 22(4), sec. 3, with the season instead of 1.
         """
         end = self.span("train")[1]
         scales = np.full((len(self.tables), self.d_target), np.nan)
@@ -243,12 +229,12 @@ class SeriesData:
     def _moment(self, time: float) -> str:
         if not self.dates:
             return f"{time:g}"
-        moment = datetime.fromtimestamp(time, UTC)
+        moment = datetime.fromtimestamp(on_the_wall(np.array(time), self.clock).item(), UTC)
         whole_days = self.frequency.kind == "months" or self.frequency.step >= 86400
         return moment.date().isoformat() if whole_days else moment.isoformat(" ", "minutes")[:16]
 
 
-def open_series(config: SeriesDataConfig) -> SeriesData:
+def open_series(config: SeriesDataConfig, trained: SeriesInputConfig | None = None) -> SeriesData:
     """Read the series and divide them.
 
     They are cut at two moments, the same for all series, so that nothing of the validation's or the test's time is a
@@ -259,19 +245,27 @@ def open_series(config: SeriesDataConfig) -> SeriesData:
     Gaps are left as gaps: steps without a row, and empty cells, are NaN. The model reads them as such, and no forecast
     is scored against them. (``co2`` has 59 of them among 2,284 weeks.)
 
+    trained: what a trained model says of its data: columns, steps and calendar are those, covariates are scaled by its
+    numbers, and seasons are counted from its beginning. None: by the training span of these series.
+
     Errors:  DataError, one line: no such file, its cells or times cannot be read, covariates with gaps, a calendar
-             without dates, a split that has no window.
+             without dates, a split that has no window, other steps than the model's. ConfigError for a config that
+             names other columns, another frequency or another calendar than the model's.
     """
-    path = find_series(config.source)
+    if trained is not None:
+        config = as_trained(config, trained)
     columns = (*config.covariates, *config.past_covariates)
     found = read_series(
-        path,
+        find_series(config.source),
         time=config.time,
         series=config.series,
         targets=config.targets,
         covariates=columns,
-        frequency=config.frequency,
+        frequency=config.frequency if trained is None else Frequency(trained.unit, trained.step),
+        notation=config.notation if trained is None else config.notation._replace(usual=trained.usual),
     )
+    if trained is not None:
+        require_step(config.source, found.series, trained)
     if set(config.calendar) & set(CYCLES) and not found.dates:
         cycle = next(c for c in config.calendar if c in CYCLES)
         raise DataError(
@@ -279,54 +273,57 @@ def open_series(config: SeriesDataConfig) -> SeriesData:
         )
     season = config.season or found.frequency.season or DEFAULT_SEASONS.get(config.source) or 1
     n_steps = max(int(table.index[-1]) for table in found.series) + 1
-    train_end = round(n_steps * (1 - config.validation_fraction - config.test_fraction))
-    bounds = (train_end, round(n_steps * (1 - config.test_fraction)), n_steps)
-    tables = _standardise(found.series, columns, train_end, config.source)
-    tables = tuple(
-        replace(t, covariates=np.concatenate([_calendar(t, config, season), t.covariates], 1)) for t in tables
+    bounds = ends_of_splits(n_steps, config.validation_fraction, config.test_fraction)
+    mean, deviation = training_scales(found.series, columns, bounds[0], config.source)
+    own = SeriesInputConfig(
+        time=found.time,
+        series=config.series,
+        targets=found.targets,
+        covariates=config.covariates,
+        past_covariates=config.past_covariates,
+        mean=mean,
+        deviation=deviation,
+        unit=found.frequency.kind,
+        step=found.frequency.step,
+        origin=found.origin,
+        every=rows_apart(found.series, found.frequency),
+        zone=found.clock.zone,
+        calendar=config.calendar,
+        harmonics=config.harmonics,
+        season=season,
+        history=config.history,
+        min_history=config.history if config.min_history is None else config.min_history,
+        delimiter=config.delimiter,
+        decimal=found.notation.decimal,
+        date_format=config.date_format,
+        day_first=found.notation.day_first,
     )
+    scaling = own
+    if trained is not None:
+        scaling = replace(
+            own,
+            mean=trained.mean,
+            deviation=trained.deviation,
+            origin=trained.origin,
+            every=trained.every,
+            season=trained.season,
+            zone=own.zone or trained.zone,
+        )
     data = SeriesData(
         config,
-        tables,
+        tuple(replace(table, covariates=read_covariates(table, scaling)) for table in found.series),
         found.targets,
         found.frequency,
         found.dates,
         season,
-        d_covariates=2 * config.harmonics * len(config.calendar) + len(config.covariates),
+        d_covariates=own.d_covariates,
         d_past_covariates=len(config.past_covariates),
         bounds=bounds,
+        input=scaling,
+        clock=found.clock,
     )
     for name in SPLITS:
         begin, end = data.span(name)
         if begin < end or name == "train":
             data.split(name)
     return data
-
-
-def _calendar(table: SeriesTable, config: SeriesDataConfig, season: int) -> np.ndarray:
-    """(n, 2 * harmonics * cycles): sine and cosine of each cycle, known for any time."""
-    waves = []
-    for cycle in config.calendar:
-        phase = table.index / season if cycle == "season" else table.times / CYCLES[cycle]
-        for k in range(1, config.harmonics + 1):
-            waves += [np.sin(2 * np.pi * k * phase), np.cos(2 * np.pi * k * phase)]
-    return np.stack(waves, 1) if waves else np.empty((len(table.index), 0))
-
-
-def _standardise(
-    tables: tuple[SeriesTable, ...], columns: tuple[str, ...], train_end: int, source: str
-) -> tuple[SeriesTable, ...]:
-    """Covariates less their mean over their deviation, both of the training span alone."""
-    if not columns:
-        return tables
-    for table in tables:
-        row, column = next(zip(*np.nonzero(np.isnan(table.covariates))), (None, None))
-        if row is not None and column is not None:
-            raise DataError(
-                f"{source}: the covariate {columns[column]!r} of series {table.name!r} is missing at its step "
-                f"{row + 1}; fill it: only targets may have gaps"
-            )
-    training = np.concatenate([table.covariates[table.index < train_end] for table in tables])
-    mean, deviation = (training.mean(0), training.std(0)) if len(training) else (0.0, 1.0)
-    deviation = np.where(deviation > 0, deviation, 1.0)
-    return tuple(replace(table, covariates=(table.covariates - mean) / deviation) for table in tables)

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from statewise.data.series import Origin, SeriesSplit
+from statewise.data.series import SeriesSplit
+from statewise.data.series_windows import Origin
 from statewise.data.whole_batches import WholeBatches
 
 
 class SeriesBatch(NamedTuple):
-    """history: (batch, history, d_target) float32, right-padded, NaN in gaps and padding; lengths: (batch,) int64;
-    targets: (batch, horizon, d_target), NaN where unknown; covariates: (batch, history, d_covariates +
-    d_past_covariates), 0 in padding; future_covariates: (batch, horizon, d_covariates). No covariates: width 0.
+    """history: (batch, history, d_target) float64, right-padded, NaN in gaps and padding; lengths: (batch,) int64;
+    targets: (batch, horizon, d_target) float64, NaN where unknown; covariates: (batch, history, d_covariates +
+    d_past_covariates) float32, 0 in padding; future_covariates: (batch, horizon, d_covariates) float32. No covariates:
+    width 0. What is forecast is float64 since it is yet to be scaled.
     """
 
     history: Tensor
@@ -27,7 +29,7 @@ class SeriesBatch(NamedTuple):
 
 
 class SeriesBatches(WholeBatches[SeriesSplit, Sequence[np.ndarray], SeriesBatch]):
-    """All windows of a split, shuffled anew in each epoch."""
+    """All windows of a split, shuffled again in each epoch."""
 
     noun = "windows"
 
@@ -46,8 +48,8 @@ def collate(split: SeriesSplit, origins: Sequence[Origin]) -> SeriesBatch:
         _stack([_padded(w.history, length, np.nan) for w in windows]),
         torch.tensor([len(w.history) for w in windows]),
         _stack([w.targets for w in windows]),
-        _stack([_padded(w.covariates, length, 0.0) for w in windows]),
-        _stack([w.future_covariates for w in windows]),
+        _stack([_padded(w.covariates, length, 0.0) for w in windows]).float(),
+        _stack([w.future_covariates for w in windows]).float(),
     )
 
 
@@ -56,4 +58,4 @@ def _padded(rows: np.ndarray, length: int, value: float) -> np.ndarray:
 
 
 def _stack(arrays: list[np.ndarray]) -> Tensor:
-    return torch.from_numpy(np.stack(arrays)).float()
+    return torch.from_numpy(np.stack(arrays))

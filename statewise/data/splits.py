@@ -1,8 +1,8 @@
 """Which text is for training, which for validation, which for the test.
 
-With 20 documents or more, a document's split hangs on its own name and on nothing else: documents may come and go,
-and all others stay where they are. Only where the hash leaves a split empty that was asked for, the document whose hash
-lies nearest to that split's interval goes there. With fewer than 20, the text as a whole is cut in three, in order, at
+With 20 documents or more, a document's split depends only on its name, and a record's on its text. Documents may come
+and go, and all others stay where they are. If the hash leaves a split empty that you asked for, the document whose hash
+is nearest to that split's interval goes there. With fewer than 20, the text as a whole is cut in three, in order, at
 line ends.
 """
 
@@ -11,13 +11,16 @@ from __future__ import annotations
 import hashlib
 import os
 import unicodedata
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, overload
+
+import numpy as np
 
 from statewise.data.sources import Document
 from statewise.errors import DataError, reading
 
 SPLITS = ("train", "validation", "test")
+ALL = "all"  # of labelled rows: those of all splits together
 MIN_DOCUMENTS = 20  # fewer are too few to be divided whole
 SEARCH_BYTES = 1 << 20  # how far to look for a line end
 
@@ -34,56 +37,79 @@ class Part(NamedTuple):
         return self.end - self.begin
 
 
+class WholeParts(Sequence[Part]):
+    """All of some documents, by their places in a sequence of documents, which may be too long for a list of parts."""
+
+    def __init__(self, documents: Sequence[Document], chosen: np.ndarray) -> None:
+        self.documents, self.chosen = documents, chosen
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @overload
+    def __getitem__(self, i: int) -> Part: ...
+    @overload
+    def __getitem__(self, i: slice) -> WholeParts: ...
+    def __getitem__(self, i: int | slice) -> Part | WholeParts:
+        if isinstance(i, slice):
+            return WholeParts(self.documents, self.chosen[i])
+        document = self.documents[int(self.chosen[i])]
+        return Part(document, 0, document.size)
+
+    def __iter__(self) -> Iterator[Part]:
+        return (self[i] for i in range(len(self)))
+
+
 class Division(NamedTuple):
     """The parts of each split, and in words how they were divided."""
 
-    parts: dict[str, tuple[Part, ...]]
+    parts: dict[str, Sequence[Part]]
     how: str
+
+    @property
+    def together(self) -> Sequence[Part]:
+        """Those of all splits, one split after the other."""
+        parts = [self.parts[name] for name in SPLITS]
+        whole = [own for own in parts if isinstance(own, WholeParts)]
+        if len(whole) == len(parts):
+            return WholeParts(whole[0].documents, np.concatenate([own.chosen for own in whole]))
+        return [part for own in parts for part in own]
 
 
 def divide(documents: Sequence[Document], validation_fraction: float, test_fraction: float) -> Division:
     """Divide the documents in train, validation and test. A split with fraction 0 is empty, and no other is.
 
     A document's hash h says where it goes: to test for h < test_fraction, to validation for h < test_fraction +
-    validation_fraction, else to train. A split that this leaves empty takes the document nearest to its interval, from
-    a split that has more than one; test chooses first, then validation, then train.
+    validation_fraction, else to train. It is that of its name, or where ``documents`` have ``hashes`` one of these. A
+    split that this leaves empty takes the document nearest to its interval, from a split that has more than one; test
+    chooses first, then validation, then train.
 
     Errors:  DataError if there are fewer than 20 documents, and too little text in them to be cut.
     """
     if len(documents) < MIN_DOCUMENTS:
         return _cut_in_order(documents, validation_fraction, test_fraction)
+    known: np.ndarray | None = getattr(documents, "hashes", None)
+    hashes = np.array([split_hash(document.name) for document in documents]) if known is None else known
     held_out = test_fraction + validation_fraction
     intervals = {"test": (0.0, test_fraction), "validation": (test_fraction, held_out), "train": (held_out, 1.0)}
-    chosen: dict[str, list[Document]] = {name: [] for name in intervals}
-    for document in documents:
-        at = split_hash(document.name)
-        chosen["test" if at < test_fraction else "validation" if at < held_out else "train"].append(document)
+    numbers = {name: i for i, name in enumerate(intervals)}
+    chosen = np.digitize(hashes, [test_fraction, held_out])
     filled = []
     for name, (low, high) in intervals.items():
-        if low < high and not chosen[name]:
-            _move_nearest(chosen, name, low, high)
+        if low < high and not (chosen == numbers[name]).any():
+            chosen[_nearest(chosen, hashes, low, high)] = numbers[name]
             filled.append(name)
-    how = "by document: a fixed hash of each document's name"
+    how = f"by document: a fixed hash of each document's {'name' if known is None else 'text'}"
     if filled:
         how += f"; it left {' and '.join(filled)} empty, which took the nearest document"
-    order = {document.name: i for i, document in enumerate(documents)}
-    parts = {
-        name: tuple(Part(d, 0, d.size) for d in sorted(chosen[name], key=lambda d: order[d.name])) for name in SPLITS
-    }
-    return Division(parts, how)
+    return Division({name: WholeParts(documents, np.flatnonzero(chosen == numbers[name])) for name in SPLITS}, how)
 
 
-def _move_nearest(chosen: dict[str, list[Document]], name: str, low: float, high: float) -> None:
-    """To the split ``name``, from one that has others left; of two equally near, the first by name."""
-    places = [(document, other) for other, found in chosen.items() if len(found) > 1 for document in found]
-
-    def distance(place: tuple[Document, str]) -> tuple[float, str]:
-        at = split_hash(place[0].name)
-        return max(low - at, at - high, 0.0), place[0].name
-
-    document, other = min(places, key=distance)
-    chosen[other].remove(document)
-    chosen[name].append(document)
+def _nearest(chosen: np.ndarray, hashes: np.ndarray, low: float, high: float) -> int:
+    """The nearest document whose split has others left; if two are as near, the first."""
+    distance = np.maximum(np.maximum(low - hashes, hashes - high), 0.0)
+    distance[np.bincount(chosen)[chosen] < 2] = np.inf
+    return int(distance.argmin())
 
 
 def split_hash(name: str) -> float:
@@ -106,7 +132,7 @@ def _cut_in_order(documents: Sequence[Document], validation_fraction: float, tes
         cuts[2] = _cut(documents, max(begin_of_test, at_least), total, places)
         if validation_fraction == 0:
             cuts[1] = cuts[2]
-    parts = {name: _slice(documents, cuts[i], cuts[i + 1]) for i, name in enumerate(SPLITS)}
+    parts: dict[str, Sequence[Part]] = {name: _slice(documents, cuts[i], cuts[i + 1]) for i, name in enumerate(SPLITS)}
     n = len(documents)
     if not places:
         how = f"not at all: all {n} documents are for training"
@@ -154,7 +180,7 @@ def _cut(documents: Sequence[Document], target: int, limit: int, places: set[str
 
 def _read(document: Document, begin: int, end: int) -> bytes:
     with reading(document.path), open(document.path, "rb") as file:
-        file.seek(begin, os.SEEK_SET)
+        file.seek(document.begin + begin, os.SEEK_SET)
         return file.read(end - begin)
 
 

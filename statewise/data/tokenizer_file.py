@@ -32,7 +32,7 @@ def read_tokenizer_file(path: Path) -> tuple[str, str]:
     try:
         return str(path), path.read_text("utf-8")
     except FileNotFoundError as error:
-        raise DataError(f'no tokenizer at {path}; give "bytes" or the path of a tokenizer.json') from error
+        raise DataError(f'there is no tokenizer at {path}; give "bytes" or the path of a tokenizer.json') from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not a tokenizer.json: it is not UTF-8 text") from error
     except (OSError, ValueError) as error:

@@ -204,7 +204,7 @@ class FileTokenizer:
         for token in self.prefix:
             if type(token) is not int or not 0 <= token < self.vocab_size or not is_token[token]:
                 shown = excerpt(token)
-                raise DataError(f"{name} puts {shown} before a text, which is no token of its vocabulary")
+                raise DataError(f"{name} puts {shown} before a text, which is not a token of its vocabulary")
 
     def encode(self, text: str) -> list[int]:
         """The tokens of the text; nothing is added."""
@@ -252,7 +252,7 @@ class FileTokenizer:
         return len(self.decode(ids).encode("utf-8"))
 
     def stream_decoder(self) -> StreamDecoder:
-        """Decodes a few tokens at a time, never the whole: O(1) a token.
+        """Decodes a few tokens at a time, never all of them: O(1) a token.
 
         Joined, its pieces are ``decode`` of all tokens, for every decoder that looks no further than to the token
         before; only ill-formed UTF-8 of more than 64 tokens may show another number of replacement characters.

@@ -5,7 +5,6 @@ The files are read here: aeon is found and never imported, which would take seco
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from statewise.data.sequences import Found, Rows, join
-from statewise.errors import DataError, excerpt, few
+from statewise.errors import DataError, excerpt, few, package_folder
 from statewise.files.opening import read_file
 
 MOST = float(np.finfo(np.float32).max)  # of a target
@@ -61,16 +60,11 @@ def _folder_of(name: str, folder: Path | None) -> Path:
             if (where / f"{name}_TRAIN.ts").is_file():
                 return where
         raise DataError(
-            f"no series {name} in {folder}: looked for {name}_TRAIN.ts and {name}/{name}_TRAIN.ts; get the problem "
-            "from timeseriesclassification.com, and set data.folder to its folder"
+            f"there is no series {name} in {folder}: looked for {name}_TRAIN.ts and {name}/{name}_TRAIN.ts; get the "
+            "problem from timeseriesclassification.com, and set data.folder to its folder"
         )
-    spec = importlib.util.find_spec("aeon")
-    if spec is None or not spec.submodule_search_locations:
-        raise DataError(
-            f"ucr:{name} is looked for among the series bundled with aeon, which is not installed; run: pip install "
-            '"statewise[tasks]", or set data.folder to a folder with .ts files'
-        )
-    bundled = Path(spec.submodule_search_locations[0], "datasets", "data")
+    purpose = f"ucr:{name} is looked for in data.folder, which is not set, or among the series bundled with"
+    bundled = package_folder("aeon", "tasks", purpose, DataError) / "datasets" / "data"
     if (bundled / name / f"{name}_TRAIN.ts").is_file():
         return bundled / name
     known = sorted(path.parent.name for path in bundled.glob("*/*_TEST.ts") if path.stem == f"{path.parent.name}_TEST")
@@ -113,11 +107,11 @@ def read_ts(path: Path) -> _Series:
         place = f"{path}, line {number}"
         *channels, label = (part.strip() for part in line.split(":"))
         if not channels or not label or "," in label:
-            raise DataError(f"{place}: there is no label behind the values; expected channel:...:label")
+            raise DataError(f"{place}: there is no label after the values; expected channel:...:label")
         if listed and _key(label) not in listed:
             raise DataError(f"{place}: the label {excerpt(label)} is not one of @classLabel: {few(listed.values())}")
         if not kinds[0] and not _is_finite(label, MOST):
-            raise DataError(f"{place}: the target {excerpt(label)} is no number")
+            raise DataError(f"{place}: the target {excerpt(label)} is not a number")
         sequences.append(_read_channels(place, channels))
         labels.append(listed.get(_key(label), label))
         if len(channels) != sequences[0].shape[1]:
@@ -138,18 +132,18 @@ def _read_channels(place: str, channels: list[str]) -> np.ndarray:
 
 
 def _fault(channels: list[str]) -> str:
-    """What is wrong with channels that are no numbers, or of unlike lengths."""
+    """What is wrong with channels that are not numbers, or of different lengths."""
     for i, channel in enumerate(channels, 1):
         if not channel:
-            return f"channel {i} has no values; each series needs one at least"
+            return f"channel {i} has no values; each series needs at least one"
         for k, value in enumerate(channel.split(","), 1):
             if value.strip() == "?":
                 return f"a missing value, the {k}. of channel {i}; fill it in, or use another problem"
             try:
                 float(value)
             except ValueError:
-                return f"value {k} of channel {i}, {excerpt(value.strip())}, is no number"
-    return f"its channels have unlike lengths: {few(str(channel.count(',') + 1) for channel in channels)}"
+                return f"value {k} of channel {i}, {excerpt(value.strip())}, is not a number"
+    return f"its channels have different lengths: {few(str(channel.count(',') + 1) for channel in channels)}"
 
 
 def _key(label: str) -> float | str:

@@ -71,7 +71,9 @@ class WholeBatches(NumberedBatches[Epoch, Batch], Generic[Split, Epoch, Batch]):
     def __init__(self, split: Split, batch_size: int, seed: int, drop_last: bool = True) -> None:
         require_least(ConfigError, batch_size=(batch_size, 1), seed=(seed, 0))
         if not len(split):
-            raise DataError(f"the {split.name} split has no {self.noun}; there is nothing to train on")
+            raise DataError(
+                f"the {split.name} split has no {self.noun}, so there is nothing to train on; give more data"
+            )
         if drop_last and len(split) < batch_size:
             raise DataError(
                 f"the {split.name} split has {len(split):,} {self.noun}, fewer than batch_size {batch_size}; "

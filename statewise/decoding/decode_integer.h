@@ -76,10 +76,16 @@ static void round_row(const matrix *w, const float *x, float *to) {
     }
 }
 
-/* Pairs of integers from bytes */
+/* Pairs of integers from bytes; see widen_u16 of vector.h */
 INLINE vi32 widen(const char *from) {
+#if defined(__AVX512BW__)
+    return (vi32)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)from));
+#elif defined(__AVX2__)
+    return (vi32)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)from));
+#else
     vi8_half bytes = (vi8_half) * (const vi8_half_unaligned *)(const void *)from;
     return (vi32)__builtin_convertvector(bytes, vi16);
+#endif
 }
 
 INLINE vi32 pair_everywhere(const int16_t *from) {

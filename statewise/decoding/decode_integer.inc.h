@@ -8,16 +8,23 @@
 #define VARIANT(name) name##_plain
 #endif
 
-/* sum + the products of both halves of each lane */
+/* sum + the products of both halves of each lane. The empty assembly keeps the sums in the order of the source: GCC 12
+ * would form all products of a word first, and there are not registers for so many. */
 INLINE TARGET vi32 VARIANT(add_pairs)(vi32 sum, vi32 w, vi32 x) {
 #if VNNI
     return (vi32)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
 #elif defined(__AVX512F__)
-    return sum + (vi32)_mm512_madd_epi16((__m512i)w, (__m512i)x);
+    sum += (vi32)_mm512_madd_epi16((__m512i)w, (__m512i)x);
+    __asm__("" : "+v"(sum));
+    return sum;
 #elif defined(__AVX2__)
-    return sum + (vi32)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+    sum += (vi32)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+    __asm__("" : "+x"(sum));
+    return sum;
 #elif defined(__SSE2__)
-    return sum + (vi32)_mm_madd_epi16((__m128i)w, (__m128i)x);
+    sum += (vi32)_mm_madd_epi16((__m128i)w, (__m128i)x);
+    __asm__("" : "+x"(sum));
+    return sum;
 #else
     return sum + ((w << 16) >> 16) * ((x << 16) >> 16) + (w >> 16) * (x >> 16);
 #endif
@@ -31,18 +38,22 @@ INLINE TARGET void VARIANT(add_segment)(const int n, const int phases, const int
     for (int64_t k = first; k < end; k += WORD) {
         const char *words = block + k / WORD * bytes;
         ask_for(prefetch, words + p->ahead, bytes);
+        vi32 word[PARTS], w[PARTS];
+        for (int part = 0; part < PARTS; part++)
+            if (precision == INT4) memcpy(&word[part], words + part * VECTOR_BYTES, sizeof word[part]);
 #pragma GCC unroll 4
-        for (int part = 0; part < PARTS; part++) {
-            vi32 word = {0};
-            if (precision == INT4) memcpy(&word, words + part * VECTOR_BYTES, sizeof word);
+        for (int j = 0; j < WORD / 2; j++) {
 #pragma GCC unroll 4
-            for (int j = 0; j < WORD / 2; j++) {
-                vi32 w = precision == INT4 ? (vi32)((vu32)word >> (4 * j)) & 0x000f000f
-                                           : widen(words + (j * BLOCK + part * LANES) * 2);
+            for (int part = 0; part < PARTS; part++)
+                w[part] = precision == INT4 ? (vi32)((vu32)word[part] >> (4 * j)) & 0x000f000f
+                                            : widen(words + (j * BLOCK + part * LANES) * 2);
 #pragma GCC unroll 8
-                for (int b = 0; b < n; b++) {
+            for (int b = 0; b < n; b++) {
+                vi32 pair = pair_everywhere(x + b * p->x_stride * 2 + k + 2 * j);
+#pragma GCC unroll 4
+                for (int part = 0; part < PARTS; part++) {
                     vi32 *sum = &sums[b * phases + j % phases][part];
-                    *sum = VARIANT(add_pairs)(*sum, w, pair_everywhere(x + b * p->x_stride * 2 + k + 2 * j));
+                    *sum = VARIANT(add_pairs)(*sum, w[part], pair);
                 }
             }
         }

@@ -1,4 +1,4 @@
-"""A language model's step in one call of C code: its weights packed once, its state handed in and out."""
+"""A language model's step in one call of C code: its weights are packed once, its state is passed in and out."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from statewise.operators.base import check_batch
 class Decoder:
     """``logits, state = decoder(tokens, state)``: one token of each row, as the model in evaluation mode reads it.
 
-    weights: "float32", "bfloat16", "int8" or "int4", of all matrices (embedding, head, projections, MLPs); by default
-             as the model has them. What is small stays in float32, and so do activations and states. The function is
-             that of :func:`dequantised` of the same weights, to the rounding of float32; in int8 and int4 what a
-             matrix is multiplied with is rounded to 16 bits, of every 256 columns the largest becoming 32767.
+    weights: "float32", "bfloat16", "int8" or "int4", the precision of all matrices (embedding, head, projections,
+             MLPs); by default as the model has them. Small tensors stay in float32, and so do activations and states.
+             The result is that of :func:`dequantised` with the same weights, to the rounding of float32. In int8 and
+             int4 the input of a matrix product is rounded to 16 bits; the largest of every 256 columns becomes 32767.
     group:   columns of a matrix that share a scale, a multiple of 8; by default a whole row in int8, and 32 in int4
 
-    A decoder is a snapshot, as a frozen model is: it has its own copy of the weights, and changes no more when the
-    model does. It holds no state, so several threads may call it, also from one state; each gets what it would get
-    alone. It can be copied, pickled and sent to a process.
+    A decoder is a snapshot, as a frozen model is: it has its own copy of the weights, and does not change when the
+    model does. It holds no state, so several threads may call it, even with the same state; each gets what it would
+    get alone. You can copy it, pickle it and send it to a process.
 
     Shapes:  tokens: (batch, 1) or (batch,) -> logits (batch, 1, vocabulary) or (batch, vocabulary), float32
-    Cost:    every weight is read once for all rows: n_bytes / (memory bandwidth), however many tokens came before,
-             where each mixer's state is bounded.
-    Numerics: the same bits on any number of threads, and however a step asks for its weights, which the first steps try
-             (see ``reading``). NaN propagates, and so does infinity, in int8 and int4 as NaN.
+    Cost:    every weight is read once, for all rows together: n_bytes / (memory bandwidth), however many tokens came
+             before, if each mixer's state is bounded.
+    Numerics: the same bits on any number of threads, and for each way of reading the weights, which the first steps
+             try (see ``reading``). NaN propagates, and so does infinity, in int8 and int4 as NaN.
     Errors:  InputError if there are no C kernels, for a layer without a step in C (naming it), for weights that are not
              finite in int8 and int4; in a call for shapes, ids out of range and states that do not fit.
     """
@@ -48,7 +48,7 @@ class Decoder:
         check_precision(weights, group)
         reason = why_not(model)
         if reason is not None:
-            raise InputError(f"this model has no step in C: {reason}; call the model itself")
+            raise InputError(f"this model has no step in C: {reason}; use the model itself")
         self.weights = weights
         self.config = model.config
         with torch.inference_mode(False), torch.no_grad():
@@ -66,15 +66,15 @@ class Decoder:
         return {name: value for name, value in vars(self).items() if name not in ("_instructions", "_buffers")}
 
     def __setstate__(self, values: dict[str, Any]) -> None:
-        """The table of instructions is made anew: it holds addresses."""
+        """The table of instructions is made again: it holds addresses."""
         if not native.available():
-            raise InputError(f"a decoder needs the C kernels, and there are none here: {native.why_not()}")
+            raise InputError(f"a decoder needs the C kernels, which are not available: {native.why_not()}")
         vars(self).update(values)
         self._instructions, self._buffers = self._program.tables()
 
     @property
     def n_bytes(self) -> int:
-        """Memory of the packed weights, scales included: what a step reads."""
+        """Memory of the packed weights with their scales, which each step reads."""
         return self._n_bytes
 
     def initial_state(self, batch: int) -> LanguageModelState:
@@ -104,7 +104,7 @@ class Decoder:
         return out, None if state is None else running.state
 
     def run(self, state: LanguageModelState) -> Running:
-        """A sequence of steps that begins with a copy of this state, and then goes on in place."""
+        """A sequence of steps that begins with a copy of this state, and then updates it in place."""
         position = getattr(state, "position", None)
         batch = len(position) if isinstance(position, Tensor) and position.ndim else 0
         return Running(self, state, batch=batch, shared=False)
@@ -280,7 +280,7 @@ class Running:
         if tuple(tokens.shape) not in ((batch,), (batch, 1)):
             raise InputError(
                 f"a decoder reads one token of each row, ({batch}, 1) or ({batch},); got {tuple(tokens.shape)}. "
-                "Read more with the model, and go on from its state"
+                "To read more, call the model, and continue from its state"
             )
         ids = tokens.reshape(batch).to("cpu", torch.int64).contiguous()
         active: Tensor | None = None
@@ -310,7 +310,7 @@ class Running:
 def why_not(model: nn.Module) -> str | None:
     """Why :class:`Decoder` cannot take this model here, in one line; None if it can."""
     if not native.available():
-        return f"there are no C kernels here: {native.why_not()}"
+        return f"the C kernels are not available: {native.why_not()}"
     return refusal(model)
 
 

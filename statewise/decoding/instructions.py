@@ -36,7 +36,7 @@ class Slot(int):
 
 @dataclass(frozen=True)
 class Pointer:
-    """To numbers of a C type. Of a tensor: in which shape, an axis being the name of another operand (None: any)."""
+    """A pointer to numbers of a C type. shape: of a tensor; an axis is named like another operand (None: any)."""
 
     to: str
     shape: tuple[str | None, ...] | None = None
@@ -51,7 +51,7 @@ def doubles(*shape: str | None) -> Pointer:
 
 
 class Precision(IntEnum):
-    """Of the numbers of a matrix."""
+    """The precision of the numbers of a matrix."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -297,7 +297,7 @@ class Attention(Instruction):
     d_head: Count
     n_angles: Count  # features i and i + n_angles of a head are one pair
     window: Count  # 0: none
-    scale: Real  # log2(e) / sqrt(d_head)
+    scale: Real  # log2(e) times that of the products
     qkv: Place
     angles: Place
     output: Place

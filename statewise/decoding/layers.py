@@ -17,7 +17,7 @@ from statewise.models.language_model import LanguageModel
 def refusal(model: nn.Module) -> str | None:
     """Why a model has no step in C, whatever the machine; None if it has one."""
     if not isinstance(model, LanguageModel):
-        return f"a {type(model).__name__} writes no tokens"
+        return f"a {type(model).__name__} does not generate tokens"
     for i, block in enumerate(model.blocks):
         emitter = MIXERS.get(type(block.mixer))
         if emitter is None:
@@ -28,9 +28,9 @@ def refusal(model: nn.Module) -> str | None:
             return f"layers[{i}] {reason}"
     for name, parameter in model.named_parameters():
         if parameter.dtype not in (torch.float32, torch.bfloat16):
-            return f"{name} is {parameter.dtype}, and the step computes in float32"
+            return f"{name} is {parameter.dtype}, but the step computes in float32"
         if parameter.device.type != "cpu":
-            return f"{name} is on {parameter.device.type}, and the step is for the CPU"
+            return f"{name} is on {parameter.device.type}, but the step runs on the CPU"
     return None
 
 
@@ -41,26 +41,41 @@ def emit_model(program: Program, model: LanguageModel) -> tuple[list[StateTable]
     x = program.buffer("residual", d_model)
     positions = None if model.positions is None else program.state(1)
     # With positions nobody waits: a thread's share of the columns is what it has embedded
-    program.emit(Embed(weight=program.matrix(model.embedding.weight), output=x), wait=positions is None)
+    embedding, d_embedding = program.matrix(model.embedding.weight), model.embedding.embedding_dim
+    if model.embedding_in is None:
+        program.emit(Embed(weight=embedding, output=x), wait=positions is None)
+    else:
+        embedded = program.buffer("embedded", d_embedding)
+        program.emit(Embed(weight=embedding, output=embedded), wait=True)
+        program.linear(model.embedding_in.weight, None, embedded, x, wait=True)
     if model.positions is not None and positions is not None:
-        program.emit(AddRow(width=d_model, table=model.positions.weight, positions=positions, x=x), wait=True)
+        table = model.positions.weight[model.positions.offset :]
+        program.emit(AddRow(width=d_model, table=table, positions=positions, x=x), wait=True)
     states = [_emit_block(program, block, x) for block in model.blocks]
     n_body = len(program)
-    normed = emit_norm(program, model.norm, x, program.buffer("normed", d_model, local=True))
-    program.linear(model.head.weight, model.head.bias, normed, Place(LOGITS), wait=False)
+    if model.norm is not None:
+        x = emit_norm(program, model.norm, x, program.buffer("normed", d_model, local=True))
+    if model.embedding_out is not None:
+        narrow = program.buffer("embedded", d_embedding)
+        program.linear(model.embedding_out.weight, None, x, narrow, wait=True)
+        x = narrow
+    program.linear(model.head.weight, model.head.bias, x, Place(LOGITS), wait=False)
     return states, n_body, positions
 
 
 def _emit_block(program: Program, block: Block, x: Place) -> StateTable:
-    """x += mixer(norm(x)), then the MLP alike; or with the norms after the sums."""
+    """x += mixer(norm(x)), then the MLP alike; or with the norms after the sums; or the MLP of x before the mixer."""
     post = block.config.placement == "post"
     local = program.buffer("normed", block.d_model, local=True)
     read = x if post else emit_norm(program, block.mixer_norm, x, local)
+    beside = None
+    if block.config.placement == "parallel" and block.mlp_norm is not None:
+        beside = emit_norm(program, block.mlp_norm, x, program.buffer("beside", block.d_model, local=True))
     state = MIXERS[type(block.mixer)].emit(program, block.mixer, read, x)
     if post:
         emit_norm(program, block.mixer_norm, x, x, wait=True)
     if block.mlp is not None and block.mlp_norm is not None:
-        emit_mlp(program, block.mlp, x if post else emit_norm(program, block.mlp_norm, x, local), x)
+        emit_mlp(program, block.mlp, beside or (x if post else emit_norm(program, block.mlp_norm, x, local)), x)
         if post:
             emit_norm(program, block.mlp_norm, x, x, wait=True)
     return state

@@ -71,7 +71,7 @@ def check_precision(precision: object, group: object) -> None:
     if group is None:
         return
     if precision not in LARGEST:
-        raise InputError(f"group={group!r} is for int8 and int4; {precision} has no scales, leave it out")
+        raise InputError(f"group={group!r} is for int8 and int4; {precision} has no scales: leave it out")
     if not isinstance(group, int) or isinstance(group, bool) or group < WORD or group % WORD:
         raise InputError(f"group={group!r} is out of range; use a multiple of {WORD}, or None for the default")
 

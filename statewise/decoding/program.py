@@ -144,7 +144,7 @@ def _address(field: Field) -> int:
     if not isinstance(field, Tensor):
         return field
     if field.device.type != "cpu" or not field.is_contiguous():
-        raise InputError(f"the decoder's weights are on {field.device.type}; the step is for the CPU, load them there")
+        raise InputError(f"the decoder's weights are on {field.device.type}; the step runs on the CPU: load them there")
     return field.data_ptr()
 
 

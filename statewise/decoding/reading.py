@@ -44,7 +44,7 @@ WAYS = (
 
 
 def parse_way(text: str) -> Way:
-    """Of "near 4096", "passing 1024" or "none".
+    """The way that "near 4096", "passing 1024" or "none" names.
 
     Errors:  ConfigError for anything else.
     """
@@ -54,7 +54,7 @@ def parse_way(text: str) -> Way:
     if name in ("near", "passing") and ahead.isdecimal() and 0 < int(ahead) <= 2**20:
         return Way(Prefetch[name.upper()], int(ahead))
     raise ConfigError(
-        f"{VARIABLE}={text!r} is no way to read weights; use none, or near or passing and bytes: near 4096"
+        f"{VARIABLE}={text!r} is not a way to read weights; use none, or near or passing with bytes, such as near 4096"
     )
 
 
@@ -74,7 +74,7 @@ def uses_vnni() -> bool:
 
 @dataclass
 class Trial:
-    """Of one kind of step: the fewest nanoseconds of each way so far."""
+    """For one kind of step, the fewest nanoseconds of each way so far."""
 
     n_tried: int = 0
     fewest: dict[Way, int] = field(default_factory=dict)

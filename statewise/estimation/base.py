@@ -75,7 +75,7 @@ class GaussianModel(ABC):
 
     @abstractmethod
     def _forecast(self, call: Call) -> Forecast:
-        """Of a call that observes nothing."""
+        """The forecast of a call that observes nothing."""
 
     def __getitem__(self, times: slice) -> Self:
         """The model over those times, if it varies: ``model[:t]`` and then ``model[t:]`` filter as the whole does."""
@@ -178,7 +178,7 @@ class GaussianModel(ABC):
         """x_0, from which a sequence begins where no state is given. float32 or wider."""
         check_batch(batch)
         if dtype is not None and not dtype.is_floating_point:
-            raise InputError(f"a state needs a floating-point dtype, got {dtype}; leave it out for the model's")
+            raise InputError(f"a state needs a floating-point dtype, got {dtype}; leave it out to use the model's")
         n, prior = self.n_states, self._prior(full_precision(self._like().dtype if dtype is None else dtype))
         if len(prior.mean) not in (1, batch) or len(prior.factor) not in (1, batch):
             rows = max(len(prior.mean), len(prior.factor))

@@ -131,8 +131,8 @@ def check_call(model: Any, y: Any, state: Any) -> None:
         raise InputError(f"{name} needs y in float32 or float64, got {y.dtype} {tuple(y.shape)}; use y.double()")
     if y.ndim != 3 or y.shape[-1] != p:
         raise InputError(
-            f"{name} needs y (batch, length, {p}), got {tuple(y.shape)}; the last axis is what is seen at a step, and "
-            "each series is a row: one of shape (length,) is y[None, :, None]"
+            f"{name} needs y (batch, length, {p}), got {tuple(y.shape)}; the last axis holds the observations of a "
+            "step, and each series is a row: for one of shape (length,) use y[None, :, None]"
         )
     if state is not None:
         check_state(name, state, model.state_shape(), len(y), y.device)
@@ -162,8 +162,8 @@ def check_forecast(caller: str, state: Any, length: Any) -> None:
     """Errors:  InputError unless there is a state to forecast from; whether it fits is for the call."""
     if not isinstance(state, GaussianState) or not isinstance(state.mean, Tensor) or not state.mean.ndim:
         raise InputError(
-            f"{caller} needs the state that filter returned, got {type(state).__name__}; give filter "
-            "initial_state(batch) to have one"
+            f"{caller} needs the state that filter returned, got {type(state).__name__}; filter begins from "
+            "initial_state(batch)"
         )
     check_length(caller, length)
 
@@ -179,7 +179,7 @@ def check_observed(name: str, y: Tensor, observed: Any) -> None:
     if not fits or (observed is not None and (observed.shape != y.shape or observed.device != y.device)):
         given = f"{observed.dtype} {tuple(observed.shape)}" if isinstance(observed, Tensor) else type(observed).__name__
         raise InputError(
-            f"{name} needs observed as bool of the shape of y, {tuple(y.shape)}, True where seen; got {given}"
+            f"{name} needs observed as bool in the shape of y, {tuple(y.shape)}, True where seen; got {given}"
         )
 
 
@@ -205,7 +205,7 @@ def seen(name: str, y: Tensor, observed: Tensor | None, masks: Masks) -> tuple[T
         kept = kept & masks.valid.unsqueeze(-1)
     y = y.masked_fill(~kept, 0)
     if bool(values(y.isinf()).any()):
-        raise InputError(f"{name}: y holds infinity; a number that is missing is NaN, or False in observed")
+        raise InputError(f"{name}: y holds infinity; mark a missing number by NaN, or by False in observed")
     return y, None if bool(values(kept).all()) else kept
 
 
@@ -246,5 +246,5 @@ def open_call(model: Any, y: Any, state: Any, u: Any, observed: Any, lengths: An
     if u is not None:
         u = mask_time(u, masks.valid).to(work)
         if not is_finite(u):
-            raise InputError(f"{name}: u holds NaN or infinity; inputs have no gaps, only y has: fill them")
+            raise InputError(f"{name}: u holds NaN or infinity; only y may have gaps: fill those of u")
     return Call(model, y.to(work), u, kept, masks, begin, prior, fresh, state is not None, dtype, work)

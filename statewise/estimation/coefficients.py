@@ -18,7 +18,7 @@ def check_tensors(reader: str, given: dict[str, Tensor]) -> None:
         if not isinstance(value, Tensor):
             raise InputError(f"{reader} needs {name} as a tensor, got {type(value).__name__}; use torch.as_tensor")
         if value.is_meta:
-            raise InputError(f"{reader} needs {name} as a tensor with values; one on meta has none")
+            raise InputError(f"{reader} needs {name} as a tensor with values; a tensor on meta has none")
         if value.dtype not in FLOATS or value.layout != torch.strided:
             raise InputError(f"{reader} needs {name} in float32 or float64, got {value.dtype} {tuple(value.shape)}")
         if value.dtype != first.dtype or value.device != first.device:

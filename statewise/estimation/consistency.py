@@ -1,4 +1,4 @@
-"""Whether a filter is as sure of itself as it may be: normalised squares of innovations and of errors."""
+"""Whether a filter is as certain as it should be: normalised squares of innovations and of errors."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def nis(posterior: Posterior) -> Tensor:
              sec. 5.4.
     """
     if not isinstance(posterior, Posterior):
-        raise InputError(f"nis needs what filter returned, a Posterior, got {type(posterior).__name__}")
+        raise InputError(f"nis needs the Posterior that filter returned, got {type(posterior).__name__}")
     return posterior.whitened.square().sum(-1)
 
 
 def nees(estimate: Gaussians, x: Tensor, residual: Residual = difference) -> Tensor:
     """The normalised estimation error squared, e^T P^-1 e, (batch, length), for the true states x; its mean is n.
 
-    residual: of a state, as a :class:`~statewise.estimation.NonlinearGaussian` has it, where some states are angles
+    residual: of a state, as in :class:`~statewise.estimation.NonlinearGaussian`, if some states are angles
     Errors:  InputError for states of another shape.
     Source:  Bar-Shalom, Li & Kirubarajan 2001, sec. 5.4.
     """
     if not isinstance(estimate, Gaussians):
-        raise InputError(f"nees needs an estimate of states, as filter returned, got {type(estimate).__name__}")
+        raise InputError(f"nees needs an estimate of states, such as filter returns, got {type(estimate).__name__}")
     if not isinstance(x, Tensor) or x.shape != estimate.mean.shape:
         given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"nees needs the true states of shape {tuple(estimate.mean.shape)}, got {given}")
@@ -40,9 +40,9 @@ def nees(estimate: Gaussians, x: Tensor, residual: Residual = difference) -> Ten
 
 
 def acceptance(n_runs: int, dof: int, level: float = 0.95) -> Interval:
-    """Where the mean over ``n_runs`` independent runs of a chi-square of ``dof`` lies with probability ``level``.
+    """The interval that holds, with probability ``level``, the mean of a chi-square of ``dof`` over ``n_runs`` runs.
 
-    Above it a filter is too sure of itself, below it not sure enough.
+    Above it a filter is too certain, below it not certain enough.
 
     >>> [round(float(end), 2) for end in acceptance(50, 2)]
     [1.48, 2.59]

@@ -68,7 +68,7 @@ def _check_group(model: LinearGaussian, group: tuple[str, ...]) -> None:
     for name in group:
         value = getattr(model, name)
         if value is not None and value.ndim > (1 if name in ("b", "d") else 2):
-            raise InputError(f"EM for {', '.join(group)} needs {name} constant in time; use method='gradient'")
+            raise InputError(f"EM for {', '.join(group)} needs {name} to be constant in time; use method='gradient'")
     if model.S is not None and bool(torch.linalg.cholesky_ex(_scaled(model._joint())[0]).info):
         raise InputError("EM with S needs [[Q, S], [S^T, R]] of full rank; use method='gradient'")
 

@@ -20,7 +20,7 @@ def factor(P: Tensor) -> Tensor:
 
     Gradients: exact for a P of full rank, and for what a P of lower rank is made of as long as its rank stays, and with
                it the rows that depend on those above: P = G q G^T by G and by q. What would add to the rank has a
-               gradient of zero here. Of a function of L L^T they are exact whichever rows depend on others.
+               gradient of zero here. For a function of L L^T they are exact whichever rows depend on others.
     """
     P = (P + P.mT) / 2
     own = P.diagonal(dim1=-2, dim2=-1)

@@ -1,4 +1,4 @@
-"""Models from data: the likelihood's maximum by its gradient or by EM, and how sure one can be of it."""
+"""Models from data: the likelihood's maximum by its gradient or by EM, and how certain it is."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Build = Callable[[Numbers], LinearGaussian]
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What was found.
+    """What the search found.
 
-    model:          the model of the highest likelihood, in its own dtype
+    model:          the model with the highest likelihood, in its own dtype
     parameters:     the numbers it is made of, in float64, by name; for ``fit``, the coefficients learned
     history:        the log-likelihood of all rows at each iteration
     converged:      whether the search stopped by itself
     n_parameters:   how many free numbers
-    n_steps:        how many steps had an observation, what BIC counts
-    starts:         the log-likelihood that each start came to, the given one first
+    n_steps:        how many steps had an observation, which BIC needs
+    starts:         the log-likelihood that each start reached, the given start first
     """
 
     model: LinearGaussian
@@ -61,7 +61,7 @@ class Fit:
         """The standard deviation of each of ``parameters``, of the same shape, from the observed information.
 
         The Hessian is the central difference of exact gradients, its inverse is carried over to the parameters by
-        their Jacobian. NaN where the data say nothing: a direction in which the likelihood is flat or not at a maximum.
+        their Jacobian. It is NaN in a direction in which the likelihood is flat or not at a maximum.
 
         Cost:    two gradients for each free number.
         Source:  Efron & Hinkley 1978, Biometrika 65:457 (observed information); the delta method.
@@ -105,21 +105,22 @@ def fit(
     n_starts: int = 1,
     generator: torch.Generator | None = None,
 ) -> Fit:
-    """The coefficients named in ``learn`` that make y most likely, beginning from the model's. Rows are independent.
+    """Finds the coefficients in ``learn`` that make y most likely, beginning from the model's. Rows are independent.
 
     method:    ``gradient``, quasi-Newton on exact gradients; covariances are learned as Cholesky factors with the
-               logarithm of their diagonals, so that they are always valid. ``em``, whose iterations have a closed form
-               and cannot lower the likelihood; slower to the end.
-    tolerance: the search stops where the log-likelihood rises by less than this for each number observed
-    n_starts:  how often it begins: from the model, and from others near it, drawn by ``generator``; the most likely is
-               given back, and ``starts`` tells what each came to
+               logarithm of their diagonals, so that they are always valid. ``em``: each iteration has a closed form and
+               cannot lower the likelihood, but it takes longer to converge.
+    tolerance: the search stops when the log-likelihood rises by less than this for each observed number
+    n_starts:  how many starts: the model, and others near it, drawn by ``generator``. The most likely result is
+               returned, and ``starts`` has what each start reached
     Cost:      a filter and its gradient, or a smoother, for each iteration.
-    Errors:    InputError for coefficients that are not there or vary with time, an unknown method.
+    Errors:    InputError for coefficients that the model does not have or that vary with time, and for an unknown
+              method.
     Source:    Shumway & Stoffer 1982, J. Time Series Anal. 3:253 (EM, with missing values); Särkkä 2013, ch. 12.
     """
     names = check_learn(model, learn)
     if method not in ("gradient", "em"):
-        raise InputError(f"fit knows the methods 'gradient' and 'em', got {method!r}")
+        raise InputError(f"fit has the methods 'gradient' and 'em', got {method!r}")
     check_search(n_iterations, tolerance, n_starts)
     own, wide = model.A.dtype, to_double(model)
     y = _double(y)
@@ -178,7 +179,7 @@ def maximise(
     n_starts: int = 1,
     generator: torch.Generator | None = None,
 ) -> Fit:
-    """As :func:`fit` by gradient, for a model with a structure: ``build`` makes it, in float64, from free numbers.
+    """Like :func:`fit` by gradient, for a model with a structure: ``build`` makes it, in float64, from free numbers.
 
     >>> import torch
     >>> from statewise.estimation import LinearGaussian, maximise

@@ -1,4 +1,4 @@
-"""What estimates are given in: normal distributions of states and of observations, as means and factors."""
+"""The form of all estimates: normal distributions of states and of observations, as means and factors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Gaussians:
         return self.factor.square().sum(-1)
 
     def interval(self, level: float = 0.95) -> Interval:
-        """Where each number lies with probability ``level``, by itself.
+        """The interval that holds each number, by itself, with probability ``level``.
 
         Errors:  InputError for a level that is not between 0 and 1.
         """
@@ -67,13 +67,14 @@ def normal_quantile(level: float) -> float:
 
 
 class Steady(NamedTuple):
-    """Of the form ``steady``: from which step on the gain is constant, and what that costs.
+    """For the form ``steady``: the step from which the gain is constant, and what that costs.
 
     step:  the first step with the constant gain; the length, if the covariance had not settled by then
-    error: the largest of three differences to what the limit gives. Of the covariance at that step, beside the limit's
-           standard deviations: |P - limit|_ij / sqrt(limit_ii limit_jj); the same, beside what the observations to come
-           say of the state; and of the means from there on, in those standard deviations. A state whose limit is zero
-           is measured by how far it has to move for observations to notice it, and by its prior where they never do.
+    error: the largest of three differences from what the limit gives: of the covariance at that step, relative to the
+           limit's standard deviations, |P - limit|_ij / sqrt(limit_ii limit_jj); of the same, relative to what later
+           observations say about the state; and of the means from then on, in those standard deviations. For a state
+           whose limit is zero the unit is how far it must move for observations to notice it, or its prior's standard
+           deviation if they never do.
     """
 
     step: int
@@ -82,10 +83,10 @@ class Steady(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Posterior(Gaussians):
-    """x_t given y_1 ... y_t, for every t, and how likely the observations are.
+    """x_t given y_1 ... y_t, for every t, and how likely the observations were.
 
     Shapes:  mean (batch, length, n), factor (batch, length, n, n): zero in the padding
-             log_densities (batch, length): log p(y_t | y_1 ... y_{t-1}) of what was observed at t, 0 where nothing was
+             log_densities (batch, length): log p(y_t | y_1 ... y_{t-1}) of what was observed at t, 0 if nothing was
              innovation (batch, length, p): y_t less its forecast, 0 where missing
              innovation_factor (batch, length, p, p): a square root of the innovation's covariance, with a row and
              column of the identity where missing
@@ -100,7 +101,7 @@ class Posterior(Gaussians):
 
     @property
     def log_likelihood(self) -> Tensor:
-        """(batch,): log p(y) of each row, all of its documents together."""
+        """(batch,): log p(y) of each row, summed over its documents."""
         return self.log_densities.sum(1)
 
     @property
@@ -130,7 +131,7 @@ class Smoothed(Gaussians):
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """What is to come: ``states`` x and ``observations`` y, each :class:`Gaussians` over the steps of the future."""
+    """The future: ``states`` x and ``observations`` y, each a :class:`Gaussians` over the steps to come."""
 
     states: Gaussians
     observations: Gaussians

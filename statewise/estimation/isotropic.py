@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from statewise.kernels.linear_scan import linear_scan
+from statewise.operators.folding import fold, is_any
 from statewise.operators.masks import NO_MASKS, Masks
 
 
@@ -105,8 +106,8 @@ def isotropic_filter(
               precision: (batch or 1, length or 1, heads, n), real, at least 0; 0 is a step without an observation
               log_decay, frequency: (heads, n), real: a = exp(log_decay + i frequency), log_decay below 0
               mean: (batch, heads, n, d), complex, and information: (batch or 1, heads, n), real, before the first step;
-              zeros are the prior. With a batch of 1 in precision and information, and no masks, gains are computed once
-              for all rows.
+              zeros are the prior. With a batch of 1 in precision and information, and no masks, all rows share gains
+              that are computed once.
     Cost:     the gains, about 2 sqrt(length) vectorised steps over heads n numbers of a row; the means, a
               :func:`~statewise.kernels.linear_scan.linear_scan` over heads n d complex ones, all of them in memory.
     Numerics: in the dtype of the arguments. Nothing is subtracted in the information, so that float32 keeps its digits
@@ -175,6 +176,8 @@ def information_scan(keep: Tensor, noise: Tensor, precision: Tensor, information
 def _by_blocks(keep: Tensor, noise: Tensor, precision: Tensor, information: Tensor) -> Tensor:
     """Blocks of about sqrt(length) steps at once, each as the map (α i + β) / (γ i + 1); then from block to block."""
     length = keep.shape[1]
+    if is_any(length):
+        return fold(_told, [information], [keep, noise, precision])[1][0]
     size = math.isqrt(length)
     main = length // size * size if size > 2 else 0
     found, now = [], information
@@ -197,10 +200,16 @@ def _by_blocks(keep: Tensor, noise: Tensor, precision: Tensor, information: Tens
             now = _mapped(last, now)
         begin = torch.stack(begins, 1)
         found.append(torch.stack([_mapped(m, begin) for m in maps], 2).flatten(1, 2))
-    for k_t, n_t, p_t in zip(*(m[:, main:].unbind(1) for m in (keep, noise, precision))):
-        now = k_t * now / (1 + n_t * now) + p_t
-        found.append(now.unsqueeze(1))
+    if main < length:
+        found += fold(_told, [now], [m[:, main:] for m in (keep, noise, precision)])[1]
     return torch.cat(found, 1)
+
+
+def _told(information: list[Tensor], step: list[Tensor], constants: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The information after a step."""
+    keep, noise, precision = step
+    after = keep * information[0] / (1 + noise * information[0]) + precision
+    return [after], [after]
 
 
 def _mapped(m: tuple[Tensor, ...], i: Tensor) -> Tensor:

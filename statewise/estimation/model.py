@@ -34,9 +34,9 @@ _FILTERS = {"square_root": square_root, "parallel": parallel, "steady": steady}
 class LinearGaussian(GaussianModel):
     """x_t = A x_{t-1} + B u_t + b + w_t,  y_t = C x_t + D u_t + d + v_t,  w ~ N(0, Q), v ~ N(0, R), Cov(w_t, v_t) = S.
 
-    n states, p observations, m inputs. The first step begins from x_0 ~ N(mean, covariance), the state before it; so
-    every step is the same, wherever a sequence is cut. A coefficient may change with time and from row to row: it then
-    has the axes (batch, length) before its own, either of which may be 1.
+    n states, p observations, m inputs. The first step begins from x_0 ~ N(mean, covariance), the state before it. So
+    all steps are alike, wherever you cut a sequence. A coefficient may vary with time and between rows: it then has
+    the axes (batch, length) before its own, either of which may be 1.
 
     Shapes:  A, Q: (n, n)   C: (p, n)   R: (p, p)   B: (n, m)   b: (n,)   D: (p, m)   d: (p,)   S: (n, p), each also
              with (batch, length) before; mean (n,) or (batch, n), default 0; covariance (n, n) or (batch, n, n),
@@ -44,9 +44,9 @@ class LinearGaussian(GaussianModel):
     Forms:   ``recurrent``, the definition: covariances, float64, one row and one step after the other;
              ``square_root``, a triangular form a step for all rows, in C; ``parallel``, an associative scan;
              ``steady``, a constant gain as soon as it has settled, for time-invariant models with nothing missing.
-             All but the first keep square roots: no covariance is ever indefinite.
-    Errors:  InputError in one line for wrong shapes and dtypes, NaN, a covariance that is not symmetric or not
-             positive semi-definite, also Q, S and R together.
+             All but the first work with square roots, so no covariance is ever indefinite.
+    Errors:  InputError for wrong shapes and dtypes, NaN, and a covariance that is not symmetric or not positive
+             semi-definite; Q, S and R together must be positive semi-definite too.
     Source:  Kalman 1960, J. Basic Eng. 82:35; Särkkä 2013, Bayesian Filtering and Smoothing, ch. 4 (A, Q, H = C, R).
 
     >>> walk = LinearGaussian(torch.eye(1), torch.eye(1), torch.eye(1), torch.eye(1))
@@ -112,11 +112,11 @@ class LinearGaussian(GaussianModel):
     ) -> Self:
         """x'(t) = A x(t) + B u(t) + white noise of density Q, observed at times with noise of covariance R: exactly.
 
-        u is constant over each step. A system with B expects u in every call; ``noise_of="inputs"`` says that the noise
-        comes in where u does, and that there is no other input: Q is (m, m), and B is only its way in.
+        u is constant over each step. A system with B expects u in every call. With ``noise_of="inputs"`` the noise
+        enters through B and there is no other input: Q is (m, m).
 
         Shapes:  dt: a number, or the time that passed before each step, (length,) or (batch, length); 0 where two
-                 observations are of one time, as before the first step, if the prior is of its time:
+                 observations share a time, and before the first step, if the prior is for the same time:
                  ``torch.diff(times, prepend=times[:1])``
                  Q: (n, n), variance per unit of time; R: (p, p), of one observation
         Errors:  InputError for a complex system, a dt below 0, wrong shapes.
@@ -156,10 +156,10 @@ class LinearGaussian(GaussianModel):
         starts: Tensor | None = None,
         form: str | None = None,
     ) -> tuple[Lagged, LagState | None]:
-        """x_{t - lag} given y_1 ... y_t, for streams: the same call for the whole and for any piece of it.
+        """x_{t - lag} given y_1 ... y_t, for streams: the same call reads the whole or any piece of it.
 
-        The state, from ``initial_lag_state(batch, lag)``, keeps the last ``lag`` steps. At the first ``lag`` steps of
-        a row there is nothing to say yet: ``valid`` is False there.
+        The state, from ``initial_lag_state(batch, lag)``, keeps the last ``lag`` steps. In the first ``lag`` steps of a
+        row there is no result yet: ``valid`` is False there.
         """
         base = None if state is None else getattr(state, "filtered", None)
         smoothing.check_lag(lag)

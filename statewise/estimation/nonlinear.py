@@ -37,19 +37,19 @@ class NonlinearGaussian(GaussianModel):
     """x_t = f(x_{t-1}) + w_t,  y_t = h(x_t) + v_t,  w ~ N(0, Q), v ~ N(0, R); with inputs f(x, u_t) and h(x, u_t).
 
     f and h are written in PyTorch for one state: f takes (n,) and returns (n,), h returns (p,); ``torch.func.vmap``
-    runs them on all rows, ``torch.func.jacrev`` differentiates them. What changes with time comes in by u. Calls,
-    states, missing numbers, ``lengths`` and ``starts`` are :class:`~statewise.estimation.LinearGaussian`'s; covariances
-    are square roots here too.
+    runs them on all rows, ``torch.func.jacrev`` differentiates them. Whatever changes with time has to be part of u.
+    Calls, states, missing numbers, ``lengths`` and ``starts`` are :class:`~statewise.estimation.LinearGaussian`'s;
+    covariances are square roots here too.
 
     method:     ``extended``, ``iterated``, ``unscented``, ``cubature``, or one with parameters, such as
                 ``Unscented(alpha=0.5)``. All are approximations; on linear functions all are Kalman's filter.
-    residual_x, residual_y: what to take for a - b of two states, two observations, (..., n) and (..., p), where some
-                are angles: ``angles(0)`` says that the first is.
-    Shapes:     Q: (n, n), R: (p, p), either with (batch, length) before it; mean (n,) or (batch, n), default 0;
+    residual_x, residual_y: the difference a - b of two states and of two observations, (..., n) and (..., p), if some
+                are angles: use ``angles(0)`` if the first number is one.
+    Shapes:     Q: (n, n), R: (p, p), each may have (batch, length) before it; mean (n,) or (batch, n), default 0;
                 covariance (n, n) or (batch, n, n), default the identity: of x_0, the state before the first step
     Cost:       two Jacobians a step, or 4 n + 2 evaluations, for all rows at once, and two QR decompositions.
-    Errors:     InputError for covariances that are none, an f or h that returns another shape, wrong parameters, and
-                for a number that is seen without noise and told by the steps before.
+    Errors:     InputError for matrices that are not covariances, an f or h that returns another shape, wrong
+                parameters, and for a number that is observed without noise and already determined by the steps before.
     Source:     Särkkä 2013, Bayesian Filtering and Smoothing, ch. 5 and 6 (filters), 9 and 10 (smoothers).
     """
 
@@ -277,8 +277,8 @@ class NonlinearGaussian(GaussianModel):
 
 def _refuse(name: str, t: int) -> NoReturn:
     raise InputError(
-        f"{name}, or its derivative, is NaN or infinite at step {t}; it must be finite wherever the filter goes: "
-        "choose with torch.where, or bound with clamp"
+        f"{name}, or its derivative, is NaN or infinite at step {t}; it must be finite wherever the filter goes: use "
+        "torch.where or clamp"
     )
 
 

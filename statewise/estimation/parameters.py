@@ -19,22 +19,24 @@ COVARIANCES = ("Q", "R", "covariance")
 
 
 def check_learn(model: LinearGaussian, learn: Iterable[str]) -> tuple[str, ...]:
-    """Errors:  InputError for what is no coefficient, is not there, or varies with time."""
+    """Errors:  InputError for a name that is not a coefficient, is not set in the model, or varies with time."""
     names = (learn,) if isinstance(learn, str) else tuple(learn)
     if not names or any(name not in _OWN_AXES for name in names):
-        raise InputError(f"learn must name coefficients, of {', '.join(_OWN_AXES)}; got {names!r}")
+        raise InputError(f"learn must name coefficients from {', '.join(_OWN_AXES)}; got {names!r}")
     for name in names:
         value = getattr(model, name)
         if value is None:
-            raise InputError(f"learn names {name}, which the model has not; give it one to begin from")
+            raise InputError(f"learn names {name}, which the model does not have; give it one to begin with")
         if value.ndim != _OWN_AXES[name]:
-            raise InputError(f"{name} {tuple(value.shape)} varies with time or rows; learn needs one for all")
+            raise InputError(f"{name} {tuple(value.shape)} varies with time or between rows; learn needs one for all")
     if "S" in names and not {"Q", "R"} <= set(names):
         raise InputError(
-            "S is learned together with Q and R, or [[Q, S], [S^T, R]] might be no covariance; name all three"
+            "S needs Q and R learned with it, or [[Q, S], [S^T, R]] might not be a covariance; name all three"
         )
     if "S" not in names and model.S is not None and {"Q", "R"} & set(names):
-        raise InputError("Q or R is learned beside a fixed S, with which it might be no covariance; name Q, R and S")
+        raise InputError(
+            "Q or R is learned while S stays fixed, so [[Q, S], [S^T, R]] might not be a covariance; name Q, R and S"
+        )
     return tuple(dict.fromkeys(names))
 
 
@@ -49,8 +51,8 @@ def free(model: LinearGaussian, names: tuple[str, ...]) -> dict[str, Tensor]:
             L, info = torch.linalg.cholesky_ex(value.detach().double())
             if bool(info):
                 raise InputError(
-                    f"{name} has no full rank, so that no step leads away from it; begin with one that has, or give "
-                    "maximise a function that makes the model from what is free"
+                    f"{name} does not have full rank, and the search cannot change that; begin with full rank, or "
+                    "give maximise a function that makes the model from its free numbers"
                 )
             own = L.diagonal().log() - L.diagonal()
             value = (L + torch.diag(own))[*torch.tril_indices(len(L), len(L))]

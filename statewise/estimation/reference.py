@@ -64,7 +64,7 @@ def filter_step(before: Moments, m: Mapping[str, Tensor], y: Tensor, observed: T
 
 
 class Told(NamedTuple):
-    """What the observations after a step tell of its state: ``score`` (n,), ``information`` (n, n)."""
+    """What the observations after a step say about its state: ``score`` (n,), ``information`` (n, n)."""
 
     score: Tensor
     information: Tensor
@@ -78,7 +78,7 @@ def told(now: Moments, told: Told) -> Moments:
 
 
 def smoother_step(before: Moments, now: Update, later: Told, m: Mapping[str, Tensor], observed: Tensor) -> tuple:
-    """What y_t and the observations after it tell of x_{t-1}, from what those after it tell of x_t.
+    """What y_t and the observations after it say about x_{t-1}, from what those after it say about x_t.
 
     The error of x_t is F times that of x_{t-1}, F = A - K C A, and noise; the innovation is C A times it, and noise.
     It divides by the innovation's covariance alone. The equations of Rauch, Tung and Striebel, the same in exact
@@ -86,7 +86,7 @@ def smoother_step(before: Moments, now: Update, later: Told, m: Mapping[str, Ten
     digit within a hundred steps.
 
     m:       the coefficients of the step to t; observed: which numbers of y_t were
-    Returns: what is told, and Cov(x_t, x_{t-1} | y).
+    Returns: what they say, and Cov(x_t, x_{t-1} | y).
     Source:  Bryson & Frazier 1963, Proc. Optimum System Synthesis Conf., 353; de Jong 1989, JASA 84:1085; equal to
              Rauch, Tung & Striebel 1965, AIAA J. 3:1445.
     """
@@ -231,7 +231,8 @@ def _opened(call: Call) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         observed = torch.ones(call.y.shape, dtype=torch.bool, device=call.y.device)
     if any(m is not None and stacked(m) for m in (observed, call.masks.lengths, call.masks.starts)):
         raise InputError(
-            "form 'recurrent' goes by what each row has, which torch.func.vmap cannot; use form='square_root'"
+            "form 'recurrent' depends on what each row observed, which torch.func.vmap does not allow; use "
+            "form='square_root'"
         )
     return coefficients, call.y.double(), observed
 

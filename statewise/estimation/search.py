@@ -65,7 +65,9 @@ def climb(score: Score, start: Numbers, n_iterations: int, tolerance: float, n_n
     limit = torch.full((1,), tolerance * max(n_numbers, 1), dtype=torch.float64)
     found = search_rows.climb(of_row, flat(start).unsqueeze(0), limit.to(flat(start)), n_iterations)
     if not bool(found.value.isfinite()):
-        raise InputError("the log-likelihood is not finite where the search begins; begin with another model")
+        raise InputError(
+            "the log-likelihood is not finite at the model where the search begins; begin with another model"
+        )
     history = [float(value) for value in found.history]
     return Found(shaped(found.point[0], start), history, bool(found.converged))
 

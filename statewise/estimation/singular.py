@@ -15,8 +15,8 @@ from statewise.estimation.steps import Steps
 def message(row: int | None = None, step: int | None = None) -> str:
     place = "" if step is None else f" at step {step} of row {row}"
     return (
-        f"the innovation's covariance is singular{place}: R has no noise there, and the steps "
-        "before tell the observation exactly; give R a positive variance, or leave that number out (NaN)"
+        f"the innovation's covariance is singular{place}: R has no noise there, and the steps before determine the "
+        "observation; give R a positive variance, or leave that number out (NaN)"
     )
 
 
@@ -36,7 +36,7 @@ def refuse_exact(steps: Steps, what: str, instead: str) -> None:
     """Errors:  InputError where elements cannot be made, which divide by the noise of y_t given x_{t-1}."""
     if exact_given_state(steps):
         raise InputError(
-            f"{what} needs noise in what is observed, and neither R nor Q gives a part of y any; use form={instead!r}"
+            f"{what} needs noise in every part of y, but neither R nor Q gives some part any; use form={instead!r}"
         )
 
 

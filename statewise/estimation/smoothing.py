@@ -1,4 +1,4 @@
-"""Smoothing, and what comes of it: states given all observations, given a few later ones, and forecasts."""
+"""Smoothing and forecasts: states given all observations, given a few later ones, and given only earlier ones."""
 
 from __future__ import annotations
 
@@ -99,8 +99,7 @@ def forecast(call: Call) -> Forecast:
 
 
 class LagState(NamedTuple):
-    """The filter's state, and of the last ``lag`` steps what it found and their elements; steps: (batch,), how many
-    there have been.
+    """The filter's state, and its results and elements of the last ``lag`` steps; steps: (batch,), how many there were.
 
     mean, b, eta: (batch, lag, n)   factor, A, U, Z: (batch, lag, n, n)
     """

@@ -14,7 +14,7 @@ from statewise.kernels.kalman.signature import Arguments
 def square_root(steps: Steps, begin: GaussianState) -> Filtered:
     """:func:`~statewise.kernels.kalman.kalman`, in C where it is there.
 
-    Where all rows have the same covariances, as from the prior with nothing missing, they are computed once for all.
+    Where all rows have the same covariances, as from the prior with nothing missing, they are computed only once.
 
     Cost:    a triangular form a step, O((n + p)^2 (2 n + p)), for each row that has covariances of its own.
     Source:  Kailath, Sayed & Hassibi 2000, Linear Estimation, sec. 12.3 (the array form of filter and prediction in

@@ -17,7 +17,7 @@ _MOST_DOUBLINGS = 60
 
 
 def steady(steps: Steps, begin: GaussianState) -> tuple[Filtered, Steady]:
-    """Steps of ``square_root`` until the covariance stands at its limit, then a linear recurrence of the means.
+    """Steps of ``square_root`` until the covariance has reached its limit, then a linear recurrence of the means.
 
     The limit is the solution of the Riccati equation. The gain becomes constant where the covariance is within 512
     units of the last place of it, or moves no more: beside its standard deviations, and beside what the observations
@@ -94,8 +94,8 @@ def limit(G: Tensor, N: Tensor, p: int) -> Settled:
         if change <= 4 * P.shape[-1] * torch.finfo(P.dtype).eps and _largest(element.A.abs()) < 1e-3:
             return Settled(element.U, element.Z)
     raise InputError(
-        "form 'steady' needs a covariance that settles; this model's has no limit (a part of the state grows "
-        "unobserved, or no noise moves it); use form='square_root'"
+        "form 'steady' needs a covariance that settles; this model's does not (part of the state grows unobserved, or "
+        "no noise moves it); use form='square_root'"
     )
 
 
@@ -103,10 +103,11 @@ class _Scale:
     """How large a difference of two covariances of the state is.
 
     unit:    (..., n): the limit's standard deviations. Where it has none, how far a state has to move for the
-             observations to come to notice it; where these say nothing of it, its standard deviation at the beginning
+             observations to come to notice it; if they never do, its standard deviation at the beginning
     weight:  W^T D W is small where D changes no gain to come. With P = U U^T of the limit and J = Z Z^T, the change of
-             (P^-1 + J)^-1 J is at most of the size of W^T D W, W = Z (I + Z^T P Z)^(-T/2); it is D beside P where much
-             is to be observed, and D J where P is zero. So a direction that is no state of its own counts as well.
+             (P^-1 + J)^-1 J is at most of the size of W^T D W, W = Z (I + Z^T P Z)^(-T/2); it is D relative to P where
+             much is observed later, and D J where P is zero. So a direction that is not one
+                 state counts as well.
     """
 
     def __init__(self, settled: Settled, begin: Tensor) -> None:

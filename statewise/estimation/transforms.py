@@ -1,7 +1,7 @@
-"""How a normal distribution passes through a function: by its derivative, or by a few points.
+"""How a function changes a normal distribution: by its derivative, or by a few points.
 
 A transform gives the mean of z = g(x) and the columns M with Cov(z) = M M^T, and the columns X with Cov(x) = X X^T and
-Cov(x, z) = X M^T. All that filters and smoothers do is then the same for all of them, and in square roots.
+Cov(x, z) = X M^T. Filters and smoothers then work the same way for all of them, and in square roots.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ _ADVICE = (
     ("called random operation", "draws random numbers; leave noise to Q and R"),
     ("numpy()", "leaves PyTorch for NumPy; write it in operations of PyTorch"),
     ("data pointer of Tensor", "leaves PyTorch for NumPy; write it in operations of PyTorch"),
-    ("inplace", "writes into a tensor that it made itself; put the result together with torch.stack or torch.cat"),
+    ("inplace", "writes into a tensor that it made itself; build the result with torch.stack or torch.cat"),
     (
         "data-dependent control flow",
         "decides by the value of a tensor (if, while, float(), .item()); write torch.where(condition, yes, no)",
     ),
-    (".item()", "takes the value out of a tensor (float(), .item(), torch.tensor); keep it one, as by torch.stack"),
-    ("vmap: ", "does what torch.func.vmap cannot; write it in operations of PyTorch on one state"),
+    (".item()", "takes the value out of a tensor (float(), .item(), torch.tensor); keep it a tensor: use torch.stack"),
+    ("vmap: ", "does what torch.func.vmap does not support; write it in operations of PyTorch on one state"),
 )
 
 
@@ -129,7 +129,7 @@ class Extended:
 
 @dataclass(frozen=True)
 class IteratedExtended(Extended):
-    """Extended, with h linearised anew at the updated mean: Gauss and Newton's way to the most likely state.
+    """Extended, with h linearised again at the updated mean: Gauss and Newton's way to the most likely state.
 
     Source:  Bell & Cathey 1993, IEEE Trans. Automat. Contr. 38:294; Jazwinski 1970, ch. 8.
     """
@@ -140,13 +140,13 @@ class IteratedExtended(Extended):
 @dataclass(frozen=True)
 class Unscented:
     """2 n + 1 points: the mean, and the mean plus and minus sqrt(n + lambda) times the columns of a square root, with
-    lambda = alpha^2 (n + kappa) - n and weights as published. In float32 take a larger alpha: 1e-3 costs three digits.
+    lambda = alpha^2 (n + kappa) - n and weights as published. In float32 use a larger alpha: 1e-3 costs three digits.
 
     The covariance of the images Y_i, with their differences D_i = Y_i - Y_0 and s = sum_i D_i / (2 (n + lambda)), is
     sum_i D_i D_i^T / (2 (n + lambda)) + (beta - alpha^2) s s^T. It has an exact square root although the weight of
     the centre may be negative, as long as it is positive for every function: n (alpha^2 - beta) <= alpha^2 (n + kappa).
 
-    Errors:  InputError for parameters for which it may not be.
+    Errors:  InputError for parameters with which it may not be.
     Source:  Julier & Uhlmann 2004, Proc. IEEE 92:401; Wan & van der Merwe 2000, the unscented Kalman filter, eq. 15
              (alpha, beta, kappa).
     """
@@ -161,8 +161,9 @@ class Unscented:
             raise InputError(f"Unscented needs alpha, beta and kappa as numbers, got {given!r}")
         if self.alpha <= 0 or n + self.kappa <= 0 or self._excess(n) < -1e-12:
             raise InputError(
-                f"Unscented(alpha={self.alpha:g}, beta={self.beta:g}, kappa={self.kappa:g}) may give a covariance that "
-                f"is none for {n} states: it needs alpha > 0, n + kappa > 0, n (alpha^2 - beta) <= alpha^2 (n + kappa)"
+                f"Unscented(alpha={self.alpha:g}, beta={self.beta:g}, kappa={self.kappa:g}) may give a matrix that is "
+                f"not a covariance for {n} states: it needs alpha > 0, n + kappa > 0, n (alpha^2 - beta) <= alpha^2 "
+                "(n + kappa)"
             )
 
     def _excess(self, n: int) -> float:
@@ -231,12 +232,12 @@ def checked(name: str, residual: Residual) -> Residual:
 
 
 def angles(*places: int) -> Residual:
-    """The residual for vectors whose numbers at these places are angles in radians: a - b there within [-pi, pi).
+    """The residual for vectors whose numbers at these places are angles in radians: there a - b is in [-pi, pi).
 
     >>> angles(0)(torch.tensor([3.0, 3.0]), torch.tensor([-3.0, -3.0]))
     tensor([-0.2832,  6.0000])
 
-    Errors:  InputError for a place that is no integer; later, from a vector that has no number there.
+    Errors:  InputError for a place that is not an integer; later, for a vector that has no number there.
     """
     if not all(isinstance(place, int) and not isinstance(place, bool) for place in places):
         raise InputError(f"angles needs places as integers, angles(0) for the first number; got {places!r:.60}")

@@ -1,9 +1,9 @@
 """Evaluation: how well a model predicts a text, beside general compressors; classifies; regresses; forecasts."""
 
+from statewise.evaluate.forecast_plots import plot_forecasts as plot_forecasts
 from statewise.evaluate.forecasting import ForecastEvaluation as ForecastEvaluation
 from statewise.evaluate.forecasting import ForecastScores as ForecastScores
 from statewise.evaluate.forecasting import evaluate_forecasts as evaluate_forecasts
-from statewise.evaluate.forecasting import plot_forecasts as plot_forecasts
 from statewise.evaluate.labelled.classification import Classification as Classification
 from statewise.evaluate.labelled.classification import evaluate_classifier as evaluate_classifier
 from statewise.evaluate.labelled.regression import Regression as Regression

@@ -1,20 +1,21 @@
-"""How well a model forecasts: errors over rolling origins, beside forecasts that take no model."""
+"""How well a model forecasts: errors over rolling origins, compared with forecasts that need no model."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from statewise.data.series import Origin, SeriesData, SeriesSplit
+from statewise.data.series import SeriesData, SeriesSplit
 from statewise.data.series_batches import SeriesBatch, collate
-from statewise.errors import InputError, importing, require_least
+from statewise.data.series_windows import Origin
+from statewise.errors import InputError, require_least
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.forecaster import Forecaster
+from statewise.models.quantiles import scaled_targets
 from statewise.models.structural import StructuralForecaster
 
 AnyForecaster = Forecaster | StructuralForecaster
@@ -24,12 +25,11 @@ DRIFT_SEASONS = 10  # that the drift is the mean of; on co2 it forecasts better 
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastScores:
-    """Errors of one forecaster over all values that are known.
+    """Errors of one forecaster over all known values.
 
     mae, mse:  mean absolute and mean squared error of the point forecast, in the units of the data
-    mase:      mean absolute scaled error: each error over the seasonal-naive forecast's mean absolute error in the
-               training span of its series; below 1 is better than seasonal-naive was there. None where there is no
-               such error
+    mase:      mean absolute scaled error: each error divided by the seasonal-naive forecast's mean absolute error in
+               the training span of its series; below 1 is better than seasonal-naive was there. None if that error is 0
     """
 
     mae: float
@@ -41,14 +41,14 @@ class ForecastScores:
 class ForecastEvaluation:
     """What :func:`evaluate_forecasts` found.
 
-    n_windows, n_values: origins, and known values that were forecast from them
+    n_windows, n_values: origins, and known values that were forecast
     model:        the scores of the model's point forecast: the quantile nearest to the median, or the mean
     baselines:    the scores of "seasonal naive", "seasonal naive with drift" and "last value" on the same values
-    skill:        1 - mae / mae of seasonal naive: 0 is as good, 1 without error; None where seasonal naive makes none
-    loss:         what training minimises: the pinball loss, or the squared error, in units of each row's scale
+    skill:        1 - mae / mae of seasonal naive: 0 is as good, 1 means no error; None if seasonal naive has no error
+    loss:         what training minimises: the pinball loss or the squared error, in units of each row's scale
     pinball:      mean pinball loss over values and quantiles; None for a model of the mean
-    coverage:     the share of the values from the lowest to the highest quantile, ends included; None below 2 quantiles
-    nominal:      what the share should be: the distance of those two quantiles
+    coverage:     the share of values between the lowest and the highest quantile, ends included; None below 2 quantiles
+    nominal:      what that share should be: the difference of those two quantiles
     seconds:      of the model's forecasts, wall time
     """
 
@@ -76,9 +76,9 @@ def evaluate_forecasts(
     """Forecast from every ``stride``-th origin of a split (the first ``max_windows`` of them) and score the forecasts.
 
     At each origin the model reads the history of its window, as in training. The baselines read all of the series
-    before the origin. A value forecast from several origins counts once for each.
+    before the origin. A value that is forecast from several origins counts once for each.
 
-    Numerics: the model in its own dtype, everything else in float64.
+    Numerics: the layers in their own dtype, everything else in float64.
     Errors:   InputError for a model that does not fit the data, options out of range, forecasts that are not finite.
     """
     check_fits(model, split.data)
@@ -142,16 +142,16 @@ def _forecasts(
         for begin in range(0, len(origins), batch_size):
             batch = SeriesBatch(*(x.to(parameter.device) for x in collate(split, origins[begin : begin + batch_size])))
             outputs, anchor, scale, _ = model.scaled_forecasts(
-                batch.history.to(parameter.dtype),
+                batch.history,
                 None,
                 batch.covariates.to(parameter.dtype),
                 batch.future_covariates.to(parameter.dtype),
                 batch.lengths,
             )
-            targets = (batch.targets.unsqueeze(-1) - anchor) / scale
+            targets = scaled_targets(batch.targets, anchor, scale).to(outputs.dtype)
             loss += float(model.scaled_losses(outputs, targets).double().sum())
-            n_known += int((~targets.isnan()).sum()) * model.config.n_quantiles
-            found.append((anchor + scale * outputs).double().cpu().numpy())
+            n_known += int((~batch.targets.isnan()).sum()) * model.config.n_quantiles
+            found.append((anchor + scale * outputs).cpu().numpy())
             if progress is not None:
                 progress(min(begin + batch_size, len(origins)), len(origins))
     return np.concatenate(found), loss / n_known
@@ -240,40 +240,3 @@ def _filled(past: np.ndarray, season: int) -> np.ndarray:
     rows = np.where(np.isnan(seasons), 0, np.arange(len(seasons))[:, None, None])
     latest = np.maximum.accumulate(rows, 0)
     return np.take_along_axis(seasons, latest, 0).reshape(-1, past.shape[1])[padding:]
-
-
-def plot_forecasts(
-    model: AnyForecaster, split: SeriesSplit, path: Path | str, *, series: int = 0, target: int = 0
-) -> None:
-    """Draw one target of one series over a split: what was, and forecasts that follow one another, one horizon long
-    each, with the interval from the lowest to the highest quantile. The file's ending says the format.
-
-    Errors:  InputError without matplotlib, for a model that does not fit the data, or a series without a window.
-    """
-    with importing("matplotlib", "plot", "a plot needs"):
-        from matplotlib.figure import Figure
-    check_fits(model, split.data)
-    data, horizon = split.data, split.data.config.horizon
-    mine = [origin for origin in split.origins if origin.series == series]
-    if not mine or not 0 <= target < data.d_target:
-        raise InputError(f"series={series}, target={target}: the {split.name} split has no window of it")
-    origins = [origin for origin in mine if (origin.row - mine[0].row) % horizon == 0]
-    forecasts = forecast(model, split, origins)[:, :, target]
-    table = data.tables[series]
-    times = table.times.astype("datetime64[s]") if data.dates else table.times
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    axes = figure.add_subplot()
-    shown = slice(max(0, origins[0].row - data.config.history), origins[-1].row + horizon)
-    axes.plot(times[shown], table.values[shown, target], color="black", linewidth=0.8, label="observed")
-    for number, (origin, values) in enumerate(zip(origins, forecasts)):
-        ahead = times[origin.row : origin.row + horizon]
-        label = "forecast" if number == 0 else None
-        axes.plot(ahead, values[:, model.config.point], color="tab:orange", linewidth=1.2, label=label)
-        if model.config.n_quantiles > 1:
-            axes.fill_between(ahead, values[:, 0], values[:, -1], color="tab:orange", alpha=0.25, linewidth=0)
-        axes.axvline(ahead[0], color="grey", linewidth=0.4, linestyle=":")
-    axes.set_title(f"{table.name}: {split.name}, forecasts {horizon} steps ahead")
-    axes.set_ylabel(data.targets[target])
-    axes.legend(loc="upper left")
-    figure.savefig(path, dpi=150)

@@ -24,7 +24,8 @@ class Interval(NamedTuple):
 
 
 def standard_error_of_mean(values: np.ndarray) -> float | None:
-    """Of the mean of ``values`` (n,), as lm-eval has it: the standard deviation with n - 1, over √n; None for n = 1.
+    """The standard error of the mean of ``values`` (n,), as in lm-eval: the standard deviation with n - 1, over √n;
+    None for n = 1.
 
     >>> standard_error_of_mean(np.array([1.0, 0.0, 1.0, 1.0]))
     0.25
@@ -44,7 +45,7 @@ def wilson(n_right: int, n: int, *, confidence: float = CONFIDENCE) -> Interval:
     Interval(kind='wilson', low=0.4038..., high=0.5961...)
     """
     if n < 1 or not 0 <= n_right <= n:
-        raise InputError(f"n_right={n_right} of n={n} is no share; give 0 <= n_right <= n and n of at least 1")
+        raise InputError(f"n_right={n_right} of n={n} is not a share; give 0 <= n_right <= n and n of at least 1")
     z = _quantile(confidence)
     share, squared = n_right / n, z * z / n
     centre = (share + squared / 2) / (1 + squared)
@@ -70,7 +71,9 @@ def bootstrap(
     Source:  Efron and Tibshirani 1993, "An introduction to the bootstrap", chapters 6 and 13.
     """
     if len(values) < 1 or n_resamples < 2:
-        raise InputError(f"{len(values)} rows and n_resamples={n_resamples}: a bootstrap needs 1 row and 2 resamples")
+        raise InputError(
+            f"{len(values)} rows and n_resamples={n_resamples}: a bootstrap needs at least 1 row and 2 resamples"
+        )
     generator = np.random.default_rng(seed)
     drawn = np.array([statistic(values[generator.integers(0, len(values), len(values))]) for _ in range(n_resamples)])
     tail = (1 - confidence) / 2
@@ -80,7 +83,7 @@ def bootstrap(
 
 
 def mean_of_shares(shares: Sequence[float], counts: Sequence[int], *, confidence: float = CONFIDENCE) -> Interval:
-    """Of the unweighted mean of shares, each of so many trials: the mean ± z standard errors, cut at 0 and 1.
+    """The unweighted mean of shares, each of a number of trials: the mean ± z standard errors, cut at 0 and 1.
 
     The variance of each share is taken at the share with two more trials right and two more wrong. So a share of one
     trial, or of trials that are all right, does not count as certain; of hundreds of trials it changes little.

@@ -1,4 +1,4 @@
-"""What each kernel computes in a single step, in plain PyTorch: what stands for it in an exported program."""
+"""What each kernel computes, in plain PyTorch: what stands for it in an exported program."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise.export import recurrences
 from statewise.kernels import gated_rms_norm, rms_norm
 from statewise.kernels.gelu_tanh import gelu_tanh_reference
 from statewise.kernels.selective_scan import Arguments
@@ -36,13 +37,26 @@ def _selective_scan(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return y.to(given.u.dtype), h, h.new_empty(0)
 
 
-def definitions() -> dict[Any, Callable[..., Any]]:
-    """By operator: a table for ``ExportedProgram.run_decompositions``."""
-    ours = torch.ops.statewise
-    return {
+def definitions(*, any_length: bool) -> dict[Any, Callable[..., Any]]:
+    """By operator: a table for ``ExportedProgram.run_decompositions``, of a single step or of any number of them."""
+    ours, aten = torch.ops.statewise, torch.ops.aten
+    table: dict[Any, Callable[..., Any]] = {
         ours.rms_norm.default: rms_norm.definition,
         ours.gated_rms_norm.default: gated_rms_norm.definition,
         ours.gelu_tanh.default: _gelu_tanh,
-        ours.short_convolution.default: _short_convolution,
-        ours.selective_scan.default: _selective_scan,
+    }
+    if not any_length:
+        return {
+            **table,
+            ours.short_convolution.default: _short_convolution,
+            ours.selective_scan.default: _selective_scan,
+        }
+    return {
+        **table,
+        ours.short_convolution.default: recurrences.short_convolution,
+        ours.fft_convolution.default: recurrences.fft_convolution,
+        ours.linear_scan.default: recurrences.linear_scan,
+        ours.selective_scan.default: recurrences.selective_scan,
+        ours.ssd.default: recurrences.ssd,
+        aten.cummax.default: recurrences.cumulative_maximum,
     }

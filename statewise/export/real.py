@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,8 @@ class Pair:
 
 
 class RealArithmetic(fx.Interpreter):
-    """Runs a graph of ATen operators with a :class:`Pair` for each complex tensor. Under a trace that gives the graph
-    anew, in real arithmetic.
+    """Runs a graph of ATen operators with a :class:`Pair` for each complex tensor. Under a trace that gives the same
+    graph in real arithmetic.
 
     Errors:  InputError for an operator on complex numbers that has no rule here, naming it.
     """
@@ -33,19 +34,59 @@ class RealArithmetic(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         if n.target is aten._assert_tensor_metadata.default:  # what is traced has these dtypes
             return None
+        if n.target is torch.ops.higher_order.scan:
+            return _scan(*self.fetch_args_kwargs_from_env(n)[0])
         value = n.meta.get("val")
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         into = isinstance(value, Tensor) and value.is_complex()
         if n.op != "call_function" or not (into or any(isinstance(m, Pair) for m in tree_leaves((args, kwargs)))):
             return super().run_node(n)
+        if n.target is operator.getitem:  # of what a loop gives
+            return args[0][args[1]]
         rule = RULES.get(n.target)
         if rule is None:
-            raise InputError(f"the step has {n.target} on complex numbers, which has no real form in statewise.export")
+            raise InputError(
+                f"the step has {n.target} on complex numbers, which statewise.export cannot write in real numbers"
+            )
         return rule(*args, **kwargs)
 
 
+def _scan(graph: fx.GraphModule, carry: Any, inputs: Any, constants: Any) -> list[Any]:
+    """The loop on both parts of each pair that it is given."""
+    from torch._higher_order_ops.scan import scan_op
+
+    groups = [_Parts(list(values)) for values in (carry, inputs, constants)]
+    outputs: list[_Parts] = []
+
+    def step(*given: Tensor) -> list[Tensor]:
+        rest = list(given)
+        whole: list[Any] = []
+        for group in groups:
+            whole += group.join(rest[: group.n_parts])
+            del rest[: group.n_parts]
+        outputs.append(_Parts(list(RealArithmetic(graph).run(*whole))))
+        return [x.clone() for x in outputs[-1].parts]
+
+    found = scan_op(step, groups[0].parts, groups[1].parts, tuple(groups[2].parts))
+    return outputs[-1].join(list(found))
+
+
+class _Parts:
+    """Values of which some are pairs, and all their parts in one list."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.are_pairs = [isinstance(m, Pair) for m in values]
+        self.parts: list[Any] = [part for m in values for part in ((m.real, m.imag) if isinstance(m, Pair) else (m,))]
+        self.n_parts = len(self.parts)
+
+    def join(self, parts: list[Any]) -> list[Any]:
+        """Others of the same kinds, as values."""
+        rest = iter(parts)
+        return [Pair(next(rest), next(rest)) if is_pair else next(rest) for is_pair in self.are_pairs]
+
+
 def pair(x: Tensor) -> Pair:
-    """Of a complex tensor."""
+    """The pair of a complex tensor."""
     return Pair(x.real, x.imag)
 
 
@@ -122,6 +163,12 @@ def _full_like(x: Any, value: complex, **_: Any) -> Pair:
     return Pair(torch.full_like(like, complex(value).real), torch.full_like(like, complex(value).imag))
 
 
+def _full(size: Any, value: complex, *, dtype: torch.dtype, **options: Any) -> Pair:
+    parts = complex(value).real, complex(value).imag
+    options.pop("layout", None), options.pop("pin_memory", None)
+    return Pair(*(torch.full(size, part, dtype=dtype.to_real(), **options) for part in parts))
+
+
 _LINEAR = (
     *(aten.view.default, aten.permute.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.dims),
     *(aten.slice.Tensor, aten.select.int, aten.clone.default, aten.alias.default, aten.sum.dim_IntList),
@@ -141,4 +188,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.view_as_real.default: _view_as_real,
     aten._to_copy.default: _to_copy,
     aten.full_like.default: _full_like,
+    aten.sym_size.int: lambda x, axis: x.real.shape[axis],
+    aten.sym_numel.default: lambda x: x.real.numel(),
+    aten.full.default: _full,
+    aten.scalar_tensor.default: lambda value, **options: _full((), value, **options),
 }

@@ -33,14 +33,14 @@ SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8)}  # byt
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file by name, in memory.
 
-    Errors:  DataError for what is no zip of .npy files of numbers or text, for one that claims other sizes than it
-             has, is encrypted, or unfolds to more than its size allows.
+    Errors:  DataError for anything but a zip of .npy files of numbers or text, and for a zip that claims wrong sizes,
+             is encrypted, or expands to more than its size allows.
     """
     found = {}
     with zip_members(path) as members:
         for name, read in members.items():
             if not name.endswith(".npy"):
-                raise DataError(f"{path}: its member {excerpt(name)} is no array; write it with numpy.savez")
+                raise DataError(f"{path}: its member {excerpt(name)} is not an array; write it with numpy.savez")
             found[name.removesuffix(".npy")] = read_npy(read(), f"{path}: {excerpt(name)}")
     return found
 
@@ -56,12 +56,12 @@ def read_npy(data: bytes, name: str) -> np.ndarray:
         raise DataError(
             f"{name} claims {_counted(n)} values of {dtype.itemsize} bytes, but has {len(data) - begin:,} bytes"
         )
-    with refusing(f"{name} is no array"):
+    with refusing(f"{name} is not an array"):
         array = np.frombuffer(bytearray(data[begin:]), dtype).reshape(shape[::-1] if is_fortran else shape)
     if dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
-        raise DataError(f"{name} is of true and false, but has bytes that are neither")
+        raise DataError(f"{name} is an array of booleans, but has bytes that are neither true nor false")
     if dtype.kind == "U" and array.size and not _is_text(array):
-        raise DataError(f"{name} has text that is not Unicode")
+        raise DataError(f"{name} contains text that is not Unicode")
     return array.T if is_fortran else array
 
 
@@ -75,7 +75,7 @@ def map_npy(path: Path) -> np.ndarray:
             head = file.read(12 + LONGEST_HEADER)
         dtype, shape, is_fortran, begin = _header(head, str(path))
         if math.prod(shape) * dtype.itemsize != path.stat().st_size - begin or not math.prod(shape):
-            raise DataError(f"{path} has other bytes than its header says")
+            raise DataError(f"{path} does not have the bytes that its header says")
         return np.memmap(path, dtype, "r", begin, shape, "F" if is_fortran else "C")
 
 
@@ -83,18 +83,18 @@ def _header(data: bytes, name: str) -> tuple[np.dtype, tuple[int, ...], bool, in
     """dtype, shape, whether the first axis is the fastest, and where the values begin."""
     width = LENGTH.get(data[6] if len(data) > 6 else 0)
     if not data.startswith(MAGIC) or width is None:
-        raise DataError(f"{name} is no .npy file; it begins with {data[:6].hex(' ') or 'nothing'}")
+        raise DataError(f"{name} is not a .npy file; it begins with {data[:6].hex(' ') or 'nothing'}")
     begin = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
     if begin > min(len(data), 8 + width + LONGEST_HEADER):
         raise DataError(f"{name} is cut short, or has a header that is too long")
     text = data[8 + width : begin].decode("latin1")
     match = HEADER.fullmatch(text)
     if match is None or None in (match["dtype"], match["fortran"], match["shape"]):
-        raise DataError(f"{name} is no plain array of numbers or text; its header is {excerpt(text.strip())}")
+        raise DataError(f"{name} is not a plain array of numbers or text; its header is {excerpt(text.strip())}")
     kind, size = match["dtype"].lstrip("<>|=")[0], int(match["dtype"].lstrip("<>|=")[1:])
     shape = tuple(int(n.strip().rstrip("L")) for n in match["shape"].split(",") if n.strip())
     if (size not in SIZES[kind] if kind in SIZES else not 1 <= size < 1 << 28) or len(shape) > MAX_AXES:
-        raise DataError(f"{name} is no plain array of numbers or text; its header is {excerpt(text.strip())}")
+        raise DataError(f"{name} is not a plain array of numbers or text; its header is {excerpt(text.strip())}")
     return np.dtype(match["dtype"]), shape, match["fortran"] == "True", begin
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from statewise.errors import DataError, StatewiseError, excerpt, reason
+from statewise.errors import DataError, StatewiseError, excerpt, importing, reason
 from statewise.files.limits import most, require_within, too_much
 
 Compressed = Callable[[IO[bytes]], io.BufferedIOBase]
@@ -23,6 +23,7 @@ COMPRESSED: dict[bytes, Compressed] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
     b"BZh": lambda file: bz2.BZ2File(file),
     b"\xfd7zXZ\0": lambda file: lzma.LZMAFile(file),  # noqa: SIM115 (closed with the file)
+    b"\x28\xb5\x2f\xfd": lambda file: _zstd(file),
 }
 PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy, PyTorch and zip itself write
 BUFFER = 1 << 20
@@ -45,26 +46,37 @@ def read_file(path: Path) -> bytes:
 
     Errors:  DataError.
     """
-    with refusing(f"cannot read {path}"), _opened(path) as file:
+    with refusing(f"cannot read {path}"), open_file(path) as file:
         return file.read()
 
 
 @contextmanager
-def unfolded(path: Path, *, gzipped: bool | None = None) -> Iterator[IO[bytes]]:
-    """The bytes of a file, decompressed if it begins as gzip, bz2 or xz do; read once, from beginning to end.
+def unfolded(
+    path: Path, *, gzipped: bool | None = None, told: Callable[[int], None] | None = None
+) -> Iterator[IO[bytes]]:
+    """The bytes of a file, decompressed if it begins as gzip, bz2, xz or zstd do; read once, from beginning to end.
 
     gzipped: True: it has to be gzip; False: bytes are taken as they are; None: by its first bytes
-    Errors:  DataError where it cannot be read, or unfolds to more than its size allows.
+    told:    is called with how many bytes of the file itself were read so far
+    Errors:  DataError where it cannot be read, expands to more than its size allows, or needs pyarrow, which is not
+             installed.
     """
-    with refusing(f"cannot read {path}"), _opened(path) as file:
+    with refusing(f"cannot read {path}"), open_file(path, told) as file:
         head = file.peek(8)
         make = None
         if gzipped is not False:
             make = next((make for magic, make in COMPRESSED.items() if head.startswith(magic)), None)
         if gzipped and not head.startswith(b"\x1f\x8b"):
-            raise DataError(f"cannot read {path}: it is no gzip file")
+            raise DataError(f"cannot read {path}: it is not a gzip file")
         n_bytes = os.fstat(file.fileno()).st_size
         yield file if make is None else io.BufferedReader(_Bounded(make(file), path, n_bytes), BUFFER)
+
+
+def _zstd(file: IO[bytes]) -> Any:
+    """pyarrow's reader: it says where a file is cut short, which zstandard's takes for the end."""
+    with importing("pyarrow", "files", "a .zst file needs", DataError):
+        import pyarrow
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd")
 
 
 class Member(NamedTuple):
@@ -83,14 +95,16 @@ def tar_members(path: Path) -> Iterator[Member]:
         while (member := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
             if member.issparse():
-                raise DataError(f"cannot read {path}: its member {excerpt(member.name)} is sparse; pack it plainly")
+                raise DataError(
+                    f"cannot read {path}: its member {excerpt(member.name)} is sparse; store it as an ordinary file"
+                )
             if member.isreg():
                 yield Member(member.name, lambda member=member: _read(archive, member, path))  # type: ignore[misc]
 
 
 def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
     if len(member.name) > LONGEST_NAME or not member.name.isprintable():
-        raise DataError(f"cannot read {path}: its member {excerpt(member.name)} has no name that can be shown")
+        raise DataError(f"cannot read {path}: its member {excerpt(member.name)} has a name that cannot be printed")
     with refusing(f"cannot read {path}"):
         file = archive.extractfile(member)
         assert file is not None
@@ -101,10 +115,10 @@ def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> byte
 def zip_members(path: Path) -> Iterator[dict[str, Callable[[], bytes]]]:
     """What reads each file of a zip, by its name.
 
-    Errors:  DataError for what is no zip or damaged; for names that are there twice, members that are encrypted or
-             packed otherwise than zip itself packs; for more bytes than the archive's size allows, all together.
+    Errors:  DataError for a file that is not a zip, or is damaged; for names that are there twice, and members that are
+             encrypted or packed in an unusual way; for more bytes in all than the archive's size allows.
     """
-    with refusing(f"cannot read {path}"), _opened(path) as file, zipfile.ZipFile(file) as archive:
+    with refusing(f"cannot read {path}"), open_file(path) as file, zipfile.ZipFile(file) as archive:
         members: dict[str, zipfile.ZipInfo] = {}
         for member in check_zip(archive, path, os.fstat(file.fileno()).st_size):
             if member.filename in members:
@@ -116,7 +130,7 @@ def zip_members(path: Path) -> Iterator[dict[str, Callable[[], bytes]]]:
 def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> bytes:
     """The bytes of a member of a zip, never more than its header says: reading "all" unfolds whatever there is.
 
-    Errors:  DataError for one that unfolds to more or less than its header says.
+    Errors:  DataError for one that expands to more or less than its header says.
     """
     with refusing(f"cannot read {path}"), archive.open(member) as file:
         data = file.read(member.file_size)
@@ -124,8 +138,8 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -
         goes_on = more is not None and (more.unconsumed_tail and more.decompress(more.unconsumed_tail, 1))
         if len(data) != member.file_size or goes_on or getattr(file, "_compress_left", 0) > 0:
             raise DataError(
-                f"cannot read {path}: its member {excerpt(member.filename)} has other bytes than the "
-                f"{member.file_size:,} that it claims"
+                f"cannot read {path}: its member {excerpt(member.filename)} does not have the {member.file_size:,} "
+                "bytes that it claims"
             )
         return data
 
@@ -138,18 +152,33 @@ def check_zip(archive: zipfile.ZipFile, path: Path, n_bytes: int) -> list[zipfil
     members = archive.infolist()
     for member in members:
         if member.flag_bits & 1:
-            raise DataError(f"cannot read {path}: its member {excerpt(member.filename)} is encrypted; unlock it first")
+            raise DataError(f"cannot read {path}: its member {excerpt(member.filename)} is encrypted; decrypt it first")
         if member.compress_type not in PACKED:
-            raise DataError(f"cannot read {path}: its member {excerpt(member.filename)} is packed by unknown means")
+            raise DataError(
+                f"cannot read {path}: its member {excerpt(member.filename)} is compressed by an unknown method"
+            )
     require_within(str(path), sum(member.file_size for member in members), n_bytes)
     return members
 
 
-def _opened(path: Path) -> io.BufferedReader:
-    """For reading; DataError if it is no regular file, as a pipe, which would be waited for."""
+def open_file(path: Path, told: Callable[[int], None] | None = None) -> io.BufferedReader:
+    """Opens a file for reading; DataError if it is not a regular file, such as a pipe, which would be waited for."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise DataError(f"cannot read {path}: it is not a regular file")
-    return io.BufferedReader(io.FileIO(path), BUFFER)
+    return io.BufferedReader(io.FileIO(path) if told is None else _Told(path, told), BUFFER)
+
+
+class _Told(io.FileIO):
+    """A file that tells how far it is read."""
+
+    def __init__(self, path: Path, told: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self._told = told
+
+    def readinto(self, buffer: Any) -> int:
+        n = super().readinto(buffer)
+        self._told(self.tell())
+        return n
 
 
 class _Bounded(io.RawIOBase):

@@ -21,7 +21,7 @@ from statewise.decoding import Decoder, why_not
 from statewise.errors import CheckpointError, ConfigError, DataError, InputError, excerpt, retold
 from statewise.generation.decode import Token, generate, read
 from statewise.generation.reading import Reading
-from statewise.generation.reading_file import load_noted, save_reading
+from statewise.generation.reading_file import has_note, load_noted, save_reading
 from statewise.generation.sample import Sampling
 from statewise.models.language_model import LanguageModel
 
@@ -67,34 +67,36 @@ class SavedChat(Config):
         n_first = min(self.n_first, 2)  # a file may say any number
         wanted = ["system"] * n_first + ["user", "assistant"] * ((len(self.messages) - n_first) // 2)
         if n_first > 1 or [message.role for message in self.messages] != wanted:
-            raise ConfigError("SavedChat.messages are not a system's message, if any, and questions with answers")
+            raise ConfigError(
+                "SavedChat.messages must be one system message or none, then questions with their answers"
+            )
 
 
 class Chat:
-    """A conversation. The model reads only what is new, and going back costs nothing, since states are kept.
+    """A conversation. The model only reads what is new, and going back costs nothing, since states are kept.
 
         chat = sw.Chat(sw.load(source), sw.open_tokenizer(source), system="You are brief.")
         for piece in chat.say("What is a state?"):
             print(piece, end="")
         chat.undo()
 
-    Each turn is written by the model's own template, and encoded as ``transformers`` encodes it. If what has been read
-    is how this begins, reading goes on from there; if it is not, since a template may write an answer in another way
-    than the model did, it goes on from the last state that fits. So an answer is always one to the whole conversation
-    as the template writes it.
+    The model's own template writes each turn, and it is encoded as ``transformers`` encodes it. If the text begins with
+    what the model has read, the model reads on from there. If it does not, since a template may write an answer in
+    another way than the model did, the model continues from the last state that fits. So each answer is to the whole
+    conversation as the template writes it.
 
-    The names of special tokens in what is said, by you or the system, are encoded as ordinary text: nobody ends a turn,
-    or begins one of another role, by writing so.
+    Names of special tokens in your messages, or the system's, are encoded as ordinary text: nobody can end a turn, or
+    begin one of another role, by writing them.
 
     tokenizer: a :class:`FileTokenizer`; its ``conventions`` say how the model is used
     template:  a chat template (Jinja); None: the published one
     system:    a first message, of the role "system"
-    temperature, top_k, top_p, min_p, repetition_penalty: as :func:`generate` has them; None: as published, which is
-               greedy where the model's settings do not ask for samples
+    temperature, top_k, top_p, min_p, repetition_penalty: as in :func:`generate`; None: as published, which is greedy
+               unless the model's settings ask for samples
     max_new_tokens: the longest answer
-    stop:      texts that end an answer too
-    seed:      of the first answer; each further one has the next. None: another one each time
-    weights:   as :func:`generate` has them
+    stop:      texts that also end an answer
+    seed:      for the first answer; each later answer has the next seed. None: a new one each time
+    weights:   as in :func:`generate`
     Errors:    DataError if there is no chat template; InputError for a tokenizer of another class, and as ``generate``.
     """
 
@@ -116,10 +118,10 @@ class Chat:
         weights: str | Decoder | None = None,
     ) -> None:
         if not isinstance(model, LanguageModel):
-            raise InputError(f"Chat takes a LanguageModel; got a {type(model).__name__}")
+            raise InputError(f"Chat needs a LanguageModel; got a {type(model).__name__}")
         if not isinstance(tokenizer, FileTokenizer):
             raise InputError(
-                f"Chat takes the FileTokenizer of a published model; got a {type(tokenizer).__name__}, which has no "
+                f"Chat needs the FileTokenizer of a published model; got a {type(tokenizer).__name__}, which has no "
                 "special tokens to write turns with"
             )
         require_fits(tokenizer, model.config.vocab_size)
@@ -128,8 +130,8 @@ class Chat:
         text = published if template is None else template
         if text is None:
             raise DataError(
-                "the model was published without a chat template, so nothing says how it reads a conversation; "
-                "give one: template=..., or --template FILE"
+                "the model has no chat template, so the form of its conversations is unknown; give one: template=..., "
+                "or --template FILE"
             )
         self.model, self.tokenizer = model, tokenizer
         self.template = ChatTemplate(text, {} if conventions is None else conventions.names)
@@ -156,23 +158,23 @@ class Chat:
         self.n_read = 0
 
     def say(self, text: str) -> Iterator[str]:
-        """Says something, and gives the answer piece by piece. Both are part of the conversation once it has ended; if
-        you stop taking pieces, what has come until then is the answer.
+        """Says something, and yields the answer piece by piece. Both become part of the conversation when the answer
+        ends. If you stop taking pieces, the answer is what has come until then.
 
-        n_read, afterwards: how many tokens of the prompt had to be read.
+        Afterwards ``n_read`` is the number of tokens of the prompt that had to be read.
 
-        Errors:  InputError for what is no text; DataError if the template refuses the conversation, which then is as
-                 it was.
+        Errors:  InputError for anything but text; DataError if the template refuses the conversation, which is not
+                 changed then.
         """
         if not isinstance(text, str):
-            raise InputError(f"say takes a text; got a {type(text).__name__}")
+            raise InputError(f"say needs a text; got a {type(text).__name__}")
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self.encode(messages)
         # A template may begin an answer in one way and write it down in another; what is before it stays
         return self._answer(messages, ids, _agree(self.encode(messages, add_generation_prompt=False), ids))
 
     def undo(self) -> str | None:
-        """Takes the last question and its answer back, and gives the question; None if there is none.
+        """Takes back the last question and its answer, and returns the question; None if there is none.
 
         Cost:    nothing: the state before it was kept.
         """
@@ -183,41 +185,44 @@ class Chat:
         return said
 
     def reset(self) -> None:
-        """Only the system's message is left."""
+        """Removes all but the system's message."""
         del self.messages[self._n_first :]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the conversation and the state after it to a file; a file of that name is replaced.
+        """Writes the conversation and the state after it to a file. It replaces only a file that it wrote before.
 
-        Errors:  InputError if nothing has been said; CheckpointError if the disk does not take it.
+        Errors:  InputError if nothing has been said, or if the file exists and is not a saved conversation;
+                 CheckpointError if writing fails.
         """
+        if os.path.lexists(path) and not has_note(path, NOTE):
+            raise InputError(f"{path} exists and is not a saved conversation; give another name")
         if not _turn(self.messages):
-            raise InputError("nothing has been said yet, so there is no conversation to save")
+            raise InputError("the conversation is empty, so there is nothing to save; say something first")
         ids = self.encode(self.messages, add_generation_prompt=False)
         reading = self._read(ids, len(ids), _turn(self.messages))
         found = {"messages": self.messages, "n_first": self._n_first, "ids": list(ids)}
         save_reading(reading, path, model=self.model, notes={NOTE: json.dumps(found)})
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Goes on with a conversation that :meth:`save` wrote, in the place of this one. Nothing of it is read again
-        before the next question; states of its earlier turns are not in the file, and :meth:`undo` reads them again.
+        """Replaces this conversation by one that :meth:`save` wrote. The model does not read it again before the next
+        question. The file does not have the states of earlier turns, so :meth:`undo` reads those turns again.
 
-        Errors:  CheckpointError for a file that is none, is damaged, or was saved with other weights; this conversation
-                 then stays.
+        Errors:  CheckpointError for a file that is not a conversation, is damaged, or was saved with other weights;
+                 this conversation then stays as it was.
         """
         reading, notes = load_noted(path, model=self.model)
         with retold(CheckpointError, ConfigError, where=f"{path}: "):
             if NOTE not in notes:
-                raise ConfigError("it holds a state and no conversation; expected a file of /save or Chat.save")
+                raise ConfigError("it holds a state without a conversation; expected a file of /save or Chat.save")
             saved = from_dict(SavedChat, parse_json(notes[NOTE], "the conversation"), where="the conversation")
         if len(reading.logits) != 1 or max(saved.ids) >= self.model.config.vocab_size:
-            raise CheckpointError(f"{path}: its conversation has ids or rows that this model's cannot have")
+            raise CheckpointError(f"{path}: its conversation has ids or rows that this model cannot have")
         self.messages = [{"role": each.role, "content": each.content} for each in saved.messages]
         self._n_first = saved.n_first
         self._states = [Read(_turn(self.messages), saved.ids, reading)]
 
     def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> tuple[int, ...]:
-        """The ids of these messages, by default up to where an answer begins. As of ``transformers``'
+        """The ids of these messages, by default up to where an answer begins. The same as ``transformers``'
         ``apply_chat_template(messages, add_generation_prompt=True, sanitize_control_tokens=True)``."""
         plain = self.tokenizer.conventions is not None and self.tokenizer.conventions.special_is_text
         special = () if plain else self.tokenizer.special_names
@@ -246,8 +251,8 @@ class Chat:
         ids = ids[len(line) :] if ids[: len(line)] == line else encode(piece)
         if as_text and (forged := self.tokenizer.special_names[piece]) in ids:
             raise DataError(
-                f"what was said holds {excerpt(piece)}, and the tokenizer makes the special token {forged} of it even "
-                "as text; leave it out"
+                f"the message contains {excerpt(piece)}, which the tokenizer turns into the special token {forged} "
+                "even as text; leave it out"
             )
         return ids
 

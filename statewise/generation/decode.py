@@ -1,34 +1,31 @@
-"""The loop: read the prompt, then draw a token, hand it out, read it, and so on."""
+"""The loop: read the prompt, draw a token, yield it, read it, and so on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from statewise import kernels, native
 from statewise.data.tokenizers import Tokenizer, require_fits
-from statewise.decoding import Decoder, check_precision, dequantised, refusal, why_not
+from statewise.decoding import Decoder
 from statewise.errors import ConfigError, InputError
 from statewise.generation.options import check_integer, is_integer
 from statewise.generation.prompt import Prompt, encode_prompt
-from statewise.generation.reading import Reading, copied, extend, extend_by_one, nothing_read
+from statewise.generation.reading import Reading, copied, extend, nothing_read
 from statewise.generation.sample import Sampling
+from statewise.generation.stepping import Step, stepping
 from statewise.generation.stopping import RowText, check_stop, end_tokens
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import SHORTEST_CHUNK, LanguageModel, LanguageModelState
 
-WORTH_PACKING = 16  # tokens: with fewer, packing the weights takes longer than it saves
-
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One step of generation, for all rows. To keep it costs no more than the fields below.
+    """One step of generation, for all rows. Keeping it only keeps the fields below.
 
     ids:               (batch,) int64, the token drawn; -1 for a row that had finished before
     log_probabilities: (batch,) float32 or wider, nats: the token's log-probability in the model's own distribution,
@@ -48,11 +45,11 @@ class Token:
     def reading(self) -> Reading:
         """A copy of the Reading that the token was drawn from, while this is the stream's latest token.
 
-        ``generate(model, state=token.reading)`` draws it anew, and ``generate(model, token.ids[:, None],
-        state=token.reading)`` goes on after it.
+        ``generate(model, state=token.reading)`` draws it again, and ``generate(model, token.ids[:, None],
+        state=token.reading)`` continues after it.
 
-        A stream keeps one Reading, not one a token: this one is let go when the next token is made. That of the last
-        token stays for as long as the token does. A copy, once taken, is the caller's own.
+        A stream keeps one Reading, not one for each token: this one is freed when the next token is made. The last
+        token's stays as long as the token does. A copy, once taken, is yours.
 
         Errors:  InputError if the next token has been made.
         """
@@ -60,7 +57,7 @@ class Token:
         reading = copied(latest[0]) if latest else None
         if reading is None or not self._reading:  # let go meanwhile, before the next step wrote over it
             raise InputError(
-                "this token's reading was let go when the next was made; read token.reading at once, "
+                "this token's reading was freed when the next token was made; read token.reading at once, "
                 "or generate again with the same seed up to this token"
             )
         return reading
@@ -90,47 +87,50 @@ def generate(
 
     The prompt is a text, ids (a list, or a tensor of one axis), a tensor (batch, length) with or without ``lengths``,
     or a list of texts and of rows of ids, which may differ in length. A text starts a document: the document token
-    goes before it, so that it may be empty. With the tokenizer of a published model (one with ``conventions``) it is
-    encoded as ``transformers`` would: the names of special tokens are these tokens, and what the tokenizer itself puts
-    around a text is there, and nothing else. Ids are taken as they are.
+    goes before it, so it may be empty. With the tokenizer of a published model (one with ``conventions``) it is
+    encoded as ``transformers`` would: names of special tokens become these tokens, and the tokenizer adds what it
+    usually adds to a text. Ids are used as they are.
 
     temperature, top_k, top_p, min_p, repetition_penalty: see :class:`~statewise.generation.sample.Sampling`, which also
         says in which order they act. ``temperature=0`` is greedy.
-    seed: row i draws from a generator of its own on the CPU, seeded with ``seed + i``: what a row says depends neither
-        on the other rows nor on the device (but for rounding). None takes a seed from the operating system. Torch's
-        global generators are neither read nor changed.
-    stop: texts that end a row (they need a tokenizer). They are looked for in the generated text, across tokens; the
-        text given out ends before the stop string that is complete first.
-    stop_at_document: the document token ends a row. If False, it begins a new document, which knows nothing of the
-        one before, and the row goes on. With a published tokenizer it is any of the model's own end tokens, and after
-        one of them the model knows what it knew.
-    document_token: only needed without a tokenizer, whose own it is by default.
-    state: continue from a :class:`Reading` (of :func:`read` or of a yielded token), or from a model's bare state,
-        which needs at least one more token in each row. Nothing goes before a text that continues.
-    prefill_chunk: the prompt is read about this many tokens at a time, those of all rows counted (but no fewer than 64
-        of each row, if it is that many), so its length costs no memory.
+    seed: row i draws from its own generator on the CPU, seeded with ``seed + i``. So a row depends neither on the other
+        rows nor on the device (except for rounding). None uses a seed from the operating system. Torch's global
+        generators are neither read nor changed.
+    stop: texts that end a row (they need a tokenizer). They are searched for in the generated text, across tokens; the
+        text that you get ends before the stop string that is complete first.
+    stop_at_document: the document token ends a row. If False, it begins a new document, which does not depend on the
+        one before, and the row goes on. With a published tokenizer any of the model's own end tokens ends a row; if
+        False, the model keeps its state after one.
+    document_token: only needed without a tokenizer; by default the tokenizer's own.
+    state: continue from a :class:`Reading` (from :func:`read` or a yielded token), or from a model's bare state, which
+        needs at least one more token in each row. A text that continues gets no document token.
+    prefill_chunk: the prompt is read about this many tokens at a time, counting all rows (but at least 64 of each row
+        that has as many), so its length costs no memory.
 
-    weights: how the matrices are held for the tokens after the first: "float32", "bfloat16", "int8", "int4", or a
-        :class:`~statewise.decoding.Decoder` made before, of this model. The prompt is read by the model itself. By
-        default they are as the model has them.
+    weights: the precision of the matrices for the tokens after the first: "float32", "bfloat16", "int8", "int4", or a
+        :class:`~statewise.decoding.Decoder` that you made of this model. The model itself reads the prompt. By default
+        they are as the model has them.
 
-    On the CPU, models whose layers all have a step in C (:func:`statewise.decoding.why_not`) then take one call for a
-    token, several times faster. It needs a second copy of the weights, which is made here, so without ``weights`` it is
-    for more than 16 tokens, and not under ``kernels.use("torch")``.
+    On the CPU, models whose layers all have a step in C (:func:`statewise.decoding.why_not`) then need one call for
+    each token, which is several times faster. This needs a second copy of the weights, which is made at the start. So
+    without ``weights`` it is only used for more than 16 tokens, and not under ``kernels.use("torch")``.
 
-    The model's vocabulary may be larger than the tokenizer's, as published models pad theirs. The logits of ids that
-    the tokenizer does not have are then minus infinity wherever a token is drawn, so that none is; the
-    log-probabilities given out are still those of all ids, as evaluation has them.
+    On a GPU each token is one CUDA graph of all layers, for more than 32 tokens; the weights are as the model has them
+    (``model.to(torch.bfloat16)`` halves what is read). It needs a second copy of the state, and is recorded before the
+    second token. ``sw.explain(model)`` says which way is used and why.
 
-    The rows of a ragged batch say what they would say alone. Rows that have finished read nothing more, and the
-    iteration ends when all have.
+    The model's vocabulary may be larger than the tokenizer's, as published models pad theirs. Ids that the tokenizer
+    does not have are then never drawn: their logits are minus infinity. The log-probabilities that you get still count
+    all ids, as in evaluation.
+
+    The rows of a ragged batch give what each would give alone. Rows that have finished read nothing more, and the
+    iteration ends when all have finished.
 
     Time-invariant mixers (S4, S4D, S5, LSSL, LMU, H3, GSS) discretise once, before the first token, as a model's
-    ``freeze()`` does: leave the parameters as they are until the last one.
+    ``freeze()`` does: do not change the parameters before the last token.
 
     Cost:    one ``model`` call for every chunk of the prompt and every token but the last; constant memory and time
-             per token, however many, if every mixer's state is bounded; to keep the tokens keeps no state but
-             the last one's.
+             per token, however many, if every mixer's state is bounded; keeping the tokens keeps only the last state.
     Errors:  InputError, before anything is computed, for an option out of its range, an empty prompt, ids outside the
              vocabulary, a tokenizer with a larger one, a state of another batch, and ``weights`` for a model with a
              layer that has no step in C; later, if logits are not finite.
@@ -150,7 +150,7 @@ def generate(
     document_token = _document_token(model, tokenizer, document_token)
     tokens, row_lengths = _encode(model, prompt, state, tokenizer, document_token, lengths, prefill_chunk)
     seed = torch.Generator().seed() >> 1 if seed is None else seed
-    make_steps = _stepping(model, weights, max_new_tokens)
+    make_steps = stepping(model, weights, max_new_tokens)
 
     def steps() -> Iterator[Token]:
         reader = freeze(model) if has_operators_to_prepare(model) else model
@@ -162,7 +162,7 @@ def generate(
         ends = end_tokens(tokenizer, document_token) if stop_at_document else frozenset()
         latest: list[Reading] = []
         previous: list[int] = []
-        read_next: _Step | None = None
+        read_next: Step | None = None
         for n_left in range(max_new_tokens - 1, -1, -1):
             latest.clear()
             active = torch.tensor([not row.finished for row in rows], device=device)
@@ -208,49 +208,17 @@ def read(
     lengths: Tensor | None = None,
     prefill_chunk: int = 2048,
 ) -> Reading:
-    """Read a prompt and return what :func:`generate` goes on from: the arguments are those of ``generate``.
+    """Read a prompt and return what :func:`generate` continues from: the arguments are those of ``generate``.
 
-    ``generate(model, state=read(model, prompt))`` says the same as ``generate(model, prompt)``, also after the
-    Reading was saved and loaded, so a long document needs to be read only once.
+    ``generate(model, state=read(model, prompt))`` writes the same as ``generate(model, prompt)``, even after you saved
+    and loaded the Reading. So a long document only needs to be read once.
 
-    Cost:    O(length) work; memory for ``prefill_chunk`` tokens; the logits of one position a chunk.
+    Cost:    O(length) work; memory for ``prefill_chunk`` tokens; the logits of one position for each chunk.
     Errors:  InputError as for ``generate``.
     """
     document_token = _document_token(model, tokenizer, document_token)
     tokens, row_lengths = _encode(model, prompt, state, tokenizer, document_token, lengths, prefill_chunk)
     return copied(_read(model, tokens, row_lengths, state, document_token, prefill_chunk))
-
-
-_Step = Callable[[Reading, Tensor, Tensor | None, Tensor | None], Reading]
-
-
-def _stepping(
-    model: LanguageModel, weights: str | Decoder | None, n_tokens: int
-) -> Callable[[LanguageModel, Reading], _Step]:
-    """How tokens are read one by one, once the prompt has been: given its reader and Reading, a function that extends.
-
-    Errors:  InputError for ``weights`` that this model cannot have.
-    """
-
-    def by_decoder(reader: LanguageModel, reading: Reading) -> _Step:
-        decoder = weights if isinstance(weights, Decoder) else Decoder(model, weights)
-        return partial(extend_by_one, decoder.run(reading.state))
-
-    def by_model(reader: LanguageModel, reading: Reading) -> _Step:
-        return partial(extend, reader if weights is None else dequantised(model, str(weights)).eval())
-
-    if isinstance(weights, Decoder):
-        if weights.config != model.config:
-            raise InputError("the decoder given as weights was made of a model with another configuration")
-        return by_decoder
-    if weights is None:
-        wanted = n_tokens > WORTH_PACKING and kernels.backend.backend() != "torch"
-        return by_decoder if wanted and why_not(model) is None else by_model
-    check_precision(weights, None)
-    reason = refusal(model)
-    if reason is not None:
-        raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
-    return by_decoder if native.available() else by_model
 
 
 def _no_token(logits: Tensor, tokenizer: Tokenizer | None) -> Tensor | None:
@@ -291,7 +259,7 @@ def _encode(
         if state.logits.shape[1:] != (model.config.vocab_size,):
             raise InputError(
                 f"the state's logits have the shape {tuple(state.logits.shape)} and the model a vocabulary of "
-                f"{model.config.vocab_size}; it was read by another model"
+                f"{model.config.vocab_size}; another model made it"
             )
     elif isinstance(state, LanguageModelState):
         n_continued = len(state.position)
@@ -318,7 +286,7 @@ def _read(
 ) -> Reading:
     """Fold :func:`extend` over chunks of the prompt.
 
-    So many tokens at a time that what a layer makes of them fits the cache better, and is no larger than what malloc
+    So many tokens at a time that a layer's results fit the cache better, and are no larger than what malloc
     keeps for reuse (32 MB): beyond, every layer writes into pages that the system has to clear first.
     """
     batch, length = tokens.shape

@@ -1,4 +1,4 @@
-"""The tokenizer of a model, from wherever the model lies."""
+"""The tokenizer of a model, wherever the model is."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from statewise.errors import CheckpointError
 
 
 def open_tokenizer(source: str | os.PathLike[str], *, revision: str | None = None) -> Tokenizer:
-    """The tokenizer that goes with a model, with what was published of its use: end tokens, settings, chat template.
+    """The tokenizer of a model, with its published conventions: end tokens, settings, chat template.
 
-    source:  as :func:`statewise.load` takes it: a checkpoint of ours, a published folder or file, or a name of the hub
-    Errors:  CheckpointError if the model comes without a tokenizer, and as ``load``; DataError for one that is none.
+    source:  as in :func:`statewise.load`: a checkpoint of ours, a published folder or file, or a hub name
+    Errors:  CheckpointError if the model comes without a tokenizer, and as ``load``; DataError for a tokenizer that
+              cannot be used.
     """
     path = locate_source(source, revision)
     found = find_tokenizer(path)
     if found is None:
-        raise CheckpointError(
-            f"{path} comes without its tokenizer; open one with FileTokenizer(path of a tokenizer.json)"
-        )
+        raise CheckpointError(f"{path} has no tokenizer; open one with FileTokenizer(path of a tokenizer.json)")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Options of generation that must be numbers: what is none is told in one line, where it was given."""
+"""Options of generation that must be numbers: anything else is an error of one line, with the option's name."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def encode_prompt(
 
     def text_row(text: str | bytes) -> Tensor:
         if tokenizer is None:
-            raise InputError("the prompt is a text, and no tokenizer is given; give tokenizer=, or a prompt of ids")
+            raise InputError("the prompt is a text, which needs a tokenizer; give tokenizer=, or a prompt of ids")
         if tokenizer.conventions is not None:
             return published_row(text_of(text) if isinstance(text, bytes) else text, tokenizer)
         ids = tokenizer.encode_bytes(text) if isinstance(text, bytes) else np.asarray(tokenizer.encode(text), np.int64)
@@ -110,7 +110,7 @@ def encode_prompt(
         raise InputError(f"a prompt is a text, ids, or a list of them, not a {type(prompt).__name__}")
 
     if n_continued is not None and len(rows) != n_continued:
-        raise InputError(f"the prompt has {len(rows)} rows and the state {n_continued}; they must be as many")
+        raise InputError(f"the prompt has {len(rows)} rows and the state {n_continued}; give the same number of both")
     for i, ids in enumerate(rows):
         if not len(ids) and not may_be_empty:
             raise InputError(

@@ -1,4 +1,4 @@
-"""What a model knows after reading, and how it reads on: with a call of the model, or with a decoder's."""
+"""What a model knows after reading, and how it reads more: with the model or with a decoder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from statewise.decoding import Running
+from statewise.decoding.static import StaticRun
 from statewise.models.language_model import LanguageModel, LanguageModelState
 from statewise.precision import full_precision
 
@@ -16,14 +17,14 @@ N_RECENT = 8  # tokens that the text of the next one may depend on: a character'
 
 
 class Reading(NamedTuple):
-    """What a model knows after reading, and all that generation needs to go on from there.
+    """What a model knows after reading, and all that generation needs to continue.
 
-    A pytree of tensors, batch first, never mutated: hold it, save it, move it, go on from it as often as you like.
+    A pytree of tensors, batch first, never mutated: keep it, save it, move it, continue from it as often as you like.
 
-    logits: (batch, vocabulary) float32 or wider, of the token that comes next
+    logits: (batch, vocabulary) float32 or wider, of the next token
     state:  the model's state after the last token that was read
     seen:   (batch, vocabulary) bool, the ids read so far, for the repetition penalty
-    recent: (batch, 8) int64, the last ids read, -1 for none, with which the text goes on
+    recent: (batch, 8) int64, the last ids read, -1 for none, from which the text continues
     """
 
     logits: Tensor
@@ -69,7 +70,7 @@ def extend(
 
 
 def extend_by_one(
-    running: Running, reading: Reading, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None
+    running: Running | StaticRun, reading: Reading, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None
 ) -> Reading:
     """As :func:`extend` by one token (batch, 1) of each row. The state of both Readings is ``running``'s, and the next
     step writes over it."""

@@ -1,4 +1,4 @@
-"""A Reading in a file: what a model knows after a long document, to go on from another day.
+"""A Reading in a file: what a model knows after a long document, to continue on another day.
 
 Where ``checkpoints.save_state`` keeps a model's state alone, this keeps all that generation needs, so that not even
 the last token has to be read again.
@@ -19,7 +19,7 @@ from statewise.checkpoints.atomic import write_file
 from statewise.checkpoints.states import weights_digest
 from statewise.checkpoints.tensor_files import read_metadata, read_tensors
 from statewise.checkpoints.trees import flatten_tree, unflatten_into
-from statewise.errors import CheckpointError, reading, retold
+from statewise.errors import CheckpointError, StatewiseError, reading, retold
 from statewise.generation.reading import Reading, nothing_read
 from statewise.models.language_model import LanguageModel
 
@@ -53,7 +53,7 @@ def save_reading(
 
 
 def load_reading(path: str | os.PathLike[str], *, model: LanguageModel) -> Reading:
-    """The Reading that :func:`save_reading` wrote, on the device of the model; its notes are passed over.
+    """The Reading that :func:`save_reading` wrote, on the device of the model; its notes are ignored.
 
     Errors:  CheckpointError, one line, for a file that is missing, damaged or of another format, and for one that was
              read with other weights.
@@ -67,14 +67,15 @@ def load_noted(path: str | os.PathLike[str], *, model: LanguageModel) -> tuple[R
     with reading(f"the state {path}", CheckpointError):
         metadata, tensors = read_metadata(path), read_tensors(path)
     if metadata.get("format_version") != FORMAT_VERSION or "weights" not in metadata:
-        raise CheckpointError(f"{path} is not a state of format {FORMAT_VERSION}; expected a file of --state-out")
+        raise CheckpointError(
+            f"{path} is not a state of format {FORMAT_VERSION}; expected a file that --state-out wrote"
+        )
     notes = {name: text for name, text in metadata.items() if name.startswith(NOTED)}
     if metadata.get("sha256") != _digest(tensors, notes):
         raise CheckpointError(f"the state {path} is damaged: its checksum does not match")
     if metadata["weights"] != weights_digest(model):
         raise CheckpointError(
-            f"the state {path} was read with other weights than this model's; "
-            "use the checkpoint that it was read with, or read the text again"
+            f"the state {path} was made with different weights; use the checkpoint that made it, or read the text again"
         )
     logits = tensors.get(f"{PREFIX}.logits")
     if logits is None or logits.ndim != 2:
@@ -83,6 +84,14 @@ def load_noted(path: str | os.PathLike[str], *, model: LanguageModel) -> tuple[R
         found = unflatten_into(nothing_read(model, len(logits), None), tensors, PREFIX, same_shapes=False)
     assert isinstance(found, Reading)
     return found, {name.removeprefix(NOTED): text for name, text in notes.items()}
+
+
+def has_note(path: str | os.PathLike[str], name: str) -> bool:
+    """Whether :func:`save_reading` wrote the file, with this note, whatever the weights were."""
+    try:
+        return NOTED + name in read_metadata(Path(path))
+    except (OSError, ValueError, StatewiseError):
+        return False
 
 
 def _digest(tensors: dict[str, Tensor], notes: Mapping[str, str]) -> str:

@@ -18,18 +18,18 @@ class Sampling(Config):
 
     1. ``repetition_penalty`` r: z_i becomes z_i / r if z_i > 0, else z_i * r, for every id i read or written so far
        (Keskar et al. 2019, arXiv:1909.05858, sec. 4.1, with the sign taken care of). 1 changes nothing.
-    2. ``temperature`` t: z becomes z / t. With t = 0 the id of the largest z is taken (the smallest id among equals)
-       and the filters that follow have nothing to choose from.
+    2. ``temperature`` t: z becomes z / t. With t = 0 the id with the largest z is drawn (the smallest id among equals),
+       and the later filters have no effect.
     3. ``top_k``: the ids whose z is at least the k-th largest stay, so ids equal to the k-th all stay.
-    4. ``top_p``: with p = softmax(z) over what is left, sorted from the likeliest (smaller ids first among equals),
+    4. ``top_p``: with p = softmax(z) over what is left, sorted from the most likely (smaller ids first among equals),
        an id stays if those before it sum to less than ``top_p`` (Holtzman et al. 2020, arXiv:1904.09751).
     5. ``min_p``: with p = softmax(z) over what is left, an id stays if p_i >= min_p * max(p)
        (Nguyen et al. 2024, arXiv:2407.01082).
 
-    Then the id is drawn from softmax(z) over what is left. The likeliest id passes every filter.
+    Then the id is drawn from softmax(z) over what is left. The most likely id passes every filter.
 
-    Errors:  ConfigError, naming the field, for temperature < 0, top_k < 1, top_p outside (0, 1], min_p outside [0, 1],
-             repetition_penalty <= 0, and for values that are not finite or no numbers.
+    Errors:  ConfigError with the field, for temperature < 0, top_k < 1, top_p outside (0, 1], min_p outside [0, 1],
+             repetition_penalty <= 0, and for values that are not finite numbers.
     """
 
     temperature: NonNegative = 1.0
@@ -39,7 +39,7 @@ class Sampling(Config):
     repetition_penalty: Positive = 1.0
 
     def apply(self, logits: Tensor, seen: Tensor) -> Tensor:
-        """The filtered logits; what was filtered out is minus infinity. All steps but the draw.
+        """All steps but the draw: the filtered logits, minus infinity for what was filtered out.
 
         Shapes:  logits: (batch, vocabulary) float32 or wider   seen: (batch, vocabulary) bool
                  ->   (batch, vocabulary), of the logits' dtype or float64
@@ -63,7 +63,7 @@ class Sampling(Config):
         return logits
 
     def draw(self, logits: Tensor, seen: Tensor, uniforms: Tensor) -> Tensor:
-        """The ids that :func:`draw` takes from what :meth:`apply` leaves, with the greedy choice made at once.
+        """The ids that :func:`draw` draws from the logits of :meth:`apply`; a greedy choice needs neither.
 
         Shapes:  as there   ->   (batch,) int64
         """
@@ -94,7 +94,7 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """The likeliest ids stay, as few as reach the probability p together.
+    """The most likely ids stay, as few as reach the probability p together.
 
     >>> keep_top_p(torch.tensor([0.1, 0.6, 0.3]).log(), 0.8).exp()
     tensor([0.0000, 0.6000, 0.3000])
@@ -109,7 +109,7 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def keep_min_p(logits: Tensor, p: float) -> Tensor:
-    """What has at least p times the probability of the likeliest stays.
+    """An id stays if it has at least p times the probability of the most likely one.
 
     >>> keep_min_p(torch.tensor([0.1, 0.6, 0.3]).log(), 0.4).exp()
     tensor([0.0000, 0.6000, 0.3000])

@@ -12,9 +12,9 @@ class StopText:
     """Passes a text on, piece by piece, up to the first stop string.
 
     The first stop string is the one that is complete first; if several are complete with the same character, the one
-    that began first. Nothing of it is passed on, so a piece that may be its beginning is held back until the text
-    says otherwise. At most the longest stop string's length is held, and each piece costs the same however long the
-    text has become.
+    that began first. It is never part of the output, so a piece that may be its beginning is held back until the
+    text shows that it is not. At most the longest stop string's length is held, and each piece costs the same however
+    long the text has become.
 
     >>> text = StopText(["\\n\\n"])
     >>> [text.feed(piece) for piece in ("one\\n", "two", "\\n", "\\nthree")]
@@ -61,7 +61,7 @@ def check_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     ('end',)
     """
     if not isinstance(stop, Sequence):
-        raise InputError(f"stop={stop!r} is no text; use a text or a list of texts")
+        raise InputError(f"stop={stop!r} is not a text; use a text or a list of texts")
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     for text in stops:
         if not isinstance(text, str) or not text:

@@ -35,20 +35,20 @@ def normalised_legendre(n: int, x: Tensor) -> Tensor:
     return legendre(n, 2 * x - 1) * root.reshape(-1, *[1] * x.ndim)
 
 
-def laguerre_functions(n: int, x: Tensor) -> Tensor:
-    """e^(-x/2) L_0(x) to e^(-x/2) L_{n-1}(x): orthonormal on [0, infinity).
+def laguerre_functions(n: int, x: Tensor, *, alpha: float = 0.0, decay: float = 0.5) -> Tensor:
+    """e^(-decay x) L_0(x) to e^(-decay x) L_{n-1}(x), generalised by alpha: orthonormal on [0, infinity) as they are.
 
-    The exponential is in the recurrence from its start, so nothing overflows.
+    The exponential is in the recurrence from its start, so nothing overflows while decay >= 1/2.
 
     Shapes:  x: (...) >= 0   ->   (n, ...)
-    Source:  (k+1) L_{k+1} = (2k+1-x) L_k - k L_{k-1}
+    Source:  (k+1) L_{k+1} = (2k+1+alpha-x) L_k - (k+alpha) L_{k-1}
     """
     values = x.new_empty((n, *x.shape))
-    values[0] = torch.exp(-x / 2)
+    values[0] = torch.exp(-decay * x)
     if n > 1:
-        values[1] = (1 - x) * values[0]
+        values[1] = (1 + alpha - x) * values[0]
     for k in range(1, n - 1):
-        values[k + 1] = ((2 * k + 1 - x) * values[k] - k * values[k - 1]) / (k + 1)
+        values[k + 1] = ((2 * k + 1 + alpha - x) * values[k] - (k + alpha) * values[k - 1]) / (k + 1)
     return values
 
 

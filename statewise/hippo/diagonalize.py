@@ -16,8 +16,8 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.hippo.measures import check, transition, window
 
-LEAST_RANK = {"legs": 1, "legt": 2, "lagt": 1, "fourier": 1, "fourier_diag": 0}
-_REAL_PART = {"legs": -0.5, "legt": 0.0, "lagt": 0.0, "fourier": 0.0, "fourier_diag": -0.5}
+LEAST_RANK = {"legs": 1, "legt": 2, "lagt": 1, "tlagt": 1, "fourier": 1, "fourier_diag": 0}
+_REAL_PART = {"legs": -0.5, "legt": 0.0, "lagt": 0.0, "tlagt": -0.5, "fourier": 0.0, "fourier_diag": -0.5}
 
 
 class NPLR(NamedTuple):
@@ -40,16 +40,20 @@ def low_rank(
 ) -> Tensor:
     """P such that A + P^T P is normal, with the A of :func:`statewise.hippo.transition` and the same options.
 
-    LegS P_i = sqrt(i + 1/2); LegT sqrt(2i+1) on even i and the same on odd i, rank 2; LagT sqrt(1/2); FouT its B; FouD
-    is normal already. ``rank=None`` is the least rank; further rows are zeros.
+    LegS P_i = sqrt(i + 1/2); LegT sqrt(2i+1) on even i and the same on odd i, rank 2; LagT, and its translated form,
+    sqrt(1/2); FouT its B; FouD is normal already. ``rank=None`` is the least rank; further rows are zeros.
 
     Shapes:  -> P (rank, n), float64
-    Errors:  InputError for a rank below the least one of the measure, for lmu, and as :func:`transition`.
+    Errors:  InputError for a rank below the least one of the measure, for lmu and glagt, and as :func:`transition`.
     Source:  Gu et al. 2022 (S4), arXiv:2111.00396, appendix C.1.
     """
     check(measure, n)
     if measure == "lmu":
-        raise InputError("lmu is not normal plus low-rank in its own basis; legt is the same memory in one where it is")
+        raise InputError(
+            "lmu is not normal plus low-rank in its own basis; use legt, the same memory in a basis where it is"
+        )
+    if measure == "glagt":
+        raise InputError("glagt is not normal plus low-rank for every alpha; use tlagt, which it is at alpha=0")
     least = LEAST_RANK[measure]
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < least):
         raise InputError(f"{measure} needs a low-rank correction of rank {least} or more, got rank {rank!r}")
@@ -60,7 +64,7 @@ def low_rank(
     elif measure == "legt":
         root = (2 * index + 1).sqrt()
         P[0, 0::2], P[1, 1::2] = root[0::2], root[1::2]
-    elif measure == "lagt":
+    elif measure in ("lagt", "tlagt"):
         P[0] = math.sqrt(0.5)
     elif measure == "fourier":
         P[0] = transition("fourier", n)[1]
@@ -103,7 +107,8 @@ def nplr(
     else:
         omega, V = _skew_eigenvectors(A + P.T @ P)
     scale = window(measure) / window(measure, theta=theta, halved=halved)
-    Lambda = torch.complex(torch.full_like(omega, _REAL_PART[measure] * scale), omega)
+    real = _REAL_PART[measure] * scale * (beta if measure == "tlagt" else 1.0)
+    Lambda = torch.complex(torch.full_like(omega, real), omega)
     V = V * torch.sgn(V.mH @ B.to(V.dtype))
     return NPLR(Lambda, (V.mH @ P.T.to(V.dtype)).T, V.mH @ B.to(V.dtype), V)
 

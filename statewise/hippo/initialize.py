@@ -1,4 +1,4 @@
-"""Where S4, S4D and dense systems start: Lambda, P and B by name."""
+"""The initial values of S4, S4D and dense systems: Lambda, P and B by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DPLR = (*LEAST_RANK, "random")
 
 
 def diagonal(name: str, n: int, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Lambda and B of S4D's initialisations. The real part is -1/2 but for ``real``; B is 1 throughout.
+    """Lambda and B of S4D's initialisations. The real part is -1/2, except for ``real``; B is always 1.
 
     With k = 0 ... n/2 - 1 for one of each conjugate pair, the imaginary parts are: ``legs``, ``legt``, ``fourier``
     those of the normal part of that measure (S4D-LegS; LegT and FouT with S4's window of 2, so that ``fourier`` is
@@ -64,7 +64,7 @@ def dplr(
     For a measure they are those of :func:`statewise.hippo.nplr` with the published time scale; LegT is S4's, halved,
     unless ``halved=False``. ``random`` has Lambda = -1/2 + i e^g with g from the normal distribution, and P and B from
     the complex normal distribution of variance 1: stable, as -P P* only takes energy away. LegT, LagT and FouT have
-    Lambda on the imaginary axis, and all of their damping in P.
+    Lambda on the imaginary axis, so that P does all the damping.
 
     Shapes:  -> Lambda, B (n/2,), P (rank, n/2), complex128. ``rank=None`` is the least rank, 1 for ``random``.
     Errors:  InputError for an unknown name, n < 1, odd n, or a rank below the least one.
@@ -86,7 +86,7 @@ def dplr(
 def random_transition(
     n: int, generator: torch.Generator | None = None, *, abscissa: float = -1.0, radius: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """A dense random stable system, to set beside HiPPO: the same slowest decay, and no structure.
+    """A dense random stable system, to compare with HiPPO: the same slowest decay, and no structure.
 
     A = radius G / sqrt(n) + s I with G from the normal distribution, so that the eigenvalues fill a disc of that
     radius, and s such that the largest real part is ``abscissa``: -1 as LegS has it. B is from the normal distribution.
@@ -104,4 +104,4 @@ def random_transition(
 
 def _known(name: str, names: tuple[str, ...], model: str) -> None:
     if name not in names:
-        raise InputError(f"{model} has no initialisation {name!r}; there are {', '.join(names)}")
+        raise InputError(f"{model} has no initialisation {name!r}; use one of {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Online projection: the coefficients of the past of a signal, at every time or at chosen times."""
+"""Online projection: the coefficients of a signal's past, at every time or at chosen times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from statewise.systems.rules import is_number
 
 
 class HippoState(NamedTuple):
-    """coefficients: (batch, *channels, n), float32 or wider; steps: (batch,) int64, how many inputs a row has had."""
+    """coefficients: (batch, *channels, n), float32 or wider; steps: (batch,) int64, how many inputs each row has
+    had.
+    """
 
     coefficients: Tensor
     steps: Tensor
@@ -47,28 +49,33 @@ def project(
     at: Sequence[int] | Tensor | None = None,
     theta: float | None = None,
     dt: float = 1.0,
+    alpha: float = 0.0,
     beta: float = 1.0,
     method: str = "zoh",
 ) -> tuple[Tensor, HippoState | None]:
-    """The coefficients of the past of a signal, step by step, in the basis of a measure.
+    """The coefficients of a signal's past, step by step, in the basis of a measure.
 
-    ``legs`` is solved with its 1/t, and knows no unit of time: it takes no theta, and dt does not change it. The other
+    ``legs`` is solved with its 1/t and has no unit of time: it needs no theta, and dt does not change it. The other
     measures need ``theta``, their window or unit of time, in the unit of ``dt``, the time from one sample to the next.
-    Input k is what the signal is from k dt to (k+1) dt; where it was sampled in the middle of each step, the
-    coefficients are off by O(dt^2), and by O(dt) where it was sampled at an end.
+    Input k is the signal from k dt to (k+1) dt. If it was sampled in the middle of each step, the coefficients are off
+    by O(dt^2); if it was sampled at an end, by O(dt).
 
-    ``state=None`` starts from rest and gives None back; with a state, from :func:`initial_state` or an earlier call,
-    the new one is returned. ``at`` names the steps (0 for the first of this call, negative from the end) after which
-    coefficients are wanted: ``at=[-1]`` is the end alone. Memory beyond the output and a copy of the input does not
-    grow with the length.
+    ``state=None`` starts from rest and returns None; with a state, from :func:`initial_state` or an earlier call, you
+    get the new one. ``at`` lists the steps (0 for the first of this call, negative from the end) after which you want
+    coefficients: ``at=[-1]`` is the end only. Memory beyond the output and a copy of the input does not grow with the
+    length.
 
-    ``method`` is ``zoh``, exact for a signal that is constant within each step, or ``bilinear``, and but for ``legs``
-    also ``euler`` (unstable for large n dt) or ``backward_euler``: see :func:`statewise.systems.discretize_dense`.
+    ``method`` is ``zoh``, exact for a signal that is constant within each step, ``bilinear``, ``euler`` (unstable for
+    large n dt) or ``backward_euler``: see :func:`statewise.systems.discretize_dense`. For ``legs``, with k inputs read,
+    ``euler`` is the published c_{k+1} = (I + A/k) c_k + B u_k/k, which multiplies the highest order by up to
+    C(n-1, n/2) in its first steps (10^18 for n = 64), and ``backward_euler`` c_{k+1} = (I - A/(k+1))^-1 (c_k + B
+    u_k/(k+1)), which does not. The first input becomes the first coefficient, which is exact; then both are off by
+    O(1/k).
 
     Shapes:  u: (batch, length, *channels), real   ->   (batch, length or len(at), *channels, n), HippoState or None
-    Cost:    for each channel and step O(n^2), legs by bilinear O(n); legs by zoh with few times wanted O(n)
+    Cost:    for each channel and step O(n^2), but O(n) for legs by a rule other than zoh, or with few times in ``at``
     Numerics: computed in the wider of u's and the state's dtype and float32, from matrices in float64. Bounded for n to
-             256 and any length.
+             256 and any length, but by ``euler``.
     Errors:  InputError for shapes, dtypes, times or options that do not fit.
     Source:  Gu et al. 2020 (HiPPO), arXiv:2008.07669, sec. 2 and 3.
 
@@ -78,7 +85,7 @@ def project(
              [1., 0.],
              [1., 0.]]])
     """
-    check(measure, n, beta=beta)
+    check(measure, n, alpha=alpha, beta=beta)
     _check_options(measure, theta=theta, dt=dt, method=method)
     begin = _checked_state(state, u, n)
     wanted, order = _wanted(at, u.shape[1])
@@ -88,7 +95,7 @@ def project(
     elif measure == "legs":
         outputs, last = _by_age(begin, signals, wanted, method)
     else:
-        system = (measure, n, window(measure, theta=theta), float(beta), float(dt), method)
+        system = (measure, n, window(measure, theta=theta), float(alpha), float(beta), float(dt), method)
         outputs, last = _time_invariant(system, begin.coefficients.flatten(0, -2), signals.flatten(0, -2), wanted)
     outputs = outputs.reshape(*signals.shape[:-1], len(wanted), n).movedim(-2, 1)
     outputs = outputs if order is None else outputs[:, order.to(u.device)]
@@ -138,13 +145,13 @@ def _scaled(coefficients: Tensor, u: Tensor, steps: int, wanted: Tensor, method:
     """LegS after the wanted steps, and at the end. coefficients: (signals, n), u: (signals, length)."""
     length = u.shape[1]
     # A block of k steps costs n (n + k) for each wanted time in it: short blocks where all are wanted, else long ones.
-    size = 1024 if method == "bilinear" or 8 * len(wanted) < length else 64
+    size = 1024 if method != "zoh" or 8 * len(wanted) < length else 64
     output = _Output(coefficients, u, len(wanted))
     for start in range(0, length, size):
         block = u[:, start : start + size]
         counts = wanted[(wanted >= start) & (wanted < start + size)] - start + 1
-        if method == "bilinear":
-            values = scaled.bilinear(coefficients, block, steps + start)
+        if method != "zoh":
+            values = scaled.rule(coefficients, block, steps + start, scaled.LATE[method])
             output.add(values[:, (counts - 1).to(u.device)])
             coefficients = values[:, -1]
         else:
@@ -156,7 +163,7 @@ def _scaled(coefficients: Tensor, u: Tensor, steps: int, wanted: Tensor, method:
 
 
 def _time_invariant(
-    system: tuple[str, int, float, float, float, str], coefficients: Tensor, u: Tensor, wanted: Tensor
+    system: tuple[str, int, float, float, float, float, str], coefficients: Tensor, u: Tensor, wanted: Tensor
 ) -> tuple[Tensor, Tensor]:
     """x_k = A x_{k-1} + B u_k, a block of steps at a time: powers of A for the state, their Toeplitz for the inputs."""
     n, length = coefficients.shape[1], u.shape[1]
@@ -185,10 +192,10 @@ def _block(n: int, length: int) -> int:
 
 @lru_cache(maxsize=8)
 def _tables(
-    measure: str, n: int, theta: float, beta: float, dt: float, method: str, size: int
+    measure: str, n: int, theta: float, alpha: float, beta: float, dt: float, method: str, size: int
 ) -> tuple[Tensor, Tensor]:
     """A^1 to A^size, (size, n, n), and A^(m-k) B where m >= k, (size k, size m, n)."""
-    A, B = transition(measure, n, theta=theta, beta=beta)
+    A, B = transition(measure, n, theta=theta, alpha=alpha, beta=beta)
     A, B = discretize_dense(A, B, torch.tensor(dt, dtype=torch.float64), method)
     powers = A[None]
     while len(powers) < size:
@@ -221,9 +228,9 @@ def _check_options(measure: str, *, theta: float | None, dt: float, method: str)
         raise InputError(f"{measure} needs theta, its window or unit of time, in the unit of dt")
     else:
         window(measure, theta=theta)
-    methods = ("zoh", "bilinear") if measure == "legs" else ("zoh", "bilinear", "euler", "backward_euler")
+    methods = ("zoh", *scaled.LATE)
     if method not in methods:
-        raise InputError(f"{measure} is projected by {', '.join(methods)}; got {method!r}")
+        raise InputError(f"{measure} can be projected by {', '.join(methods)}; got {method!r}")
     if not (is_number(dt) and dt > 0 and math.isfinite(dt)):
         raise InputError(f"dt is the time from one sample to the next, above zero; got {dt!r}")
 

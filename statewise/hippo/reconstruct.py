@@ -10,7 +10,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.hippo.bases import fourier, laguerre_functions, normalised_legendre
-from statewise.hippo.measures import check, window
+from statewise.hippo.measures import check, laguerre_lengths, tilt, window
 
 
 def basis(
@@ -20,6 +20,7 @@ def basis(
     *,
     elapsed: float | Tensor = 1.0,
     theta: float | None = None,
+    alpha: float = 0.0,
     beta: float = 1.0,
     halved: bool = False,
 ) -> Tensor:
@@ -29,20 +30,24 @@ def basis(
     legs            sqrt(2i+1) P_i(1 - 2 age/elapsed), Legendre on all of the past
     legt, lmu       sqrt(2i+1) P_i(1 - 2 age/theta);  P_i(2 age/theta - 1)
     lagt            e^(-s/2) L_i(s) / beta at s = age/theta
+    tlagt           e^(-(1-beta)s/2) L_i(s); at beta = 1 polynomials, which grow where no measure holds them
+    glagt           g s^alpha e^(-(1-beta)s/2) L_i^(alpha)(s), g such that they are orthonormal under
+                    s^-alpha e^(-beta s), scaled to mass 1
     fourier         1, 0, sqrt(2) cos and sin of 2 pi k age/theta
     fourier_diag    the functions dual to e^(-s/2) times those, s = age/theta: the smallest past (in the mean square)
-                    that leaves these coefficients. They repeat, damped, with period theta, so a past that does
-                    not is folded onto one period.
+                    that leaves these coefficients. They repeat, damped, with period theta, so a past that does not
+                    repeat is folded onto one period.
     ==============  =====================================================================
 
     Options as :func:`statewise.hippo.transition`.
 
     Shapes:  ages: (..., points), in the unit of theta or ``elapsed``   elapsed: a number, or a tensor that broadcasts
              against the leading axes of ages   ->   (..., points, n), float64
-    Errors:  InputError for an age below zero or beyond the window, and as :func:`statewise.hippo.transition`.
-    Source:  Gu et al. 2020 (HiPPO), arXiv:2008.07669, appendix C; Voelker et al. 2019, eq. 3 (lmu).
+    Errors:  InputError for an age below zero or beyond the window, an age of zero with an alpha below it (the functions
+             of glagt are infinite there), and as :func:`statewise.hippo.transition`.
+    Source:  Gu et al. 2020 (HiPPO), arXiv:2008.07669, appendices C and D; Voelker et al. 2019, eq. 3 (lmu).
     """
-    check(measure, n, beta=beta)
+    check(measure, n, alpha=alpha, beta=beta)
     length = torch.as_tensor(window(measure, theta=theta, halved=halved), dtype=torch.float64, device=ages.device)
     if measure == "legs":
         if theta is not None:
@@ -53,12 +58,14 @@ def basis(
     elif not isinstance(elapsed, float) or elapsed != 1.0:
         raise InputError(f"elapsed is for legs; the window of {measure} is theta: leave it out")
     x = ages.double() / length
-    endless = measure in ("lagt", "fourier_diag")
+    endless = measure in ("lagt", "tlagt", "glagt", "fourier_diag")
     outside = ~((x >= 0) & (endless | (x <= 1 + 1e-9)))  # also where it is not a number
     if bool(outside.any()):
         age = float(ages.expand_as(x)[outside][0])
         limit = "" if endless else f" and at most {float(length.max()):g}, as far as {measure} remembers"
         raise InputError(f"an age is a time before the present, 0 or more{limit}; got {age:g}")
+    if alpha < 0 and bool((x == 0).any()):
+        raise InputError(f"the functions of glagt with alpha={alpha} are infinite at age 0; give ages above zero")
     x = x if endless else x.clamp(max=1)
     if measure in ("legs", "legt"):
         values = normalised_legendre(n, 1 - x)
@@ -67,6 +74,11 @@ def basis(
         values /= (2 * torch.arange(n, dtype=x.dtype, device=x.device) + 1).sqrt().reshape(-1, *[1] * x.ndim)
     elif measure == "lagt":
         values = laguerre_functions(n, x) / beta
+    elif measure in ("tlagt", "glagt"):
+        values = laguerre_functions(n, x, alpha=alpha, decay=0.5 * (1 - beta))
+        if measure == "glagt":
+            length = laguerre_lengths(n, alpha).to(x.device).reshape(-1, *[1] * x.ndim)
+            values = values / length * x**alpha * tilt(alpha, beta)
     elif measure == "fourier":
         values = fourier(n, x)
     else:
@@ -82,10 +94,11 @@ def reconstruct(
     *,
     elapsed: float | Tensor = 1.0,
     theta: float | None = None,
+    alpha: float = 0.0,
     beta: float = 1.0,
     halved: bool = False,
 ) -> Tensor:
-    """The values of the past that the coefficients stand for: u(t - age).
+    """The past that the coefficients stand for: u(t - age).
 
     With ``elapsed`` left at 1, the ages of ``legs`` are fractions of all of the past. Options as :func:`basis` and
     :func:`statewise.hippo.transition`; they must be those that the coefficients were made with.
@@ -104,7 +117,9 @@ def reconstruct(
     if ages.ndim == 0:
         raise InputError("ages are (..., points); got a single number: wrap it as a tensor of one point")
     n = coefficients.shape[-1]
-    values = basis(measure, n, ages, elapsed=elapsed, theta=theta, beta=beta, halved=halved).to(coefficients)
+    values = basis(measure, n, ages, elapsed=elapsed, theta=theta, alpha=alpha, beta=beta, halved=halved).to(
+        coefficients
+    )
     return torch.einsum("...pn,...n->...p", values, coefficients)
 
 
@@ -112,7 +127,7 @@ def reconstruct(
 def _dual(n: int) -> Tensor:
     """The inverse of the inner products on [0, infinity) of the damped Fourier functions, (n, n).
 
-    Their condition number is at most e, whatever n. The sine of frequency zero is no function; its row is zero.
+    Their condition number is at most e, whatever n. The sine of frequency zero is zero, and so is its row.
     """
     omega = 2 * math.pi * torch.arange(n // 2, dtype=torch.float64)
     plus, minus = omega[:, None] + omega, omega[:, None] - omega

@@ -19,6 +19,8 @@ from statewise.semiseparable.recurrence import recurrence
 
 # Numbers in the largest table of basis values, (n, times, nodes and edges): 16 MB of float64.
 TABLE = 2**21
+# The share that the end of a step has in each rule of :func:`rule`.
+LATE = {"bilinear": 0.5, "euler": 0.0, "backward_euler": 1.0}
 
 
 def hold(coefficients: Tensor, u: Tensor, steps: int, counts: Tensor) -> Tensor:
@@ -55,12 +57,13 @@ def _hold(coefficients: Tensor, u: Tensor, steps: int, counts: Tensor) -> Tensor
     return new + again * ratio * root
 
 
-def bilinear(coefficients: Tensor, u: Tensor, steps: int) -> Tensor:
-    """The coefficients after each input by the trapezoid rule: A/k at the beginning of a step, A/(k+1) at its end.
+def rule(coefficients: Tensor, u: Tensor, steps: int, share: float) -> Tensor:
+    """The coefficients after each input, A/k counted at the beginning of a step and A/(k+1), by ``share``, at its end.
 
-    (I - A/(2(k+1))) c_{k+1} = (I + A/(2k)) c_k + (1/k + 1/(k+1))/2 B u_k, and c_1 = (u_0, 0, ...), which is exact. The
-    product of the steps stays below n in norm, but for k < n the highest coefficients only alternate in sign where they
-    should be forgotten; :func:`hold` has no such phase.
+    (I - s A/(k+1)) c_{k+1} = (I + (1-s) A/k) c_k + ((1-s)/k + s/(k+1)) B u_k, and c_1 = (u_0, 0, ...), which is exact.
+    A share s of 1/2 is the trapezoid rule: the product of the steps stays below n in norm, but for k < n the highest
+    coefficients only alternate in sign where they should be forgotten; :func:`hold` has no such phase. A share of 0 is
+    Euler's rule, in which they grow in that phase, and 1 the backward one, in which they shrink.
 
     A is a diagonal and a sum over the orders below, so the coefficient of one order is a scalar recurrence over all
     times once the orders below it are known.
@@ -73,9 +76,9 @@ def bilinear(coefficients: Tensor, u: Tensor, steps: int) -> Tensor:
         return coefficients.new_empty(coefficients.shape[0], 0, n)
     if steps == 0:
         first = torch.nn.functional.pad(u[:, :1], (0, n - 1))
-        return torch.cat([first[:, None], bilinear(first, u[:, 1:], 1)], dim=1)
+        return torch.cat([first[:, None], rule(first, u[:, 1:], 1, share)], dim=1)
     time = steps + torch.arange(u.shape[1] + 1, dtype=u.dtype, device=u.device)[:, None]
-    early, late = 0.5 / time[:-1], 0.5 / time[1:]
+    early, late = (1 - share) / time[:-1], share / time[1:]
     drive = (early + late) * u.T  # (k, signals)
     below = torch.zeros_like(drive), torch.zeros_like(drive)  # sums over the lower orders, before and after each step
     orders = []

@@ -1,10 +1,11 @@
-"""The primitives that know devices. Each folder holds a definition, its fast paths, and one registered operator."""
+"""The primitives that know devices. Each folder has a definition, its fast paths, and one registered operator."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from statewise import native
+from statewise.kernels import gpu
 from statewise.kernels.backend import backend as _asked_for
 from statewise.kernels.backend import use
 
@@ -12,7 +13,7 @@ __all__ = ["KernelStatus", "describe", "use"]
 
 
 class KernelStatus(NamedTuple):
-    """kernel: its name; path: what runs; others: why each other path does not."""
+    """kernel: its name; path: the one that runs; others: why each other path does not."""
 
     kernel: str
     path: str
@@ -65,17 +66,22 @@ _PATHS = {
 def describe() -> list[KernelStatus]:
     """Which path of each kernel is in use on this machine, and why the others are not.
 
-    It depends on the installation and on :func:`use`; a kernel may still leave an input to PyTorch that its C code does
-    not take (another device, another dtype), unless "c" was asked for by name.
+    It depends on the installation and on :func:`use`. A kernel still uses PyTorch for an input that its C code does
+    not support (another device, another dtype), unless you asked for "c" by name.
     """
-    others = {"Triton": "not part of this version; on CUDA the PyTorch path runs"}
-    if _asked_for() == "torch":
-        reason = "PyTorch was asked for, by kernels.use or STATEWISE_KERNELS"
-    else:
-        reason = native.why_not() or ""
-    if reason:
-        others = {"C": f"{reason}; it would be several times faster", **others}
-        return [KernelStatus(name, f"PyTorch: {paths.torch}", others) for name, paths in _PATHS.items()]
-    others = {"PyTorch": "takes what C does not: other devices and dtypes", **others}
-    where = f"C ({native.instruction_set()})"
-    return [KernelStatus(name, f"{where}: {paths.c}", others) for name, paths in _PATHS.items()]
+    wanted, found = _asked_for(), []
+    for name, paths in _PATHS.items():
+        triton = gpu.why_not_by_default(name)
+        if wanted == "triton" and name in gpu.KERNELS and gpu.why_not() is None:
+            path = "Triton: chosen by name; compiled for eight GPUs and proved in an interpreter, not yet timed"
+            others = dict.fromkeys(("C", "PyTorch"), "Triton was chosen by kernels.use or STATEWISE_KERNELS")
+        elif wanted in ("torch", "triton") or native.why_not():
+            asked = f"{'Triton' if wanted == 'triton' else 'PyTorch'} was chosen by kernels.use or STATEWISE_KERNELS"
+            reason = asked if wanted in ("torch", "triton") else native.why_not()
+            path = f"PyTorch: {paths.torch}"
+            others = {"C": f"{reason}; it would be several times faster", "Triton": triton}
+        else:
+            path = f"C ({native.instruction_set()}): {paths.c}"
+            others = {"PyTorch": "for inputs that C does not support: other devices and dtypes", "Triton": triton}
+        found.append(KernelStatus(name, path, others))
+    return found

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from statewise.kernels.arguments import Needs, is_differentiable, names_of
 from statewise.kernels.backend import c_runs, refusal_of
+from statewise.kernels.gpu import triton_or
 from statewise.kernels.registration import register, saved
 
 Refusal = Callable[..., str | None]
@@ -24,11 +25,11 @@ class Path(Protocol):
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """Of the operator's arguments."""
+        """The outputs, as a function of the operator's arguments."""
 
     @property
     def backward(self) -> Callable[..., Any]:
-        """Of the gradients of the outputs, then the arguments: the gradients of these, None for one that is None."""
+        """Takes the gradients of the outputs, then the arguments; returns the arguments' gradients, None for a None."""
 
 
 def register_with_adjoint(
@@ -70,7 +71,8 @@ def register_with_adjoint(
     def path(given: Sequence[Any]) -> Path:
         if native is not None and c_runs(name, refusal(**{key: given[i] for key, i in tensors})):
             return native
-        return pytorch
+        path: Path = triton_or(pytorch, name, *packed(given))
+        return path
 
     def forward(*given: Any) -> Any:
         return path(given).forward(*packed(given))
@@ -125,7 +127,7 @@ def empty_like(m: Tensor | None) -> Tensor | None:
 
 
 def without_none(found: Sequence[Tensor | None], like: Tensor) -> Any:
-    """As an operator returns them, which cannot be None; one alone is no tuple."""
+    """As an operator returns them, which cannot be None; one alone is not a tuple."""
     tensors = [like.new_empty(0) if m is None else m for m in found]
     return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
@@ -144,7 +146,9 @@ def derivative_of(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]
 def gradients_of(
     function: Callable[..., Any], given: Sequence[Any], grads: Sequence[Tensor], *, create_graph: bool = False
 ) -> list[Tensor | None]:
-    """Of each argument, for gradients of the function's outputs (None: there is none); None for what is no number."""
+    """The gradient of each argument, from those of the function's outputs (None: there is none); None if it is not a
+    number.
+    """
     found = function(*given)
     outputs = [(y, g) for y, g in zip((found,) if isinstance(found, Tensor) else found, grads) if y is not None]
     first = iter(

@@ -48,6 +48,7 @@ RELATED: dict[str, Callable[[torch.dtype], tuple[torch.dtype, ...]]] = {
     "parts": lambda dtype: (dtype.to_real(),),
     "pairs": lambda dtype: (dtype.to_complex(),),
     "stored": lambda dtype: (dtype, torch.bfloat16) if dtype == torch.float32 else (dtype,),  # narrower than computed
+    "narrow": lambda dtype: (dtype, torch.bfloat16, torch.float16) if dtype == torch.float32 else (dtype,),  # on a GPU
 }
 _SEEN = 1024  # calls of an operator that are remembered
 

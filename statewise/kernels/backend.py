@@ -1,4 +1,4 @@
-"""Which implementation of a kernel runs: C where it can, PyTorch elsewhere, or the one that was asked for by name."""
+"""Which implementation of a kernel runs: C if it can, otherwise PyTorch, or the one that you ask for by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from statewise import native
 from statewise.errors import ConfigError, InputError
 
-BACKENDS = ("auto", "c", "torch")
+BACKENDS = ("auto", "c", "triton", "torch")
 _chosen: str | None = None
 
 
@@ -27,10 +27,10 @@ def backend() -> str:
 
 @contextmanager
 def use(name: str) -> Iterator[None]:
-    """Within it, in the whole process, every kernel runs in C ("c"), in PyTorch ("torch"), or as it does by itself
-    ("auto": in C where the library is there and takes the input).
+    """Inside it, in the whole process, every kernel runs in C ("c"), in Triton ("triton", the kernels that have it), in
+    PyTorch ("torch"), or where it is fastest ("auto": in C if the library is available and supports the input).
 
-    Errors:  InputError for another name; later, from a kernel that "c" was asked of and that cannot take its input.
+    Errors:  InputError for another name; later, with "c" or "triton", from a kernel that does not support its input.
     """
     global _chosen
     if name not in BACKENDS:
@@ -48,10 +48,10 @@ def c_runs(kernel: str, refusal: str | None) -> bool:
     Errors:  InputError if C was asked for by name and cannot run.
     """
     wanted = backend()
-    if wanted == "torch":
+    if wanted in ("torch", "triton"):
         return False
     if refusal is None and not native.available():
-        refusal = f"there are no C kernels here: {native.why_not()}"
+        refusal = f"the C kernels are not available: {native.why_not()}"
     if refusal is not None and wanted == "c":
         raise InputError(
             f'{kernel}: the C kernel was asked for by name, but {refusal}; use "auto" to let PyTorch run it'
@@ -61,11 +61,16 @@ def c_runs(kernel: str, refusal: str | None) -> bool:
 
 def c_would_run(refusal: str | None) -> bool:
     """The same, for a caller that has another way than the kernel's PyTorch path: never an error."""
-    return refusal is None and backend() != "torch" and native.available()
+    return refusal is None and backend() in ("auto", "c") and native.available()
+
+
+def triton_is_asked_for() -> bool:
+    return backend() == "triton"
 
 
 # For torch.compile, which cannot look for a library (see precision.py): what is compiled keeps to that moment's path
 c_would_run._dynamo_marked_constant = True  # type: ignore[attr-defined]
+triton_is_asked_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def refusal_of(**tensors: Tensor | None) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -34,6 +36,24 @@ def whole(x: Tensor) -> Tensor:
     while torch._C._functorch.is_batchedtensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     return x
+
+
+_nothing_read: ContextVar[bool] = ContextVar("nothing_read", default=False)
+
+
+@contextmanager
+def nothing_read() -> Iterator[None]:
+    """Within it no check waits for the device: for a call that is recorded as a graph, whose caller has checked."""
+    token = _nothing_read.set(True)
+    try:
+        yield
+    finally:
+        _nothing_read.reset(token)
+
+
+def may_read(x: Tensor) -> bool:
+    """Whether a check may look at the values of x: not in compiled code, without values, or within ``nothing_read``."""
+    return not (torch.compiler.is_compiling() or x.is_meta or _nothing_read.get())
 
 
 def all_finite(x: Tensor) -> bool:

@@ -120,8 +120,8 @@ def _without_forward_mode(
             tensors = [m for m in arguments if isinstance(m, torch.Tensor)]
             if any(forward_ad.unpack_dual(m).tangent is not None for m in tensors):
                 raise InputError(
-                    f"{name} has no derivative in forward mode (jvp, jacfwd); take it backwards, "
-                    "with torch.autograd.grad or torch.autograd.functional.jacobian"
+                    f"{name} has no derivative in forward mode (jvp, jacfwd); use reverse mode, with "
+                    "torch.autograd.grad or torch.autograd.functional.jacobian"
                 )
         if torch._C._are_functorch_transforms_active():
             return operator(*arguments)

@@ -28,7 +28,7 @@ def stored_refusal(**tensors: Tensor | None) -> str | None:
     tensor = tensors[first]
     assert tensor is not None
     if tensor.dtype not in STORED:
-        return f"{first} is {str(tensor.dtype).removeprefix('torch.')}, and it takes float32, float64 and bfloat16"
+        return f"{first} is {str(tensor.dtype).removeprefix('torch.')}, but it needs float32, float64 or bfloat16"
     return refusal_of(**tensors)
 
 

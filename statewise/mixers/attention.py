@@ -25,17 +25,18 @@ POSITIONS = ("rotary", "learned")
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig(MixerConfig):
-    """Causal attention with ``n_heads`` query heads of width ``d_head``, scaled by 1/sqrt(d_head).
+    """Causal attention with ``n_heads`` query heads of width ``d_head``.
 
     n_kv_heads: heads of keys and values, each shared by n_heads / n_kv_heads query heads (default: n_heads)
     d_head:     default d_model / n_heads
     positions:  "rotary" (the first ``d_rotary`` features of each head, default all; see :mod:`.rotary`),
                 "learned" (a table of ``max_positions`` vectors, added to the mixer's input) or None
+    scale:      by which the products of queries and keys are multiplied before the softmax (default: 1 / sqrt(d_head))
     window:     a query sees itself and the window - 1 tokens before it (default: all)
-    n_taps:     queries, keys and values first pass a depthwise causal convolution of so many taps, with a bias and no
+    n_taps:     queries, keys and values first pass a depthwise causal convolution of this many taps, with a bias and no
                 activation, as in the hybrids of ``mamba_ssm`` (default: none)
     bias:       of both projections
-    output_bias: of the output's projection, where that is not as ``bias`` says
+    output_bias: of the output's projection, if that differs from ``bias``
     dropout:    of the attention weights, in training
     weight_std: standard deviation of the projections' weights at the start
     """
@@ -47,6 +48,7 @@ class AttentionConfig(MixerConfig):
     d_rotary: Count | None = None
     rotary_base: Positive = 10_000.0
     max_positions: Count | None = None
+    scale: Positive | None = None
     window: Count | None = None
     n_taps: Count | None = None
     bias: bool = False
@@ -66,7 +68,7 @@ class AttentionConfig(MixerConfig):
         if (self.max_positions is not None) != (self.positions == "learned"):
             raise ConfigError(
                 f"AttentionConfig.max_positions={self.max_positions} with positions={self.positions!r}; "
-                'set it with positions="learned", and only then'
+                'set it if, and only if, positions="learned"'
             )
         if self.d_head is not None:
             self.rotary_width(self.d_head)
@@ -82,14 +84,18 @@ class AttentionConfig(MixerConfig):
             )
         return d_model // self.n_heads
 
+    def scale_of(self, d_head: int) -> float:
+        """scale, or its default for this d_head."""
+        return d_head**-0.5 if self.scale is None else self.scale
+
     def rotary_width(self, d_head: int) -> int:
-        """How many features of each head are turned: 0 without rotary positions."""
+        """How many features of each head are rotated: 0 without rotary positions."""
         if self.positions != "rotary":
             return 0
         width = d_head if self.d_rotary is None else self.d_rotary
         if width % 2 or width > d_head:
             raise ConfigError(
-                f"rotary positions turn pairs of features: d_rotary={width} of d_head={d_head}; "
+                f"rotary positions rotate pairs of features: d_rotary={width} of d_head={d_head}; "
                 "set AttentionConfig.d_rotary to an even number of at most d_head"
             )
         return width
@@ -106,7 +112,7 @@ class ConvolvedAttentionState(NamedTuple):
 
 
 class Attention(Mixer):
-    """y = W_o softmax(Q K^T / sqrt(d_head) + causal mask) V, with Q, K, V = W_i (x + learned positions).
+    """y = W_o softmax(scale Q K^T + causal mask) V, with Q, K, V = W_i (x + learned positions).
 
     Positions count from the beginning of the document, so padded, packed and single runs agree.
 
@@ -206,4 +212,6 @@ class Attention(Mixer):
         if self.d_rotary:
             qk = rotate(qk, position, d_rotary=self.d_rotary, base=self.config.rotary_base)
         q, k = qk.split((n_heads, n_kv_heads), dim=2)
+        if self.config.scale is not None:  # what attends divides by sqrt(d_head)
+            q = q * (self.config.scale * self.d_head**0.5)
         return q, k, v

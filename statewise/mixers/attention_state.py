@@ -170,7 +170,7 @@ def claim(state: AttentionState, length: int, window: int | None = None) -> tupl
 
 
 def release(state: AttentionState) -> None:
-    """Gives back what was claimed after the state's end, from which it can then be continued."""
+    """Frees what was claimed after the state's end, so that it can be continued from there."""
     with _lock(state.filled):
         state.filled.copy_(state.end)
 
@@ -244,7 +244,7 @@ def _slots(state: AttentionState) -> tuple[list[int], list[int], list[int]]:
         if not 0 <= start <= end <= capacity:
             raise InputError(
                 f"the attention state is damaged: row {row} has slots {start} to {end} of {capacity}; "
-                "expected 0 <= start <= end <= capacity. Start again from initial_state or an undamaged copy"
+                "expected 0 <= start <= end <= capacity. Begin again with initial_state or an undamaged copy"
             )
     return starts, ends, filled
 
@@ -317,6 +317,6 @@ def _take(buffer: Tensor, slots: Tensor) -> Tensor:
 
 
 def _blank_before(buffer: Tensor, start: Tensor) -> Tensor:
-    """Zeros before each row's start, so that what stood there cannot matter: 0 times NaN is not 0."""
+    """Zeros before each row's start, so that old values cannot matter: 0 times NaN is not 0."""
     own = torch.arange(buffer.shape[1], device=buffer.device) >= start[:, None]
     return torch.where(own[..., None, None], buffer, 0)

@@ -1,4 +1,4 @@
-"""What every mixer is: a module from (x, state) to (y, state), whatever is inside."""
+"""The base of every mixer: a module from (x, state) to (y, state), whatever is inside."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Freezable(nn.Module):
     """A module that may be frozen: an inference copy, in evaluation mode for good.
 
     What it computes once was computed from parameters that it shares with the module it was made from; training it,
-    drawing its parameters anew or loading others would change these and not what was computed from them.
+    drawing its parameters again or loading others would change these, but not what was computed from them.
     """
 
     is_frozen: bool = False
@@ -149,7 +149,7 @@ class Layer(nn.Module, abc.ABC):
             masks = build_masks(x, lengths, starts)
         elif not isinstance(masks, Masks) or lengths is not None or starts is not None:
             raise InputError(
-                f"{type(self).__name__} takes lengths and starts, or in their place the Masks that mean them; got both"
+                f"{type(self).__name__} takes lengths and starts, or the Masks made of them; got both"
                 if isinstance(masks, Masks)
                 else f"{type(self).__name__} needs Masks as masks, got {type(masks).__name__}; give lengths and starts"
             )
@@ -157,8 +157,8 @@ class Layer(nn.Module, abc.ABC):
 
 
 class Mixer(Freezable, Layer):
-    """A family writes :meth:`mix`, the mathematics, :meth:`state_shape` and :meth:`reset_parameters`. What a call is
-    given is checked here, once for all of them. Shapes, state and errors are those of a :class:`Layer`."""
+    """A new mixer defines :meth:`mix`, the mathematics, :meth:`state_shape` and :meth:`reset_parameters`. This class
+    checks the arguments of a call for all of them. Shapes, state and errors are those of a :class:`Layer`."""
 
     bounded_state: bool = True  # False where the state grows with the tokens read, as full attention's does
     is_causal: bool = True  # False where an output depends on later inputs: then there is no state
@@ -167,9 +167,9 @@ class Mixer(Freezable, Layer):
 
     @abc.abstractmethod
     def state_shape(self) -> Any:
-        """The state with a :func:`~statewise.operators.state_shape.leaf` in the place of each tensor.
+        """The state with a :func:`~statewise.operators.state_shape.leaf` instead of each tensor.
 
-        It is not asked of a mixer that has no state, as one that reads in both directions.
+        It is not called for a mixer that has no state, such as one that reads in both directions.
         """
 
     def _like(self) -> Tensor:
@@ -188,8 +188,8 @@ class Mixer(Freezable, Layer):
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Any:
-        """The state of a sequence that has not begun. ``device`` and ``dtype`` default to the parameters'; numbers are
-        in float32 at least."""
+        """The state before a sequence begins. ``device`` and ``dtype`` default to the parameters'; numbers are at least
+        float32."""
         check_batch(batch)
         self.refuse_state()
         like = self._like()
@@ -200,7 +200,7 @@ class Mixer(Freezable, Layer):
         return at_rest(self.state_shape(), batch, device=device, dtype=torch.promote_types(dtype, torch.float32))
 
     def check_state(self, state: Any, x: Tensor) -> None:
-        """Errors:  InputError unless the state is one that a call with x can go on from."""
+        """Errors:  InputError unless a call with x can continue from this state."""
         check_state(type(self).__name__, state, self.state_shape(), x.shape[0], x.device)
 
     def refuse_state(self) -> None:
@@ -212,44 +212,44 @@ class Mixer(Freezable, Layer):
             )
 
     def with_room(self, state: Any, length: int) -> Any:
-        """The same state, with memory for ``length`` more tokens where it grows with them; by default the state itself.
+        """The same state, with memory for ``length`` more tokens if it grows with them; by default the state itself.
 
-        Calls make what room they need, and a state that grows doubles. Where it is known how much will be read, this
-        saves its copies.
+        Calls make the room that they need, and a growing state doubles. If you know how much you will read, this saves
+        the copies.
         """
         return state
 
     @abc.abstractmethod
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
-        """Draw the parameters anew from torch's global generator.
+        """Draw the parameters again from torch's global generator.
 
         ``residual_scale`` multiplies the projection that writes into the residual stream.
         """
 
     def freeze(self) -> Mixer:
-        """A mixer for inference: what does not depend on the input is computed once. By default the mixer itself.
+        """A mixer for inference, which computes once what does not depend on the input. By default the mixer itself.
 
-        Where there is something to compute it is a copy, which shares the memory of all parameters, records no gradient
-        for them, and belongs to this moment: freeze again after training on. Once the original's parameters change, the
-        copy mixes what was computed from the old ones with the new ones, and is neither model.
+        If there is something to compute, you get a copy, which shares the memory of all parameters and records no
+        gradient for them. It is a snapshot: freeze again after more training. Once the original's parameters change,
+        the copy mixes old and new ones, and is neither model.
 
-        A mixer that computes nothing once (attention, linear attention, Mamba and others) returns itself: what is done
-        to it then, as ``.double()`` or ``.to(device)``, is done to the original. ``copy.deepcopy`` it first for a
-        mixer of its own; a model's ``freeze`` makes a copy in any case.
+        A mixer with nothing to compute once (attention, linear attention, Mamba and others) returns itself. So
+        ``.double()`` or ``.to(device)`` on the result changes the original: use ``copy.deepcopy`` first if you want
+        another mixer. A model's ``freeze`` always makes a copy.
         """
         return self
 
 
 def set_rate(module: nn.Module, rate: float) -> None:
-    """Run a model at another sampling rate than it was trained at.
+    """Run a model at a sampling rate that differs from the one it was trained at.
 
     rate: how many steps of the training data one step now spans: 2 for every second sample, 0.5 for twice as many.
-          It is absolute: each call sets it anew, two calls do not multiply, and 1 undoes it.
+          It is absolute: each call replaces the one before, and 1 undoes it.
 
-    S4, S4D, S5, LSSL and Kalman then take steps of rate * dt; GSS, whose step is 1 and has no dt, steps of ``rate``;
-    the LMU's window theta spans theta / rate steps. All other mixers (H3, whose shift SSM counts steps, among them),
-    and the LMU cell's hidden recurrence, know steps only and stay as they are. The rate is not saved: a model that was
-    loaded has rate 1.
+    S4, S4D, S5, LSSL and Kalman then make steps of rate * dt; GSS, whose step is 1 and has no dt, makes steps of
+    ``rate``; the LMU's window theta spans theta / rate steps. All other mixers only count steps and do not change: H3
+    is one of them, since its shift SSM counts steps, and so is the LMU cell's hidden recurrence. The rate is not saved:
+    a model that you load has rate 1.
 
     Errors:  InputError if no mixer in ``module`` has a rate, if it is frozen, or if ``rate`` is not above 0.
     Source:  Gu et al. 2022 (S4), arXiv:2111.00396, sec. 4 (speech at half its sampling rate).
@@ -259,8 +259,8 @@ def set_rate(module: nn.Module, rate: float) -> None:
     mixers = [m for m in module.modules() if isinstance(m, Mixer) and m.rate is not None]
     if not mixers:
         raise InputError(
-            f"no mixer in this {type(module).__name__} has a rate; S4, S4D, S5, LSSL, LMU, GSS and Kalman have one: "
-            "give it a layer of these"
+            f"no mixer in this {type(module).__name__} has a rate; give it a layer that has: S4, S4D, S5, LSSL, LMU, "
+            "GSS or Kalman"
         )
     for mixer in mixers:
         mixer._refuse_if_frozen("cannot change its rate")
@@ -324,7 +324,7 @@ class MixerConfig(Config):
 
 
 def _of_a_width(build: Callable[[Any, int], Mixer]) -> Callable[[Any, int], Mixer]:
-    """``MixerConfig.build``, which refuses a width that is no count."""
+    """``MixerConfig.build``, which refuses a width that is not a count."""
 
     @functools.wraps(build)
     def checked(config: Any, d_model: int) -> Mixer:

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise.operators.folding import is_any
+
 MASK_ELEMENTS = 2**22  # the largest mask made at one time; more queries are taken in parts
 SHORT = 64  # up to this many queries of whole rows, plain products cost less than the fused attention on a CPU
 SMALLEST_BLOCK = 32  # below this a block of the windowed form costs more to launch than to compute
@@ -30,11 +32,13 @@ def attention_reference(
     n_history: int = 0,
     first: Tensor | None = None,
     window: int | None = None,
+    scale: float | None = None,
     noise: Tensor | None = None,
 ) -> Tensor:
-    """The definition, query by query in float64: y_t = sum_s softmax_s(q_t . k_s / sqrt(d_head)) noise_ts v_s.
+    """The definition, query by query in float64: y_t = sum_s softmax_s(scale q_t . k_s) noise_ts v_s.
 
     Shapes and meaning as :func:`attend`, with ``n_history`` an integer.
+    scale:  None: 1 / sqrt(d_head)
     noise:  (batch, n_heads, length, n_keys), by which dropout multiplies the weights: 0 or 1 / (1 - p)
     Cost:   O(length * n_keys) in a Python loop; for tests and for reading.
     Source: Vaswani et al. 2017, arXiv:1706.03762, eq. 1; groups: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.2.
@@ -42,6 +46,7 @@ def attention_reference(
     batch, length, n_heads, d_head = q.shape
     n_keys, repeats = k.shape[1], n_heads // k.shape[2]
     q, k, v = q.double(), k.double(), v.double()
+    scale = d_head**-0.5 if scale is None else scale
     rows = []
     for b in range(batch):
         for t in range(length):
@@ -50,7 +55,7 @@ def attention_reference(
                 low = max(low, t - window + 1)
             seen = slice(low + n_history, min(t + n_history + 1, n_keys))
             for h in range(n_heads):
-                weight = (k[b, seen, h // repeats] @ q[b, t, h] / d_head**0.5).exp()
+                weight = (k[b, seen, h // repeats] @ q[b, t, h] * scale).exp()
                 weight = weight / weight.sum()
                 rows.append((weight if noise is None else weight * noise[b, h, t, seen]) @ v[b, seen, h // repeats])
     return torch.stack(rows).reshape(batch, length, n_heads, d_head) if rows else torch.zeros_like(q)
@@ -77,6 +82,8 @@ def attend(
              computed and kept for the gradients, O(length * n_keys) memory, a window or none.
     """
     length, n_keys = q.shape[1], k.shape[1]
+    if is_any(length) or is_any(n_keys):
+        return _attend_any(q, k, v, n_history, first, window)
     at_once = isinstance(n_history, int) and first is None and (window is None or n_keys <= window)  # all before it
     if length == 1 and at_once and dropout is None:
         return _decode(q, k, v, None)
@@ -103,6 +110,21 @@ def _attend_whole(q: Tensor, k: Tensor, v: Tensor, dropout: Callable[[Tensor], T
     return _weigh(q, k, v, later, dropout)
 
 
+def _attend_any(
+    q: Tensor, k: Tensor, v: Tensor, n_history: int | Tensor, first: Tensor | None, window: int | None
+) -> Tensor:
+    """All scores at once with a mask, in a program that is exported for any length."""
+    time = torch.arange(q.shape[1], device=q.device)
+    shift = n_history[:, None] if isinstance(n_history, Tensor) else n_history
+    at = (torch.arange(k.shape[1], device=q.device)[None] - shift)[:, None]  # (rows, 1, n_keys)
+    mask = at <= time[:, None]
+    low = _lowest(first, time, window)
+    if low is not None:
+        mask = mask & (at >= low[:, :, None])
+    hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+    return _weigh(q, k, v, hidden[:, None], None)
+
+
 def _weigh(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, dropout: Callable[[Tensor], Tensor] | None) -> Tensor:
     """All weights at once; ``hidden``, added to the scores (batch, n_heads, queries, keys), is -inf for what is not
     seen."""
@@ -119,7 +141,7 @@ def _heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """One query a row: the heads of a group stand in the place of the queries, so no key is read twice."""
+    """One query a row: the heads of a group take the queries' axis, so no key is read twice."""
     batch, _, n_heads, d_head = q.shape
     n_groups = k.shape[2]
     grouped = q.reshape(batch, n_groups, n_heads // n_groups, d_head)

@@ -24,5 +24,5 @@ class TiedDropout(nn.Module):
 
 
 def build_dropout(p: float, *, tied: bool) -> nn.Dropout | TiedDropout:
-    """Of each number of (batch, length, width), or with ``tied`` of its features."""
+    """Dropout of each number of (batch, length, width), or with ``tied`` of its features."""
     return TiedDropout(p) if tied else nn.Dropout(p)

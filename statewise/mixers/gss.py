@@ -25,7 +25,7 @@ LEAST = 1e-15  # of the decay: beside 1 it is nothing, and its square is no zero
 
 @dataclass(frozen=True, kw_only=True)
 class GSSConfig(MixerConfig):
-    """Gated state spaces.
+    """Gated state spaces (GSS).
 
     d_state:    N, the order of each channel's system: d_state / 2 complex pairs, of which one of each is kept
     expand:     the gate, and what it multiplies, are expand * d_model wide
@@ -112,7 +112,7 @@ class GSS(PreparableMixer):
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """The projections as ``nn.Linear``, the output's scaled."""
-        self._refuse_if_frozen("cannot draw its parameters anew")
+        self._refuse_if_frozen("cannot draw its parameters again")
         for projection in (self.in_proj, self.up_proj, self.out_proj):
             projection.reset_parameters()
         with torch.no_grad():

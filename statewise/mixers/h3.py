@@ -1,4 +1,4 @@
-"""H3: a shift SSM stores keys, a diagonal SSM stores what they were paired with, queries read it back."""
+"""H3: a shift SSM stores keys, a diagonal SSM stores the values paired with them, and queries read them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class H3Config(MixerConfig):
 
     d_state:  N, the order of each head's diagonal SSM: d_state / 2 complex pairs
     d_head:   the width of a head; d_model must be a multiple of it
-    d_shift:  the order of the shift SSM, which is how many keys it sees; None: d_state
+    d_shift:  the order of the shift SSM: how many keys it sees; None: d_state
     dt_range: dt of the diagonal SSM is drawn log-uniformly from it
     method:   its discretisation, "bilinear" (as published) or "zoh"
     bias:     of the four projections
@@ -140,7 +140,7 @@ class H3(PreparableMixer):
         if d_model % config.d_head:
             raise ConfigError(
                 f"d_model={d_model} is not a multiple of H3Config.d_head={config.d_head}; "
-                "choose a head width that divides it"
+                "use a head width that divides it"
             )
         super().__init__()
         self.rate = None  # the shift SSM counts steps, so that a dt alone cannot stand for another sampling rate
@@ -159,7 +159,7 @@ class H3(PreparableMixer):
         ``residual_scale`` is not used. The published code scales the residual projections that it knows by name, and
         H3's own is not among them.
         """
-        self._refuse_if_frozen("cannot draw its parameters anew")
+        self._refuse_if_frozen("cannot draw its parameters again")
         draw_normal(self.config.weight_std, self.in_proj, self.out_proj)
         self.dynamics.reset_parameters()
         self.readout.reset_parameters()

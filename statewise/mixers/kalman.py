@@ -1,4 +1,4 @@
-"""Kalman filters as a layer: what is read is an observation with noise, and what leaves is what they make of it."""
+"""Kalman filters as a layer: the input is an observation with noise, the output is what the filters make of it."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PRECISION_AT_FIRST = 2.0  # what a sigmoid is of: at the beginning every observa
 class KalmanConfig(MixerConfig):
     """A bank of learned Kalman filters.
 
-    d_state:   filters of each head, each with a decay, a frequency and a noise of its own
-    d_head:    numbers that a head observes, in pairs that turn together; heads are expand * d_model / d_head
-    expand:    expand * d_model numbers are observed in all
-    dt_range:  dt of each head is drawn log-uniformly from it: 1 / dt is about the steps that its states last
-    precision_range: the precision of a whole observation, in units of what the undisturbed state varies, is drawn
+    d_state:   filters of each head, each with its own decay, frequency and noise
+    d_head:    numbers that a head observes, in pairs that rotate together; there are expand * d_model / d_head heads
+    expand:    all heads together observe expand * d_model numbers
+    dt_range:  dt of each head is drawn log-uniformly from it: its states last about 1 / dt steps
+    precision_range: the precision of a whole observation, relative to the variance of the undisturbed state, is drawn
                log-uniformly from it, for each filter
-    adaptive:  the input says, step by step, how much of its precision an observation has. False: all have the whole
-    output:    "mean": the filtered means leave; "innovation": how far each observation was from its forecast
+    adaptive:  the input says, step by step, how much of its precision an observation has. False: always all of it
+    output:    "mean": the filtered means; "innovation": how far each observation was from its forecast
     activation, dropout: see :class:`~statewise.mixers.output.OutputHalf`
     """
 
@@ -59,7 +59,7 @@ class KalmanConfig(MixerConfig):
 
 class KalmanState(NamedTuple):
     """mean: (batch, heads, d_state, d_head / 2, 2), of each pair; information: (batch, heads, d_state), at least 0: one
-    over the variance, less one, the variance being 1 of a state that nothing was ever told about."""
+    over the variance, less one, the variance being 1 of a state that was never observed."""
 
     mean: Tensor
     information: Tensor
@@ -147,8 +147,8 @@ class Kalman(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
-        """C of variance 1 / d_state, since so many filters tell of one signal; all others as they are drawn."""
-        self._refuse_if_frozen("cannot draw its parameters anew")
+        """C with variance 1 / d_state, since this many filters describe one signal; all others as usual."""
+        self._refuse_if_frozen("cannot draw its parameters again")
         self.in_proj.reset_parameters()
         self.dynamics.reset_parameters()
         self.readout.reset_parameters()
@@ -209,13 +209,13 @@ class Kalman(Mixer):
         speaks for all."""
         if state is None:
             heads, n, d = self.n_heads, self.config.d_state, self.config.d_head // 2
-            return pairs.new_zeros(len(pairs), heads, n, d), pairs.real.new_zeros(1, heads, n)
+            return pairs.new_zeros(pairs.shape[0], heads, n, d), pairs.real.new_zeros(1, heads, n)
         return as_complex(state.mean).to(pairs.dtype), state.information.to(pairs.real.dtype)
 
 
 def _check_values(state: KalmanState, masks: Masks) -> None:
-    """Errors:  InputError for a state that no filter can be in; of rows that go on from it. Not looked for where that
-    would be a wait, for a device or for compiled code."""
+    """Errors:  InputError for a state that no filter can be in, in rows that continue from it. It is not checked if
+    that means waiting for a device or for compiled code."""
     mean, information = state
     if torch.compiler.is_compiling() or mean.device.type != "cpu" or not len(mean) or _is_possible(mean, information):
         return

@@ -1,4 +1,4 @@
-"""Causal linear attention: attention whose history is a sum, so that its state has one size for ever."""
+"""Causal linear attention: attention whose history is a sum, so its state never grows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class LinearAttentionConfig(MixerConfig):
     """Linear attention with ``n_heads`` heads, values of width d_model / n_heads.
 
     feature_map:  "elu" (elu + 1), "relu", "identity" or "taylor", see :mod:`~statewise.mixers.feature_maps`
-    normalize:    divide by phi(q) . z, the sum of the weights; False leaves the sum of weighted values
+    normalize:    divide by phi(q) . z, the sum of the weights; False gives the sum of weighted values
     d_feature:    width of a head's queries and keys before the feature map; None: as wide as its values. The Taylor
-                  map makes 1 + d + d^2 features of d, and is used with 16 (Based)
-    eps:          the least denominator, see :class:`LinearAttention`
-    bias:         of both projections
-    chunk_length: steps that are computed as attention, between which the state is carried
+                  map makes 1 + d + d^2 features of d, and was published with 16 (Based)
+    eps:          the smallest denominator, see :class:`LinearAttention`
+    bias:         whether both projections have one
+    chunk_length: steps in a chunk, which is computed as attention; the state is carried between chunks
     weight_std:   standard deviation of the projections' weights at the start
     """
 
@@ -77,7 +77,7 @@ class LinearAttention(Mixer):
         if d_model % config.n_heads:
             raise ConfigError(
                 f"d_model={d_model} is not a multiple of LinearAttentionConfig.n_heads={config.n_heads}; "
-                "choose a number of heads that divides it"
+                "use a number of heads that divides it"
             )
         super().__init__()
         self.d_model, self.config = d_model, config

@@ -1,4 +1,4 @@
-"""The Legendre Memory Unit: a memory of the last theta steps, fixed by theory, beside a learned hidden state."""
+"""The Legendre Memory Unit: a memory of the last theta steps, fixed by theory, and a learned hidden state."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from statewise import hippo
 from statewise.configuration.types import Count, OneOf, Positive
 from statewise.errors import ConfigError
+from statewise.kernels.linear import linear
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.prepared import PreparableMixer
 from statewise.mixers.projection import Linear
 from statewise.operators.dense import DenseLTI, DenseState
+from statewise.operators.folding import fold
 from statewise.operators.masks import Masks
 from statewise.operators.state_shape import leaf
 from statewise.operators.time_invariant import TimeInvariant
@@ -38,14 +41,14 @@ class LMUConfig(MixerConfig):
 
     theta:            the window that the memory holds, in steps
     d_state:          the order of each memory: how many Legendre polynomials describe the window
-    d_memory:         how many memories there are, each of a learned linear view of the input
+    d_memory:         how many memories there are, each for a learned linear view of the input
     d_hidden:         width of the hidden state (default d_model); if it is another, a linear map leads to d_model
     activation:       of the hidden state
-    hidden_to_memory: what is remembered depends on the last hidden state too
+    hidden_to_memory: what is remembered also depends on the last hidden state
     memory_to_memory: and on the last memory
-    input_to_hidden:  the hidden state sees the input beside the memory
-    parallel:         what is remembered depends on the input alone and the hidden state not on the one before, so that
-                      a whole sequence is one convolution (Chilkuri & Eliasmith 2021)
+    input_to_hidden:  the hidden state sees the input as well as the memory
+    parallel:         the memory depends only on the input, and the hidden state not on the one before, so a whole
+                      sequence is one convolution (Chilkuri & Eliasmith 2021)
     """
 
     theta: Positive
@@ -62,8 +65,8 @@ class LMUConfig(MixerConfig):
         for name in ("hidden_to_memory", "memory_to_memory"):
             if self.parallel and getattr(self, name):
                 raise ConfigError(
-                    f"LMUConfig.{name}=True with parallel=True: what is remembered then depends on the input alone; "
-                    "choose one of them"
+                    f"LMUConfig.{name}=True with parallel=True: with parallel=True the memory depends only on the "
+                    "input; use one of the two"
                 )
 
     def build(self, d_model: int) -> LMU | ParallelLMU:
@@ -91,7 +94,7 @@ class LMUBase(PreparableMixer):
 
         ``residual_scale`` acts on the output projection, if there is one.
         """
-        self._refuse_if_frozen("cannot draw its parameters anew")
+        self._refuse_if_frozen("cannot draw its parameters again")
         n_seen = self.d_model + self.d_hidden * self.config.hidden_to_memory
         d_memories = self.config.d_memory * self.config.d_state
         _glorot(self.input_to_memory, n_seen)
@@ -158,32 +161,50 @@ class LMU(LMUBase):
         memory = self.operators[0]
         assert isinstance(memory, DenseLTI)
         A, B = (m[0].to(now.memory.dtype) for m in (memory.A, memory.B))
-        remembered = self.input_to_memory(x).unbind(1)
-        seen = None if self.input_to_hidden is None else self.input_to_hidden(x).unbind(1)
-        outputs = []
-        for t, u in enumerate(remembered):
-            if masks.starts is not None:
-                now = _choose(masks.starts[:, t], rest, now)
-            after, h = self._step(u, None if seen is None else seen[t], now, A, B, x.dtype)
-            now = after if masks.valid is None else _choose(masks.valid[:, t], after, now)
-            outputs.append(h)
-        hidden = torch.stack(outputs, 1) if outputs else x.new_zeros(*x.shape[:2], self.d_hidden)
+        if x.shape[1] == 0:
+            return self._end(x.new_zeros(*x.shape[:2], self.d_hidden)), state
+        maps = dict(self.named_parameters())
+        steps = {"u": self.input_to_memory(x), "valid": masks.valid, "starts": masks.starts}
+        steps["seen"] = None if self.input_to_hidden is None else self.input_to_hidden(x)
+        given = {name: m for name, m in steps.items() if m is not None}
+
+        def step(
+            carry: list[Tensor], inputs: list[Tensor], constants: list[Tensor]
+        ) -> tuple[list[Tensor], list[Tensor]]:
+            now, at = LMUState(*carry), dict(zip(given, inputs))
+            A, B, *own = constants
+            if "starts" in at:
+                now = _choose(at["starts"], LMUState(*(torch.zeros_like(m) for m in now)), now)
+            after, h = self._step(at["u"], at.get("seen"), now, A, B, dict(zip(maps, own)), x.dtype)
+            after = _choose(at["valid"], after, now) if "valid" in at else after
+            return [*after], [h]
+
+        carried, (hidden,) = fold(step, [*now], [*given.values()], [A, B, *maps.values()])
         if state is None:
             return self._end(hidden), None
-        return self._end(hidden), LMUState(*(new.to(old.dtype) for new, old in zip(now, state)))
+        return self._end(hidden), LMUState(*(new.to(old.dtype) for new, old in zip(carried, state)))
 
     def _step(
-        self, u: Tensor, seen: Tensor | None, state: LMUState, A: Tensor, B: Tensor, dtype: torch.dtype
+        self,
+        u: Tensor,
+        seen: Tensor | None,
+        state: LMUState,
+        A: Tensor,
+        B: Tensor,
+        maps: dict[str, Tensor],
+        dtype: torch.dtype,
     ) -> tuple[LMUState, Tensor]:
-        """The state is kept wide; the learned maps see it in the dtype of the input."""
+        """The state is kept wide; the learned maps, by their names, see it in the dtype of the input."""
         before = state.hidden.to(dtype)
         if self.hidden_to_memory is not None:
-            u = u + self.hidden_to_memory(before)
+            u = u + F.linear(before, maps["hidden_to_memory.weight"])
         if self.memory_to_memory is not None:
-            u = u + self.memory_to_memory(state.memory.flatten(1).to(dtype))
+            u = u + F.linear(state.memory.flatten(1).to(dtype), maps["memory_to_memory.weight"])
         with without_autocast(u.device):
             memory = state.memory @ A.mT + u.to(B.dtype).unsqueeze(-1) * B
-        h = self.memory_to_hidden(memory.flatten(1).to(dtype)) + self.hidden_to_hidden(before)
+        seen_of_memory = memory.flatten(1).to(dtype)
+        h = linear(seen_of_memory, maps["memory_to_hidden.weight"], maps["memory_to_hidden.bias"])
+        h = h + F.linear(before, maps["hidden_to_hidden.weight"])
         if seen is not None:
             h = h + seen
         h = self.activation(h)

@@ -27,7 +27,7 @@ class LSSLConfig(TimeInvariantConfig):
     initialization: the measure whose A and B (:func:`statewise.hippo.transition`) each channel begins with; or
                     "random", one draw of :func:`statewise.hippo.random_transition` for all channels
     alpha:          of the generalised bilinear transform: 0.5 is bilinear, 0 forward and 1 backward Euler
-    learn_A:        A is learned, d_state^2 numbers a channel; if False, all channels keep the measure's
+    learn_A:        learn A, d_state^2 numbers a channel; if False, all channels keep the measure's
     """
 
     initialization: Annotated[str, OneOf(INITIALIZATIONS)] = "legs"

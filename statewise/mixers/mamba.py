@@ -43,16 +43,17 @@ class MambaConfig(MixerConfig):
     """Mamba with its published defaults.
 
     d_state:          N, the order of each channel's system
-    dt_rank:          the width that dt is computed through; None: d_model / 16, rounded up
+    dt_rank:          the inner width of the map that computes dt; None: d_model / 16, rounded up
     dt_range:         dt at initialisation is drawn log-uniformly from it, and is at least ``dt_floor``
     method:           "mamba", Delta B as published, or "zoh", exact zero-order hold
     initialization:   of A: "real", -1 ... -N; or "lin", -1/2 + i pi n as S4D-Lin: then A, B and C are d_state / 2
                       complex numbers, one of each conjugate pair
-    bidirectional:    the system also reads the sequence from its end; there is then no state, and no decoding
-    tied_directions:  one set of weights for both; if False, the convolution, x_proj, dt_proj and A, D are there twice
-    combine:          what enters the output of the two directions: their "sum", or both ("concatenate")
-    norm_dt_b_c:      dt before W_dt, B and C are each divided by their root mean square, as in Falcon-Mamba, which
-                      has no weights there
+    bidirectional:    the system also reads the sequence from its end; then it has no state and cannot decode
+    tied_directions:  one set of weights for both directions; if False, each has its own convolution, x_proj, dt_proj, A
+        and D
+    combine:          how the two directions enter the output: their "sum", or both ("concatenate")
+    norm_dt_b_c:      dt before W_dt, B and C are each divided by their root mean square, as in Falcon-Mamba, without
+                      weights
     norm_eps:         added to the mean square
     Source:           Gu & Dao 2023, arXiv:2312.00752, sec. 3.4 and 3.6, and the Mamba module of ``mamba_ssm``; the
                       norms: Zuo et al. 2024 (Falcon Mamba), arXiv:2410.05355, sec. 2.
@@ -77,10 +78,12 @@ class MambaConfig(MixerConfig):
     def __post_init__(self) -> None:
         if self.is_complex and self.d_state % 2:
             raise ConfigError(
-                f"MambaConfig.d_state={self.d_state}; complex A comes in conjugate pairs, so that d_state must be even"
+                f"MambaConfig.d_state={self.d_state}; a complex A comes in conjugate pairs: use an even d_state"
             )
         if not self.bidirectional and (not self.tied_directions or self.combine != "sum"):
-            raise ConfigError("MambaConfig.tied_directions and combine say nothing unless bidirectional=True")
+            raise ConfigError(
+                "MambaConfig.tied_directions and combine only matter with bidirectional=True; leave them out"
+            )
 
     @property
     def is_complex(self) -> bool:
@@ -88,7 +91,7 @@ class MambaConfig(MixerConfig):
 
     @property
     def n_stored(self) -> int:
-        """The numbers of A that are stored for a channel: one of each conjugate pair."""
+        """How many numbers of A are stored for a channel: one of each conjugate pair."""
         return self.d_state // 2 if self.is_complex else self.d_state
 
     def build(self, d_model: int) -> Mamba:
@@ -193,7 +196,7 @@ class Mamba(MambaDirection, Mixer):
     Shapes:  x: (batch, length, d_model) -> y the same; state: :class:`MambaState`
     Cost:    for each token, multiply-adds of the projections, d_inner (3 d_model + 2 dt_rank + 2 d_state), and of the
              system, about 6 d_inner d_state. The state holds d_inner d_state numbers, and n_taps - 1 inputs of d_inner.
-    Errors:  ConfigError for a width that is no count; InputError for shapes, dtypes or states that do not fit.
+    Errors:  ConfigError for a width that is not a count; InputError for shapes, dtypes or states that do not fit.
     Source:  Gu & Dao 2023, arXiv:2312.00752, sec. 3.4, fig. 3.
 
     >>> mixer = MambaConfig(d_state=4).build(d_model=8)

@@ -31,7 +31,7 @@ class Mamba2State(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Config(MixerConfig):
-    """Mamba-2 with its published defaults, but for chunks of 64 steps instead of 256.
+    """Mamba-2 with its published defaults, except that a chunk has 64 steps instead of 256.
 
     Source: Dao & Gu 2024, arXiv:2405.21060, sec. 7, and the Mamba2 module of ``mamba_ssm``.
     """
@@ -107,7 +107,7 @@ class Mamba2(Mixer):
         if self.d_inner % config.d_head:
             raise ConfigError(
                 f"Mamba2Config.d_head={config.d_head} does not divide expand * d_model = {self.d_inner}; "
-                "choose a head width that does"
+                "use a head width that does"
             )
         self.n_heads = self.d_inner // config.d_head
         norm_groups = config.n_groups if config.norm_groups is None else config.norm_groups
@@ -116,7 +116,7 @@ class Mamba2(Mixer):
             ("norm_groups", norm_groups, self.d_inner),
         ):
             if size % groups:
-                raise ConfigError(f"Mamba2Config.{name}={groups} does not divide {size}; choose one that does")
+                raise ConfigError(f"Mamba2Config.{name}={groups} does not divide {size}; use one that does")
         d_groups = config.n_groups * config.d_state
         self.sizes = [self.d_inner, self.d_inner + 2 * d_groups, self.n_heads]  # z; x, B, C; dt
         self.convolved_sizes = [self.d_inner, d_groups, d_groups]

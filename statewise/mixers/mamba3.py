@@ -1,4 +1,4 @@
-"""Mamba-3 with a single input: a trapezoidal rule in place of the short convolution, and a state that turns."""
+"""Mamba-3 with a single input: a trapezoidal rule instead of the short convolution, and a state that rotates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Mamba3State(NamedTuple):
 class Mamba3Config(MixerConfig):
     """Mamba-3, single input, with its published defaults.
 
-    rope_fraction: how much of d_state turns, in pairs of neighbours, the first ones; at least one pair
+    rope_fraction: how much of d_state rotates, in pairs of neighbours, from the first; at least one pair
     a_floor:       the decay -A, which depends on the input, is at least this
     Source:        arXiv:2603.15569, and the Mamba3 module of ``mamba_ssm`` (without MIMO and output norm).
     """
@@ -59,7 +59,7 @@ class Mamba3Config(MixerConfig):
 
     @property
     def n_angles(self) -> int:
-        """Pairs of the state that turn."""
+        """How many pairs of the state rotate."""
         return int(self.d_state * self.rope_fraction) // 2
 
     def build(self, d_model: int) -> Mamba3:
@@ -91,8 +91,8 @@ class Mamba3Dynamics(Dynamics):
 
 
 class _Coefficients(NamedTuple):
-    """Of each step: value (b, l, h, p); key, query (b, l, h, n) before they are turned; turn (b, l, h, angles) float64,
-    from the step before; decay, own, before (b, l, h): alpha, gamma and beta below."""
+    """The coefficients of each step: value (b, l, h, p); key, query (b, l, h, n) before they are turned; turn (b, l, h,
+    angles) float64, from the step before; decay, own, before (b, l, h): alpha, gamma and beta below."""
 
     value: Tensor
     key: Tensor
@@ -131,7 +131,7 @@ class Mamba3(Mixer):
         if self.d_inner % config.d_head:
             raise ConfigError(
                 f"Mamba3Config.d_head={config.d_head} does not divide expand * d_model = {self.d_inner}; "
-                "choose a head width that does"
+                "use a head width that does"
             )
         self.n_heads = self.d_inner // config.d_head
         if self.n_heads % config.n_groups:
@@ -160,7 +160,7 @@ class Mamba3(Mixer):
 
     def mix(self, x: Tensor, state: Mamba3State | None, masks: Masks) -> tuple[Tensor, Mamba3State | None]:
         z, coefficients = self._coefficients(x, masks)
-        before = self.initial_state(len(x)) if state is None else state
+        before = self.initial_state(x.shape[0]) if state is None else state
         if masks.starts is not None and x.shape[1]:  # where a document begins at once, even NaN before it is forgotten
             begins = masks.starts[:, 0, None, None]
             before = before._replace(value=before.value.masked_fill(begins, 0), key=before.key.masked_fill(begins, 0))
@@ -217,7 +217,7 @@ class Mamba3(Mixer):
             steps = torch.cat([otherwise.unsqueeze(1).to(steps.dtype), steps], 1)
             if lengths is None:
                 return steps[:, -1]
-            return steps[torch.arange(len(steps), device=steps.device), lengths]
+            return steps[torch.arange(steps.shape[0], device=steps.device), lengths]
 
         nothing = torch.zeros_like(before.value[..., 0])
         no_angle = theta.new_zeros(theta.shape[0], *theta.shape[2:])

@@ -1,4 +1,4 @@
-"""Where a token stands in its document, and learned vectors for it."""
+"""The position of a token in its document, and learned vectors for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from statewise.errors import InputError
-from statewise.kernels.batching import whole
+from statewise.kernels.batching import may_read, whole
+from statewise.operators.folding import is_any
 
 
 def document_positions(
@@ -28,7 +29,18 @@ def document_positions(
 
 
 class LearnedPositions(nn.Embedding):
-    """A table of vectors, one for each position: positions (batch or 1, length) -> (batch or 1, length, d_model)."""
+    """A table of vectors, one for each position: positions (batch or 1, length) -> (batch or 1, length, d_model).
+
+    offset:  rows before that of position 0, which no position has
+    """
+
+    def __init__(self, n_positions: int, d_model: int, *, offset: int = 0) -> None:
+        self.offset = offset
+        super().__init__(n_positions + offset, d_model)
+
+    @property
+    def n_positions(self) -> int:
+        return self.num_embeddings - self.offset
 
     def forward(self, position: Tensor, *, lengths: Tensor | None = None, at_most: int | None = None) -> Tensor:
         """The vectors of these positions; steps beyond ``lengths`` (batch,) may have any.
@@ -38,13 +50,13 @@ class LearnedPositions(nn.Embedding):
         Errors:  InputError that names the first row that goes furthest, if that is beyond the table, and for positions
                  below 0.
         """
-        limit = self.num_embeddings
-        if at_most is not None and at_most <= limit:
-            return super().forward(position)
+        limit = self.n_positions
+        if at_most is not None and not is_any(at_most) and at_most <= limit:
+            return super().forward(position + self.offset if self.offset else position)
         if lengths is not None:
             real = torch.arange(position.shape[1], device=position.device) < lengths[:, None]
             position = torch.where(real, position, 0)
-        if not torch.compiler.is_compiling() and not position.is_meta:
+        if may_read(position):
             lowest, highest = torch.stack(whole(position).aminmax()).tolist() if position.numel() else (0, 0)
             if highest >= limit:
                 row = int(whole(position).amax(-1).flatten().argmax())
@@ -56,4 +68,4 @@ class LearnedPositions(nn.Embedding):
                 raise InputError(
                     f"the state is damaged: a row is at position {lowest}; begin with initial_state(batch)"
                 )
-        return super().forward(position)
+        return super().forward(position + self.offset if self.offset else position)

@@ -34,9 +34,9 @@ class S4Config(TimeInvariantConfig):
 
     initialization: of A, B and P, see :func:`statewise.hippo.dplr`; "legt" needs rank 2
     rank:           of the correction P P*. Rows of P that the initialisation leaves at zero (all of "fourier_diag", and
-                    those beyond the rank that it needs) are drawn small instead, complex normal with a standard
-                    deviation of 0.03: P P* is quadratic in P, so a row of zeros would never get a gradient. A begins
-                    that near to its measure; the filter changes by about 0.1 %, that of "lagt" by about 3 %
+                    those beyond the rank that it needs) are drawn from a complex normal distribution with a standard
+                    deviation of 0.03 instead: P P* is quadratic in P, so a row of zeros would never get a gradient.
+                    So A begins close to its measure; the filter changes by about 0.1 %, that of "lagt" by about 3 %
     n_systems:      how many A, B, P there are; channel h uses number h modulo n_systems. A divisor of d_model, or
                     None for as many as channels
     """
@@ -68,8 +68,8 @@ class S4Dynamics(StepSizes):
         n_systems, n = config.n_systems or d_model, config.d_state // 2
         if d_model % n_systems:
             raise ConfigError(
-                f"S4Config.n_systems={n_systems} does not divide d_model={d_model}; use a divisor, or None for one "
-                "for each channel"
+                f"S4Config.n_systems={n_systems} does not divide d_model={d_model}; use a divisor, or None for as "
+                "many as channels"
             )
         self.log_decay = nn.Parameter(torch.empty(n_systems, n))
         self.frequency = nn.Parameter(torch.empty(n_systems, n))

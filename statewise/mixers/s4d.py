@@ -33,17 +33,17 @@ INITIAL_B = ("ones", "normal")
 class S4DConfig(TimeInvariantConfig):
     """S4D. The other fields are those of :class:`~statewise.mixers.time_invariant.TimeInvariantConfig`.
 
-    initialization: of A, see :func:`statewise.hippo.initialize.diagonal`. With "real" A is d_state real numbers, with
-                    all others d_state / 2 complex pairs
+    initialization: of A, see :func:`statewise.hippo.initialize.diagonal`. With "real", A is d_state real numbers; with
+        all others, d_state / 2 complex pairs
     method:         the discretisation, "zoh" or "bilinear"
-    B:              where B begins: "ones", or "normal", complex normal (real if A is) and normalised as in
-                    :func:`normalised_B`
-    learn_B:        B is learned; if False, it stays what it was at the beginning
+    B:              how B begins: "ones", or "normal", drawn from a complex normal distribution (real if A is) and
+                    normalised as in :func:`normalised_B`
+    learn_B:        learn B; if False, it keeps its initial value
     n_systems:      how many A, B there are; channel h uses number h modulo n_systems. A divisor of d_model, or None for
-                    as many as channels. C, D and dt are each channel's own in any case
+                    as many as channels. C, D and dt are always each channel's own
 
     The S4D baseline of H3's synthetic languages is ``initialization="inv"``, ``n_systems=1``, ``B="normal"``; its code
-    multiplies B into C once, so that C alone is learned: ``learn_B=False`` has the same functions of C B.
+    multiplies B into C once and only learns C: ``learn_B=False`` has the same functions of C B.
     """
 
     initialization: Annotated[str, OneOf(INITIALIZATIONS)] = "legs"
@@ -62,7 +62,7 @@ class S4DConfig(TimeInvariantConfig):
 
     @property
     def n_stored(self) -> int:
-        """The numbers of A that are stored for a channel: one of each conjugate pair."""
+        """How many numbers of A are stored for a channel: one of each conjugate pair."""
         return self.d_state // 2 if self.is_complex else self.d_state
 
     def build(self, d_model: int) -> S4D:
@@ -96,8 +96,8 @@ class S4DDynamics(StepSizes):
         n, n_systems = config.n_stored, config.n_systems or d_model
         if d_model % n_systems:
             raise ConfigError(
-                f"S4DConfig.n_systems={n_systems} does not divide d_model={d_model}; use a divisor, or None for one "
-                "for each channel"
+                f"S4DConfig.n_systems={n_systems} does not divide d_model={d_model}; use a divisor, or None for as "
+                "many as channels"
             )
         self.log_decay = nn.Parameter(torch.empty(n_systems, n))
         self.frequency = nn.Parameter(torch.empty(n_systems, n)) if config.is_complex else None

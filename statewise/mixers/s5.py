@@ -1,4 +1,4 @@
-"""S5: one diagonal state-space model that all channels write into and all outputs read."""
+"""S5: one diagonal state-space model that reads all channels and feeds all outputs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ GATES = ("half_glu1", "half_glu2")
 
 @dataclass(frozen=True, kw_only=True)
 class S5Config(MixerConfig):
-    """S5, in the words of its code.
+    """S5, with the names of its code.
 
-    d_state:       P, the numbers in the one state: d_state / 2 complex pairs, of which one of each is kept
-    n_blocks:      J: A begins as so many HiPPO matrices of order d_state / J, side by side on its diagonal
+    d_state:       P, the size of the one state: d_state / 2 complex pairs, of which one of each is kept
+    n_blocks:      J: A begins as this many HiPPO matrices of order d_state / J, side by side on its diagonal
     method:        the discretisation, "zoh" or "bilinear"
     dt_range:      dt of each pair of the state is drawn log-uniformly from it
-    gate:          what leaves the system as y leaves the layer as v * sigmoid(W GELU(y) + b): v is GELU(y) with
+    gate:          the system's output y becomes v * sigmoid(W GELU(y) + b), the layer's output: v is GELU(y) with
                    "half_glu1", y itself with "half_glu2"
-    dropout:       of GELU(y), and of what leaves
-    tied_dropout:  dropout takes whole features, at all steps alike: :class:`~statewise.mixers.dropout.TiedDropout`
-    bidirectional: a second C reads the same system run backwards in time; there is then no state, and no decoding
+    dropout:       of GELU(y), and of the output
+    tied_dropout:  dropout drops whole features, the same at all steps: :class:`~statewise.mixers.dropout.TiedDropout`
+    bidirectional: a second C reads the same system run backwards in time; then it has no state and cannot decode
     """
 
     d_state: EvenCount = 64
@@ -58,7 +58,7 @@ class S5Config(MixerConfig):
         if self.d_state % (2 * self.n_blocks):
             raise ConfigError(
                 f"S5Config.n_blocks={self.n_blocks} blocks of conjugate pairs do not fill d_state={self.d_state}; use "
-                "a d_state that 2 n_blocks divides"
+                "a d_state that is a multiple of 2 n_blocks"
             )
 
     def build(self, d_model: int) -> S5:
@@ -140,7 +140,7 @@ class S5(PreparableMixer):
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """Both parts of C normal of variance 1 / d_state, as are those of G V for such a G; D normal; the gate as
         ``nn.Linear``."""
-        self._refuse_if_frozen("cannot draw its parameters anew")
+        self._refuse_if_frozen("cannot draw its parameters again")
         self.dynamics.reset_parameters()
         self.gate.reset_parameters()
         self.readout.reset_parameters()  # both parts of C of variance 1/2

@@ -28,7 +28,7 @@ class TimeInvariantConfig(MixerConfig):
 
     d_state:       N, the order of each channel's system
     n_heads:       outputs of each channel's one state, each by its own C: n_heads * d_model features enter the output
-    bidirectional: a second C reads the same systems run backwards in time; there is then no state, and no decoding
+    bidirectional: a second C reads the same systems run backwards in time; then it has no state and cannot decode
     dt_range:      dt is drawn log-uniformly from it
     tied_dt:       one dt for all channels
     tied_dropout:  dropout takes whole features, at all steps alike: :class:`~statewise.mixers.dropout.TiedDropout`
@@ -49,8 +49,8 @@ class TimeInvariantConfig(MixerConfig):
         """ConfigError for an odd d_state, where A is complex."""
         if self.d_state % 2:
             raise ConfigError(
-                f"{type(self).__name__}.d_state={self.d_state}; a complex A comes in conjugate pairs, of which one of "
-                "each is kept: use an even number"
+                f"{type(self).__name__}.d_state={self.d_state}; a complex A comes in conjugate pairs: use an even "
+                "number"
             )
 
 
@@ -129,7 +129,7 @@ class TimeInvariantMixer(PreparableMixer):
         )
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
-        self._refuse_if_frozen("cannot draw its parameters anew")
+        self._refuse_if_frozen("cannot draw its parameters again")
         self.dynamics.reset_parameters()
         self.readout.reset_parameters()
         self.output.reset_parameters(residual_scale)

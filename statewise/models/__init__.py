@@ -1,0 +1,1 @@
+"""Whole models: language models, classifiers, regressors and forecasters, built of blocks of mixers and MLPs."""

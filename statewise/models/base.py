@@ -1,4 +1,4 @@
-"""What every model is: built from a frozen config, with layers, a state, and parameters that can be drawn anew."""
+"""What every model is: built from a frozen config, with layers, a state, and parameters that can be drawn again."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class ModelConfig(Config):
         """
 
     def in_full(self) -> ModelConfig:
-        """The same model with nothing abbreviated, as a bare mixer is for a block: to be compared by field."""
+        """The same model with nothing abbreviated, such as a bare mixer for a block: compare these by field."""
         return self
 
 
 class Model(Freezable, abc.ABC):
-    """A model that can be trained, saved, loaded and described, whatever it reads and gives.
+    """A model that can be trained, saved, loaded and described, whatever it reads and returns.
 
-    It is called as everything here is: ``y, state = model(x, state, lengths=..., starts=...)``. What x and y are is
-    the model's own; the task that trains it knows.
+    You call it as everything here: ``y, state = model(x, state, lengths=..., starts=...)``. What x and y are depends
+    on the model.
     """
 
     config: ModelConfig
@@ -59,14 +59,14 @@ class Model(Freezable, abc.ABC):
         return cast("list[Block]", list(self.layers))
 
     def _reset_blocks(self) -> None:
-        """Draws the layers' parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
+        """Draws the layers' parameters again; branches into the residual stream are scaled by 1/sqrt(their number)."""
         scale = sum(block.config.n_branches for block in self.blocks) ** -0.5
         for block in self.blocks:
             block.reset_parameters(scale)
 
     @abc.abstractmethod
     def reset_parameters(self) -> None:
-        """Draw all parameters anew from torch's global generator."""
+        """Draw all parameters again, from torch's global generator."""
 
     @abc.abstractmethod
     def initial_state(
@@ -102,7 +102,7 @@ def check_device(x: Tensor, weight: Tensor, name: str) -> None:
 
 
 def check_layers(name: str, states: Any, n_layers: int) -> None:
-    """Errors:  InputError unless there are so many states, each of which its layer checks."""
+    """Errors:  InputError unless there are ``n_layers`` states. Each layer checks its own."""
     if not isinstance(states, tuple) or len(states) != n_layers:
         given = f"{len(states)} layers" if isinstance(states, tuple) else f"a {type(states).__name__}"
         raise InputError(

@@ -63,7 +63,7 @@ class BatchNorm(nn.Module):
 
     @torch.no_grad()
     def move(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """Moves the running statistics towards those of so many positions."""
+        """Moves the running statistics towards those of ``count`` positions."""
         weight = self.momentum * (count > 0)
         unbiased = variance * count / (count - 1).clamp(min=1)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight.to(self.running_mean.dtype))

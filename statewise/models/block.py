@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from statewise.configuration import Config
 from statewise.configuration.types import Fraction, NonEmpty, NonNegative, OneOf
+from statewise.errors import ConfigError
 from statewise.mixers.base import Layer, MixerConfig
 from statewise.mixers.dropout import build_dropout
 from statewise.models.batch_norm import BatchNorm
@@ -19,7 +20,7 @@ from statewise.operators.masks import Masks
 
 NORMS = ("rms", "layer")  # those that act on each step alone
 BLOCK_NORMS = (*NORMS, "batch")
-PLACEMENTS = ("pre", "post")
+PLACEMENTS = ("pre", "post", "parallel")
 
 
 def build_norm(kind: str, d_model: int, eps: float) -> RMSNorm | nn.LayerNorm:
@@ -37,7 +38,9 @@ class BlockConfig(Config):
     """One layer. A bare mixer config stands for a block without an MLP (see :func:`as_block`).
 
     norm:      "rms", "layer" or "batch" (:class:`~statewise.models.batch_norm.BatchNorm`)
-    placement: "pre": x + f(norm(x)); "post": norm(x + f(x))
+    placement: "pre": x + f(norm(x)); "post": norm(x + f(x)), for the mixer and then for the MLP;
+               "parallel": x + mixer(norm(x)) + mlp(norm'(x)), both of one x (Wang & Komatsuzaki 2021, GPT-J; GPT-NeoX,
+               arXiv:2204.06745, sec. 2.1)
     dropout:   of each branch, before it joins the residual stream
     tied_dropout: dropout takes whole features, at all steps alike: :class:`~statewise.mixers.dropout.TiedDropout`
     """
@@ -49,6 +52,10 @@ class BlockConfig(Config):
     dropout: Fraction = 0.0
     tied_dropout: bool = False
     placement: Annotated[str, OneOf(PLACEMENTS)] = "pre"
+
+    def __post_init__(self) -> None:
+        if self.placement == "parallel" and self.mlp is None:
+            raise ConfigError('BlockConfig.placement="parallel" without an mlp is "pre"; set mlp, or use "pre"')
 
     @property
     def n_branches(self) -> int:
@@ -68,7 +75,8 @@ def as_block(layer: BlockConfig | MixerConfig) -> BlockConfig:
 
 
 class Block(Layer):
-    """x + f(norm(x)), or with placement "post" norm(x + f(x)), for the mixer and then for the MLP, if there is one.
+    """x + f(norm(x)), or with placement "post" norm(x + f(x)), for the mixer and then for the MLP, if there is one;
+    or for both of the same x.
 
     Calls and state are its mixer's.
     """
@@ -98,11 +106,12 @@ class Block(Layer):
     def mix(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
         post = self.config.placement == "post"
         y, state = self.mixer(x if post else apply_norm(self.mixer_norm, x, masks), state, masks=masks)
-        x = x + self.dropout(y)
+        before, x = x, x + self.dropout(y)
         if post:
             x = apply_norm(self.mixer_norm, x, masks)
         if self.mlp is not None and self.mlp_norm is not None:
-            y = self.mlp(x if post else apply_norm(self.mlp_norm, x, masks))
+            read = before if self.config.placement == "parallel" else x
+            y = self.mlp(read if post else apply_norm(self.mlp_norm, read, masks))
             x = x + self.dropout(y)
             if post:
                 x = apply_norm(self.mlp_norm, x, masks)

@@ -14,7 +14,7 @@ from statewise.models.encoder import SequenceModel, SequenceModelConfig
 class SequenceClassifierConfig(SequenceModelConfig):
     """A classifier. ``layers`` holds blocks or bare mixer configs; the other fields are in ``SequenceModelConfig``.
 
-    classes: their names, in the order of the logits; (): not known
+    classes: the names of the classes, in the order of the logits; (): not known
     """
 
     n_classes: AtLeastTwo
@@ -36,7 +36,7 @@ class SequenceClassifierConfig(SequenceModelConfig):
 class SequenceClassifier(SequenceModel):
     """x -> logits (batch, n_classes), or (batch, length, n_classes) without pooling; and the state if one was given.
 
-    A long signal read in chunks, the state handed on, ends with the logits of the whole.
+    If you read a long signal in chunks and carry the state, the last logits are those of the whole signal.
 
     >>> import torch, statewise as sw
     >>> from statewise.models.classifier import SequenceClassifierConfig
@@ -56,4 +56,6 @@ class SequenceClassifier(SequenceModel):
 def require_names(name: str, classes: tuple[str, ...], n_classes: int) -> None:
     """Errors:  ConfigError unless a model ``name`` has a name for every class, or for none."""
     if classes and len(classes) != n_classes:
-        raise ConfigError(f"{name}.classes has {len(classes)} names, but n_classes={n_classes}; give one for each")
+        raise ConfigError(
+            f"{name}.classes has {len(classes)} names, but n_classes={n_classes}; give a name for each class"
+        )

@@ -45,10 +45,10 @@ class SequenceModelConfig(ModelConfig):
     pooling: "mean", "last" or "attention" over the steps of a sequence; None: an output for every step.
     norm: "rms", "layer" or "batch", after the last layer; None: none. "auto": none where the last block is post-norm,
     whose output is normed already; else the last block's norm, or "layer" where that is batch norm.
-    frame_length: so many steps are read side by side as one step of the layers, which is cheaper by about that factor;
-    steps behind the last whole frame wait for the next call (in the state), or are not read. Needs a pooling.
-    input: what is done to raw numbers before they are read; None: x is given as the first layer reads it.
-    text: how texts become the tokens that are read, for whoever asks about texts; None: not known, or no texts.
+    frame_length: the layers read this many steps side by side as one, which is cheaper by about that factor. Steps
+    after the last whole frame wait for the next call (in the state), or are not read. Needs a pooling.
+    input: what the model does to raw numbers before it reads them; None: x is given as the first layer reads it.
+    text: how texts become the tokens that the model reads; None: not known, or no texts.
     """
 
     d_model: Count
@@ -111,13 +111,12 @@ class SequenceModel(Model, abc.ABC):
              dtype, as the data were stored
              lengths: (batch,) integers, the length of each right-padded row
              starts:  (batch, length) bool, where a packed sequence begins; only for a model without pooling
-    State:   :class:`SequenceState`. The pooling is in it: the outputs of each call are those of all that was read so
-             far, and after the last chunk of a long signal they are those of the whole.
-    Padding: may hold anything, NaN too. Without pooling, its outputs mean nothing.
-    Missing: a step with NaN is one without an observation, where all layers are filters; else it is an error.
-    Errors:  InputError, one line, for a wrong shape, dtype, id, state or length, and where nothing was read: with a
-             pooling and without a state, each row needs a step, or a whole frame. For a state, where the ``input``
-             needs whole rows.
+    State:   :class:`SequenceState`. It includes the pooling: each call's outputs are those of all that was read so
+             far, and after the last chunk of a long signal they are those of the whole signal.
+    Padding: may hold anything, NaN too. Without pooling, outputs at padding mean nothing.
+    Missing: if all layers are filters, a step with NaN is a step without an observation; otherwise it is an error.
+    Errors:  InputError, one line, for a wrong shape, dtype, id, state or length; for a row without a step, or without
+             a whole frame, if there is a pooling and no state; for a state, if the ``input`` needs whole rows.
     """
 
     config: SequenceModelConfig
@@ -144,8 +143,8 @@ class SequenceModel(Model, abc.ABC):
         return Linear(self.config.d_model, self.config.n_outputs)
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
-        self._refuse_if_frozen("cannot draw its parameters anew")
+        """Draw all parameters again; branches into the residual stream are scaled by 1/sqrt(their number)."""
+        self._refuse_if_frozen("cannot draw its parameters again")
         self.embedding.reset_parameters()  # a token's or a number's features are of order 1, as the layers expect
         self._reset_blocks()
         for module in (self.norm, self.pooling):
@@ -271,7 +270,7 @@ class SequenceModel(Model, abc.ABC):
         if starts is not None and self.pooling is not None:
             raise InputError(
                 f"starts packs several sequences in a row, but pooling={self.config.pooling!r} gives one output a row; "
-                "give each sequence a row of its own, with lengths, or build the model with pooling=None"
+                "put each sequence into its own row, with lengths, or build the model with pooling=None"
             )
         if state is None:
             return
@@ -283,13 +282,13 @@ class SequenceModel(Model, abc.ABC):
         self._refuse_pieces()
         name = type(self).__name__
         check_layers("model", state.layers, len(self.layers))
-        check_state(name, state.position, COUNT, len(x), x.device, "state.position")
+        check_state(name, state.position, COUNT, x.shape[0], x.device, "state.position")
         check_frame_state(name, state.frames, x, self.config.frame_length)
 
     def _refuse_pieces(self) -> None:
         reason = None if self.input is None else self.input.config.whole_rows
         if reason is not None:
-            raise InputError(f"this model has no state: {reason}; give whole rows, without a state")
+            raise InputError(f"this model has no state: {reason}; give it whole rows, without a state")
 
     def _check_not_empty(self, x: Tensor, lengths: Tensor | None) -> None:
         """Something to pool in each row; lengths cost one wait for the device, and nothing in compiled code."""
@@ -303,7 +302,7 @@ class SequenceModel(Model, abc.ABC):
         if shortest >= frame_length:
             return
         if shortest == 0:
-            raise InputError("a row of x has no step: nothing to pool; give each at least one, or a state")
+            raise InputError("a row of x has no steps to pool; give each row at least one, or give a state")
         raise InputError(
             f"a row of x has {shortest} steps, but frame_length={frame_length}: no whole frame to pool; "
             "give longer rows, or a state"

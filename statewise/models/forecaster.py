@@ -16,8 +16,14 @@ from statewise.kernels.batching import whole
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model, check_device, check_layers
 from statewise.models.block import BlockConfig, Layers, as_block, build_norm
-from statewise.models.quantiles import QuantileConfig, quantile_losses
-from statewise.models.running_scale import RunningScaleState, initial_running_scale, level_and_scale, running_scale
+from statewise.models.quantiles import QuantileConfig, quantile_losses, scaled_targets
+from statewise.models.running_scale import (
+    RunningScaleState,
+    in_units,
+    initial_running_scale,
+    level_and_scale,
+    running_scale,
+)
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, check_state, leaf
 
@@ -84,14 +90,17 @@ class Forecaster(Model):
     The median comes from it directly, the others by adding, or taking away, softplus of the
     other outputs one after the other, so they are ordered for any parameters.
 
-    A history has gaps where it is NaN: the last value seen stands in, with a channel that says so, and a step without
-    any value is no observation to layers that filter (``masks.observed``). NaN in padding is never looked at.
+    A history has gaps where it is NaN. The last value seen fills them, with a channel that says so, and layers that
+    filter take a step without any value as no observation (``masks.observed``). NaN in padding is never looked at.
 
     Shapes:  history: (batch, length, d_target), real; covariates: (batch, length, d_covariates + d_past_covariates),
              those known over the horizon first; future_covariates: (batch, horizon, d_covariates); lengths: (batch,)
              -> forecasts: (batch, horizon, d_target, n_quantiles), in the units of the history, and the state if one
              was given. A history read in chunks gives, after the last, what it gives whole: a state may be kept while
              values arrive, and each call forecasts from all that was read. A chunk may be empty.
+    Numerics: what is read is scaled, and what is forecast scaled back, in float64; the layers are in the dtype of the
+             parameters, and the forecasts in the wider one of theirs and the history's. Give float64 where the level is
+             high beside the changes. A history of equal values has the scale 0: the last of them is forecast.
     Cost:    of the layers, and d_model horizon d_target n_quantiles multiply-adds for each row.
     Errors:  InputError for shapes that disagree, covariates that are missing or not finite, infinite values, and a row
              without a single step.
@@ -117,8 +126,8 @@ class Forecaster(Model):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew. The outputs begin small: at first the forecast is about the last value seen."""
-        self._refuse_if_frozen("cannot draw its parameters anew")
+        """Draw all parameters again. The outputs begin small: at first the forecast is about the last value seen."""
+        self._refuse_if_frozen("cannot draw its parameters again")
         self.in_proj.reset_parameters()
         self._reset_blocks()
         self.norm.reset_parameters()
@@ -131,7 +140,8 @@ class Forecaster(Model):
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> ForecasterState:
-        """The state before the first step. ``dtype`` defaults to float32, or wider if the parameters are.
+        """The state before the first step. ``dtype`` defaults to float32, or wider if the parameters are; the scaling
+        is float64 in any case.
 
         Errors:  InputError from a layer that reads in both directions: it needs the whole history and has no state.
         """
@@ -146,7 +156,7 @@ class Forecaster(Model):
         return ForecasterState(
             torch.zeros(batch, dtype=torch.int64, device=device),
             torch.zeros(batch, self.config.d_model, dtype=at_least_float32, device=device),
-            initial_running_scale(batch, self.config.d_target, device, at_least_float32),
+            initial_running_scale(batch, self.config.d_target, device),
             layers,
         )
 
@@ -160,7 +170,7 @@ class Forecaster(Model):
         lengths: Tensor | None = None,
     ) -> tuple[Tensor, ForecasterState | None]:
         outputs, anchor, scale, state = self.scaled_forecasts(history, state, covariates, future_covariates, lengths)
-        return anchor + scale * outputs, state
+        return (anchor + scale * outputs).to(torch.promote_types(history.dtype, outputs.dtype)), state
 
     def loss(
         self,
@@ -173,15 +183,16 @@ class Forecaster(Model):
         lengths: Tensor | None = None,
     ) -> tuple[Tensor, ForecasterState | None]:
         """The pinball loss of the quantiles (or the squared error of the mean), in units of each row's scale, averaged
-        over the values of ``targets`` (batch, horizon, d_target) that are there: NaN is a value that is not.
+        over the values of ``targets`` (batch, horizon, d_target) that are there: NaN is a value that is not. It is 0
+        where a row's scale is.
         """
         outputs, anchor, scale, state = self.scaled_forecasts(history, state, covariates, future_covariates, lengths)
         expected = (history.shape[0], self.config.horizon, self.config.d_target)
         if targets.shape != expected:
             raise InputError(f"targets must have shape {expected}, got {tuple(targets.shape)}")
-        targets = (targets.unsqueeze(-1) - anchor) / scale
         n_known = (~targets.isnan()).sum() * self.config.n_quantiles
-        return self.scaled_losses(outputs, targets).sum() / n_known.clamp(min=1), state
+        scaled = scaled_targets(targets, anchor, scale).to(outputs.dtype)
+        return self.scaled_losses(outputs, scaled).sum() / n_known.clamp(min=1), state
 
     def scaled_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each forecast (..., n_quantiles) of targets (..., 1), both in units of the scale; 0 for NaN."""
@@ -196,7 +207,7 @@ class Forecaster(Model):
         lengths: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, ForecasterState | None]:
         """Forecasts in units of the scale (batch, horizon, d_target, n_quantiles); the value they are relative to and
-        the scale, (batch, 1, d_target, 1); and the state. Arguments as for a call.
+        the scale, (batch, 1, d_target, 1) float64; and the state. Arguments as for a call.
         """
         covariates, future_covariates, masks = self._check(history, state, covariates, future_covariates, lengths)
         config, batch = self.config, history.shape[0]
@@ -212,8 +223,8 @@ class Forecaster(Model):
         if config.d_covariates:
             each = torch.cat([x[:, None].expand(-1, config.horizon, -1), future_covariates.to(x)], -1)
             outputs = outputs + self.covariate_out(F.gelu(self.covariate_in(each)))
-        outputs = outputs.unflatten(-1, (config.d_target, config.n_quantiles)).to(scale.dtype)
-        outputs = _ordered(outputs, config.point)
+        outputs = outputs.unflatten(-1, (config.d_target, config.n_quantiles))
+        outputs = _ordered(outputs.to(torch.promote_types(outputs.dtype, torch.float32)), config.point)
         anchor, scale = anchor[:, None, :, None], scale[:, None, :, None]
         if state is None:
             return outputs, anchor, scale, None
@@ -231,7 +242,7 @@ class Forecaster(Model):
         if history.shape[1] == 0:
             return before.features, scaling, before.layers
         if self.config.scaling == "running":
-            channels = [(series.value - series.level) / series.scale, series.change / series.scale]
+            channels = [in_units(part, series.scale) for part in (series.value - series.level, series.change)]
         else:
             channels = [series.value, series.change]
         dtype = self.in_proj.weight.dtype
@@ -263,7 +274,7 @@ class Forecaster(Model):
         future_covariates: Tensor | None,
         lengths: Tensor | None,
     ) -> tuple[Tensor, Tensor, Masks]:
-        """The covariates, with nothing in the place of None where the model has none, and what ``lengths`` means."""
+        """The covariates, with an empty tensor instead of None where the model has none, and what ``lengths`` means."""
         config = self.config
         if not isinstance(history, Tensor) or history.ndim != 3 or history.shape[-1] != config.d_target:
             got = tuple(history.shape) if isinstance(history, Tensor) else type(history).__name__
@@ -288,9 +299,7 @@ class Forecaster(Model):
         if state is None and (
             length == 0 or (masks.lengths is not None and not compiling and bool(whole(masks.lengths < 1).any()))
         ):
-            raise InputError(
-                "a row of the history has no step: nothing to forecast from; give at least one, or a state"
-            )
+            raise InputError("a row of the history has no steps to forecast from; give at least one, or give a state")
         checked = []
         for name, value, n, width in (
             ("covariates", covariates, length, config.d_covariates + config.d_past_covariates),
@@ -305,9 +314,9 @@ class Forecaster(Model):
         checked[0] = mask_time(checked[0], masks.valid)
         if not compiling:
             if any(not bool(whole(value.isfinite()).all()) for value in checked):
-                raise InputError("the covariates hold NaN or infinity; fill them first: only the history may have gaps")
+                raise InputError("the covariates hold NaN or infinity; fill them first; only the history may have gaps")
             if bool(whole(mask_time(history, masks.valid).isinf()).any()):
-                raise InputError("the history holds infinity; a value that is missing is NaN")
+                raise InputError("the history holds infinity; use NaN for a missing value")
         return checked[0], checked[1], masks
 
 

@@ -41,7 +41,9 @@ def check_frame_state(name: str, state: Any, x: Tensor, frame_length: int) -> No
                 "begin with this model's initial_state(batch)"
             )
         return
-    check_state(name, state, FrameState(leaf(frame_length - 1, x.shape[2]), COUNT), len(x), x.device, "state.frames")
+    check_state(
+        name, state, FrameState(leaf(frame_length - 1, x.shape[2]), COUNT), x.shape[0], x.device, "state.frames"
+    )
     if torch.compiler.is_compiling() or x.is_meta or not len(x):
         return
     low, high = torch.stack(whole(state.n_samples).aminmax()).tolist()

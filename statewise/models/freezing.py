@@ -13,10 +13,10 @@ def freeze(model: ModuleT) -> ModuleT:
     """A copy for inference, whose time-invariant mixers discretise once and not at every call.
 
     The copy obeys the same laws and gives the same outputs. It shares the memory of all parameters and buffers with the
-    model, records no gradients for them, stays in evaluation mode, and belongs to this moment: freeze again after
-    training on. Once the model's parameters change, the copy mixes what was computed from the old ones with the new
-    ones, and gives neither the old model's outputs nor the new one's. Training, drawing or loading parameters and
-    ``set_rate`` are refused by it. It is saved as the model is. A model that is frozen already is given back.
+    model, records no gradients for them, and stays in evaluation mode. It is a snapshot: after more training, freeze
+    again. Once the model's parameters change, the copy mixes values computed from the old ones with the new ones, and
+    gives neither the old model's outputs nor the new one's. It refuses training, drawing or loading parameters, and
+    ``set_rate``. It is saved as the model is. A model that is frozen already is returned as it is.
 
     Cost:    the memory of the prepared operators; see each operator's ``prepare``.
     """

@@ -18,7 +18,7 @@ def hybrid_layers(layer: LayerT, other: OtherT, *, n_layers: int, at: Sequence[i
     """``n_layers`` times ``layer``, with ``other`` at the positions ``at``, counted from 0.
 
     Errors:  ConfigError for a position that is not in 0 ... n_layers - 1 or is there twice, for n_layers < 1, and for a
-             layer that is no config.
+             layer that is not a config.
 
     >>> from statewise.mixers.attention import AttentionConfig
     >>> from statewise.mixers.h3 import H3Config
@@ -42,12 +42,12 @@ def hybrid_layers(layer: LayerT, other: OtherT, *, n_layers: int, at: Sequence[i
                 f"so that those of {n_layers} layers are 0 to {n_layers - 1}"
             )
         if position in positions[:i]:
-            raise ConfigError(f"hybrid_layers: position {position} is there twice in at={positions}; name it once")
+            raise ConfigError(f"hybrid_layers: position {position} appears twice in at={positions}; name it once")
     return tuple(other if i in positions else layer for i in range(n_layers))
 
 
 def _as_integer(value: Any) -> Any:
-    """A NumPy integer as Python's; what is no integer, and a bool, as it is."""
+    """A NumPy integer as Python's; anything else, and a bool, unchanged."""
     try:
         return value if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from statewise.configuration.types import Count, Fraction, NonNegative, OneOf
+from statewise.configuration.types import Count, Fraction, Natural, NonNegative, OneOf
 from statewise.errors import ConfigError, InputError
-from statewise.kernels.batching import whole
+from statewise.kernels.batching import may_read, whole
 from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
@@ -33,20 +33,32 @@ class LanguageModelState(NamedTuple):
 class LanguageModelConfig(ModelConfig):
     """A causal language model. ``layers`` holds blocks or bare mixer configs, so a hybrid is tuple arithmetic.
 
-    max_positions: a table of so many learned vectors, which are added to the embedding by the token's position in its
-                   document; documents may not be longer. None: no table, and positions are left to the layers
-    embedding_std: standard deviation of the embedding, and of the positions, at initialisation
+    norm:          after the last layer; None: none
+    max_positions: how many positions have a learned vector, added to the embedding by the token's position in its
+                   document; documents may not be longer. None: no vectors, and positions are left to the layers
+    position_offset: rows of that table before the one of position 0, which are never read: 2 in OPT
+    d_embedding:   width of the embedding and of the head; two maps without biases lead from there to d_model, before
+                   the positions are added, and back. None: d_model, and no maps
+    embedding_std: standard deviation of the embedding, of the positions and of these maps, at initialisation
     """
 
     vocab_size: Count
     d_model: Count
     layers: Layers
-    norm: Annotated[str, OneOf(NORMS)] = "rms"
+    norm: Annotated[str, OneOf(NORMS)] | None = "rms"
     norm_eps: NonNegative = 1e-5
     tie_embeddings: bool = True
     embedding_dropout: Fraction = 0.0
     embedding_std: NonNegative = 0.02
     max_positions: Count | None = None
+    position_offset: Natural = 0
+    d_embedding: Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.position_offset and self.max_positions is None:
+            raise ConfigError(
+                f"LanguageModelConfig.position_offset={self.position_offset} without max_positions; leave it 0"
+            )
 
     @property
     def blocks(self) -> tuple[BlockConfig, ...]:
@@ -64,7 +76,7 @@ class LanguageModelConfig(ModelConfig):
 class LanguageModel(Model):
     """tokens (batch, length) -> logits (batch, length, vocab_size), and the state if one was given.
 
-    Padded positions (beyond ``lengths``) give logits that mean nothing; their tokens may hold any id.
+    Logits at padded positions (beyond ``lengths``) mean nothing; their tokens may hold any id.
 
     Errors:  InputError for arguments that do not fit, ids outside the vocabulary, documents beyond ``max_positions``.
     """
@@ -74,34 +86,40 @@ class LanguageModel(Model):
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.positions = (
-            None if config.max_positions is None else LearnedPositions(config.max_positions, config.d_model)
-        )
+        d_model = config.d_model
+        d_embedding = d_model if config.d_embedding is None else config.d_embedding
+        self.embedding = nn.Embedding(config.vocab_size, d_embedding)
+        self.embedding_in = self.embedding_out = None
+        if config.d_embedding is not None:
+            self.embedding_in = Linear(d_embedding, d_model, bias=False)
+            self.embedding_out = Linear(d_model, d_embedding, bias=False)
+        self.positions = None
+        if config.max_positions is not None:
+            self.positions = LearnedPositions(config.max_positions, d_model, offset=config.position_offset)
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
-        self.layers = nn.ModuleList(block.build(config.d_model) for block in config.blocks)
+        self.layers = nn.ModuleList(block.build(d_model) for block in config.blocks)
         for i, block in enumerate(self.blocks):
             if not block.mixer.is_causal:
                 raise ConfigError(
                     f"LanguageModelConfig.layers[{i}] reads in both directions, so that it would see the token it is "
                     "to predict; build it with bidirectional=False"
                 )
-        self.norm = build_norm(config.norm, config.d_model, config.norm_eps)
-        self.head = Linear(config.d_model, config.vocab_size, bias=False)
+        self.norm = None if config.norm is None else build_norm(config.norm, d_model, config.norm_eps)
+        self.head = Linear(d_embedding, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew; branches into the residual stream are scaled by 1/sqrt(their number)."""
-        self._refuse_if_frozen("cannot draw its parameters anew")
-        nn.init.normal_(self.embedding.weight, std=self.config.embedding_std)
-        if self.positions is not None:
-            nn.init.normal_(self.positions.weight, std=self.config.embedding_std)
-        if not self.config.tie_embeddings:
-            nn.init.normal_(self.head.weight, std=self.config.embedding_std)
+        """Draw all parameters again; branches into the residual stream are scaled by 1/sqrt(their number)."""
+        self._refuse_if_frozen("cannot draw its parameters again")
+        head = None if self.config.tie_embeddings else self.head
+        for drawn in (self.embedding, self.positions, self.embedding_in, self.embedding_out, head):
+            if drawn is not None:
+                nn.init.normal_(drawn.weight, std=self.config.embedding_std)
         self._reset_blocks()
-        self.norm.reset_parameters()
+        if self.norm is not None:
+            self.norm.reset_parameters()
 
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -112,9 +130,9 @@ class LanguageModel(Model):
         return LanguageModelState(torch.zeros(batch, dtype=torch.int64, device=device), layers)
 
     def with_room(self, state: LanguageModelState, length: int) -> LanguageModelState:
-        """The same state, its histories of keys and values with room for ``length`` more tokens of each row.
+        """The same state, with room for ``length`` more tokens of each row in its histories of keys and values.
 
-        Without it they double as they fill. Other states do not grow, and stay as they are.
+        Without this, the histories double as they fill. Other states do not grow, and stay as they are.
 
         length:  tokens of each row that are still to be read
         Cost:    a wait for the device, and one copy of each history that has less room; the memory is that of the
@@ -137,9 +155,10 @@ class LanguageModel(Model):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, LanguageModelState | None]:
-        """The normed output of the last layer, (batch, length, d_model): what ``head`` turns into logits.
+        """The normed output of the last layer, (batch, length, d_model): what ``head`` turns into logits. With a
+        ``d_embedding``, of that width.
 
-        Call this and then ``head`` on the positions you need, where all logits would be a waste.
+        If you need few logits, call this, and then ``head`` on the positions you need.
         """
         self._check(tokens, state)
         masks = build_masks(tokens, lengths, starts)
@@ -154,7 +173,10 @@ class LanguageModel(Model):
             else:
                 x, layer_state = layer(x, layer_state, masks=masks)
             states.append(layer_state)
-        x = self.norm(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.embedding_out is not None:
+            x = self.embedding_out(x)
         if state is None:
             return x, None
         return x, LanguageModelState(advance(state.position, tokens, masks), tuple(states))
@@ -162,6 +184,8 @@ class LanguageModel(Model):
     def _embed(self, tokens: Tensor, state: LanguageModelState | None, masks: Masks) -> Tensor:
         """The embedding of the tokens, with that of their positions."""
         x: Tensor = self.embedding(tokens)
+        if self.embedding_in is not None:
+            x = self.embedding_in(x)
         if self.positions is None or tokens.numel() == 0:
             return x
         length = tokens.shape[1]
@@ -192,7 +216,7 @@ class LanguageModel(Model):
             )
         check_device(tokens, self.embedding.weight, "tokens")
         if state is not None:
-            check_state("LanguageModel", state.position, COUNT, len(tokens), tokens.device, "state.position")
+            check_state("LanguageModel", state.position, COUNT, tokens.shape[0], tokens.device, "state.position")
 
     def _check_state(self, state: LanguageModelState) -> None:
         if not isinstance(state, LanguageModelState):
@@ -204,7 +228,7 @@ class LanguageModel(Model):
 
     def _check_ids(self, tokens: Tensor) -> None:
         """Ids of the embedding only; costs one wait for the device, and nothing in compiled code."""
-        if torch.compiler.is_compiling() or tokens.is_meta or tokens.numel() == 0:
+        if not may_read(tokens) or tokens.numel() == 0:
             return
         low, high = torch.stack(whole(tokens).aminmax()).tolist()
         if low < 0 or high >= self.config.vocab_size:

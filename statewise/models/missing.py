@@ -27,7 +27,7 @@ def read_missing(x: Tensor, masks: Masks, blocks: Sequence[Block]) -> tuple[Tens
         return x, masks
     other = next((block.mixer for block in blocks if not block.mixer.takes_missing), None)
     if not compiling and bool(whole(x.isinf()).any()):
-        raise InputError("x holds infinity; a number that is missing is NaN")
+        raise InputError("x holds infinity; use NaN for a missing number")
     if other is None:
         missing = x.isnan().any(-1)
         return x.masked_fill(missing.unsqueeze(-1), 0), masks._replace(observed=~missing)

@@ -1,4 +1,4 @@
-"""A classifier of pairs of sequences: both are read by one encoder, and compared by what they pool to."""
+"""A classifier of pairs of sequences: one encoder reads both, and the head compares their pooled features."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class PairHead(Linear):
 class PairClassifier(SequenceModel):
     """x -> logits (n_pairs, n_classes); rows 2 i and 2 i + 1 of x are the two sequences of pair i.
 
-    Shapes:  x: (2 n_pairs, length) tokens, or (2 n_pairs, length, d_input); lengths: (2 n_pairs,), of each row. All
-             else, and the state, is as of a classifier of so many rows: both sequences are read in chunks alike.
+    Shapes:  x: (2 n_pairs, length) tokens, or (2 n_pairs, length, d_input); lengths: (2 n_pairs,), of each row. Else,
+             and for the state, as a classifier of 2 n_pairs rows: you can read both sequences in chunks.
     Errors:  InputError for an odd number of rows, and as :class:`~statewise.models.encoder.SequenceModel`.
 
     >>> import torch, statewise as sw

@@ -53,7 +53,7 @@ class Pooling(nn.Module, abc.ABC):
         self.d_model = d_model
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, if there are any."""
+        """Draw the parameters again, if there are any."""
 
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -68,7 +68,7 @@ class Pooling(nn.Module, abc.ABC):
     ) -> tuple[Tensor, Any]:
         """``masks``, from a model that has built them: what ``lengths`` means."""
         if state is not None:
-            check_state(type(self).__name__, state, self.state_shape(), len(x), x.device)
+            check_state(type(self).__name__, state, self.state_shape(), x.shape[0], x.device)
         valid = (build_masks(x, lengths, None) if masks is None else masks).valid
         dtype = torch.promote_types(x.dtype, torch.float32 if state is None else state[0].dtype)
         before = self._rest(x.shape[0], x.device, dtype) if state is None else state
@@ -78,7 +78,7 @@ class Pooling(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def state_shape(self) -> Any:
-        """The state with a :func:`~statewise.operators.state_shape.leaf` in the place of each tensor."""
+        """The state with a :func:`~statewise.operators.state_shape.leaf` instead of each tensor."""
 
     def _rest(self, batch: int, device: torch.device, dtype: torch.dtype) -> Any:
         return at_rest(self.state_shape(), batch, device=device, dtype=dtype)
@@ -113,7 +113,7 @@ class LastPooling(Pooling):
             last = x[:, -1]
         else:
             count = valid.sum(1)
-            step = x[torch.arange(len(x), device=x.device), (count - 1).clamp(min=0)]
+            step = x[torch.arange(x.shape[0], device=x.device), (count - 1).clamp(min=0)]
             last = torch.where((count > 0).unsqueeze(-1), step, state.last)
         return last, LastState(last)
 

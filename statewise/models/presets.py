@@ -73,7 +73,7 @@ def h3(
     vocab_size:   that of GPT-2, 50,257 tokens, padded to a multiple of 8
     n_heads:      of the attention, which has biases and no positions: the H3 layers tell them apart
     attention_at: counted from 0
-    d_rotary:     rotary positions for so many features of each head of the attention
+    d_rotary:     rotary positions for this many features of each head of the attention
     """
     positions = None if d_rotary is None else "rotary"
     mlp = MLPConfig(expand=4, activation="gelu_tanh")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from statewise.configuration.types import NOT_EMPTY, RISING, Condition, Words
 from statewise.models.base import ModelConfig
+from statewise.models.series_input import SeriesInputConfig, require_fits
 
 Quantiles = Annotated[
     tuple[float, ...],
@@ -24,13 +25,19 @@ Quantiles = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class QuantileConfig(ModelConfig):
-    """Of a model that forecasts.
+    """The quantiles of a model that forecasts.
 
     quantiles: which to forecast, rising, inside (0, 1), the median 0.5 among them: it is the point forecast that MAE
     and MSE are of. None: the mean, by squared error.
+    series: what tables of series hold and what is made of them, for whoever asks for a forecast; None: not known.
     """
 
     quantiles: Quantiles | None = (0.5,)
+    series: SeriesInputConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.series is not None:
+            require_fits(type(self).__name__, self.series, self)
 
     @property
     def n_quantiles(self) -> int:
@@ -41,6 +48,26 @@ class QuantileConfig(ModelConfig):
     def point(self) -> int:
         """Which of them is the point forecast: the median, or the mean."""
         return 0 if self.quantiles is None else self.quantiles.index(0.5)
+
+
+def interval_name(quantiles: Sequence[float] | None) -> str | None:
+    """What lies between the outer quantiles; None where there are none.
+
+    >>> interval_name((0.1, 0.5, 0.9))
+    '80 % interval'
+    """
+    return None if quantiles is None or len(quantiles) < 2 else f"{100 * (quantiles[-1] - quantiles[0]):.4g} % interval"
+
+
+def scaled_targets(targets: Tensor, anchor: Tensor, scale: Tensor) -> Tensor:
+    """(..., 1) in units of the scale, to compare with forecasts (..., n_quantiles) in such units. NaN, as if they were
+    unknown, where the scale is 0: then the history shows no scale, and its forecast is its last value.
+
+    Shapes:  targets: (batch, horizon, d_target)   anchor, scale: (batch, 1, d_target, 1), or 1 instead of a size
+    """
+    told = scale > 0
+    found = (targets.unsqueeze(-1) - anchor) / torch.where(told, scale, 1)
+    return torch.where(told, found, torch.nan)
 
 
 def quantile_losses(forecasts: Tensor, targets: Tensor, quantiles: Sequence[float] | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""From data as they were stored to what a model's first layer reads: part of the model, so that nobody does it again.
+"""From data as they were stored to what a model's first layer reads: part of the model, so you never do it yourself.
 
 Bytes, samples of 16 bits and readings of a sensor go into the model as they are. What training did to them is in the
 model's config, and a checkpoint holds it.
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from statewise.configuration import Config
 from statewise.configuration.types import EACH_ONCE, Count, Finite, Natural, OneOf, Positive
 from statewise.errors import ConfigError, InputError
+from statewise.models.file_input import FilesConfig
+from statewise.operators.folding import is_any
 from statewise.operators.masks import Masks, mask_time
 
 SCALINGS = ("none", "dataset", "series")
@@ -33,7 +35,8 @@ class InputConfig(Config):
     scale, shift:  of "dataset", one of each for every number of a step
     order:         where the steps of a row are read from, for images whose pixels are permuted; (): in their order
     max_length:    further steps of a row are not read; None: all are
-    sampling_rate: steps a second, where the data are a signal; said to whoever asks, and not used
+    sampling_rate: steps a second, where the data are a signal; for your information
+    files:         how rows come out of the files that the model was trained on; None: they were arrays, or a data set
     """
 
     scaling: Annotated[str, OneOf(SCALINGS)] = "none"
@@ -42,6 +45,7 @@ class InputConfig(Config):
     order: Annotated[tuple[Natural, ...], EACH_ONCE] = ()
     max_length: Count | None = None
     sampling_rate: Positive | None = None
+    files: FilesConfig | None = None
 
     def __post_init__(self) -> None:
         if (self.scaling == "dataset") != bool(self.scale) or len(self.scale) != len(self.shift):
@@ -62,7 +66,7 @@ class InputConfig(Config):
         """Why a row cannot be read in pieces; None if it can."""
         if self.scaling == "series":
             return "it scales each row over all steps of the row"
-        return "it reads the steps of a row in an order of its own" if self.order else None
+        return "it reads the steps of a row in its own order" if self.order else None
 
     def in_float32(self) -> Self:
         """The same with scale and shift rounded to float32, as runs of 0.1.0 had them."""
@@ -89,7 +93,7 @@ class RawInput(nn.Module):
     def _make(self, device: torch.device) -> None:
         """The config's numbers as tables, which no file of tensors holds."""
         for name in ("scale", "shift"):
-            table = torch.tensor(getattr(self.config, name), dtype=_widest(device), device=device)
+            table = torch.tensor(getattr(self.config, name), dtype=widest(device), device=device)
             self.register_buffer(name, table, persistent=False)
         order = torch.tensor(self.config.order, dtype=torch.int64, device=device)
         self.register_buffer("order", order, persistent=False)
@@ -104,6 +108,8 @@ class RawInput(nn.Module):
         most = self.config.max_length
         if most is None:
             return x, lengths
+        if position is None and is_any(x.shape[1]) and lengths is not None:  # cut by the masks alone
+            return x, lengths.clamp(max=most)
         if position is None:
             return x[:, :most], None if lengths is None else lengths.clamp(max=most)
         length = torch.full_like(position, x.shape[1]) if lengths is None else lengths
@@ -115,7 +121,7 @@ class RawInput(nn.Module):
         """
         if self.config.order:
             x = self._reordered(x, masks)
-        kind = _widest(x.device) if x.dtype in WIDE else torch.float32
+        kind = widest(x.device) if x.dtype in WIDE else torch.float32
         x = x.to(kind)
         if self.config.scaling == "dataset":
             x = x * self.scale.to(kind) + self.shift.to(kind)
@@ -126,7 +132,9 @@ class RawInput(nn.Module):
 
     def _reordered(self, x: Tensor, masks: Masks) -> Tensor:
         order, shortest = self.order, x.shape[1]
-        if masks.lengths is not None and len(x) and not (torch.compiler.is_compiling() or x.is_meta):
+        if is_any(x.shape[1]):  # rows of another length have no such steps, which the runtime says
+            return x.index_select(1, order[torch.arange(x.shape[1], device=x.device)])
+        if masks.lengths is not None and not (torch.compiler.is_compiling() or x.is_meta) and len(x):
             shortest = int(masks.lengths.min())
         if x.shape[1] != len(order) or shortest != len(order):
             raise InputError(
@@ -136,8 +144,8 @@ class RawInput(nn.Module):
         return x.index_select(1, order)
 
 
-def _widest(device: torch.device) -> torch.dtype:
-    """Of floating dtypes that the device computes in."""
+def widest(device: torch.device) -> torch.dtype:
+    """The widest floating dtype that the device computes in."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -146,7 +154,7 @@ def own_scale(x: Tensor, masks: Masks) -> tuple[Tensor, Tensor]:
     steps; both are 0 for a channel that does not change.
     """
     n = x.shape[1] if masks.lengths is None else masks.lengths[:, None, None].clamp(min=1)
-    x = mask_time(x.to(_widest(x.device)), masks.valid)
+    x = mask_time(x.to(widest(x.device)), masks.valid)
     mean = x.sum(1, keepdim=True) / n
     deviation = (mask_time((x - mean).square(), masks.valid).sum(1, keepdim=True) / n).sqrt()
     flat = deviation <= CONSTANT * mean.abs()
@@ -157,7 +165,7 @@ def own_scale(x: Tensor, masks: Masks) -> tuple[Tensor, Tensor]:
 def require_fits(name: str, config: InputConfig, d_input: int | None, pooling: str | None) -> None:
     """Errors:  ConfigError unless a model ``name`` of these fields can have this input."""
     if d_input is None:
-        raise ConfigError(f"{name}.input says what is done to numbers, but the model reads tokens; leave it out")
+        raise ConfigError(f"{name}.input is for numbers, but the model reads tokens; leave it out")
     if config.scale and len(config.scale) != d_input:
         raise ConfigError(
             f"{name}.input scales {len(config.scale)} numbers a step, but d_input={d_input}; give one scale for each"

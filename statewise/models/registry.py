@@ -7,8 +7,10 @@ from typing import Any
 
 from statewise.configuration import TYPE_KEY, from_dict, to_dict
 from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.gated_recurrence import GRUConfig, LSTMConfig
 from statewise.mixers.gss import GSSConfig
 from statewise.mixers.h3 import H3Config
+from statewise.mixers.hippo_rnn import HiPPORNNConfig
 from statewise.mixers.kalman import KalmanConfig
 from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.lmu import LMUConfig
@@ -19,6 +21,7 @@ from statewise.mixers.mamba3 import Mamba3Config
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.mixers.s5 import S5Config
+from statewise.mixers.temporal_convolution import TCNConfig
 from statewise.models.base import ModelConfig
 from statewise.models.block import BlockConfig
 from statewise.models.classifier import SequenceClassifierConfig
@@ -35,11 +38,14 @@ CONFIG_TYPES: dict[str, type] = {
     "AttentionConfig": AttentionConfig,
     "BlockConfig": BlockConfig,
     "ForecasterConfig": ForecasterConfig,
+    "GRUConfig": GRUConfig,
     "GSSConfig": GSSConfig,
     "H3Config": H3Config,
+    "HiPPORNNConfig": HiPPORNNConfig,
     "KalmanConfig": KalmanConfig,
     "LMUConfig": LMUConfig,
     "LSSLConfig": LSSLConfig,
+    "LSTMConfig": LSTMConfig,
     "LanguageModelConfig": LanguageModelConfig,
     "LinearAttentionConfig": LinearAttentionConfig,
     "MLPConfig": MLPConfig,
@@ -53,6 +59,7 @@ CONFIG_TYPES: dict[str, type] = {
     "SequenceClassifierConfig": SequenceClassifierConfig,
     "SequenceRegressorConfig": SequenceRegressorConfig,
     "StructuralForecasterConfig": StructuralForecasterConfig,
+    "TCNConfig": TCNConfig,
 }
 
 

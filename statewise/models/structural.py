@@ -1,4 +1,4 @@
-"""A forecaster that is a structural time series: the same calls as a network's, and parameters one can read."""
+"""A forecaster that is a structural time series: the same calls as a network's, and parameters that you can read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise.configuration.types import Count, NonEmpty, Positive
-from statewise.errors import ConfigError, InputError
+from statewise.errors import ConfigError, InputError, require_least
 from statewise.estimation.gaussian import GaussianState
 from statewise.estimation.model import LinearGaussian
 from statewise.estimation.structural import Regression, Structural
@@ -42,12 +42,13 @@ class StructuralForecasterConfig(QuantileConfig):
     d_past_covariates: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             model = Structural(self.components)
         except InputError as error:
             raise ConfigError(f"StructuralForecasterConfig.components: {error}") from error
         if not any(p.kind == "variance" for p in model.parameters.values()):
-            raise ConfigError("StructuralForecasterConfig.components: nothing in them is random; add an Irregular")
+            raise ConfigError("StructuralForecasterConfig.components: none of them is random; add an Irregular")
 
     @property
     def d_covariates(self) -> int:
@@ -79,7 +80,7 @@ class StructuralForecaster(Model):
 
     def reset_parameters(self) -> None:
         """Nothing is drawn: the search begins from what the data say."""
-        self._refuse_if_frozen("cannot draw its parameters anew")
+        self._refuse_if_frozen("cannot draw its parameters again")
         nn.init.zeros_(self.free)
 
     @property
@@ -107,16 +108,19 @@ class StructuralForecaster(Model):
         covariates: Tensor | None = None,
         future_covariates: Tensor | None = None,
         lengths: Tensor | None = None,
+        steps: int | None = None,
     ) -> tuple[Tensor, GaussianState | None]:
-        config = self.config
-        both = self._check(history, state, covariates, future_covariates)
-        (batch, length), d = history.shape[:2], config.d_target
+        """``steps``: how many to forecast, with as many ``future_covariates``: any number; None: the horizon."""
+        steps = self.config.horizon if steps is None else steps
+        require_least(InputError, steps=(steps, 1))
+        both = self._check(history, state, covariates, future_covariates, steps)
+        (batch, length), d = history.shape[:2], self.config.d_target
         y = history.to(self.free).transpose(1, 2).reshape(batch * d, length, 1)
         model = self._model(self._kappa(), None if both is None else both.repeat_interleave(d, 0), batch)
         begin = model.initial_state(len(y)) if state is None else GaussianState(*[m.flatten(0, 1) for m in state])
         _, after = model[:length].filter(y, begin, lengths=None if lengths is None else lengths.repeat_interleave(d))
         assert after is not None
-        found = model[length:].forecast(after, config.horizon).observations
+        found = model[length:].forecast(after, steps).observations
         mean, deviation = (
             m.unflatten(0, (batch, d))[..., 0].transpose(1, 2) for m in (found.mean, found.variance.sqrt())
         )
@@ -143,7 +147,7 @@ class StructuralForecaster(Model):
         return quantile_losses(outputs, targets, self.config.quantiles)
 
     def series(self, values: Tensor, covariates: Tensor | None) -> Series:
-        """What :meth:`log_likelihood` reads, once for all parameters.
+        """What :meth:`log_likelihood` reads, whatever the parameters are.
 
         Shapes:  values: (n_series, length, d_target), NaN where missing; covariates: (n_series, length, d_covariates)
         """
@@ -181,7 +185,7 @@ class StructuralForecaster(Model):
         q = torch.tensor(self.config.quantiles, dtype=torch.float64)
         return [float(z) for z in math.sqrt(2) * torch.erfinv(2 * q - 1)]
 
-    def _check(self, history: Any, state: Any, covariates: Any, future_covariates: Any) -> Tensor | None:
+    def _check(self, history: Any, state: Any, covariates: Any, future_covariates: Any, steps: int) -> Tensor | None:
         """The covariates of the past and of the horizon, one after the other."""
         config = self.config
         if not isinstance(history, Tensor) or history.ndim != 3 or history.shape[-1] != config.d_target:
@@ -201,7 +205,7 @@ class StructuralForecaster(Model):
         parts = []
         for name, value, length in (
             ("covariates", covariates, history.shape[1]),
-            ("future_covariates", future_covariates, config.horizon),
+            ("future_covariates", future_covariates, steps),
         ):
             if value is None and not config.d_covariates:
                 continue
@@ -210,6 +214,6 @@ class StructuralForecaster(Model):
                 given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise InputError(f"{name} must be a tensor of shape {wanted}, got {given}")
             if not bool(value.isfinite().all()):
-                raise InputError(f"the {name} hold NaN or infinity; fill them first: only the history may have gaps")
+                raise InputError(f"the {name} hold NaN or infinity; fill them first; only the history may have gaps")
             parts.append(value.to(self.free))
         return torch.cat(parts, 1) if config.d_covariates else None

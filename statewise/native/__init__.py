@@ -1,4 +1,4 @@
-"""The C kernels' shared library: found, loaded, and asked for functions of this processor's instruction set.
+"""The C kernels' shared library: finds it, loads it, and gets functions for this processor's instruction set.
 
 Plain C behind ctypes: no Python or PyTorch headers, so one binary serves every version of both. Without it
 (see :func:`why_not`) everything works through PyTorch.
@@ -30,17 +30,17 @@ _rehearsing = False
 
 
 def available() -> bool:
-    """Whether the library is there and loads."""
+    """Whether the library can be found and loaded."""
     return _load()[0] is not None
 
 
 def why_not() -> str | None:
-    """Why there is no library, in one line; None where there is one."""
+    """Why the library is missing, in one line; None if it is there."""
     return _load()[1]
 
 
 def library_path() -> Path:
-    """Where the library is looked for: the variable STATEWISE_LIBRARY, or beside this file."""
+    """The library's path: from the variable STATEWISE_LIBRARY, or beside this file."""
     return Path(os.environ.get("STATEWISE_LIBRARY") or _HERE / "_kernels.so")
 
 
@@ -54,19 +54,21 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def instruction_set() -> str:
-    """The one in use: the best here, or what the variable STATEWISE_ISA or :func:`forced` says.
+    """The one in use: the best one here, or what the variable STATEWISE_ISA or :func:`forced` asks for.
 
-    Errors:  InputError if that one is not here.
+    Errors:  InputError if that one is not available here.
     """
     return _forced or _chosen()
 
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Within it, kernels run in the code for that instruction set: to test one that is not this processor's best."""
+    """Inside it, kernels run in the code for that instruction set: to test one that is not this processor's best."""
     global _forced
     if name not in instruction_sets():
-        raise InputError(f"instruction set {name!r} is not here; there are {', '.join(instruction_sets()) or 'none'}")
+        raise InputError(
+            f"instruction set {name!r} is not available here; available: {', '.join(instruction_sets()) or 'none'}"
+        )
     before, _forced = _forced, name
     try:
         yield
@@ -76,8 +78,8 @@ def forced(name: str) -> Iterator[None]:
 
 @contextmanager
 def rehearsed() -> Iterator[None]:
-    """Within it, a call that is given a tensor without memory (a FakeTensor of PyTorch) does nothing: what it would
-    have written is not there either. What is around the calls, such as their scratch memory, can then be counted.
+    """Inside it, a call with a tensor without memory (PyTorch's FakeTensor) does nothing, since there is nothing to
+    write to. So you can count everything around the calls, such as their scratch memory.
     """
     global _rehearsing
     before, _rehearsing = _rehearsing, True
@@ -88,12 +90,12 @@ def rehearsed() -> Iterator[None]:
 
 
 def n_threads() -> int:
-    """How many threads a kernel may use: as many as PyTorch may."""
+    """How many threads a kernel may use: as many as PyTorch."""
     return torch.get_num_threads()
 
 
 def function(name: str, dtype: torch.dtype | None, arguments: str) -> Callable[..., Any]:
-    """The function ``name`` of the library in a precision (None: it has none of its own), for this processor.
+    """The library's function ``name`` in a precision (None: it has only one), for this processor.
 
     ``arguments`` has a letter for each: "p" a tensor (its memory; contiguous, on the CPU) or None, "l" an integer, "d"
     a float.
@@ -134,7 +136,7 @@ def _chosen() -> str:
     wanted = os.environ.get("STATEWISE_ISA")
     here = instruction_sets()
     if wanted and wanted not in here:
-        raise ConfigError(f"STATEWISE_ISA={wanted!r} is not here; there are {', '.join(here) or 'none'}")
+        raise ConfigError(f"STATEWISE_ISA={wanted!r} is not available here; available: {', '.join(here) or 'none'}")
     return wanted or here[-1]
 
 
@@ -152,7 +154,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     if not os.environ.get("STATEWISE_LIBRARY") and build.SOURCE.is_dir():
         built_from = bytes((ctypes.c_char * 16).in_dll(library, "statewise_sources")).decode()
         if built_from != build.sources_digest():
-            return None, f"{path.name} was built from other sources; run: python {build.__file__}"
+            return None, f"{path.name} was built from different sources; run: python {build.__file__}"
     library.statewise_cpu_level.restype = ctypes.c_int
     library.statewise_set_threads.argtypes = [ctypes.c_void_p] * 3
     library.statewise_set_threads(*entry_points())

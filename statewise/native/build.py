@@ -78,9 +78,13 @@ class BuildError(Exception):
     """Why there is no library; one line."""
 
 
-def variants() -> tuple[str, ...]:
-    """The instruction sets that a library built here holds."""
-    return tuple(VARIANTS) if platform.machine() in ("x86_64", "AMD64") else ("portable",)
+def variants(command: Sequence[str]) -> tuple[str, ...]:
+    """The instruction sets that a library by this compiler holds: those of the processor that it compiles for, which
+    may be another than this one.
+    """
+    asked = subprocess.run([*command, "-dumpmachine"], capture_output=True, text=True)
+    machine = asked.stdout.strip() or platform.machine()
+    return tuple(VARIANTS) if machine.startswith(("x86_64", "AMD64")) else ("portable",)
 
 
 def compiler() -> list[str]:
@@ -108,16 +112,16 @@ def build(output: Path = LIBRARY, *, only: Sequence[str] = (), sanitize: bool = 
     places = {path.name: path for path in sources(".c")}
     names = [*places]
     if unknown := sorted({*only} - {*names}):
-        raise BuildError(f"there is no source {', '.join(unknown)}; there are {', '.join(names)}")
+        raise BuildError(f"there is no source {', '.join(unknown)}; use {', '.join(names)}")
     chosen = [name for name in names if not only or name in only or name in ONCE]
     includes = [word for room in sorted({path.parent for path in sources(".h")}) for word in ("-I", str(room))]
     optimise = (*(SANITIZE if sanitize else ("-O3",)), f'-DSOURCES="{sources_digest()}"')
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "instructions.h").write_text(header())
         includes += ["-I", folder]
-        jobs = []
+        jobs, sets = [], variants(command)
         for name in chosen:
-            for variant in ("portable",) if name in ONCE else variants():
+            for variant in ("portable",) if name in ONCE else sets:
                 target = Path(folder) / f"{Path(name).stem}_{variant}.o"
                 flags = [*FLAGS, *WARNINGS, *optimise, *VARIANTS[variant], f"-DISA={variant}", *includes]
                 jobs.append([*command, *flags, "-c", str(places[name]), "-o", str(target)])
@@ -154,9 +158,9 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         what = next((word for word in command if word.endswith(".c")), "the link")
-        complaint = lines[0] if lines else f"exit code {done.returncode}, and it said nothing"
+        complaint = lines[0] if lines else f"exit code {done.returncode}, and no message"
         raise BuildError(
-            f"{command[0]} failed at {Path(what).name}: {complaint}; another compiler: set CC, install again"
+            f"{command[0]} failed at {Path(what).name}: {complaint}; to use another compiler, set CC and install again"
         )
     if done.stderr:
         print(done.stderr, file=sys.stderr)

@@ -49,7 +49,7 @@ def in_small_pages(fresh: Tensor) -> Tensor:
 
 
 def gives_huge_pages() -> bool:
-    """Whether the system has huge pages for who asks."""
+    """Whether the system gives huge pages on request."""
     try:
         return (
             _advise() is not None and "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()

@@ -1,7 +1,7 @@
 """Large blocks of memory, used again when what lay in them is gone.
 
-Each call of a kernel on a long sequence would otherwise get fresh pages, which the system has to clear. Of a scan with
-gradients at 131,072 steps that was half of the system's time, on Zen 4 1.4 of 23 microseconds a step. Here a freed
+Each call of a kernel on a long sequence would otherwise get fresh pages, which the system has to clear. In a scan with
+gradients at 131,072 steps that was half of the system's time: on Zen 4, 1.4 of 23 microseconds a step. Here a freed
 block is kept, and lent again to what fits it. The system may take the pages of a kept block when memory is short
 (MADV_FREE), so they count as free memory.
 """
@@ -55,7 +55,7 @@ def lent(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Of rows that lie one after the other."""
+    """The strides of rows that follow each other."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 

@@ -1,4 +1,4 @@
-"""The linear families, each with its definition and its fast forms behind one call."""
+"""The linear families. One call covers a family's definition and its fast forms."""
 
 from statewise.operators.base import Operator
 from statewise.operators.bidirectional import Bidirectional, bidirectional
@@ -19,7 +19,9 @@ FAMILIES: tuple[type[Operator], ...] = (
 
 
 def table() -> str:
-    """Which form of which family runs when, and why: a Markdown table, the first line of a family that fits decides."""
+    """A Markdown table of which form of which family runs when, and why; the first line of a family that applies
+    decides.
+    """
     return _table(FAMILIES)
 
 

@@ -30,14 +30,14 @@ def check_batch(batch: Any) -> None:
 
 
 class Operator(abc.ABC):
-    """A family of linear recurrences: a frozen dataclass of its coefficients that writes ``step``.
+    """A family of linear recurrences: a frozen dataclass of its coefficients that defines ``step``.
 
     ``step`` is the definition; every other form in ``forms`` equals it in outputs, final state and gradients
     (``tests/laws.py`` checks each). A form is a method ``form(u, state, masks) -> (y, final state)``.
 
     Shapes:  u: (batch, length, *channels, *trailing)  ->  y of the same shape (time-invariant families may have
              several outputs for a channel, in an axis behind it; one that ``mixes_channels`` has an axis of outputs
-             in the place of its inputs). The coefficients act on ``channels``; each index of the trailing axes is an
+             instead of its inputs). The coefficients act on ``channels``; each index of the trailing axes is an
              independent copy of the system.
     """
 
@@ -57,7 +57,7 @@ class Operator(abc.ABC):
 
     @abc.abstractmethod
     def state_shape(self, trailing: tuple[int, ...] = ()) -> Any:
-        """The state with a :func:`~statewise.operators.state_shape.leaf` in the place of each tensor."""
+        """The state with a :func:`~statewise.operators.state_shape.leaf` instead of each tensor."""
 
     @abc.abstractmethod
     def _check(self, u: Tensor) -> None:
@@ -75,7 +75,9 @@ class Operator(abc.ABC):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Any:
-        """The state of a system at rest. ``device`` and ``dtype`` default to the coefficients', float32 or wider."""
+        """The state of a system at rest. ``device`` and ``dtype`` default to those of the coefficients, float32 or
+        wider.
+        """
         check_batch(batch)
         like = self._like()
         device = like.device if device is None else device
@@ -105,7 +107,7 @@ class Operator(abc.ABC):
             return self.apply(u, state, build_masks(u, lengths, starts), form)
 
     def check(self, u: Any, state: Any = None) -> None:
-        """Errors:  InputError unless the coefficients fit one another and u, and the state is one of theirs for u."""
+        """Errors:  InputError unless the coefficients fit each other, u and the state."""
         name = type(self).__name__
         if not isinstance(u, Tensor):
             raise InputError(f"{name} needs u as a tensor, got {type(u).__name__}; use torch.as_tensor(u)")
@@ -121,9 +123,9 @@ class Operator(abc.ABC):
     def apply(
         self, u: Tensor, state: Any = None, masks: Masks = NO_MASKS, form: str | Form | None = None
     ) -> tuple[Tensor, Any]:
-        """The call for arguments that are known to fit, as those of a mixer are, which has checked its own.
+        """The call for arguments that were checked before, such as a mixer's.
 
-        ``form`` may be a function of u, the state and the masks too, as the forms are, which computes more than they.
+        ``form`` may also be a function of u, the state and the masks, like the forms, that computes more than they do.
         """
         op, u = self, mask_time(u, masks.valid)
         if masks.valid is not None:
@@ -151,7 +153,9 @@ class Operator(abc.ABC):
         return replace(self, **{name: getattr(self, name)[:, times] for name in self.time_varying})  # type: ignore[type-var]
 
     def prepare(self) -> Self:
-        """The same operator, detached, for decoding. Families that compute more from their coefficients keep that."""
+        """The same operator, detached, for decoding. Families that compute more from their coefficients keep the
+        result.
+        """
         return replace(self, **{name: m.detach() for name, m in self._tensors().items()})  # type: ignore[type-var]
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -178,7 +182,7 @@ class Operator(abc.ABC):
         return (torch.stack(outputs, 1) if outputs else u.new_zeros(self._output_shape(u))), state
 
     def _each_document(self, form: str, u: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
-        """Each document as a row of its own, from rest, or from the state if it goes on with one."""
+        """Each document as a row of its own, from rest, or from the state if it continues one."""
         batch, length = u.shape[:2]
         steps = u.reshape(batch * length, *u.shape[2:])
         y = u.new_zeros(batch * length, *self._output_shape(u)[2:])
@@ -214,15 +218,15 @@ class Operator(abc.ABC):
     def matrix(self, length: int | None = None) -> Tensor:
         """The lower-triangular map of the whole sequence, y = M u: (batch, *channels, length, length).
 
-        Column s is the response to a unit impulse at time s. Time-invariant operators need ``length`` and give
-        (*channels, length, length). One that ``mixes_channels`` has (outputs, inputs) for ``channels``. Costs a run
-        over ``length`` copies of the system, of the latter for each input: to read, test and plot.
+        Column s is the response to a unit impulse at time s. Time-invariant operators need ``length`` and return
+        (*channels, length, length). One that ``mixes_channels`` has (outputs, inputs) instead of ``channels``. It runs
+        ``length`` copies of the system (with ``mixes_channels`` for each input), so use it to read, test and plot.
         """
         like = self._like()
         if self.time_varying:
             batch, own = getattr(self, self.time_varying[0]).shape[:2]
             if length not in (None, own):
-                raise InputError(f"this operator has {own} steps; matrix(length={length}) needs op[:{length}] first")
+                raise InputError(f"this operator has {own} steps; for matrix(length={length}) use op[:{length}]")
             length = own
         elif length is None:
             raise InputError("matrix(length) of a time-invariant operator needs a length")

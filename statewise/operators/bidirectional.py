@@ -1,4 +1,4 @@
-"""Two operators over one sequence, one of them from its end."""
+"""Two operators over one sequence, one of them backwards from its end."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ COMBINE = ("sum", "concatenate")
 
 @dataclass(frozen=True, eq=False)
 class Bidirectional:
-    """y = forward(u) + reverse(backward(reverse(u))): both see the present step, each document is reversed in itself.
+    """y = forward(u) + reverse(backward(reverse(u))): both see the present step, and each document is reversed by
+    itself.
 
-    The backward operator is written for the reversed sequence: where it varies with time, its coefficients are given
-    in the order of u, and reversed with it. A skip D, which both have, counts in both. There is no state, since the
-    future has not been read.
+    The backward operator is defined on the reversed sequence. If it varies with time, give its coefficients in the
+    order of u; they are reversed with it. If both have a skip D, both count. There is no state, since the future has
+    not been read.
 
-    combine: "sum", or "concatenate" for both side by side on the axis of the channels, forward first, as
-             ``torch.nn.GRU`` has them
-    Shapes:  as both operators have them; concatenated (batch, length, 2 w, ...)
-    Cost:    that of both.
+    combine: "sum", or "concatenate" for both side by side on the axis of the channels, forward first, as in
+             ``torch.nn.GRU``
+    Shapes:  as for both operators; concatenated (batch, length, 2 w, ...)
+    Cost:    the cost of both.
     Errors:  InputError for a state, or an unknown ``combine``.
     Source:  Schuster & Paliwal 1997, "Bidirectional recurrent neural networks".
     """
@@ -69,9 +70,10 @@ class Bidirectional:
 
 
 def bidirectional(forward: Operator, backward: Operator | None = None, combine: str = "sum") -> Bidirectional:
-    """An operator over the sequence and one over the reversed sequence, added or concatenated.
+    """One operator over the sequence and one over the reversed sequence, added or concatenated.
 
-    Without ``backward`` the weights are shared: it is the forward system read from the end. See :class:`Bidirectional`.
+    Without ``backward`` both share their weights: the forward system also reads from the end. See
+    :class:`Bidirectional`.
 
     >>> from statewise.operators.diagonal import DiagonalLTI
     >>> ones = torch.ones(1, 1)

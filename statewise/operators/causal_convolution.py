@@ -32,10 +32,10 @@ class CausalConvolution(Operator):
 
     Shapes:  taps: (width, n_taps)   u: (batch, length, width, *trailing)
     Forms:   ``recurrent``; ``direct``, O(length width n_taps), one pass for each tap; ``fft``,
-             O(length width log n_taps), whose rounding is relative to the largest value of the row, and where a NaN
-             spoils the steps around it (:func:`statewise.kernels.fft_convolution.fft_convolution`). It lays packed
-             documents out one a row.
-    Errors:  InputError for shapes that disagree, and for taps or u that are not real and floating.
+             O(length width log n_taps), whose rounding error is relative to the largest value of the row, and where a
+             NaN spoils the steps around it (:func:`statewise.kernels.fft_convolution.fft_convolution`). Packed
+             documents become rows of their own.
+    Errors:  InputError for shapes that do not fit, and for taps or u that are not real floating-point numbers.
     """
 
     taps: Tensor
@@ -52,11 +52,11 @@ class CausalConvolution(Operator):
 
     @classmethod
     def from_shift(cls, B: Tensor, C: Tensor, D: Tensor | None = None) -> CausalConvolution:
-        """H3's shift SSM: A moves the state down by one place, so its filter is taps_i = sum_n C[n + i] B[n], and D
-        more in the first of them.
+        """H3's shift SSM: A moves the state down by one place, so its filter is taps_i = sum_n C[n + i] B[n], plus D in
+        the first tap.
 
         Shapes:  B, C: (width, n)   D: (width,), the skip   ->   n taps
-        Cost:    O(width n log n): the filter is itself a causal convolution, of B with C from its end.
+        Cost:    O(width n log n): the filter is itself a causal convolution, of B with the reversed C.
         Source:  Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.1.
         """
         if B.ndim != 2 or B.shape != C.shape or B.numel() == 0:
@@ -126,15 +126,15 @@ class CausalConvolution(Operator):
     def following(
         self, u: Tensor, history: Tensor, state: ConvolutionState | None, masks: Masks
     ) -> ConvolutionState | None:
-        """The state after u, in the dtype of the one before; None if there was none."""
+        """The state after u, in the dtype of the state before; None if there was none."""
         if state is None:
             return None
-        return ConvolutionState(self._final(u.to(history.dtype), history, masks).to(state.inputs.dtype))
+        return ConvolutionState(last_inputs(u.to(history.dtype), history, masks).to(state.inputs.dtype))
 
     def fft(
         self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS
     ) -> tuple[Tensor, ConvolutionState | None]:
-        """By FFT, with the state as the history before the first step."""
+        """The convolution by FFT, with the state as the history before the first step."""
         dtype = full_precision(u.dtype, self.taps.dtype)
         x, taps = u.to(dtype), self.taps.to(dtype)
         history = None if state is None else state.inputs.to(dtype)
@@ -144,26 +144,28 @@ class CausalConvolution(Operator):
             y = _each_document(x, taps, history, masks)
         return y.to(u.dtype), None if history is None else self.following(x, history, state, masks)
 
-    def _final(self, x: Tensor, history: Tensor, masks: Masks) -> Tensor:
-        """The last n_taps - 1 real inputs of each row, zero where they lie before its document."""
-        n_kept = history.shape[1]
-        if x.shape[1] == 0:
-            return history
-        if masks.lengths is None and masks.segments is None and x.shape[1] >= n_kept:
-            return x[:, x.shape[1] - n_kept :].clone()
-        past = torch.cat([history, x], 1)
-        if masks.lengths is None:
-            kept = past[:, x.shape[1] :]
-            last = None if masks.segments is None else masks.segments[:, -1:]
-        else:
-            index = masks.lengths[:, None] + torch.arange(n_kept, device=x.device)  # into past
-            kept = past.gather(1, index.reshape(*index.shape, *[1] * (x.ndim - 2)).expand(-1, -1, *x.shape[2:]))
-            last = None if masks.segments is None else masks.segments.amax(1, keepdim=True)
-        if masks.segments is None or last is None:
-            return kept
-        ids = torch.cat([masks.segments.new_zeros(x.shape[0], n_kept), masks.segments], 1)
-        ids = ids[:, x.shape[1] :] if masks.lengths is None else ids.gather(1, index)
-        return kept * (ids == last).reshape(*ids.shape, *[1] * (x.ndim - 2))
+
+def last_inputs(x: Tensor, history: Tensor, masks: Masks) -> Tensor:
+    """The last inputs of each row, as many as ``history`` (batch, n, ...) holds from before x, oldest first; zero where
+    they are from before its document."""
+    n_kept = history.shape[1]
+    if x.shape[1] == 0 or n_kept == 0:
+        return history
+    if masks.lengths is None and masks.segments is None and x.shape[1] >= n_kept:
+        return x[:, x.shape[1] - n_kept :].clone()
+    past = torch.cat([history, x], 1)
+    if masks.lengths is None:
+        kept = past[:, x.shape[1] :]
+        last = None if masks.segments is None else masks.segments[:, -1:]
+    else:
+        index = masks.lengths[:, None] + torch.arange(n_kept, device=x.device)  # into past
+        kept = past.gather(1, index.reshape(*index.shape, *[1] * (x.ndim - 2)).expand(-1, -1, *x.shape[2:]))
+        last = None if masks.segments is None else masks.segments.amax(1, keepdim=True)
+    if masks.segments is None or last is None:
+        return kept
+    ids = torch.cat([masks.segments.new_zeros(x.shape[0], n_kept), masks.segments], 1)
+    ids = ids[:, x.shape[1] :] if masks.lengths is None else ids.gather(1, index)
+    return kept.masked_fill((ids != last).reshape(*ids.shape, *[1] * (x.ndim - 2)), 0)  # NaN of before is gone too
 
 
 def _each_document(x: Tensor, taps: Tensor, history: Tensor | None, masks: Masks) -> Tensor:

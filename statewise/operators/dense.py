@@ -40,7 +40,7 @@ class DenseLTI(TimeInvariant):
     Shapes:  A: (w, n, n)   B: (w, n)   C: (w, n) or (w, p, n), real   u: (batch, length, w, *trailing)
     Forms:   ``recurrent``, O(length w n^2); ``convolve``: log2(length) squarings of A, O(w n^3 log length), and then
              O(length log length) from rest, O(length (64 + n)) a channel from a state.
-    Errors:  InputError for shapes or dtypes that disagree.
+    Errors:  InputError for shapes or dtypes that do not fit.
     Source:  Gu et al. 2021 (LSSL), arXiv:2110.13985, eq. 3 to 6.
     """
 
@@ -119,7 +119,7 @@ class DenseLTI(TimeInvariant):
 
 
 class DenseLTVState(NamedTuple):
-    """h: (batch, w, *trailing, n); steps: (batch,) int64, how many steps the row has made."""
+    """h: (batch, w, *trailing, n); steps: (batch,) int64, how many steps each row has made."""
 
     h: Tensor
     steps: Tensor
@@ -129,14 +129,14 @@ class DenseLTVState(NamedTuple):
 class DenseLTV(Operator):
     """h'(t) = (A h(t) + B u(t)) / t, y = C h: HiPPO-LegS, which remembers all of the past at every time scale.
 
-    In log t the system is time-invariant, so the step from t = k to k + 1 is one of length log((k + 1)/k) there, and
-    zero-order hold is exact for an input that is constant within each step. The first step (from t = 0) is infinitely
-    long and ends in the steady state, -A^-1 B u.
+    In log t the system is time-invariant, and the step from t = k to k + 1 has length log((k + 1)/k). So zero-order
+    hold is exact for an input that is constant within each step. The first step (from t = 0) is infinitely long and
+    ends in the steady state, -A^-1 B u.
 
     Shapes:  A: (n, n)   B: (n,)   C: (w, n) or (w, p, n), real   u: (batch, length, w, *trailing)
     Forms:   ``recurrent``, O(n^3) a step for the matrix exponential, and O(batch w n^2) for the product.
-             ``statewise.hippo.project`` gives the same coefficients without a matrix exponential, far faster.
-    Errors:  InputError for shapes or dtypes that disagree, and under vmap for an A, a B or steps that it maps over.
+             ``statewise.hippo.project`` gives the same coefficients far faster, without a matrix exponential.
+    Errors:  InputError for shapes or dtypes that do not fit, and if vmap maps over A, B or the steps.
     Source:  Gu et al. 2020 (HiPPO), arXiv:2008.07669, theorem 2 and eq. 4.
     """
 
@@ -170,8 +170,8 @@ class DenseLTV(Operator):
         check_dtypes("DenseLTV", u, A=A, B=B, C=C)
         if not torch.compiler.is_compiling() and (stacked(A) or stacked(B)):
             raise InputError(
-                "DenseLTV under vmap needs the same A and B in every copy: how their exponential is computed depends "
-                "on their values; map over C, u and the state, or call it once for each A"
+                "DenseLTV under vmap needs the same A and B in every copy: the way to compute their exponential "
+                "depends on their values; map over C, u and the state, or call it once for each A"
             )
         w = C.shape[0]
         if u.ndim < 3 or u.shape[2] != w:

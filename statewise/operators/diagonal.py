@@ -19,6 +19,7 @@ from statewise.kernels.linear_scan import linear_scan
 from statewise.kernels.pairs import as_complex
 from statewise.kernels.vandermonde import vandermonde
 from statewise.kernels.vandermonde.powers import rounded_squares
+from statewise.operators.folding import is_any
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.plan import SINGLE, Plan, Rule, up_to
 from statewise.operators.state_shape import leaf
@@ -36,16 +37,16 @@ class DiagonalState(NamedTuple):
 class DiagonalLTI(TimeInvariant):
     """h_t = A h_{t-1} + B u_t, y_t = C h_t + D u_t with diagonal A, discrete, the same at every step.
 
-    Complex coefficients stand for conjugate pairs, of which one of each is kept: then y_t = 2 Re(C h_t) + D u_t.
+    Complex coefficients are one of each conjugate pair: then y_t = 2 Re(C h_t) + D u_t.
 
     Shapes:  A, B: (width, n), C: (width, n) or (width, p, n), all real or all complex
-             D: the skip, real, (width,) or (width, p), or None; a part of the first tap, so that it costs no pass
+             D: the skip, real, (width,) or (width, p), or None; it is part of the first tap, so it costs nothing extra
              u: (batch, length, width, *trailing)
     Forms:   ``recurrent``; ``scan``, O(length width n) work in O(sqrt(length)) vectorised steps, with all states
-             in memory: (batch, length, width, *trailing, n), packed documents laid out one a row (while compiling
+             in memory: (batch, length, width, *trailing, n), packed documents as rows of their own (while compiling
              they are masked instead, and then a NaN passes a start); ``convolve``, O(length n) for the impulse response
              of each channel and O(length log length) for each row, with no array of size (width, n, length).
-    Errors:  InputError for shapes or dtypes that disagree.
+    Errors:  InputError for shapes or dtypes that do not fit.
     Source:  Gu et al. 2022 (S4D), arXiv:2206.11893, eq. 3 and sec. 3.
     """
 
@@ -98,8 +99,8 @@ class DiagonalLTI(TimeInvariant):
     def scan(self, u: Tensor, state: DiagonalState | None, masks: Masks = NO_MASKS) -> tuple[Tensor, DiagonalState]:
         """All states by :func:`statewise.kernels.linear_scan`: a is 1 on padding.
 
-        Documents are rows of their own. How many there are depends on the data, so while compiling a is 0 where one
-        begins; 0 NaN is NaN, and passes.
+        Documents become rows of their own. Their number depends on the data, so while compiling a is 0 where one begins
+        instead; but 0 NaN is NaN, which passes.
         """
         if masks.starts is not None and not torch.compiler.is_compiling():
             y, final = self._each_document("scan", u, state, masks)
@@ -121,8 +122,8 @@ class DiagonalLTI(TimeInvariant):
         return y.to(u.dtype), DiagonalState(self._real(last).to(state.h.dtype))
 
     def impulse_response(self, length: int) -> Tensor:
-        """C A^k B, doubled in its real part for complex coefficients, by :func:`statewise.kernels.vandermonde`; D is
-        in its first tap."""
+        """C A^k B, twice its real part for complex coefficients, by :func:`statewise.kernels.vandermonde`; the first
+        tap includes D."""
         if length < 1:
             return self._no_taps(length)
         A, B, C = self._coefficients(0, full_precision(self.A.dtype))
@@ -153,7 +154,7 @@ class DiagonalLTI(TimeInvariant):
     def _walks(self, u: Tensor, state: DiagonalState, masks: Masks) -> bool:
         """Whether ``_chunks`` goes by :func:`statewise.kernels.diagonal_scan.diagonal_scan` in C."""
         given = [m for m in (u, state.h, self.A, self.B, self.C, self.D) if m is not None]
-        if self.C.ndim != 2 or {m.dtype for m in given} != {torch.float32, torch.complex64}:
+        if is_any(u.shape[1]) or self.C.ndim != 2 or {m.dtype for m in given} != {torch.float32, torch.complex64}:
             return False
         if masks.valid is not None and masks.lengths is None:
             return False

@@ -1,4 +1,4 @@
-"""S4's system: a diagonal matrix less one of low rank, discretised bilinearly."""
+"""S4's system: a diagonal matrix minus one of low rank, discretised bilinearly."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ class LowRankState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DiagonalPlusLowRank(TimeInvariant):
-    """x' = (Lambda - P Q*) x + B u, y = 2 Re(C x), in bilinear steps of dt; conjugate pairs, of which one is kept.
+    """x' = (Lambda - P Q*) x + B u, y = 2 Re(C x), in bilinear steps of dt; one of each conjugate pair is kept.
 
     Shapes:  Lambda, B: (w, n)   P, Q: (w, r, n)   C: (w, n) or (w, p, n), complex   dt: (w,), real
              u: (batch, length, w, *trailing)
-    Stability: Q is P unless given; then real parts of Lambda at or below 0 keep the system stable, and others are
-             refused. A Q of its own gives no such guarantee: its impulse response is always taken by squaring.
+    Stability: Without Q, Q is P: real parts of Lambda at or below 0 keep the system stable, and others are refused.
+             With another Q there is no such guarantee, so the impulse response is always computed by squaring.
     Forms:   ``recurrent``, O(n r) a step by the Woodbury identity; ``convolve`` from rest, O(length log length) for
              each row and for each impulse response the cheaper of about 2 length n (p + r)(1 + r) Cauchy sums, with
              no array of size (w, n, length) and no power of A, and log2(length) squarings of the dense A of order
              2 n; from a state in chunks of 64 steps, with the dense matrices that they need, O(w n^3).
-    Numerics: the impulse response is right to about 1e-12 in float64 and 1e-4 in float32 (2e-5 for dt up to 0.1),
+    Numerics: the impulse response is accurate to about 1e-12 in float64 and 1e-4 in float32 (2e-5 for dt up to 0.1),
              relative to its largest value, at every length, if the system is stable.
-    Errors:  InputError for shapes or dtypes that disagree, for dt that is not positive and finite, and without Q for
-             real parts of Lambda above 0. Looking at the values waits for a device; ``check_values=False`` trusts them.
+    Errors:  InputError for shapes or dtypes that do not fit, for dt that is not positive and finite, and without Q for
+             real parts of Lambda above 0. Checking values means waiting for a device; ``check_values=False`` trusts
+             them.
     Source:  Gu et al. 2022 (S4), arXiv:2111.00396, sec. 3 and appendix C; the circle: see ``impulse_response``.
     """
 
@@ -107,7 +108,7 @@ class DiagonalPlusLowRank(TimeInvariant):
             if growth > 0:
                 raise InputError(
                     f"DiagonalPlusLowRank needs real parts of Lambda at or below 0, or the system grows without bound; "
-                    f"got {growth:g} as the largest; keep them negative, as Lambda = -exp(log_decay) + i frequency does"
+                    f"the largest is {growth:g}. Keep them negative, for example Lambda = -exp(log_decay) + i frequency"
                 )
 
     def state_shape(self, trailing: tuple[int, ...] = ()) -> LowRankState:
@@ -144,7 +145,7 @@ class DiagonalPlusLowRank(TimeInvariant):
     def impulse_response(self, length: int) -> Tensor:
         """C A^k B for k < length, by Cauchy sums or by squaring the dense A, whichever is less work.
 
-        With a Q of its own by squaring: the sums are right for stable systems only.
+        With another Q than P it is always by squaring: the sums are only right for stable systems.
         """
         if length < 1:
             return self._no_taps(length)
@@ -159,8 +160,8 @@ class DiagonalPlusLowRank(TimeInvariant):
     def response_by_squaring(self, length: int) -> Tensor:
         """C A^k B in two levels of about sqrt(length) rows each, doubled with the squares of the dense A.
 
-        The squares are kept less the identity, (I + E)^2 = I + (2 E + E^2): for a small dt rounding A itself would
-        add up over the length.
+        The squares are kept without the identity, (I + E)^2 = I + (2 E + E^2): with a small dt, the rounding of A
+        itself would add up over the length.
         """
         if length < 1:
             return self._no_taps(length)
@@ -186,9 +187,9 @@ class DiagonalPlusLowRank(TimeInvariant):
         """C A^k B from the generating function sum_k (C A^k B) z^k, which is a few Cauchy sums at each z.
 
         It is evaluated on a circle of radius below 1 and transformed back. On the unit circle, as published, the sum
-        wraps around, which costs a power A^length in C; here what wraps around has decayed by the radius, and is
-        below the rounding that multiplying by the inverse radius brings back: no power of A, no pole at z = -1. It has
-        not decayed if the system grows: then the numbers are wrong.
+        wraps around, which costs a power A^length in C; here what wraps around has decayed by the radius, and is below
+        the rounding that the inverse radius brings back: no power of A, no pole at z = -1. If the system grows, it has
+        not decayed, and the numbers are wrong.
         """
         if length < 1:
             return self._no_taps(length)
@@ -217,7 +218,7 @@ class DiagonalPlusLowRank(TimeInvariant):
         return response.squeeze(1) if self.C.ndim == 2 else response
 
     def dense(self) -> DenseLTI:
-        """The same discrete system over real numbers: states of order 2 n, real parts and imaginary parts in turn."""
+        """The same discrete system over real numbers: states of order 2 n, real and imaginary parts alternating."""
         E, B, C = self._less_identity()
         return DenseLTI(E + torch.eye(E.shape[-1], dtype=E.dtype, device=E.device), B, C)
 

@@ -1,4 +1,4 @@
-"""One diagonal time-invariant system of many inputs and outputs: S5 is built on it."""
+"""One diagonal time-invariant system with many inputs and outputs: S5 is built on it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from statewise.precision import exactly, full_precision
 class DiagonalMIMO(Operator):
     """h_t = A h_{t-1} + B u_t, y_t = C h_t + D u_t with diagonal A, discrete, the same at every step.
 
-    All channels of u write into one state of n numbers, and all outputs read it; :class:`DiagonalLTI` has a system of
-    its own for each channel. Complex coefficients stand for conjugate pairs, of which one of each is kept: then
-    y_t = 2 Re(C h_t) + D u_t.
+    All channels of u enter one state of n numbers, and all outputs read it; :class:`DiagonalLTI` has its own system for
+    each channel. Complex coefficients are one of each conjugate pair: then y_t = 2 Re(C h_t) + D u_t.
 
     Shapes:  A: (n,), B: (n, w), C: (p, n), all real or all complex
              D: the skip, real: (p, w), or its diagonal (w,) where p = w, or None
@@ -33,9 +32,9 @@ class DiagonalMIMO(Operator):
              state: h (batch, *trailing, n) for real coefficients, (batch, *trailing, n, 2) for complex ones
     Forms:   ``recurrent``; ``scan``, O(length n (w + p)) work: all inputs in one matrix product, a scan of n numbers
              in O(sqrt(length)) vectorised steps, and all outputs in another product, with all states in memory:
-             (batch, length, *trailing, n). Packed documents are laid out one a row (while compiling they are masked
+             (batch, length, *trailing, n). Packed documents become rows of their own (while compiling they are masked
              instead, and then a NaN passes a start). There is no convolution: it would have w p filters.
-    Errors:  InputError for shapes or dtypes that disagree.
+    Errors:  InputError for shapes or dtypes that do not fit.
     Source:  Smith, Warrington & Linderman 2023 (S5), arXiv:2208.04933, sec. 2.2 and 3.1.
 
     >>> ones = torch.ones(1, 2)
@@ -97,8 +96,9 @@ class DiagonalMIMO(Operator):
     def scan(self, u: Tensor, state: DiagonalState | None, masks: Masks = NO_MASKS) -> tuple[Tensor, DiagonalState]:
         """All states by :func:`statewise.kernels.linear_scan`: a is 1 on padding.
 
-        Documents are rows of their own. How many there are depends on the data, so while compiling a is 0 where one
-        begins; 0 NaN is NaN, and passes. The products are of real numbers: u is real, and of C h half is asked for.
+        Documents become rows of their own. Their number depends on the data, so while compiling a is 0 where one begins
+        instead; but 0 NaN is NaN, which passes. The products use real numbers: u is real, and only the real part of C h
+        is needed.
         """
         if masks.starts is not None and not torch.compiler.is_compiling():
             y, final = self._each_document("scan", u, state, masks)

@@ -1,4 +1,4 @@
-"""What ``lengths`` and ``starts`` mean, worked out once for all forms."""
+"""What ``lengths`` and ``starts`` mean, computed once and shared by all forms."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build_masks(x: Tensor, lengths: Tensor | None, starts: Tensor | None) -> Mas
 
     Cost:    a wait for the device, which has to tell what they hold. So it is done once where a call of a model, a
              layer, a mixer or an operator begins, and what it calls is given the masks.
-    Errors:  InputError for what is no tensor, other shapes and dtypes, another device, lengths out of range.
+    Errors:  InputError for anything but a tensor, other shapes and dtypes, another device, lengths out of range.
     """
     if lengths is None and starts is None:
         return NO_MASKS

@@ -1,4 +1,4 @@
-"""Which form of an operator runs: one pure function over the rules of its family, and how to ask it."""
+"""Which form of an operator runs: one pure function over the rules of its family, which you can ask."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.operators.folding import is_any
 
 
 class Rule(NamedTuple):
@@ -22,6 +23,7 @@ class Rule(NamedTuple):
     reason: str
 
 
+LONG = 2**40  # steps
 SINGLE = "a single step has nothing to gain"
 
 
@@ -41,7 +43,11 @@ def otherwise(form: str, reason: str, *, condition: str = "otherwise") -> Rule:
 
 
 def plan(rules: Sequence[Rule], *, length: int, n_taps: int = 0) -> Plan:
-    """The form that a family with these rules runs in, and why. One without rules runs as written."""
+    """The form that a family with these rules runs in, and why. A family without rules runs as defined.
+
+    A program that is exported for any length uses the form for long ones.
+    """
+    length = LONG if is_any(length) else length
     for rule in rules:
         if rule.holds(length, n_taps):
             return Plan(rule.form, rule.reason)
@@ -72,7 +78,7 @@ class Explanation(NamedTuple):
 def explain(operator: Any, u: Tensor, state: Any = None) -> Explanation:
     """The form that ``operator(u, state)`` runs in, and the reason.
 
-    Errors: InputError for what is no operator, and as the call itself.
+    Errors: InputError for anything but an operator, and as the call itself.
 
     >>> import torch
     >>> import statewise as sw
@@ -83,8 +89,8 @@ def explain(operator: Any, u: Tensor, state: Any = None) -> Explanation:
     if isinstance(operator, type) or not hasattr(operator, "_plan"):
         given = f"the class {operator.__name__}" if isinstance(operator, type) else f"a {type(operator).__name__}"
         raise InputError(
-            f"explain: {given} has no forms to choose from; give an operator (of one that reads in both directions its "
-            ".forward and .backward)"
+            f"explain: {given} has no forms to choose from; give an operator (for one that reads in both directions, "
+            "its .forward or .backward)"
         )
     operator.check(u, state)
     chosen = operator._plan(u)

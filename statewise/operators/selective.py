@@ -1,4 +1,4 @@
-"""The selective diagonal system of Mamba: its step size, input and output vectors change with every step."""
+"""The selective diagonal system of Mamba: its step size, input vector and output vector change with every step."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ class SelectiveDiagonal(Operator):
     """h_t = exp(Delta_t A) h_{t-1} + Bbar_t u_t, y_t = (C_t h_t + D u_t) SiLU(gate_t), a state of n numbers a channel.
 
     Delta = dt + dt_bias, or with ``softplus`` log(1 + exp(dt + dt_bias)); without D there is no skip, without a gate no
-    factor. If A, B or C is complex they stand for conjugate pairs, one of each kept, and 2 Re(C h) is in place of C h.
+    factor. If A, B or C is complex they are one of each conjugate pair, and 2 Re(C h) replaces C h.
 
-    method:  "mamba", as published: Bbar = Delta B, which is the first term of "zoh", zero-order hold, exact for inputs
-             that are constant between steps: Bbar = (exp(Delta A) - 1) / A B, at A = 0 Delta B. Both have the same A.
+    method:  "mamba", as published: Bbar = Delta B, the first term of "zoh". "zoh" is zero-order hold, exact for inputs
+             that are constant within a step: Bbar = (exp(Delta A) - 1) / A B, and Delta B at A = 0. Both have the same
+             A.
     Shapes:  dt, gate: (batch, length, d)   A: (d, n), with a real part <= 0   D, dt_bias: (d,)
              B, C: (batch, length, n_groups, n), a group shared by d / n_groups consecutive channels; n_groups = d gives
              each channel its own   u: (batch, length, d, *trailing)
-    Forms:   ``recurrent``; ``scan``, O(length d n) in one kernel, which keeps a state for every chunk of steps where
-             gradients are wanted, and none otherwise.
-    Errors:  InputError for shapes or dtypes that disagree, or an unknown method.
-    Source:  Gu & Dao 2023, arXiv:2312.00752, sec. 3.2, algorithm 2, and eq. 4 for zero-order hold; Delta B instead of
-             it is in the code of that paper.
+    Forms:   ``recurrent``; ``scan``, O(length d n) in one kernel, which keeps a state for every chunk of steps if
+             gradients are needed, and none otherwise.
+    Errors:  InputError for shapes or dtypes that do not fit, or an unknown method.
+    Source:  Gu & Dao 2023, arXiv:2312.00752, sec. 3.2, algorithm 2, and eq. 4 for zero-order hold; the code of that
+             paper has Delta B instead.
 
     >>> _ = torch.manual_seed(0)
     >>> dt, B, C, u = torch.randn(1, 9, 4), torch.randn(1, 9, 1, 2), torch.randn(1, 9, 1, 2), torch.randn(1, 9, 4)

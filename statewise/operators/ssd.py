@@ -1,4 +1,4 @@
-"""SSD, the system behind Mamba-2: a_t I for the transition, so that it is masked linear attention as well."""
+"""SSD, the system behind Mamba-2: its transition is a_t I, so it is also masked linear attention."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class SSD(Operator):
     """h_t = a_t h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t + D x_t, with a_t = exp(log_a_t) a number for each head.
 
     Linear attention is log_a = 0 with C, B, x as queries, keys, values; a column of ones beside the values
-    gives the normaliser. RetNet is a constant log_a. Without dt it is 1, without D there is no skip, and ``matrix()``
-    is then L * (C B^T), the mask L being 1-semiseparable.
+    gives the normaliser. RetNet has a constant log_a. Without dt, dt is 1; without D there is no skip, and ``matrix()``
+    is then L * (C B^T), with a 1-semiseparable mask L.
 
     Shapes:  log_a: (batch, length, n_heads), <= 0, -inf too: nothing passes that step   B, C: (batch, length, n_groups,
              d_state), a group shared by n_heads / n_groups consecutive heads   u: (batch, length, n_heads, *trailing)
              dt: (batch, length, n_heads)   D: (n_heads,)
     Forms:   ``recurrent``; ``quadratic``, the attention form, O(length^2); ``chunked``,
              O(length (chunk_length + d_state) d_head) for each head.
-    Errors:  InputError for shapes that disagree.
+    Errors:  InputError for shapes that do not fit.
     Source:  Dao & Gu 2024, arXiv:2405.21060, sec. 3, 5 and 6.
     """
 

@@ -1,6 +1,6 @@
 """The tensors of a state, declared once: what a state at rest is made from, and what a given one is checked against.
 
-A declaration is the state itself with a :class:`Leaf` in the place of each tensor:
+A declaration is the state itself with a :class:`Leaf` instead of each tensor:
 ``ConvolutionState(leaf(n_taps - 1, width))``.
 """
 
@@ -38,8 +38,7 @@ COUNT = leaf(dtype=torch.int64)  # of each row
 
 
 class StandIn:
-    """What is given in the place of a state, or of a part of one, for one call: it answers for itself, and is not
-    checked."""
+    """Replaces a state, or a part of one, for one call: it is responsible for itself, and is not checked."""
 
 
 def at_rest(shape: Any, batch: int, *, device: torch.device | str | None, dtype: torch.dtype) -> Any:
@@ -51,7 +50,7 @@ def at_rest(shape: Any, batch: int, *, device: torch.device | str | None, dtype:
 
 
 def check_state(reader: str, state: Any, shape: Any, batch: int, device: torch.device, place: str = "state") -> None:
-    """Whether a state is as declared, for a batch of so many rows.
+    """Whether a state is as declared, for a batch of this many rows.
 
     place:   what the state, or the part of one, is called in a message
     Errors:  InputError that names ``reader``, and the part of the state that does not fit.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -14,11 +15,13 @@ from statewise.errors import InputError
 from statewise.kernels.batching import whole
 from statewise.kernels.fft_convolution import fft_convolution
 from statewise.operators.base import Operator, check_dtypes
+from statewise.operators.folding import fold, is_any
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.plan import Plan, otherwise
 from statewise.precision import exactly, full_precision
 
 BLOCK = 64  # steps in a chunk: about the order of the states, so that inputs and states cost alike
+EXPORTED_BLOCK = 32  # where the length is not known, and the matrices of a chunk are written to a file
 # From the first to the last quarter of the impulse response: beyond it the rounding of an FFT, relative to the largest
 # value, drowns the first outputs in float32.
 GROWTH = 1e3
@@ -84,7 +87,7 @@ class TimeInvariant(Operator):
     def prepare(self) -> Self:
         """The same operator, detached, that keeps what does not depend on the input once it has been computed.
 
-        For decoding: without it every call works its matrices out anew, which is right while they are being learned.
+        For decoding: without it every call computes its matrices again, which is right while they are being learned.
         """
         prepared = super().prepare()
         object.__setattr__(prepared, "_kept", {})
@@ -100,6 +103,8 @@ class TimeInvariant(Operator):
             return self._each_document("convolve", u, state, masks)
         if u.numel() == 0:
             return u.new_zeros(self._output_shape(u)), state
+        if is_any(u.shape[1]):
+            return self._in_loop(u, state, masks)
         response = None if state is not None else self._bounded_response(u.shape[1])
         if response is None:
             return self._in_chunks(u, state, masks)
@@ -136,7 +141,7 @@ class TimeInvariant(Operator):
         flat = self._flat(state).to(dtype)
         n, r = flat.shape[-1], u[0, 0, 0].numel()
         T = min(BLOCK, 1 << (length - 1).bit_length())
-        block = self._keep(("block", T, dtype), lambda: self._block(T, dtype))
+        block = self._kept_block(T, dtype)
         x = F.pad(u.to(dtype).reshape(batch, length, w * r), (0, 0, 0, -length % T))
         x = x.reshape(batch, -1, T, w, r).permute(3, 0, 1, 4, 2)  # (w, batch, chunks, r, T)
         n_chunks = x.shape[2]
@@ -149,6 +154,41 @@ class TimeInvariant(Operator):
         final = self._final(x, states, block, length, masks.lengths)
         final = final.transpose(0, 1).reshape(flat.shape)
         return y.to(u.dtype), pytree.tree_map(lambda a, b: a.to(b.dtype), self._state(final), state)
+
+    def _in_loop(self, u: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
+        """The same chunks one after the other, all of each in one step of a loop: for a program of any length."""
+        batch, length, w = u.shape[:3]
+        trailing, dtype, T = self._trailing(u), self._state_dtype(u), EXPORTED_BLOCK
+        rest = self.initial_state(batch, trailing=trailing, device=u.device, dtype=dtype) if state is None else state
+        flat, r = self._flat(rest).to(dtype), math.prod(trailing)
+        block = self._kept_block(T, dtype)
+        x = F.pad(u.to(dtype).reshape(batch, length, w * r), (0, 0, 0, -length % T)).reshape(batch, -1, T, w, r)
+
+        def step(h: list[Tensor], chunk: list[Tensor], block: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            (response, reach, power), x = block, chunk[0].permute(2, 0, 3, 1)  # (w, batch, r, T)
+            y = exactly(torch.matmul, torch.cat([x, h[0]], -1).flatten(1, 2), response)
+            added = exactly(torch.matmul, x.flatten(1, 2), reach).reshape(h[0].shape)
+            return [self._advance(h[0], power) + added], [y, h[0]]
+
+        h = flat.reshape(batch, w, r, -1).transpose(0, 1)
+        (after,), (y, before) = fold(step, [h], [x], [block.response, block.reach, block.powers[-1]])
+        y = y.reshape(w, -1, batch, r, y.shape[-1] // T, T).permute(2, 1, 5, 0, 4, 3)
+        y = y.reshape(batch, -1, *self._output_shape(u)[2:])[:, :length].to(u.dtype)
+        if state is None:
+            return y, None
+        states = torch.cat([before, after.unsqueeze(1)], 1).transpose(1, 2)  # (w, batch, chunks + 1, r, n)
+        lengths = torch.full((batch,), length, device=u.device) if masks.lengths is None else masks.lengths
+        final = self._final(x.permute(3, 0, 1, 4, 2), states, block, length, lengths).transpose(0, 1)
+        return y, pytree.tree_map(lambda a, b: a.to(b.dtype), self._state(final.reshape(flat.shape)), state)
+
+    def _kept_block(self, length: int, dtype: torch.dtype) -> Block:
+        """:meth:`_block`, or of a prepared operator the one that was kept."""
+        block: Block = self._keep(("block", length, dtype), lambda: self._block(length, dtype))
+        return block
+
+    def keep_for_any_length(self) -> None:
+        """For a prepared operator, before it is exported for any length: keeps what does not depend on the input."""
+        self._kept_block(EXPORTED_BLOCK, full_precision(self._like().dtype))
 
     def _carry(self, h: Tensor, added: Tensor, power: Tensor) -> Tensor:
         """The states before each chunk and behind the last: (w, batch, chunks + 1, r, n)."""
@@ -170,12 +210,15 @@ class TimeInvariant(Operator):
                     h = self._advance(h, power)
             aligned = F.pad(x[:, :, whole, :, :left], (T - left, 0))
         else:
-            n_whole, remaining = lengths // T, lengths % T
-            rows = torch.arange(len(lengths), device=x.device)
+            n_whole = lengths // T
+            remaining = lengths - n_whole * T
+            rows = torch.arange(lengths.shape[0], device=x.device)
             h = states[:, rows, n_whole]
-            for i, power in enumerate(block.powers):
+            bits = remaining
+            for power in block.powers:
                 moved = self._advance(h, power)
-                h = torch.where((remaining >> i & 1).bool()[:, None, None], moved, h)
+                h = torch.where((bits - bits // 2 * 2 == 1)[:, None, None], moved, h)
+                bits = bits // 2
             place = torch.arange(T, device=x.device) - (T - remaining[:, None])
             chunk = x[:, rows, n_whole.clamp(max=x.shape[2] - 1)]
             index = place.clamp(min=0)[None, :, None, :].expand(chunk.shape)

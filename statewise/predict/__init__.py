@@ -8,6 +8,7 @@ from statewise.predict.answers import Classes as Classes
 from statewise.predict.answers import Embeddings as Embeddings
 from statewise.predict.answers import Likelihoods as Likelihoods
 from statewise.predict.answers import Numbers as Numbers
+from statewise.predict.forecasts import Forecasts as Forecasts
 from statewise.predict.predictor import Predictor as Predictor
 from statewise.predict.predictor import predictor as predictor
 from statewise.predict.stream import Stream as Stream

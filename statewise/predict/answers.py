@@ -1,4 +1,4 @@
-"""Answers: one for each row that was asked about, or for each step of it; as arrays, as rows, as a table."""
+"""Answers: one for each row that you asked about, or for each step of it; as arrays, as rows, as a table."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Answers(abc.ABC):
-    """n answers, in the order of what was asked.
+    """n answers, in the order of the rows.
 
-    row:  (n,) int64, which row each is of
+    row:  (n,) int64, which row each answer belongs to
     step: (n,) int64, and which step of it; None from a model that gives one answer for a whole row
+    asked, asked_by: (n,) what each row is called: the file that it comes from ("file"), the line of a text, from 1
+        ("line"), or what a table calls it (the name of that column); None where rows have only numbers
     """
 
     row: np.ndarray
     step: np.ndarray | None = None
+    asked: np.ndarray | None = None
+    asked_by: str = "file"
 
     def __len__(self) -> int:
         return len(self.row)
@@ -29,9 +33,15 @@ class Answers(abc.ABC):
         """What was answered: (n,) for each name."""
 
     def columns(self) -> dict[str, np.ndarray]:
-        """(n,) for each name: "row", "step" where there are steps, and what was answered."""
+        """(n,) for each name: "row", what it is called if it has a name, "step" where there are steps, and what was
+        answered.
+        """
+        own = self.own_columns()
+        taken = {"row", "step", *own}
+        name = self.asked_by if self.asked_by not in taken else "name"
+        names = {} if self.asked is None else {name: self.asked}
         steps = {} if self.step is None else {"step": self.step}
-        return {"row": self.row, **steps, **self.own_columns()}
+        return {"row": self.row, **names, **steps, **own}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One dict of plain values for each answer."""
@@ -40,7 +50,7 @@ class Answers(abc.ABC):
             yield dict(zip(columns, values))
 
     def to_frame(self) -> Any:
-        """A table of pandas, which has to be installed."""
+        """A pandas DataFrame. Needs pandas."""
         import pandas
 
         return pandas.DataFrame(self.columns())
@@ -55,7 +65,7 @@ class Classes(Answers):
 
     @property
     def labels(self) -> np.ndarray:
-        """(n,) str: the likeliest class of each."""
+        """(n,) str: the most likely class of each."""
         return np.array(self.names)[self.logits.argmax(1)]
 
     @property
@@ -67,7 +77,7 @@ class Classes(Answers):
         return found
 
     def own_columns(self) -> dict[str, np.ndarray]:
-        """The likeliest class, its probability, and that of each as "p(name)"."""
+        """The most likely class, its probability, and that of each class as "p(name)"."""
         shares = self.probabilities
         each = {f"p({name})": share for name, share in zip(self.names, shares.T)}
         return {"class": self.labels, "probability": shares.max(1), **each}

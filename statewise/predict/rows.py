@@ -12,6 +12,12 @@ from torch import Tensor
 from statewise.data.sequences import readable
 from statewise.errors import InputError
 from statewise.models.encoder import SequenceModelConfig
+from statewise.models.file_input import FilesConfig
+
+
+def files_of(config: SequenceModelConfig) -> FilesConfig | None:
+    """How rows come out of files, if the model was trained on such."""
+    return None if config.input is None else config.input.files
 
 
 def as_rows(x: Any, lengths: Any, config: SequenceModelConfig, *, pieces: bool = False) -> list[np.ndarray]:
@@ -25,7 +31,7 @@ def as_rows(x: Any, lengths: Any, config: SequenceModelConfig, *, pieces: bool =
     """
     if isinstance(x, (str, bytes)) or (isinstance(x, Sequence) and any(isinstance(row, (str, bytes)) for row in x)):
         needed = "tokens, (n, length) integers" if config.d_input is None else "numbers, (n, length, d_input)"
-        raise InputError(f"x has texts, and this model reads {needed}; give an array, or a list of rows")
+        raise InputError(f"x has texts, but this model reads {needed}; give an array, or a list of rows")
     whole = isinstance(x, (np.ndarray, Tensor))
     if not whole and not isinstance(x, Sequence):
         raise InputError(f"x is a {type(x).__name__}; give an array, a tensor, or a list with an array for each row")
@@ -33,7 +39,7 @@ def as_rows(x: Any, lengths: Any, config: SequenceModelConfig, *, pieces: bool =
         d_input = config.d_input
         expected = "(n, length)" if d_input is None else f"(n, length, {d_input})"
         raise InputError(f"x has the shape {tuple(x.shape)}; expected {expected}, or a list of rows; one row is [row]")
-    rows = [_row(i, row, config, 1 if pieces else config.frame_length) for i, row in enumerate(x)]
+    rows = [as_row(f"row {i}", row, config, 1 if pieces else config.frame_length) for i, row in enumerate(x)]
     if lengths is None:
         return rows
     cut = np.asarray(lengths)
@@ -45,22 +51,23 @@ def as_rows(x: Any, lengths: Any, config: SequenceModelConfig, *, pieces: bool =
     return [row[:n] for row, n in zip(rows, cut)]
 
 
-def _row(i: int, given: Any, config: SequenceModelConfig, least: int) -> np.ndarray:
+def as_row(name: str, given: Any, config: SequenceModelConfig, least: int) -> np.ndarray:
+    """(length, d_input), or (length,) of tokens; ``least`` steps. Errors: InputError that begins with ``name``."""
     try:
         row = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
     except (TypeError, ValueError) as error:  # a list of lists of unlike lengths; bfloat16
-        raise InputError(f"row {i} is no array of numbers: {error}") from None
+        raise InputError(f"{name} is not an array of numbers: {error}") from None
     d_input = config.d_input
     kinds, what = ("iu", "tokens, integers") if d_input is None else ("biuf", "real numbers")
     if row.dtype.kind not in kinds:
-        raise InputError(f"row {i} is {row.dtype}; expected {what}")
+        raise InputError(f"{name} is {row.dtype}; expected {what}")
     if d_input == 1 and row.ndim == 1:
         row = row[:, None]
     shape = "(length,)" if d_input is None else f"(length, {d_input})"
     if (d_input is None and row.ndim != 1) or (d_input is not None and (row.ndim != 2 or row.shape[1] != d_input)):
-        raise InputError(f"row {i} has the shape {row.shape}; expected {shape}: {_read(d_input)} a step")
+        raise InputError(f"{name} has the shape {row.shape}; expected {shape}: {_read(d_input)} a step")
     if len(row) < least:
-        raise InputError(f"row {i} has {len(row)} steps; give it at least {least}")
+        raise InputError(f"{name} has {len(row)} steps; give it at least {least}")
     return row
 
 

@@ -1,4 +1,4 @@
-"""Signals that are read as they arrive: the state is carried on, and the answers are those of all that was read."""
+"""Signals that are read as they arrive: the state is carried on, and each answer is for all that was read so far."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Answer(Protocol):
 class Stream:
     """``stream(piece)`` reads the next steps of each signal.
 
-    n_read: how many steps were read so far
+    n_read: the steps read so far
 
     >>> import numpy as np, statewise as sw
     >>> layers = (sw.Mamba2Config(d_state=8, d_head=8),)
@@ -46,14 +46,16 @@ class Stream:
         """The answers to all that was read; of a model that answers at every step, those to these steps.
 
         piece: (batch, length, d_input), or (batch, length) for tokens and for d_input=1
-        None before there is anything to answer: while the first frame of a model with frames is not whole.
+        Returns None while there is nothing to answer yet: a model with frames needs its first whole frame.
 
         Errors:  InputError for another shape; for answers that are not finite.
         """
         config, weight = self.model.config, self.model.head.weight
         rows = as_rows(piece, None, config, pieces=True)
         if len(rows) != self._batch or len({len(row) for row in rows}) != 1:
-            raise InputError(f"a piece has {len(rows)} rows; expected {self._batch} of the same length, one a signal")
+            raise InputError(
+                f"a piece has {len(rows)} rows; expected {self._batch} of the same length, one for each signal"
+            )
         x, _ = as_batch(rows, config, weight.dtype)
         with torch.no_grad():
             outputs, self._state = self.model(x.to(weight.device), self._state)

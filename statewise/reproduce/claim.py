@@ -6,16 +6,15 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from statewise.configuration import assign
-from statewise.errors import ConfigError, DataError
+from statewise.errors import ConfigError, DataError, package_folder
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import Report, write_report
 from statewise.reproduce.work import Job, Work, open_work
-from statewise.train.signals import Stopped, stopping_at_signals
+from statewise.training.signals import Stopped, stopping_at_signals
 
 Found = dict[str, dict[str, Any]]  # what each trial gave, by its name
 
@@ -27,9 +26,9 @@ class Claim:
     summary:  one line          duration: of the full setting, about
     source:   where what it is held against was published; "" where nothing was
     settings: the full ones, a frozen dataclass      quick: what is set for a look of under a minute, as by ``--set``
-    trials:   by name, each what another process can do by itself; they go on where they were stopped
-    measure:  in the place of ``trials`` where what some trials give decides which others there are
-    report:   what the trials gave, as tables, bars, plots and figures
+    trials:   by name, each a job that another process can do; they continue where they were stopped
+    measure:  instead of ``trials``, if the results of some trials decide which others there are
+    report:   the results of the trials, as tables, bars, plots and figures
     """
 
     summary: str
@@ -103,7 +102,7 @@ def listed() -> list[tuple[str, str, str]]:
 def find(name: str) -> Claim:
     """Errors: ConfigError for an unknown name."""
     if name not in PLACES:
-        raise ConfigError(f"there is no reproduction {name!r}; there are {', '.join(PLACES)}")
+        raise ConfigError(f"there is no reproduction {name!r}; use one of {', '.join(PLACES)}")
     module = import_module(f"statewise.reproduce.{PLACES[name]}")
     found = getattr(module, "CLAIM", None) or module.CLAIMS[name]
     assert isinstance(found, Claim)
@@ -111,7 +110,7 @@ def find(name: str) -> Claim:
 
 
 def settings(name: str, *, quick: bool = False, assignments: Sequence[str] = ()) -> Any:
-    """The settings of a claim, some of them set as in ``rounds=3``.
+    """The settings of a claim, with ``assignments`` such as ``rounds=3``.
 
     Errors: ConfigError for an unknown name or field.
     """
@@ -122,29 +121,27 @@ def settings(name: str, *, quick: bool = False, assignments: Sequence[str] = ())
 def reproduce(
     name: str, folder: Path | str, config: Any = None, *, plots: bool = True, watcher: Watcher | None = None
 ) -> Outcome:
-    """Measures what the claim ``name`` is about, and leaves result.json, report.md and plots in ``folder``.
+    """Measures the claim ``name``, and writes result.json, report.md and plots into ``folder``.
 
-    config: its settings, from :func:`settings`; None: the full ones. A folder that holds a part of the same work is
-    gone on with: what is done is not done again. Ctrl-C and SIGTERM end it, and keep what is done.
+    config: its settings, from :func:`settings`; None: the full ones. If the folder has a part of the same work, it
+            continues: finished parts are not done again. Ctrl-C and SIGTERM end it and keep what is done.
 
-    Errors: ConfigError, CheckpointError for a folder with something else in it, DataError for what is not installed:
-            all before anything is measured. Of a training run within it, TrainingError.
+    Errors: ConfigError, CheckpointError for a folder with something else in it, DataError for a missing package;
+            all before anything is measured. TrainingError from a training run inside it.
     """
     claim = find(name)
     config = claim.full() if config is None else config
     if not isinstance(config, type(claim.full())):
         raise ConfigError(f"{name} needs a {type(claim.full()).__name__}, got a {type(config).__name__}")
-    if plots and find_spec("matplotlib") is None:
-        raise DataError(
-            'the plots need matplotlib, which is not installed; run: pip install "statewise[plot]", or use --no-plots'
-        )
+    if plots:
+        package_folder("matplotlib", "plot", "the plots, which --no-plots leaves out, need", DataError)
     watcher = Watcher() if watcher is None else watcher
     work = open_work(folder, name, config, watcher)
     try:
         with stopping_at_signals():
             report = claim.run(config, work)
     except Stopped as stopped:
-        message = f"stopped by {signal.Signals(stopped.signal).name}; the same command goes on from here"
+        message = f"stopped by {signal.Signals(stopped.signal).name}; the same command continues from here"
         watcher.event({"kind": "stop", "folder": str(work.folder), "message": message})
         return Outcome(folder=work.folder, report=None, record=None, signal=stopped.signal)
     finally:

@@ -45,7 +45,9 @@ def compact(data: Any, indent: int = 0) -> str:
 
 
 def _depth(data: Any) -> int:
-    """Of lists and objects in each other; a list of numbers or pairs counts once, an object in an object twice."""
+    """The depth of lists and objects in each other; a list of numbers or pairs counts once, an object in an object
+    twice.
+    """
     if isinstance(data, dict):
         return 1 + max((_depth(x) + isinstance(x, dict) for x in data.values()), default=0)
     if not isinstance(data, list):

@@ -21,9 +21,9 @@ from statewise.reproduce.page import told
 from statewise.reproduce.report import MARKED, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work, job_for_each_length
-from statewise.train.config import Device
-from statewise.train.environment import choose_device
-from statewise.train.report import Reporter
+from statewise.training.config import Device
+from statewise.training.environment import choose_device
+from statewise.training.report import Reporter
 
 ATTENTION, PLAIN, OURS, BLOCK, PASSING = "attention", "plain FFT", "convolve", "block FFT", "state passing"
 NAMES = (ATTENTION, PLAIN, OURS, BLOCK, PASSING)

@@ -30,7 +30,7 @@ from statewise.reproduce.settings import BEFORE, Settings
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import trained
 from statewise.reproduce.work import Job, Work
-from statewise.train.config import BudgetConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
+from statewise.training.config import BudgetConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
 
 # Fu et al. 2023 (H3), arXiv:2212.14052, table 2: accuracy in %
 PUBLISHED = {
@@ -68,8 +68,8 @@ class H3SyntheticsSettings(Settings):
     epochs:   one number for each task
     seeds:    of the parameters, the dropout and the order of the rows; trained side by side, as one stack
     n_train, n_validation, n_test: rows of each language; no row is in two of them
-    stop_at, stop_after: a run ends once its accuracy on the validation rows was at least this after so many epochs
-              running; stop_at=null: never before its last epoch
+    stop_at, stop_after: a run ends once its accuracy on the validation rows was at least this after this many epochs
+        running; stop_at=null: never before its last epoch
     clip_norm, weight_decay_of: as ``OptimizerConfig`` has them; the published code clips no gradient, and every
               parameter but the systems' decays
     dropout_of: what the Transformer's dropout of 0.1 drops: the "weights" of its attention, as published, or the
@@ -99,7 +99,7 @@ class H3SyntheticsSettings(Settings):
 
     def check(self) -> None:
         self.require_as_many("tasks", "epochs")
-        few = f"n_train={self.n_train} without the last rows is no batch; use at least {BATCH_SIZE}"
+        few = f"n_train={self.n_train} without the last rows does not fill a batch; use at least {BATCH_SIZE}"
         self.require(self.n_train >= BATCH_SIZE or not self.drop_last, few)
         for seed in self.seeds:
             run_config(self, self.tasks[0], self.models[0], seed)  # refuses what no run could have

@@ -33,7 +33,7 @@ from statewise.reproduce.page import told
 from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
-from statewise.train.report import Reporter
+from statewise.training.report import Reporter
 
 # Fu et al. 2023 (H3), arXiv:2212.14052: tokens a second at 1.3 billion parameters, by the length of the prompt.
 PUBLISHED = {512: (1340, 1980), 1024: (770, 1580), 1536: (520, 1240)}
@@ -79,8 +79,8 @@ class H3ThroughputSettings(Settings):
 
 
 def configs(config: H3ThroughputSettings) -> dict[str, LanguageModelConfig]:
-    """Both models, of one width and number of layers: GPT-2's layers, and of these all but a few with H3 in the place
-    of attention. The Transformer has learned positions, and the hybrid none."""
+    """Both models, of one width and number of layers: GPT-2's layers, and the same with H3 instead of attention in all
+    but a few. The Transformer has learned positions, the hybrid has none."""
     mlp = MLPConfig(expand=4, activation="gelu_tanh")
     mixer = AttentionConfig(n_heads=config.n_heads, positions=None, bias=True)
     attention = BlockConfig(mixer=mixer, mlp=mlp, norm="layer")
@@ -123,7 +123,9 @@ class Generator:
 
 
 def state_bytes(model: LanguageModel, length: int) -> int:
-    """Of one sequence after ``length`` tokens: all of a state of fixed size, and of a history what is in use."""
+    """The bytes of one sequence's state after ``length`` tokens: all of a state of fixed size, the used part of a
+    history.
+    """
     total = 0
     for block in model.blocks:
         state = block.initial_state(1, device="cpu")
@@ -250,7 +252,7 @@ def report(config: H3ThroughputSettings, found: Found) -> Report:
 
 
 def _row(config: H3ThroughputSettings, n: int, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the tables."""
+    """A row of the tables."""
     theirs, (old, new) = PUBLISHED.get(n), found["models"].values()
     row = {**found, "n": n, "theirs": theirs, "their_ratio": theirs and theirs[1] / theirs[0], "old": old, "new": new}
     row |= {"least": min(found["ratios"]), "most": max(found["ratios"])}

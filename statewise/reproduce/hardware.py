@@ -60,12 +60,12 @@ def cpu_model() -> str:
 
 
 def require_memory(n_bytes: int, what: str, remedy: str) -> None:
-    """Refuses what this machine cannot hold, before minutes are spent on it; where it cannot be told, nothing.
+    """Refuses what this machine cannot hold, before minutes are spent on it; if that is unknown, nothing.
 
     Errors: DataError, with the bytes needed and the bytes free.
     """
     free = available_memory(torch.device("cpu"))
     if free is not None and free < n_bytes:
         raise DataError(
-            f"{what} needs about {n_bytes / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free; {remedy}"
+            f"{what} needs about {n_bytes / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free; {remedy}"
         )

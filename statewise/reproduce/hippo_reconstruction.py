@@ -13,12 +13,13 @@ from torch import Tensor
 
 from statewise import hippo
 from statewise.configuration.types import Count, Distinct, EvenCount, LongSeed, OneOf, Positive, at_least
+from statewise.reproduce import hippo_figure
 from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.page import told
 from statewise.reproduce.report import MARKED, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
-from statewise.train.report import Reporter
+from statewise.training.report import Reporter
 
 NAMES = {"legs": "LegS", "legt": "LegT", "lmu": "LMU", "lagt": "LagT", "fourier": "FouT", "fourier_diag": "FouD"}
 REAL = ("sunspots", "co2")
@@ -58,7 +59,7 @@ def trials(config: HippoSettings, work: Work) -> dict[str, Job]:
 
 
 def measure_errors(config: HippoSettings, measure: str, n: int, reporter: Reporter) -> dict[str, Any]:
-    """Of each signal that there is here."""
+    """The errors on each signal."""
     signals = {"noise": noise(config)}
     if find_spec("statsmodels") is not None:
         signals |= {name: real_series(name, config.window) for name in REAL}
@@ -136,13 +137,14 @@ def report(config: HippoSettings, found: Found) -> Report:
         lines = [Curve(config.orders, found, NAMES[m], MARKED) for m, found in each.items()]
         axes: dict[str, Any] = {"x": "N, states", "y": "relative error of the reconstruction"}
         plots.append(curves(f"hippo-{name}", titles[name], Panel(lines, ticks=config.orders, log="y", **axes)))
+    memory = hippo_figure.memory(config.window)
     missing = "" if set(REAL) <= errors.keys() else " (sunspots and CO2 need the extra tasks)"
     return told(
         "hippo",
         {**vars(config), "missing": missing, "headings": [f"N = {n}" for n in config.orders]},
         tables,
-        figures={"relative_error": errors},
-        plots=plots,
+        figures={"relative_error": errors, "memory": hippo_figure.figures(memory)},
+        plots=[hippo_figure.plot(memory), *plots],
     )
 
 

@@ -28,9 +28,9 @@ from statewise.reproduce.report import Bar, Curve, Panel, Report, curves
 from statewise.reproduce.synthetic import SyntheticSettings
 from statewise.reproduce.training import Trial, load_checkpoint, trained, whole
 from statewise.reproduce.work import Job, Work
-from statewise.train import read_run
-from statewise.train.config import RunConfig, ScheduleConfig
-from statewise.train.report import Reporter
+from statewise.training import read_run
+from statewise.training.config import RunConfig, ScheduleConfig
+from statewise.training.report import Reporter
 
 # Gu and Dao 2023 (Mamba), arXiv:2312.00752, table 11: accuracy in % at 2^6, 2^7, ... tokens, trained at 2^8
 PUBLISHED_LENGTH = 256
@@ -149,7 +149,7 @@ def ask(
 ) -> dict[str, Any]:
     """How many of the answers of the test split the model names, each the one that follows its row's last token.
 
-    progress: is told the fraction that has been read, after each chunk
+    progress: called with the fraction that has been read, after each chunk
 
     Cost:    O(length) time. Memory for ``tokens_at_once`` tokens: several short rows together, or a part of a long one,
              the state being carried from part to part. (Attention's holds all of the row so far.)

@@ -29,7 +29,7 @@ from statewise.reproduce.report import Report
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.training import load_checkpoint, train_one
 from statewise.reproduce.work import Job, Work
-from statewise.train.config import (
+from statewise.training.config import (
     BudgetConfig,
     OptimizerConfig,
     ReportingConfig,
@@ -37,7 +37,7 @@ from statewise.train.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from statewise.train.report import Reporter
+from statewise.training.report import Reporter
 
 # What is forecast from what: of co2 and sunspots as the presets of ``statewise train`` have it.
 SERIES: dict[str, SeriesDataConfig] = {

@@ -24,7 +24,7 @@ from statewise.reproduce.report import MARKED, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
 from statewise.systems import discretize_dense
-from statewise.train.report import Reporter
+from statewise.training.report import Reporter
 
 NAMES = {
     "legs": "HiPPO-LegS",

@@ -20,9 +20,9 @@ from statewise.reproduce.page import told
 from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
-from statewise.train.config import Device
-from statewise.train.environment import choose_device
-from statewise.train.report import Reporter
+from statewise.training.config import Device
+from statewise.training.environment import choose_device
+from statewise.training.report import Reporter
 
 # Gu et al. 2022 (S4), arXiv:2111.00396, table 2: milliseconds and megabytes, LSSL and S4, by width.
 PUBLISHED = {

@@ -16,7 +16,7 @@ import torch
 
 from statewise.errors import InputError
 from statewise.models.base import ModelConfig
-from statewise.train.report import Reporter
+from statewise.training.report import Reporter
 
 Action = Callable[[], object]
 
@@ -62,7 +62,7 @@ def _seconds(action: Action, device: torch.device | None) -> float:
 
 
 def in_units(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Of what :func:`compare` gave: the median milliseconds of a call, and its megabytes at the peak."""
+    """From the results of :func:`compare`, the median milliseconds of a call, and its megabytes at the peak."""
     return {
         "ms": {name: milliseconds(seconds) for name, seconds in found["seconds"].items()},
         "mb": {name: n_bytes / 1e6 for name, n_bytes in found["peak_bytes"].items()},
@@ -83,7 +83,7 @@ def compare(
     repeats: Mapping[str, int] | None = None,
     memory_of: Mapping[str, Action] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Seconds of each call in so many rounds, as :func:`time_side_by_side`, and the bytes at the peak of one call.
+    """Seconds of each call in this many rounds, as :func:`time_side_by_side`, and the bytes at the peak of one call.
 
     memory_of: of which the bytes are measured; None: of all
     """
@@ -143,6 +143,6 @@ def peak_bytes(action: Action, device: torch.device | None = None) -> int:
 
 
 def n_parameters(config: ModelConfig) -> int:
-    """Of its model, which is built without memory. A tied one counts once."""
+    """Counts the parameters of its model, which is built without memory. A tied one counts once."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in config.build().parameters())

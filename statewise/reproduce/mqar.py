@@ -29,9 +29,9 @@ from statewise.reproduce.settings import BEFORE, Rates, Settings, rate_name
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, read_looks, train_one
 from statewise.reproduce.work import Job, Work
-from statewise.train.config import BudgetConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
-from statewise.train.report import Reporter
-from statewise.train.tasks import open_task
+from statewise.training.config import BudgetConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
+from statewise.training.report import Reporter
+from statewise.training.tasks import open_task
 
 NAMES = {"h3": "H3", "linear": "linear attention", "mamba2": "Mamba-2", "attention": "attention"}
 # Width and mixer, from the smallest state to the largest. Attention and linear attention get learned positions
@@ -150,7 +150,7 @@ def state_size(config: RunConfig) -> int:
 
 
 def train_and_test(run: RunConfig, folder: str, reporter: Reporter) -> dict[str, Any]:
-    """A trial: trains the run, or goes on with it, and tests its best checkpoint.
+    """A trial: trains the run, or continues it, and tests its best checkpoint.
 
     A run that diverged is a result: "diverged" says where, and nothing was tested.
 
@@ -233,7 +233,7 @@ def report(config: MqarSettings, tried: Tried) -> Report:
 
 
 def _row(cell: Cell, run: Trial, by_rate: Mapping[str, float | None]) -> dict[str, Any]:
-    """Of a table; a run that diverged has no more than its accuracy, a word."""
+    """A row of a table; a run that diverged has only its accuracy, a word."""
     rest = [(r, "diverged" if a is None else f"{a:.1%}") for r, a in by_rate.items() if r != rate_name(run["lr"])]
     others = ", ".join(map(" ".join, rest)) or None
     absent = dict.fromkeys(("accuracy_of_examples", "steps", "training_seconds"))

@@ -5,21 +5,19 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 
-from statewise.errors import DataError
+from statewise.errors import DataError, package_folder
 
 BLOCK = 8  # rows whose distances are computed in one call, which no signal interrupts
 
 
 def require_aeon() -> None:
     """Errors: DataError if the package with the distances is not installed."""
-    if find_spec("aeon") is None:
-        raise DataError('DTW is measured with aeon, which is not installed; run: pip install "statewise[tasks]"')
+    package_folder("aeon", "tasks", "DTW is measured with", DataError)
 
 
 def nearest_neighbour(

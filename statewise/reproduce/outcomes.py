@@ -1,4 +1,4 @@
-"""What trained models gave, for tables and plots. A run that diverged is a word in the place of its number."""
+"""What trained models gave, for tables and plots. A run that diverged has a word instead of its number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOST = "diverged"
 
 
 def runs_of(parts: Iterable[Trial]) -> list[Trial]:
-    """Of all seeds of some parts."""
+    """The runs of all seeds of some parts."""
     return [run for part in parts for run in part["seeds"].values()]
 
 
@@ -27,7 +27,7 @@ def known(values: Iterable[Any]) -> list[float]:
 
 
 def mean(values: Sequence[Any], lost: str | None = LOST) -> Any:
-    """Of values that are all numbers, else ``lost``."""
+    """The mean of values if all are numbers, else ``lost``."""
     return statistics.fmean(values) if values and len(known(values)) == len(values) else lost
 
 

@@ -25,7 +25,7 @@ from string import Formatter
 from typing import Any
 
 from statewise.reproduce.report import Report
-from statewise.train.tasks.base import Table
+from statewise.training.tasks.base import Table
 
 PAGES = Path(__file__).parent / "pages"
 Values = Mapping[str, Any]

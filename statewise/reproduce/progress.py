@@ -1,4 +1,4 @@
-"""What a reproduction tells whoever watches: a bar on a terminal, JSON lines everywhere else, as training does."""
+"""What a reproduction reports to whoever watches: a bar on a terminal, JSON lines everywhere else, as training does."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
-from statewise.train.report import Reporter, make_reporter
+from statewise.training.report import Reporter, make_reporter
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from statewise.train.tasks.base import Task
+    from statewise.training.tasks.base import Task
 
 
 class Watcher:
@@ -28,7 +28,9 @@ class Watcher:
         pass
 
     def event_within(self, part: str, record: Mapping[str, Any], line: str | None) -> None:
-        """Of a training run within a part that another process does; ``line``: the record in words, if it has some."""
+        """An event of a training run within a part that another process does; ``line``: the record in words, if it has
+        some.
+        """
 
     def progress(self, part: str, fraction: float, shown: str = "") -> None:
         pass
@@ -87,7 +89,7 @@ class JsonWatcher(Watcher):
 
 
 class TerminalWatcher(Watcher):
-    """A line for every part, and a bar for each present one whose progress is told."""
+    """A line for every part, and a bar for each present one that reports progress."""
 
     def __init__(self, console: Console, stream: TextIO) -> None:
         self.console, self.stream = console, stream

@@ -1,4 +1,4 @@
-"""A result to print, to read and to compute with: tables beside the published ones, bars, and plots."""
+"""A result to print, to read and to compute with: tables next to the published ones, bars, and plots."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from statewise.configuration import to_dict
 from statewise.reproduce.files import finite, write_json, write_text
 from statewise.reproduce.hardware import today
 from statewise.reproduce.work import Work
-from statewise.train.tables import print_result
-from statewise.train.tasks.base import Table
+from statewise.training.tables import print_result
+from statewise.training.tasks.base import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +61,7 @@ class Plot(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Of matplotlib's ``plot``; with "yerr" in the style of ``errorbar``."""
+    """The arguments of matplotlib's ``plot``; with "yerr" in the style of ``errorbar``."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -125,7 +125,7 @@ def drawn(name: str, title: str, draw: Callable[[Figure], None], *, width: float
     """The plot that ``draw`` makes of an empty figure so large, in inches."""
 
     def write(path: Path) -> None:
-        from statewise.train.plotting import figure
+        from statewise.training.plotting import figure
 
         with figure(path, width, height) as drawing:
             draw(drawing)
@@ -138,7 +138,7 @@ class Report:
     """What was found of a claim.
 
     setting:     what was done, in a sentence or two
-    tables:      the published figures beside ours
+    tables:      the published figures next to ours
     differences: in what the setting differs from the published one, and what is not known of that
     figures:     the numbers themselves, JSON data
     bars:        what the project asks of itself; empty in a quick look

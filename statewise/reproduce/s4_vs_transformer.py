@@ -20,9 +20,9 @@ from statewise.reproduce.page import told
 from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work, job_for_each_length
-from statewise.train.config import Device
-from statewise.train.environment import choose_device
-from statewise.train.report import Reporter
+from statewise.training.config import Device
+from statewise.training.environment import choose_device
+from statewise.training.report import Reporter
 
 # Gu et al. 2022 (S4), arXiv:2111.00396, table 3: how many times faster, and the memory as a share, by length.
 PUBLISHED_SPEED = {1024: 1.58, 4096: 5.19}

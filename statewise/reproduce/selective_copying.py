@@ -22,7 +22,7 @@ from statewise.reproduce.report import Bar, Curve, Panel, Report, curves
 from statewise.reproduce.synthetic import SyntheticSettings
 from statewise.reproduce.training import trained
 from statewise.reproduce.work import Job, Work
-from statewise.train.config import RunConfig, ScheduleConfig
+from statewise.training.config import RunConfig, ScheduleConfig
 
 # Gu and Dao 2023 (Mamba), arXiv:2312.00752, table 1: accuracy in %
 PUBLISHED = {"s4": 18.3, "h3": 57.0, "mamba": 99.8}

@@ -9,7 +9,7 @@ from statewise.configuration import Config
 from statewise.configuration.types import Condition, Distinct, Positive
 from statewise.data.base import absolute
 from statewise.errors import ConfigError
-from statewise.train.environment import choose_device
+from statewise.training.environment import choose_device
 
 BEFORE = "before"  # in a field's metadata: what held before there was the field, where that is not its default
 
@@ -37,7 +37,7 @@ class Settings(Config):
             raise ConfigError(f"{type(self).__name__}: {text}")
 
     def require_as_many(self, *names: str) -> None:
-        """Of fields that hold tuples: an item of each belongs to one of the others."""
+        """Requires fields that hold tuples to have as many items: an item of each belongs to one of the others."""
         given = {name: getattr(self, name) for name in names}
         text = ", ".join(f"{name}={value}" for name, value in given.items())
         self.require(len(set(map(len, given.values()))) == 1, f"{text} differ in length; give as many of each")

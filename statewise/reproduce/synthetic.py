@@ -8,15 +8,15 @@ from typing import Any
 from statewise.configuration.types import Count, Distinct, Ratio, Seed
 from statewise.data.synthetic_languages import LANGUAGES, SyntheticLanguageConfig
 from statewise.reproduce.settings import Settings
-from statewise.train.config import BudgetConfig, OptimizerConfig, ReportingConfig, ScheduleConfig, TrainConfig
+from statewise.training.config import BudgetConfig, OptimizerConfig, ReportingConfig, ScheduleConfig, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticSettings(Settings):
     """seeds:   of the parameters, the dropout and the order of the rows; all read the same rows
     batch_size: rows in a step, each read once
-    stop_at, stop_after: a run ends once it named at least this fraction of its validation answers in so many looks
-             running, one every ``look_every`` steps; stop_at=null: never before its last step
+    stop_at, stop_after: a run ends once it named at least this fraction of its validation answers in this many looks
+        running, one every ``look_every`` steps; stop_at=null: never before its last step
     n_validation, n_test: rows of these splits
     workers: processes that train side by side
     bars:    whether what the project asks of itself is in the report
@@ -33,7 +33,7 @@ class SyntheticSettings(Settings):
     bars: bool = True
 
     def language(self, task: str, steps: int, **sizes: Any) -> SyntheticLanguageConfig:
-        """One with rows for so many steps."""
+        """One with rows for this many steps."""
         rows: dict[str, Any] = {
             "n_train": steps * self.batch_size,
             "n_validation": self.n_validation,

@@ -28,11 +28,11 @@ from statewise.reproduce.report import Bar, Plot, Report
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.training import Trial, is_diverged, load_checkpoint, train_runs
 from statewise.reproduce.work import Job, Work
-from statewise.train.config import RunConfig
-from statewise.train.presets import PRESETS, fit_model
-from statewise.train.report import Reporter
-from statewise.train.run_folder import RUN_FILE
-from statewise.train.tasks import open_task, run_types
+from statewise.training.config import RunConfig
+from statewise.training.presets import PRESETS, fit_model
+from statewise.training.report import Reporter
+from statewise.training.run_folder import RUN_FILE
+from statewise.training.tasks import open_task, run_types
 
 # Published figures that a reader may look for, and why they are not beside ours.
 NOTES = {
@@ -116,7 +116,7 @@ def measure(config: TrainedTaskSettings, work: Work) -> Found:
 
 
 def _train_all(config: TrainedTaskSettings, work: Work, seeds: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Trains these seeds, as many at once as cores, or goes on with runs that were stopped; what each took."""
+    """Trains these seeds, as many at once as cores, or continues runs that were stopped; what each took."""
     runs = {f"run-{seed}": run_config(config, seed) for seed in seeds}
     started = {name: (work.folder / name / RUN_FILE).exists() for name in runs}
     results, diverged, cpu_seconds = train_runs(runs, work.folder, PartReporter(work.watcher, "training"))
@@ -145,7 +145,7 @@ def _part(config: TrainedTaskSettings, work: Work, seed: int, trained: Callable[
     known = ", ".join(name for name, value in record.items() if isinstance(value, (int, float)))
     config.require(
         config.measured in known.split(", "),
-        f"measured={config.measured!r} is no number of the evaluation; use one of {known}",
+        f"measured={config.measured!r} is not a number of the evaluation; use one of {known}",
     )
     return {"evaluation": record, "checkpoint": resolve(folder, "best").name, **took}
 

@@ -1,4 +1,4 @@
-"""Training runs as trials: gone on with where they were stopped, tested at their end; divergence is a result."""
+"""Training runs as trials: continued where they were stopped, tested at their end; divergence is a result."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from statewise.models.base import Model
 from statewise.reproduce.files import write_json
 from statewise.reproduce.measure import n_parameters
 from statewise.reproduce.work import Job, Stopped, Work
-from statewise.train.config import RunConfig
-from statewise.train.course import DIVERGED, TrainResult
-from statewise.train.environment import choose_device
-from statewise.train.loop import train
-from statewise.train.metrics import read_metrics
-from statewise.train.report import Reporter
-from statewise.train.run_folder import METRICS_FILE, RUN_FILE
-from statewise.train.several import train_several
-from statewise.train.tasks import Task, open_task
+from statewise.training.config import RunConfig
+from statewise.training.course import DIVERGED, TrainResult
+from statewise.training.environment import choose_device
+from statewise.training.loop import train_run
+from statewise.training.metrics import read_metrics
+from statewise.training.report import Reporter
+from statewise.training.run_folder import METRICS_FILE, RUN_FILE
+from statewise.training.several import train_several
+from statewise.training.tasks import Task, open_task
 
 CPU_FILE = "cpu-seconds.json"  # of all sessions so far
 SECONDS_BETWEEN_COUNTS = 2.0
@@ -30,11 +30,11 @@ Trial = Mapping[str, Any]  # what one gave
 
 
 def train_one(run: RunConfig, folder: Path, reporter: Reporter) -> TrainResult:
-    """Trains the run in its folder, or goes on with it.
+    """Trains the run in its folder, or continues it.
 
     Errors: as ``train``; Stopped, with everything saved.
     """
-    result = train(run, folder, resume=(folder / RUN_FILE).exists(), reporter=reporter)
+    result = train_run(run, folder, resume=(folder / RUN_FILE).exists(), reporter=reporter)
     if result.signal is not None:
         raise Stopped(result.signal)
     return result
@@ -83,7 +83,7 @@ def trained(work: Work, part: str, runs: Mapping[str, RunConfig]) -> Job:
 
 
 def is_diverged(seed: Trial) -> bool:
-    """Of what a part says of a seed. Folders of older versions hold none that diverged."""
+    """Whether a part says that a seed diverged. Folders of older versions hold none that did."""
     return seed.get("diverged") is not None
 
 
@@ -112,7 +112,7 @@ class TrainedRuns(NamedTuple):
 def train_runs(
     runs: Mapping[str, RunConfig], folder: Path, reporter: Reporter, workers: int | None = None
 ) -> TrainedRuns:
-    """Trains runs, each in ``folder / name``, or goes on with them; so many at once (None: as there are cores).
+    """Trains runs, each in ``folder / name``, or continues them; ``workers`` at once (None: one for each core).
 
     Errors: as ``train_several``, but for a DivergedError: that is a result; Stopped, with everything saved.
     """
@@ -127,7 +127,7 @@ def train_runs(
 
 
 def _where(metrics: Path, otherwise: str) -> str:
-    """At what a run diverged, as the last line of its metrics says it; if the disk did not take that, the other."""
+    """Where a run diverged, from the last line of its metrics, or ``otherwise`` if that line could not be written."""
     last = [{}, *(read_metrics(metrics) if metrics.exists() else [])][-1]
     if last.get("kind") != DIVERGED:
         return otherwise

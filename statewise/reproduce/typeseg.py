@@ -1,11 +1,10 @@
-"""A trained Mamba that nobody here trained: our operators' logits beside those of its own ONNX file, on real files.
+"""A trained Mamba that nobody here trained: our operators' logits compared with its own ONNX file's, on real files.
 
 The model of PyPI's ``typeseg``: six layers over bytes that label each with its kind of text.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 from collections import Counter
@@ -20,7 +19,7 @@ from torch import Tensor
 from statewise import native
 from statewise.configuration.types import AtLeastTwo, Count, Natural
 from statewise.data.sources import find_documents
-from statewise.errors import DataError
+from statewise.errors import DataError, package_folder
 from statewise.files.arrays import read_npz
 from statewise.operators import CausalConvolution, SelectiveDiagonal, bidirectional
 from statewise.reproduce.claim import Claim, Found
@@ -28,7 +27,7 @@ from statewise.reproduce.page import told
 from statewise.reproduce.report import Bar, Report
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
-from statewise.train.report import Reporter
+from statewise.training.report import Reporter
 
 VERSION = "0.2.7"
 N_LAYERS, DT_RANK, D_STATE = 6, 16, 16
@@ -53,13 +52,8 @@ def folder() -> Path:
 
     Errors:  DataError if it is not installed.
     """
-    spec = importlib.util.find_spec("typeseg")
-    if spec is None or spec.origin is None:
-        raise DataError(
-            "the trained model is in the package typeseg, which is not installed; "
-            f"pip install --no-deps typeseg=={VERSION}"
-        )
-    return Path(spec.origin).parent / "data"
+    remedy = f"pip install --no-deps typeseg=={VERSION}"
+    return package_folder("typeseg", "dev", "the trained model is in the package", DataError, remedy=remedy) / "data"
 
 
 def labels() -> list[str]:
@@ -120,7 +114,7 @@ class TrainedMamba:
 def choose(config: TypesegSettings) -> dict[str, bytes]:
     """Texts by name, together ``n_bytes``: files in random order, until their half is full.
 
-    Errors:  DataError if there is no file, or they are not so many bytes.
+    Errors:  DataError if there is no file, or they have fewer bytes.
     """
     package = Path(native.__file__).parent.parent
     texts: dict[str, bytes] = {}
@@ -143,10 +137,7 @@ def choose(config: TypesegSettings) -> dict[str, bytes]:
 
 def trials(config: TypesegSettings, work: Work) -> dict[str, Job]:
     folder()
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise DataError(
-            'the model\'s own file runs in onnxruntime, which is not installed; pip install "statewise[onnx]"'
-        )
+    package_folder("onnxruntime", "onnx", "the model's own file runs in", DataError)
     return {f"text-{i:02}": Job(compare, text) for i, text in enumerate(choose(config).items())}
 
 

@@ -1,4 +1,4 @@
-"""The folder of a claim: what is done is kept part by part, so that it can be stopped and gone on with.
+"""The folder of a claim: what is done is kept part by part, so that it can be stopped and continued.
 
 reproduction.json    which claim this is, with all of its settings
 parts/*.json         what each trial gave, with its machine, its seconds and its CPU seconds; complete as soon as it is
@@ -23,9 +23,9 @@ from statewise.reproduce.files import finite, write_json
 from statewise.reproduce.hardware import environment, measured
 from statewise.reproduce.progress import PartReporter, Watcher
 from statewise.reproduce.settings import BEFORE
-from statewise.train.report import Reporter
-from statewise.train.signals import Stopped
-from statewise.train.workers import Job, run_jobs
+from statewise.training.report import Reporter
+from statewise.training.signals import Stopped
+from statewise.training.workers import Job, run_jobs
 
 __all__ = ["Job", "Stopped", "Work", "open_work"]
 
@@ -50,7 +50,7 @@ class Work:
         self._n_parts = self._n_done = 0
 
     def begin(self, n_parts: int, *, at_most: bool = False) -> None:
-        """at_most: what comes out decides whether there are so many; see ``leave_out``"""
+        """at_most: the results decide whether there are this many; see ``leave_out``"""
         self._n_parts, self._n_done = n_parts, 0
         number = f"{'at most ' if at_most else ''}{n_parts} part{'' if n_parts == 1 else 's'}"
         record = {
@@ -83,7 +83,7 @@ class Work:
         return self._done(name, record, found=False)
 
     def parts(self, jobs: Mapping[str, Job], n_workers: int | None = None) -> dict[str, dict[str, Any]]:
-        """The results of several parts by name; those that no earlier run has are done by up to so many processes,
+        """The results of several parts by name; those that no earlier run has are done by several processes,
         each with its share of the cores, or with ``n_workers=1`` here, one after the other. Each is kept when it is
         done. None: as the settings say, 1 where they say nothing.
 
@@ -149,11 +149,11 @@ def job_for_each_length(measured: Callable[..., dict[str, Any]], config: Any) ->
 
 
 def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | None = None) -> Work:
-    """A new folder, or one that holds the same claim with the same settings, which is gone on with.
+    """A new folder, or one that holds the same claim with the same settings, which is continued.
 
     Those in ``HOW`` may be others; one that the folder does not know, since it is older, had what the field's metadata
     say under ``BEFORE``, or its default.
-    Where nothing was done yet, as after a setting that was refused, it is begun anew with others.
+    If nothing is done yet, as after a refused setting, it begins again with other settings.
 
     Errors: CheckpointError for a folder that holds something else; ConfigError naming the settings that differ.
     """
@@ -190,7 +190,7 @@ def _is_unused(path: Path) -> bool:
 
 
 def _defaults(config: Config) -> dict[str, Any]:
-    """Of those fields of the settings that have one: what a folder was begun with that does not know them."""
+    """The defaults of the settings that have one: what they were in a folder that does not have them."""
     before = {field.name: field.metadata.get(BEFORE, field.default) for field in fields(config)}
     kinds = schema(type(config))
     return {name: kinds[name].write(value, name) for name, value in before.items() if value is not MISSING}
@@ -198,16 +198,18 @@ def _defaults(config: Config) -> dict[str, Any]:
 
 def _require_same(before: Any, name: str, config: Any, path: Path) -> None:
     if not isinstance(before, dict) or not isinstance(before.get("settings"), dict):
-        raise CheckpointError(f"{path / SETTINGS_FILE} is not what a reproduction writes; give another folder")
+        raise CheckpointError(f"{path / SETTINGS_FILE} was not written by a reproduction; give another folder")
     if before.get("reproduction") != name:
-        raise ConfigError(f"{path} holds the reproduction {before.get('reproduction')!r}, not {name!r}; give another")
+        raise ConfigError(
+            f"{path} has the reproduction {before.get('reproduction')!r}, not {name!r}; give another folder"
+        )
     old, settings = _defaults(config) | before["settings"], to_dict(config)
     differing = [key for key in sorted((old.keys() | settings.keys()) - HOW) if old.get(key) != settings.get(key)]
     if differing:
         first = differing[0]
         raise ConfigError(
             f"{path} was begun with another {', '.join(differing)} ({first} was {old.get(first)!r}, now "
-            f"{settings.get(first)!r}); go on as it was, or give another folder"
+            f"{settings.get(first)!r}); continue with its settings, or give another folder"
         )
 
 

@@ -1,8 +1,8 @@
 """The same three factors contracted in two orders: a state-space model and masked attention, side by side.
 
 Y = (L * (Q K^T)) V has entries y_tp = sum_s L_ts (sum_n q_tn k_sn) v_sp: one sum over four tensors. Attention
-takes n first and s last; a state-space model, with C, B, X for Q, K, V, folds s by the recurrence that L is,
-and n last. Letters of sizes: T times of the outputs, S times of the inputs, N state, P width.
+sums over n first and s last. A state-space model, with C, B, X for Q, K, V, sums over s first, by the recurrence that L
+is, and over n last. The sizes: T times of the outputs, S times of the inputs, N state, P width.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statewise.semiseparable.one_semiseparable import OneSemiseparable
 
 
 class LinearSteps(NamedTuple):
-    """The three results of the linear order, of which Y is the answer."""
+    """The three results of the linear order; Y is the answer."""
 
     Z: Tensor  # (..., S, P, N): each input's contribution to the state
     H: Tensor  # (..., T, P, N): the state at each time
@@ -26,7 +26,7 @@ class LinearSteps(NamedTuple):
 
 
 class QuadraticSteps(NamedTuple):
-    """The three results of the quadratic order, of which Y is the answer."""
+    """The three results of the quadratic order; Y is the answer."""
 
     G: Tensor  # (..., T, S): similarities
     M: Tensor  # (..., T, S): masked similarities
@@ -45,8 +45,8 @@ def ssm_contraction(a: Tensor, B: Tensor, C: Tensor, X: Tensor) -> LinearSteps:
     ========  =================================  ====================  ==============
 
     It is the linear order of :func:`masked_attention_contraction` with L = 1SS(a), Q = C, K = B and V = X. The
-    middle count is that of the recurrence taken step by step; for all times at once it is about twice that. All
-    states H are in memory: it is for reading and for tests, and ``operators.SSD`` is for use.
+    middle count is that of the recurrence step by step; for all times at once it is about twice that. All states H are
+    in memory, so it is for reading and for tests; in programs use ``operators.SSD``.
 
     Shapes:  a: (..., T), the decay itself and not its logarithm   B, C: (..., T, N)   X: (..., T, P), already
              multiplied by dt; leading axes broadcast
@@ -67,7 +67,7 @@ def masked_attention_contraction(
 def masked_attention_contraction(
     mask: Tensor | StructuredMatrix, Q: Tensor, K: Tensor, V: Tensor, *, order: Literal["quadratic", "linear"]
 ) -> QuadraticSteps | LinearSteps:
-    """Structured masked attention Y = (L * (Q K^T)) V: no softmax, no scale, any feature map applied before.
+    """Structured masked attention Y = (L * (Q K^T)) V: no softmax and no scale; apply any feature map before.
 
     ``order="quadratic"``, as attention is computed, with T S numbers in memory:
 
@@ -89,9 +89,9 @@ def masked_attention_contraction(
     Y         y_tp = sum_n q_tn h_tpn            TN, TPN  -> TP        T P N
     ========  =================================  ====================  ==============
 
-    The middle step decides what the linear order is worth: no multiplications with ``CumulativeSum``, T P N
+    The middle step sets the cost of the linear order: no multiplications with ``CumulativeSum``, T P N
     with ``OneSemiseparable``, d_state T P N with a structured ``SequentiallySemiseparable``, and T S P N with
-    a dense mask. (Counted for the recurrence taken step by step; for all times at once it is about twice that.)
+    a dense mask. (This counts the recurrence step by step; for all times at once it is about twice that.)
 
     Shapes:  mask: a dense (..., T, S) tensor, or a structured matrix with T = S   Q: (..., T, N)   K: (..., S, N)
              V: (..., S, P); leading axes broadcast

@@ -1,4 +1,4 @@
-"""The contract of a structured lower-triangular matrix: a dense form to read, a product to use."""
+"""The interface of a structured lower-triangular matrix: a dense form to read, a product to use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statewise.semiseparable.ranks import block_ranks
 class StructuredMatrix(abc.ABC):
     """A T x T lower-triangular matrix, or a batch of them, that knows its structure.
 
-    A new structure writes ``shape``, ``dtype``, ``dense`` and ``_multiply``. Everything is differentiable and
+    A new structure defines ``shape``, ``dtype``, ``dense`` and ``_multiply``. Everything is differentiable and
     keeps the dtype of its coefficients.
     """
 
@@ -50,11 +50,11 @@ class StructuredMatrix(abc.ABC):
         """``multiply(x)`` after the checks, with a vector taken as a matrix of one column."""
         length = self.shape[-1]
         if x.dtype != self.dtype:
-            raise InputError(f"{type(self).__name__} holds {self.dtype} and was given {x.dtype}; convert one of them")
+            raise InputError(f"{type(self).__name__} has dtype {self.dtype} but got {x.dtype}; convert one of them")
         columns = x[:, None] if x.ndim == 1 else x
         if x.ndim == 0 or columns.shape[-2] != length:
             raise InputError(
-                f"{type(self).__name__} of shape {tuple(self.shape)} was given an input of shape {tuple(x.shape)}; "
+                f"{type(self).__name__} of shape {tuple(self.shape)} got an input of shape {tuple(x.shape)}; "
                 f"expected ({length},) or (..., {length}, columns)"
             )
         try:

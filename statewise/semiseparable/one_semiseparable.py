@@ -14,11 +14,11 @@ from statewise.semiseparable.recurrence import recurrence
 
 @dataclass(frozen=True, eq=False)
 class OneSemiseparable(StructuredMatrix):
-    """L = 1SS(a): L_ji = a_j a_{j-1} ... a_{i+1} for j >= i, with ones on the diagonal and zeros above it.
+    """L = 1SS(a): L_ji = a_j a_{j-1} ... a_{i+1} for j >= i, with ones on the diagonal and zeros above.
 
     L x is the recurrence h_t = a_t h_{t-1} + x_t from rest, its inverse is bidiagonal, and any block on or
     below the diagonal is an outer product. Entries of ``a`` may be zero (nothing passes that time) or negative;
-    a_0 has nothing to act on and is not used.
+    a_0 is not used, as there is no state before it.
 
     Shapes:  a: (..., T); leading axes are a batch of matrices
     Errors:  InputError if ``a`` has no time axis, is empty, or is not floating point or complex.
@@ -70,7 +70,7 @@ class OneSemiseparable(StructuredMatrix):
     def solve(self, y: Tensor) -> Tensor:
         """The x with L x = y, in O(T P): x_t = y_t - a_t y_{t-1}, as L^{-1} is bidiagonal. Shapes as in ``matmul``.
 
-        It exists for every ``a``, zeros included: L has ones on its diagonal.
+        It exists for every ``a``, even with zeros: L has ones on its diagonal.
         """
         return self._product(y, self._solve)
 
@@ -85,7 +85,7 @@ class OneSemiseparable(StructuredMatrix):
         return gains, x.expand(*batch, -1, -1).movedim(-2, 0)
 
     def block(self, rows: slice, columns: slice) -> Tensor:
-        """L[rows, columns] in O(rows x columns + T), wherever the block lies.
+        """L[rows, columns] in O(rows x columns + T), wherever the block is.
 
         Shapes:  -> (..., number of rows, number of columns)
         Errors:  InputError if a slice has a step.

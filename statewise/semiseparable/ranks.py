@@ -12,8 +12,8 @@ def block_ranks(matrix: Tensor, *, tolerance: float | None = None) -> Tensor:
     """Numerical rank of M[t:, :t+1] for every t: the maximal blocks on or below the diagonal.
 
     Each of them maps the past and present inputs to the present and future outputs, so its rank is the number
-    of state dimensions that a recurrence needs at time t. Every other block on or below the diagonal lies
-    inside one of them and has no larger rank.
+    of state dimensions that a recurrence needs at time t. Every other block on or below the diagonal is
+    inside one of them and cannot have a larger rank.
 
     Shapes:  matrix: (..., T, T), lower triangular   ->   ranks: (..., T) int64
     Cost:    O(T^4): one singular value decomposition for each t. For reading and tests, not for long sequences.
@@ -63,5 +63,5 @@ def check_lower_triangular(matrix: Tensor) -> None:
         row, column = above.nonzero()[0, -2:].tolist()
         raise InputError(
             f"expected a lower-triangular matrix, but entry ({row}, {column}) above the diagonal is not zero; "
-            "transpose an upper-triangular one, or cut with .tril()"
+            "transpose an upper-triangular one, or use .tril()"
         )

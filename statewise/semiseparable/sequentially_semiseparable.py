@@ -18,9 +18,9 @@ from statewise.semiseparable.recurrence import recurrence
 class SequentiallySemiseparable(StructuredMatrix):
     """M = SSS(A, B, C): M_ji = C_j^T A_j A_{j-1} ... A_{i+1} B_i for j >= i, else 0.
 
-    M x is the state-space model h_t = A_t h_{t-1} + B_t x_t, y_t = C_t^T h_t from rest. The number of axes of A
-    says its structure; with a scalar A, M = L * (C B^T) elementwise with L = 1SS(A), and for N = 1 that is
-    diag(C) L diag(B). A_0 has nothing to act on and is not used.
+    M x is the state-space model h_t = A_t h_{t-1} + B_t x_t, y_t = C_t^T h_t from rest. The number of axes of A gives
+    its structure; with a scalar A, M = L * (C B^T) elementwise with L = 1SS(A), and for N = 1 that is diag(C) L
+    diag(B). A_0 is not used, as there is no state before it.
 
     Shapes:  B, C: (..., T, N)   A: (..., T, N, N) dense, (..., T, N) diagonal, or (..., T) scalar; leading axes
              are a batch, equally many in A, B and C, and broadcast
@@ -114,9 +114,9 @@ class SequentiallySemiseparable(StructuredMatrix):
     def from_dense(cls, matrix: Tensor, *, tolerance: float | None = None) -> SequentiallySemiseparable:
         """The A, B, C of any lower-triangular matrix, with N its measured semiseparable rank.
 
-        Let H_t = M[t:, :t+1] be the block that maps what came up to time t to what follows from t on, and
-        U_t S_t V_t^T its singular value decomposition, cut at its rank. U_t says how each state shows in the
-        outputs, so C_t is its first row; the inputs at t enter as B_t = U_t^T M[t:, t]; and outputs from t on of
+        Let H_t = M[t:, :t+1] be the block that maps the inputs up to time t to the outputs from t on, and
+        U_t S_t V_t^T its singular value decomposition, cut at its rank. U_t is how each state appears in
+        the outputs, so C_t is its first row; the inputs at t enter as B_t = U_t^T M[t:, t]; and outputs from t on of
         the states at t - 1 lie in the span of U_t, which gives A_t = U_t^T U_{t-1}[1:]. No A_t is longer than 1
         in norm. H_t is never decomposed whole: [U_{t-1}[1:] S_{t-1}, M[t:, t]] differs from it by a factor with
         orthonormal rows and so has the same U_t and S_t.
@@ -124,7 +124,7 @@ class SequentiallySemiseparable(StructuredMatrix):
         Shapes:  matrix: (T, T), lower triangular   ->   A: (T, N, N), B, C: (T, N), zero where a block has a
                  smaller rank
         Cost:    O(N^2 T^2). Not differentiable.
-        Numerics: use float64. ``tolerance`` as in :func:`statewise.semiseparable.block_ranks`; what it cuts is the
+        Numerics: use float64. ``tolerance`` as in :func:`statewise.semiseparable.block_ranks`; what it cuts off is the
                   error of the result.
         Errors:  InputError if the matrix is not square, not lower triangular, empty, batched, or not finite.
         Source:  Dao & Gu 2024, arXiv:2405.21060, proposition 3.4; Chandrasekaran et al. 2005, "Some fast algorithms

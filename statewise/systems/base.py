@@ -66,7 +66,7 @@ class System(abc.ABC):
             ends["C"] = (*self.C.shape[leading:-1], n)
         if self.D is not None:
             if self.C is None:
-                raise InputError("a system with D needs C; pass both or neither")
+                raise InputError("a system with D needs C; give both or neither")
             ends["D"] = (*ends["C"][:-1], *ends["B"][1:])
         for name, end in ends.items():
             if given[name].ndim != leading + len(end) or tuple(given[name].shape[leading:]) != end:
@@ -94,7 +94,7 @@ class System(abc.ABC):
     @property
     def single_output(self) -> bool:
         if self.C is None:
-            raise InputError("this system has no C, so it has no outputs; give it one")
+            raise InputError("this system has no C, so it has no outputs; give it a C")
         return self.C.ndim == self.A.ndim - (0 if self.diagonal else 1)
 
     def poles(self) -> Tensor:
@@ -133,7 +133,7 @@ class System(abc.ABC):
     def _matrices(self) -> Matrices:
         B = self.B.unsqueeze(-1) if self.single_input else self.B
         if self.C is None:
-            raise InputError("this system has no C, so it has no outputs; give it one")
+            raise InputError("this system has no C, so it has no outputs; give it a C")
         C = self.C.unsqueeze(-2) if self.single_output else self.C
         if self.D is None:
             D = self.A.new_zeros(*[1] * len(self.leading), C.shape[-2], B.shape[-1])
@@ -153,14 +153,18 @@ class System(abc.ABC):
         if self.diagonal:
             inverse = z.unsqueeze(-1) - A.unsqueeze(-2)
             if bool((inverse == 0).any()):
-                raise InputError("omega hits a pole on the border of stability: the response is infinite there")
+                raise InputError(
+                    "omega is a pole on the border of stability, where the response is infinite; leave it out"
+                )
             return torch.einsum("...pn,...fn,...nm->...pmf", C, 1 / inverse, B)
         identity = torch.eye(A.shape[-1], dtype=z.dtype, device=z.device)
         matrix = z[..., None, None] * identity - A.unsqueeze(-3)
         try:
             states = torch.linalg.solve(matrix, B.unsqueeze(-3).expand(*matrix.shape[:-2], *B.shape[-2:]))
         except torch.linalg.LinAlgError:
-            raise InputError("omega hits a pole on the border of stability: the response is infinite there") from None
+            raise InputError(
+                "omega is a pole on the border of stability, where the response is infinite; leave it out"
+            ) from None
         return torch.einsum("...pn,...fnm->...pmf", C, states)
 
 

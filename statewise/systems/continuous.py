@@ -1,4 +1,4 @@
-"""Systems in time, x'(t) = A x(t) + B u(t), y(t) = C x(t) + D u(t), and the step from them to discrete ones."""
+"""Systems in continuous time, x'(t) = A x(t) + B u(t), y(t) = C x(t) + D u(t), and how they become discrete."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ContinuousSystem(System):
         return poles.real
 
     def impulse_response(self, times: Tensor) -> Tensor:
-        """C e^(A t) B at times t >= 0, without the impulse that D passes on at t = 0.
+        """C e^(A t) B at times t >= 0, without the impulse of D at t = 0.
 
-        Shapes:  times: (k,)   ->   (..., k), with axes p and m before it where there are several outputs or inputs
+        Shapes:  times: (k,)   ->   (..., k), with axes p and m before it if there are several outputs or inputs
         """
         real = real_dtype(self.A)
         if not isinstance(times, Tensor) or times.ndim != 1 or times.dtype != real or bool((times < 0).any()):
@@ -55,7 +55,7 @@ class ContinuousSystem(System):
 
         Shapes:  omega: (f,), radians per unit of time   ->   (..., f), with axes p and m before it as for
                  :meth:`impulse_response`
-        Errors:  InputError where a pole on the imaginary axis is hit.
+        Errors:  InputError if omega is a pole on the imaginary axis.
         """
         check_omega(omega, self.A)
         matrices = self._matrices()
@@ -78,24 +78,24 @@ class ContinuousSystem(System):
 def discretize(
     system: ContinuousSystem, dt: Tensor | float, method: str = "zoh", *, alpha: float | None = None
 ) -> DiscreteSystem:
-    """The discrete system that follows a continuous one from sample to sample.
+    """The discrete system that moves a continuous one from sample to sample.
 
     ======================  ==========================================================================
     ``zoh``                 exact for inputs that are constant over each step
     ``foh``                 exact for inputs that are straight lines between the samples
-    ``bilinear``            the trapezium rule: keeps stability, and energy where A conserves it
+    ``bilinear``            the trapezium rule: keeps stability, and energy if A conserves it
     ``euler``               one step along the tangent: grows where |1 + dt a| > 1
     ``backward_euler``      the tangent at the end of the step: stable, damps too much
     ``gbt`` with ``alpha``  between ``euler`` (0) and ``backward_euler`` (1)
     ``dirac``               exact for inputs that are impulses
-    ``mamba``               the transition of ``zoh`` with the input of ``euler``, as Mamba's code has it
+    ``mamba``               the transition of ``zoh`` with the input of ``euler``, as in Mamba's code
     ======================  ==========================================================================
 
     C and D are carried over. Only ``foh`` changes D, and its output reads the state before the input of the step
-    (``reads="before"``): so no inverse of A_bar is needed, which a stiff system does not have. An A that grows is
-    discretised like any other; call ``system.require_stable()`` where that would be a mistake.
+    (``reads="before"``). So it does not need the inverse of A_bar, which a stiff system does not have. An A that grows
+    is discretised like any other; call ``system.require_stable()`` if that would be a mistake.
 
-    Shapes:  dt: (...), broadcast with the leading axes of the system, so that one system becomes many
+    Shapes:  dt: (...), broadcast with the leading axes of the system, so one system may become many
     Errors:  InputError; see :func:`discretize_dense` and the table in :mod:`statewise.systems.rules`.
 
     >>> spring = mass_spring_damper(mass=1.0, stiffness=4.0, damping=0.5)
@@ -129,13 +129,13 @@ def _over(z: Tensor, leading: tuple[int, ...], n_own: int) -> Tensor:
 def mass_spring_damper(
     mass: Tensor | float, stiffness: Tensor | float, damping: Tensor | float, *, dtype: torch.dtype = torch.float64
 ) -> ContinuousSystem:
-    """m q'' + c q' + k q = u, a force in, the position out: x = [q, q'].
+    """m q'' + c q' + k q = u: a force goes in, the position comes out, x = [q, q'].
 
-    A = [[0, 1], [-k/m, -c/m]], B = [0, 1/m], C = [1, 0]. Without damping it swings for ever at sqrt(k/m) radians
+    A = [[0, 1], [-k/m, -c/m]], B = [0, 1/m], C = [1, 0]. Without damping it swings forever at sqrt(k/m) radians
     per unit of time.
 
     Shapes:  mass, stiffness, damping: numbers or tensors (...), which broadcast   ->   A: (..., 2, 2)
-    Units:   any that agree, for instance kg, N/m, N s/m: u in N, q in m, t in s.
+    Units:   any that fit together, such as kg, N/m, N s/m: u in N, q in m, t in s.
     Errors:  InputError for a mass that is not positive.
     """
     given = (mass, stiffness, damping)
@@ -147,7 +147,7 @@ def mass_spring_damper(
         shapes = ", ".join(str(tuple(z.shape)) for z in parts)
         raise InputError(f"mass, stiffness and damping do not broadcast: {shapes}") from None
     if not bool((m > 0).all()):
-        raise InputError("mass must be positive")
+        raise InputError("mass must be positive; give one above 0")
     zero, one = torch.zeros_like(m), torch.ones_like(m)
     A = torch.stack([torch.stack([zero, one], -1), torch.stack([-k / m, -c / m], -1)], -2)
     return ContinuousSystem(A, torch.stack([zero, 1 / m], -1), torch.stack([one, zero], -1))

@@ -16,7 +16,7 @@ from statewise.systems.rules import is_number
 
 @dataclass(frozen=True, eq=False)
 class DiscreteSystem(System):
-    """x_k = A x_{k-1} + B u_k and y_k = C x_k + D u_k: the state takes in u_k, then the output reads it.
+    """x_k = A x_{k-1} + B u_k and y_k = C x_k + D u_k: the state reads u_k, then the output reads the state.
 
     ``reads="before"`` is the other convention, y_k = C x_{k-1} + D u_k, which first-order hold needs and which
     control theory and SciPy use (they call our x_{k-1} x_k). ``dt`` is the time between steps, broadcast over the
@@ -57,14 +57,15 @@ class DiscreteSystem(System):
     def simulate(self, u: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The outputs for inputs u, step by step: the definition that faster forms are tested against.
 
-        With ``state=None`` the system starts from rest and None comes back; else the state after the last step
-        does, so that a signal may be cut anywhere.
+        With ``state=None`` the system starts from rest and returns None. Otherwise it returns the state after the last
+        step, so you can cut a signal anywhere.
 
         Shapes:  u: (..., length) for one input, (..., length, m) for m   state: (..., n)
                  ->   y: (..., length) or (..., length, p), the state (..., n); leading axes broadcast with the
                  systems'
         Cost:    O(length n^2), O(length n) for diagonal A; all states are in memory.
-        Errors:  InputError for shapes and dtypes; u is real of the system's precision, or complex for a complex one.
+        Errors:  InputError for wrong shapes and dtypes; u is real in the system's precision, or complex for a complex
+                  system.
         """
         A, B, C, D = self._matrices()
         u = self._input(u)
@@ -91,11 +92,11 @@ class DiscreteSystem(System):
         return y.squeeze(-1) if self.single_output else y, None if state is None else x
 
     def impulse_response(self, length: int) -> Tensor:
-        """The outputs after u = 1, 0, 0, ...: K_k = C A^k B, and D besides at k = 0.
+        """The outputs after u = 1, 0, 0, ...: K_k = C A^k B, plus D at k = 0.
 
         y is the causal convolution of u with it. (With ``reads="before"``: D, then C A^(k-1) B.)
 
-        Shapes:  -> (..., length), with axes p and m before it where there are several outputs or inputs
+        Shapes:  -> (..., length), with axes p and m before it if there are several outputs or inputs
         Cost:    O(length n^2) work and O(log length) products of matrices; states of all steps in memory.
         """
         if not isinstance(length, int) or length < 1:
@@ -122,7 +123,7 @@ class DiscreteSystem(System):
 
         Shapes:  omega: (f,), radians per unit of time   ->   (..., f), with axes p and m before it as for
                  :meth:`impulse_response`
-        Errors:  InputError where a pole on the unit circle is hit.
+        Errors:  InputError if omega is a pole on the unit circle.
         """
         check_omega(omega, self.A)
         assert isinstance(self.dt, Tensor)

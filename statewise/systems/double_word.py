@@ -1,8 +1,9 @@
 """Arithmetic with numbers kept as an unevaluated sum of two floats: about 75 bits for matrices where float64 has 53.
 
 A stiff matrix squares its exponential dozens of times, and each squaring doubles the rounding errors of the slow
-modes. Carrying the rounding of every operation in a second word keeps them below the last bit of the result. It is
-no autograd code: gradients take the plain path (see ``statewise.systems.exponential``).
+modes. Carrying the rounding of every operation in a second word keeps them below the last bit of the result. It is not
+for
+autograd: gradients take the plain path (see ``statewise.systems.exponential``).
 """
 
 from __future__ import annotations

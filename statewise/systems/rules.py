@@ -13,13 +13,13 @@ rule                    A_bar                                          B_bar
 ``backward_euler``      gbt with alpha = 1
 ======================  =============================================  ======================================
 
-phi_1(z) = (e^z - 1)/z with phi_1(0) = 1, so that A = 0 (an integrator) is a value like any other. ``foh`` is
-exact for inputs that are straight lines between the samples; its output needs a D of its own and the state before
-the input of the step, which :func:`statewise.systems.discretize` returns and a pair (A_bar, B_bar) cannot carry.
+phi_1(z) = (e^z - 1)/z with phi_1(0) = 1, so A = 0 (an integrator) needs no special case. ``foh`` is exact for
+inputs that are straight lines between the samples. Its output needs its own D and the state before the input of the
+step: :func:`statewise.systems.discretize` returns them, while a pair (A_bar, B_bar) cannot.
 
 Source: Gu et al. 2022 (S4D), arXiv:2206.11893, sec. 3.1 (zoh, bilinear); Gu et al. 2021 (LSSL), arXiv:2110.13985,
 eq. 3 (gbt); Franklin, Powell & Workman, Digital Control of Dynamic Systems, 3rd ed., p. 204 (foh); Schöne et al. 2024,
-arXiv:2404.18508 (dirac); Gu & Dao 2023, arXiv:2312.00752 (mamba, as its code has it).
+arXiv:2404.18508 (dirac); Gu & Dao 2023, arXiv:2312.00752 (mamba, as in its code).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def discretize_diagonal(
 
     Shapes:  A: (..., n)   B: (..., n), or (..., n, m) with one axis more than A for m inputs   dt: (...), without
              the axis n; leading axes broadcast   ->   A_bar like A, B_bar like B
-    Units:   dt is in the unit of time of A, and above 0; with ``zoh`` it may be infinite where A decays
+    Units:   dt is in the unit of time of A, and above 0; with ``zoh`` it may be infinite if A decays
              (A_bar = 0, B_bar = -B/A).
     Numerics: entry by entry to a few units in the last place, also for dt A in the millions and in float32: the
              rounding of dt A is carried along. Every derivative is finite at A = 0.
@@ -99,7 +99,7 @@ def discretize_dense(
 
     Shapes:  A: (..., n, n)   B: (..., n) with one axis less than A, or (..., n, m) for m inputs   dt: (...); the
              leading axes broadcast   ->   A_bar (..., n, n), B_bar like B
-    Units:   dt is in the unit of time of A, and above 0; with ``zoh`` it may be infinite where A decays
+    Units:   dt is in the unit of time of A, and above 0; with ``zoh`` it may be infinite if A decays
              (A_bar = 0, B_bar = -A^-1 B).
     Numerics: in float64 the norm of the error is a few units in the last place of the result, also for stiff and
              far from normal A (eigenvalues -1e6 to -1e-6): see :mod:`statewise.systems.double_word` and

@@ -48,13 +48,13 @@ def test_every_thread_computes_the_exponentials(instructions: str) -> None:
 def test_the_fastest_way_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def known(case: Case, **options: Any) -> Times:
         times = {} if case.name == "none" else {"slow": 4.0, "fast": 2.0}
-        return Times(case.name, case.setting, 1, times, {"absent": "not here"})
+        return Times(case.name, case.setting, 1, times, {"absent": "not available"})
 
     monkeypatch.setattr(ceilings, "time_case", known)
     shared: dict[str, Any] = {"setting": "", "unit": "GB/s", "amount": 3e7, "ways": {}}
     found = [ceilings.Ceiling(name=name, **shared).record(seconds=1) for name in ("some", "none")]
     assert (found[0]["value"], found[0]["way"]) == (15.0, "fast")  # 30 MB in 2 ms
-    assert (found[1]["value"], found[1]["why"]) == (None, "not here")
+    assert (found[1]["value"], found[1]["why"]) == (None, "not available")
     assert ceilings.highest(found, ("some", "none")) == ("some", 15e9)
     assert ceilings.highest(found, ("none",)) is None
 
@@ -162,7 +162,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
             "pays in wide models, where products take most of a step: products in bfloat16 run 2.1x as fast",
         ),
         (300.0, 410.0, "does not pay: products in bfloat16 run 0.7x as fast here as in float32"),
-        (None, 410.0, "not known here whether train.precision=bfloat16 pays; run: statewise benchmark ceilings"),
+        (None, 410.0, "it is unknown whether train.precision=bfloat16 pays here; run: statewise benchmark ceilings"),
     ],
 )
 def test_whether_bfloat16_pays(narrow: float | None, full: float, told: str) -> None:

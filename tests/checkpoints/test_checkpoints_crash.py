@@ -130,7 +130,7 @@ def test_death_at_each_step_of_replacing(tmp_path: Path, monkeypatch: pytest.Mon
         assert step == require_whole(checkpoints.resolve(folder))
         hidden = [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
         seen.add((step, folder.exists(), len(hidden)))
-        assert "there already" in refusal(sw.save, new, folder), "it is protected, wherever it is"
+        assert "exists already" in refusal(sw.save, new, folder), "it is protected, wherever it is"
         checkpoints.clean_unfinished(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
         assert require_whole(folder) == step
@@ -192,7 +192,7 @@ def test_of_many_writers_one_wins(tmp_path: Path) -> None:
         thread.join()
     (winner,) = (result for result in results if isinstance(result, int))
     assert require_whole(tmp_path / "model") == winner
-    assert sum("is there already" in str(result) for result in results) == 7
+    assert sum("exists already" in str(result) for result in results) == 7
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

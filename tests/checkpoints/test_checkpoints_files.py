@@ -94,11 +94,11 @@ def test_dtype_casts_all_but_the_dynamics(tmp_path: Path, dtype: torch.dtype) ->
 
 def test_dtype_has_to_be_floating(tmp_path: Path) -> None:
     sw.save(tiny_model(), tmp_path / "model")
-    with pytest.raises(InputError, match=r"floating dtype, got torch\.int64"):
+    with pytest.raises(InputError, match=r"floating-point dtype; got torch\.int64"):
         sw.load(tmp_path / "model", dtype=torch.int64)
-    with pytest.raises(InputError, match=r"takes a dtype of PyTorch, such as torch\.float32; got 'float32'"):
+    with pytest.raises(InputError, match=r"needs a PyTorch dtype, such as torch\.float32; got 'float32'"):
         sw.load(tmp_path / "model", dtype="float32")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"takes a dtype of PyTorch, such as torch\.float32; got a type"):
+    with pytest.raises(InputError, match=r"needs a PyTorch dtype, such as torch\.float32; got a type"):
         sw.load(tmp_path / "model", dtype=float)  # type: ignore[arg-type]
 
 
@@ -124,7 +124,7 @@ def test_a_compiled_model_is_saved_as_the_model(tmp_path: Path) -> None:
     compiled = torch.compile(model, backend="eager")
     sw.save(compiled, tmp_path / "model")  # type: ignore[arg-type]
     assert same_tensors(dict(model.state_dict()), dict(sw.load(tmp_path / "model").state_dict()))
-    with pytest.raises(InputError, match=r"takes a Model, .* got a Linear"):
+    with pytest.raises(InputError, match=r"needs a Model, .* got a Linear"):
         sw.save(torch.nn.Linear(1, 1), tmp_path / "other")  # type: ignore[arg-type]
 
 
@@ -143,7 +143,7 @@ def test_the_trainers_state_comes_back(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_a_trainers_state(tmp_path: Path) -> None:
     folder = sw.save(tiny_model(), tmp_path / "model")
-    assert "without a trainer's state, so no run can go on from it" in refusal(checkpoints.read_trainer, folder)
+    assert "without a trainer's state, so no run can continue from it" in refusal(checkpoints.read_trainer, folder)
     assert checkpoints.read_tokenizer(folder) is None
 
 
@@ -197,7 +197,7 @@ def test_another_architecture_is_named_by_its_fields(tmp_path: Path) -> None:
         before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
         message = refusal(checkpoints.load_into, other, folder)
         assert same_tensors(before, dict(other.state_dict())), "a refused checkpoint changes nothing"
-        return message.removeprefix(f"{folder} is a checkpoint of another architecture: ")
+        return message.removeprefix(f"{folder} is a checkpoint of a different architecture: ")
 
     assert said(d_model=16) == "d_model is 8 there and 16 here"
     assert said(layers=(mamba,)) == "layers is a list of 2 there and a list of 1 here"
@@ -231,7 +231,7 @@ def test_load_into_does_not_cast(tmp_path: Path) -> None:
 def test_a_checkpoint_is_only_replaced_on_request(tmp_path: Path) -> None:
     folder = sw.save(tiny_model(0), tmp_path / "model", trainer=(trainer_tensors(), {"step": 1}))
     said = refusal(sw.save, tiny_model(1), folder)
-    assert "a checkpoint is there already; give another name, or overwrite=True" in said
+    assert "a checkpoint exists already; give another name, or overwrite=True" in said
     assert same_tensors(dict(sw.load(folder).state_dict()), dict(tiny_model(0).state_dict()))
     sw.save(tiny_model(1), folder, overwrite=True)
     assert same_tensors(dict(sw.load(folder).state_dict()), dict(tiny_model(1).state_dict()))
@@ -249,26 +249,26 @@ def test_nothing_else_is_ever_replaced(tmp_path: Path, overwrite: bool) -> None:
 
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
-    assert "a folder that is no checkpoint is there already and is never replaced" in said(tmp_path / "notes")
+    assert "a folder that is not a checkpoint exists already and is never replaced" in said(tmp_path / "notes")
     (tmp_path / "file").write_text("mine")
-    assert "a file is there already and is never replaced" in said(tmp_path / "file")
+    assert "a file exists already and is never replaced" in said(tmp_path / "file")
     assert "cannot save" in said(tmp_path / "file" / "below")
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "config.json").write_text('{"model_type": "mamba2"}')
     (foreign / "model.safetensors").write_bytes(b"theirs")
-    assert ("is not Statewise's" if overwrite else "is there already") in said(foreign)
+    assert ("was not written by Statewise" if overwrite else "exists already") in said(foreign)
     mixed = sw.save(tiny_model(), tmp_path / "mixed")
     for name in ("notes.txt", "tokenizer.json", "trainer/notes.txt", "trainer"):  # two of them not of this checkpoint
         (mixed / name).parent.mkdir(exist_ok=True)
         (mixed / name).write_text("mine")
         there = (mixed / name).relative_to(mixed).parts[0]
-        assert (f"there is also '{there}' in it" if overwrite else "is there already") in said(mixed)
+        assert (f"there is also '{there}' in it" if overwrite else "exists already") in said(mixed)
         (mixed / name).unlink()
         shutil.rmtree(mixed / "trainer", ignore_errors=True)
     trained = sw.save(tiny_model(), tmp_path / "trained", trainer=(trainer_tensors(), {"step": 1}))
     (trained / "trainer" / "notes.txt").write_text("mine")
-    assert ("there is also 'trainer/notes.txt' in it" if overwrite else "is there already") in said(trained)
+    assert ("there is also 'trainer/notes.txt' in it" if overwrite else "exists already") in said(trained)
 
 
 def test_an_empty_folder_and_a_link_to_a_folder(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_an_edited_config(folder: Path) -> None:
 
 def test_a_newer_format(folder: Path) -> None:
     said = forged(folder, format_version=3, statewise_version="9.0")
-    assert "has format_version 3, written by a newer Statewise ('9.0'); this one reads up to 2. Upgrade" in said
+    assert "has format_version 3, from a newer Statewise ('9.0'); this one reads up to 2. Upgrade" in said
 
 
 @pytest.mark.parametrize("version", ["1", 0, -1, True, None, 1.0, [1]])
@@ -51,7 +51,7 @@ def test_a_format_that_is_none(folder: Path, version: Any) -> None:
 def test_a_config_of_somebody_else(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}')
     assert "the tensor backbone.embeddings.weight is missing" in refusal(sw.load, folder), "it is read as theirs"
-    assert "is not Statewise's (no format_version)" in refusal(checkpoints.read_config, folder)
+    assert "was not written by Statewise (no format_version)" in refusal(checkpoints.read_config, folder)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_pickle_under_the_name_of_the_tensors(folder: Path, legacy: bool) -> N
     path = folder / "model.safetensors"
     torch.save({"a": Bomb()}, path, _use_new_zipfile_serialization=not legacy)
     said = refusal(sw.load, folder)
-    assert f"{path} is a pickle, which runs any code in it when it is loaded; Statewise never does. Convert" in said
+    assert f"{path} is a pickle, which can run code when it is loaded, so Statewise does not load it. Convert" in said
     rewrite_config(folder, lambda data: None)
     assert "is a pickle" in refusal(sw.load, folder)
     path.write_bytes(pickle.dumps(Bomb(), protocol=4))
@@ -214,12 +214,12 @@ def test_a_header_whose_length_begins_like_a_pickle_is_no_pickle(tmp_path: Path)
 def test_files_that_are_no_model(tmp_path: Path) -> None:
     """Zips that are no pickles, steps that were exported, and a pipe, which nobody waits for."""
     np.savez(tmp_path / "a.npz", a=np.ones(2))
-    assert "is no model: expected a file that ends in" in refusal(sw.load, tmp_path / "a.npz")
+    assert "is not a model: expected a file that ends in" in refusal(sw.load, tmp_path / "a.npz")
     for name in ("step.pt2", "step.onnx"):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr("step/data/weights.pkl", b"")
         said = refusal(sw.load, tmp_path / name)
-        assert said.endswith("was exported, which is not loaded back; give the model that it was exported from")
+        assert said.endswith("is an exported step, which cannot be loaded; give the model that it was exported from")
     os.mkfifo(tmp_path / "model.safetensors")
     assert "is a pipe, a socket or a device; expected a folder or" in refusal(sw.load, tmp_path / "model.safetensors")
 
@@ -235,7 +235,9 @@ def test_a_name_of_the_hub_without_its_prefix(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("source", [3, None, b"model"])
 def test_sources_that_are_no_path(source: Any) -> None:
-    with pytest.raises(InputError, match=r"a model's source is a path or hub:owner/name; got a (int|NoneType|bytes)"):
+    with pytest.raises(
+        InputError, match=r"the source of a model must be a path or hub:owner/name; got a (int|NoneType|bytes)"
+    ):
         sw.load(source)
     with pytest.raises(InputError, match="null byte"):
         sw.load("a\0b")
@@ -249,7 +251,7 @@ def test_folders_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text("{}")
     assert "has no checkpoint yet" in refusal(sw.load, tmp_path / "run")
     said = refusal(checkpoints.read_config, tmp_path / "run")
-    assert "is the folder of a run; give one of its checkpoints" in said
+    assert "is a run folder; give one of its checkpoints" in said
     assert 'resolve(folder, "best")' in said
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("a")
@@ -258,7 +260,7 @@ def test_folders_of_another_kind(tmp_path: Path) -> None:
         (tmp_path / "text" / name).write_text("a")
         said = refusal(sw.load, tmp_path / "text" / name)
         assert (
-            "is no model: expected a file that ends in .safetensors, .bin, .pt, .pth, .ckpt, .gguf, or a fold" in said
+            "is not a model: expected a file that ends in .safetensors, .bin, .pt, .pth, .ckpt, .gguf, or a fol" in said
         )
     (tmp_path / "text" / "a.safetensors").write_text("a")
     assert "is a file; a checkpoint is a folder" in refusal(

@@ -67,7 +67,7 @@ def test_what_cannot_be_resolved(tmp_path: Path) -> None:
     assert refusal(resolve, run) == f"the run {run} has no checkpoint yet"
     assert "no such folder" in refusal(resolve, tmp_path / "nothing")
     assert "is not a checkpoint" in refusal(resolve, tmp_path)
-    assert "is not the folder of a run" in refusal(list_checkpoints, tmp_path)
+    assert "is not a run folder" in refusal(list_checkpoints, tmp_path)
     with pytest.raises(InputError, match='which=\'worst\' is unknown; use "best" or "latest"'):
         resolve(run, "worst")
 
@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_is_not_passed_over(tmp_path: Path) -> None:
     for call in (resolve, list_checkpoints):
         said = refusal(call, run)
         assert str(state) in said
-        assert "Remove that checkpoint, or, unless a run is to go on, name the one to use" in said
+        assert "Remove that checkpoint, or, if you do not want to continue the run, name the one to use" in said
     assert [path.name for path in prune(run, 1)] == []
     assert damaged.exists(), "nor deleted in silence"
     assert resolve(run / "checkpoints" / "step-00000003").name == "step-00000003"
@@ -103,7 +103,7 @@ def test_data_that_has_no_step(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {1: 2.0})
     for number, data in enumerate(({}, {"step": "1"}, {"step": 1, "validation_bits_per_byte": "low"})):
         sw.save(MODEL, run / "checkpoints" / f"step-{number}", trainer=({}, data))
-        assert "has no step, or a validation_bits_per_byte that is no number" in refusal(list_checkpoints, run)
+        assert "has no step, or its validation_bits_per_byte is not a number" in refusal(list_checkpoints, run)
         assert prune(run, 1) == []
         (run / "checkpoints" / f"step-{number}").rename(tmp_path / f"aside-{number}")
     sw.save(MODEL, run / "checkpoints" / "step-9")

@@ -77,7 +77,7 @@ def test_a_state_replaces_a_file_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     assert "cannot save" in refusal(checkpoints.save_state, one, tmp_path / "folder", model=model)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "state"]
-    with pytest.raises(InputError, match="takes a LanguageModelState, got a Tensor"):
+    with pytest.raises(InputError, match="needs a LanguageModelState; got a Tensor"):
         checkpoints.save_state(torch.ones(1), tmp_path / "other", model=model)  # type: ignore[arg-type]
 
 
@@ -104,10 +104,10 @@ def test_the_state_of_another_model(tmp_path: Path) -> None:
     said = refusal(checkpoints.load_state, path, model=tiny_model(0, other))
     assert said == f"{path} is the state of another model: layers.0.mixer.d_state is 4 there and 8 here"
     said = refusal(checkpoints.load_state, path, model=tiny_model(1))
-    assert "is the state of a model with other weights" in said
+    assert "is the state of a model with different weights" in said
     with torch.no_grad():
         model.norm.weight[0] += 0.5  # type: ignore[index, operator, union-attr]
-    assert "with other weights" in refusal(checkpoints.load_state, path, model=model)
+    assert "with different weights" in refusal(checkpoints.load_state, path, model=model)
 
 
 def test_damaged_states(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_files_that_are_no_states(tmp_path: Path) -> None:
     for text, expected in (
         ("3", "has no format_version"),
         ("{", "is not JSON"),
-        ('{"format_version": 9}', "of a newer Statewise; this one reads up to 1. Upgrade statewise"),
+        ('{"format_version": 9}', "from a newer Statewise; this one reads up to 1. Upgrade statewise"),
         ('{"format_version": 1}', "is damaged: its checksum does not match"),
     ):
         save_file({"a": torch.ones(1)}, path, {"statewise": text})
@@ -183,10 +183,10 @@ def test_forged_states(tmp_path: Path) -> None:
     assert "the tensor state.layers.7 is unexpected" in said({**tensors, "state.layers.7": torch.ones(2)})
     assert f"{name} has shape (2, 3)" in said({**tensors, name: torch.ones(2, 3)})
     assert f"{name} is torch.int64, expected torch.float32" in said({**tensors, name: tensors[name].long()})
-    assert "it has no position of each row" in said({**tensors, "state.position": torch.tensor(1)})
+    assert "it has no position for each row" in said({**tensors, "state.position": torch.tensor(1)})
     three = {**tensors, "state.position": torch.zeros(3, dtype=torch.int64)}
     assert "has shape (2," in said(three)
-    assert "it has no position of each row" in said({k: v for k, v in tensors.items() if k != "state.position"})
+    assert "it has no position for each row" in said({k: v for k, v in tensors.items() if k != "state.position"})
     for batch in (-1, 10**14, "many"):  # is for people; what there is, the tensors say
         data = {**metadata, "batch": batch}
         data["sha256"] = _digest(data, tensors)
@@ -219,7 +219,7 @@ def test_a_tree_by_name() -> None:
 def test_trees_that_cannot_be_named() -> None:
     with pytest.raises(InputError, match=r"t\.a is a float; expected a tensor"):
         flatten_tree({"a": 1.0}, "t")
-    with pytest.raises(InputError, match=r"t\.0 is the name of two leaves"):
+    with pytest.raises(InputError, match=r"t\.0 names two leaves"):
         flatten_tree({0: torch.ones(1), "0": torch.ones(1)}, "t")
 
 

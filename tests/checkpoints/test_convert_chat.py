@@ -135,10 +135,10 @@ def test_older_forms_are_read(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         (GENERATION, "{", "not JSON"),
-        (GENERATION, "[]", "no JSON object"),
+        (GENERATION, "[]", "does not contain a JSON object"),
         (GENERATION, '{"eos_token_id": 1, "eos_token_id": 2}', "twice"),
         (GENERATION, '{"eos_token_id": -1}', "eos_token_id"),
-        (GENERATION, '{"eos_token_id": 100000000000}', "no token of the vocabulary"),
+        (GENERATION, '{"eos_token_id": 100000000000}', "is not a token of the vocabulary"),
         (GENERATION, '{"eos_token_id": "x"}', "eos_token_id"),
         (GENERATION, '{"eos_token_id": true}', "eos_token_id"),
         (GENERATION, f'{{"eos_token_id": {[1] * 5000}}}', "5,000 end tokens"),
@@ -216,9 +216,9 @@ def test_gguf_says_so_or_is_refused() -> None:
     assert json.loads(found[TOKENIZER]) == {"bos_token": "<s>", "eos_token": "</s>"}
     assert found[TEMPLATE] == "{{ 1 }}"
     for wrong in (-1, 4, "2", True, 1.0):
-        with pytest.raises(CheckpointError, match="no token of the vocabulary"):
+        with pytest.raises(CheckpointError, match="is not a token of the vocabulary"):
             read_files({end: wrong}, texts)  # type: ignore[dict-item]
-    with pytest.raises(CheckpointError, match="no text"):
+    with pytest.raises(CheckpointError, match="is not text"):
         read_files({end: 2, "tokenizer.chat_template": 3}, texts)
     many = Conventions(end_ids=(0, 1, 2, 3))
     with pytest.raises(CheckpointError, match="keys for 3 end tokens"):

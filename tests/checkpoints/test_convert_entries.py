@@ -49,7 +49,7 @@ def test_what_is_wrong_is_named() -> None:
         return refusal(read_entries, TABLE, given, SHAPES, where="model.bin")
 
     assert said({"q": None}) == "model.bin: the tensor q is missing"
-    assert said({"extra": torch.ones(1)}) == "model.bin: the tensor extra is not one of this architecture"
+    assert said({"extra": torch.ones(1)}) == "model.bin: the tensor extra does not belong to this architecture"
     renamed = said({"backbone.a": None, "backbone.A": torch.ones(2)})
     assert "the tensor backbone.a is missing; there is backbone.A, which may be it under another name" in renamed
     assert "conv has shape (4, 3, 1), expected (4, 1, 3)" in said({"conv": torch.ones(4, 3, 1)})
@@ -69,5 +69,5 @@ def test_writing_uses_each_of_ours_once() -> None:
     ours = read_entries(TABLE, theirs(), SHAPES)
     with pytest.raises(CheckpointError, match="tensor b has no place"):
         write_entries(TABLE, ours | {"b": torch.ones(1)})
-    with pytest.raises(CheckpointError, match="tensor a is missing, or stands in two places"):
+    with pytest.raises(CheckpointError, match="tensor a is missing, or is there twice"):
         write_entries((*TABLE, same("other", "a")), ours)

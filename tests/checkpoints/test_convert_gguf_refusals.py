@@ -45,22 +45,22 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
         r"blk\.1\.ssm_out\.weight is missing; there is blk\.1\.ssm_outs\.weight",
         lambda _, t: t.update({"blk.1.ssm_outs.weight": t.pop("blk.1.ssm_out.weight")}),
     ),
-    "extra tensor": (r"blk\.2\.ssm_d is not one of", lambda _, t: t.update({"blk.2.ssm_d": torch.ones(16)})),
+    "extra tensor": (r"blk\.2\.ssm_d does not belong to", lambda _, t: t.update({"blk.2.ssm_d": torch.ones(16)})),
     "wrong shape": (
         r"ssm_x\.weight|x_proj\.weight has shape",
         lambda _, t: t.update({"blk.0.ssm_x.weight": torch.ones(3, 16)}),
     ),
     "flat D": (r"blk\.0\.ssm_d has shape \(16, 1\)", lambda _, t: t.update({"blk.0.ssm_d": torch.ones(16, 1)})),
-    "A above 0": (r"ssm_a has values that are not below 0", lambda _, t: t["blk.0.ssm_a"].zero_()),
+    "A above 0": (r"ssm_a has values of 0 or more", lambda _, t: t["blk.0.ssm_a"].zero_()),
     "no embedding": (r"token_embd\.weight is missing", lambda _, t: t.pop("token_embd.weight")),
     "flat embedding": (
         r"token_embd\.weight has shape \(160,\)",
         lambda _, t: t.update({"token_embd.weight": torch.ones(160)}),
     ),
     "missing key": (r"the key mamba\.ssm\.state_size is missing", lambda m, _: m.pop("mamba.ssm.state_size")),
-    "unknown key": (r"mamba\.logit_scale=2\.0 is not known", lambda m, _: m.update({"mamba.logit_scale": 2.0})),
+    "unknown key": (r"mamba\.logit_scale=2\.0 is unknown", lambda m, _: m.update({"mamba.logit_scale": 2.0})),
     "many layers": (
-        r"block_count=4000000000, but the tensors are of 2 layers: blk\.2\. is missing",
+        r"block_count=4000000000, but there are tensors for 2 layers: blk\.2\. is missing",
         lambda m, _: m.update({"mamba.block_count": 4_000_000_000}),
     ),
     "no layers": (r"mamba\.block_count=0; expected an integer", lambda m, _: m.update({"mamba.block_count": 0})),
@@ -71,7 +71,7 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
     "flag": (r"dt_b_c_rms=1; expected true or false", lambda m, _: m.update({"mamba.ssm.dt_b_c_rms": 1})),
     "width": (r"inner_size=17; expected a multiple", lambda m, _: m.update({"mamba.ssm.inner_size": 17})),
     "architecture": (
-        r"architecture llama with tensors in F32; read are mamba and mamba2, in F32, F16, Q8_0, BF16",
+        r"architecture llama with tensors in F32; Statewise reads mamba, mamba2, gpt2, gptneox, in F32, F16, Q8_0",
         lambda m, _: m.update({"general.architecture": "llama"}),
     ),
 }
@@ -103,8 +103,8 @@ def test_a_quantisation_that_is_not_read_is_named_with_the_architecture(tmp_path
     data = bytearray(wide.read_bytes())
     at = data.index(b"blk.0.ssm_in.weight") + len("blk.0.ssm_in.weight") + 4 + 2 * 8
     for number, message in (
-        (12, "architecture mamba with tensors in F32, Q4_K; read .* F32, F16"),
-        (2, "architecture mamba with tensors in F32, Q4_0; read .* F32, F16"),
+        (12, "architecture mamba with tensors in F32, Q4_K; Statewise reads .* F32, F16"),
+        (2, "architecture mamba with tensors in F32, Q4_0; Statewise reads .* F32, F16"),
         (99, r"newer than the gguf package: .*99.* is not a valid"),
     ):
         data[at : at + 4] = number.to_bytes(4, "little")
@@ -120,7 +120,7 @@ def test_every_file_that_is_cut_short_is_refused(path: Path, tmp_path: Path) -> 
     n_header = GGUFReader(path).data_offset
     for n in [*range(0, n_header, 29), n_header, len(data) // 2, len(data) - 100]:
         (tmp_path / "cut.gguf").write_bytes(data[:n])
-        with pytest.raises(CheckpointError, match="is no GGUF file, is damaged, or is newer"):
+        with pytest.raises(CheckpointError, match="is not a GGUF file, is damaged, or is newer"):
             read_gguf(tmp_path / "cut.gguf")
 
 
@@ -189,7 +189,7 @@ def test_a_model_that_gguf_has_no_form_for_is_refused_by_field(message: str, tmp
 
 def test_what_is_not_written(path: Path, tmp_path: Path) -> None:
     model = build("mamba", vocab_size=20, d_model=8)
-    with pytest.raises(InputError, match=r"in float32 or float16, not in torch\.bfloat16"):
+    with pytest.raises(InputError, match=r"cannot be written in torch\.bfloat16"):
         write(model, tmp_path / "model.gguf", dtype=torch.bfloat16)
     with pytest.raises(FileExistsError):
         write(model, path)
@@ -201,7 +201,7 @@ def test_what_is_not_written(path: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"norm\.weight is missing"):
         write_gguf(model.config, tensors, tmp_path / "model.gguf")
     classifier = sw.SequenceClassifierConfig(n_classes=2, d_model=8, layers=(KINDS["mamba"],), d_input=1).build()
-    with pytest.raises(CheckpointError, match="written for language models"):
+    with pytest.raises(CheckpointError, match="only a language model can be written"):
         write(classifier, tmp_path / "model.gguf")
 
 
@@ -222,10 +222,10 @@ def test_falcon_mambas_own_epsilon(own: float, others: float, kept: bool, tmp_pa
     if kept:
         save_as(model, tmp_path / "a.gguf", "gguf")
     else:
-        with pytest.raises(CheckpointError, match=r"no form for layers\[0\].mixer.norm_eps=0.001; it needs 1e-05"):
+        with pytest.raises(CheckpointError, match=r"cannot hold layers\[0\].mixer.norm_eps=0.001; it needs 1e-05"):
             save_as(model, tmp_path / "a.gguf", "gguf")
 
 
 def test_numbers_in_other_types_are_no_quantisation() -> None:
-    assert _advice(["F64"]) == ": F64 has to be written as F32"
+    assert _advice(["F64"]) == ": F64 must be written as F32"
     assert "from the unquantised model" in _advice(["Q4_K"])

@@ -139,17 +139,17 @@ def changed(path: tuple[str, ...], value: Any) -> str:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("pre_tokenizer",), {"type": "Whitespace"}, "cuts text in a way"),
+        (("pre_tokenizer",), {"type": "Whitespace"}, "splits text in a way"),
         (
             ("pre_tokenizer",),
             {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True},
-            "cuts text in a way",
+            "splits text in a way",
         ),
-        (("pre_tokenizer",), None, "cuts text in a way"),
-        (("normalizer",), {"type": "Lowercase"}, "cuts text in a way"),
-        (("model", "ignore_merges"), True, "cuts text in a way"),
-        (("model", "byte_fallback"), True, "is no byte-level BPE"),
-        (("model", "end_of_word_suffix"), "</w>", "is no byte-level BPE"),
+        (("pre_tokenizer",), None, "splits text in a way"),
+        (("normalizer",), {"type": "Lowercase"}, "splits text in a way"),
+        (("model", "ignore_merges"), True, "splits text in a way"),
+        (("model", "byte_fallback"), True, "is not a byte-level BPE"),
+        (("model", "end_of_word_suffix"), "</w>", "is not a byte-level BPE"),
     ],
 )
 def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(

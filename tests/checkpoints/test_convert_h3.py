@@ -160,7 +160,10 @@ EMBEDDING = "backbone.embeddings.word_embeddings.weight"
     [
         (lambda f: f.pop(f"{K}.B"), f"the tensor {K}.B is missing"),
         (lambda f: f.pop("backbone.layers.2.norm1.bias"), "backbone.layers.2.norm1.bias is missing"),
-        (lambda f: f.update({f"{K}.extra": torch.ones(1)}), f"the tensor {K}.extra is not one of this architecture"),
+        (
+            lambda f: f.update({f"{K}.extra": torch.ones(1)}),
+            f"the tensor {K}.extra does not belong to this architecture",
+        ),
         (lambda f: f.update({f"{K}.log_dt_": f.pop(f"{K}.log_dt")}), f"missing; there is {K}.log_dt_"),
         (lambda f: f.update({f"{K}.C": torch.ones(8, 4, 2)}), f"{K}.C has shape (8, 4, 2), expected (1, 8, 4, 2)"),
         (lambda f: f.update({"lm_head.weight": torch.ones(21, 8)}), "lm_head.weight differs from"),
@@ -209,10 +212,10 @@ def test_a_file_by_lightning_may_hold_more_than_the_model():
     old = GENERATIONS["lightning"](file) | {"val_ppl.total": torch.tensor(3.0)}
     read = H3.read(TWO_HEADS | {"pytorch-lightning_version": "1.8.6"}, old)
     assert read[0] == H3.read(TWO_HEADS, file)[0]
-    with pytest.raises(CheckpointError, match=r"the tensor val_ppl\.total is not one of this architecture"):
+    with pytest.raises(CheckpointError, match=r"the tensor val_ppl\.total does not belong to this architecture"):
         H3.read(TWO_HEADS, old)
     old["model.extra"] = torch.ones(1)
-    with pytest.raises(CheckpointError, match=r"the tensor model\.extra is not one of this architecture"):
+    with pytest.raises(CheckpointError, match=r"the tensor model\.extra does not belong to this architecture"):
         H3.read(TWO_HEADS | {"pytorch-lightning_version": "1.8.6"}, old)
 
 
@@ -234,12 +237,12 @@ def test_an_old_file_names_its_own_tensors():
         ({"n_heads": 2, "n_layer": 4}, "n_layer=4, but the file's tensors say 3"),
         ({"n_heads": 2, "attn_layer_idx": [0]}, "attn_layer_idx=[0], but the file's tensors say [1]"),
         ({"n_heads": 2, "vocab_size": 22}, "vocab_size=22, but"),
-        ({"n_heads": 2, "ssm_cfg": {"mode": "nplr"}}, "mode='nplr' is not supported, only 'diag'"),
+        ({"n_heads": 2, "ssm_cfg": {"mode": "nplr"}}, "mode='nplr' is not supported; expected 'diag'"),
         ({"n_heads": 2, "ssm_cfg": {"disc": "zoh"}}, "disc='zoh' is not supported"),
-        ({"n_heads": 2, "ssm_cfg": {"bidirectional": True}}, "bidirectional=True is not known"),
-        ({"n_headz": 2}, "n_headz=2 is not known here; did you mean 'n_heads'?"),
+        ({"n_heads": 2, "ssm_cfg": {"bidirectional": True}}, "bidirectional=True is unknown"),
+        ({"n_headz": 2}, "n_headz=2 is unknown; did you mean 'n_heads'?"),
         ({"attn_cfg": {"num_heads": 2, "causal": False}}, "causal=False is not supported"),
-        ({"attn_cfg": 2}, "attn_cfg=2 is no group of fields"),
+        ({"attn_cfg": 2}, "attn_cfg=2 is not a group of fields"),
         ({"n_heads": 2, "attn_cfg": {"num_heads": 4}}, "n_heads=2, but attn_cfg.num_heads=4; leave the wrong one out"),
         ({"n_heads": 0}, "n_heads=0; expected an integer of at least 1"),
         ({"n_heads": 0, "attn_cfg": {"num_heads": 2}}, "n_heads=0; expected an integer of at least 1"),
@@ -301,13 +304,13 @@ def model_of(mixer, mlp=MLP, **fields):
         (model_of(H3Config(d_state=8), tie_embeddings=False), "tie_embeddings"),
         (model_of(AttentionConfig(n_heads=2, bias=True, window=4)), "no window"),
         (model_of(AttentionConfig(n_heads=2)), "biases"),
-        (model_of(AttentionConfig(n_heads=2, bias=True)), "no layer of H3"),
+        (model_of(AttentionConfig(n_heads=2, bias=True)), "no H3 layer"),
         (
             replace(
                 model_of(H3Config(d_state=8)),
                 layers=model_of(H3Config(d_state=8)).layers + model_of(H3Config(d_state=4)).layers,
             ),
-            "its layers have d_state [4, 8], and the published arguments hold one for all",
+            "its layers have d_state [4, 8], and the published arguments have one for all layers",
         ),
         (LanguageModelConfig(vocab_size=8, d_model=8, layers=(H3Config(),)), "norm='rms'"),
     ],

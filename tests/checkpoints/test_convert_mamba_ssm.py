@@ -119,14 +119,14 @@ def test_each_tensor_is_used_once_and_refused_by_name() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"n_layers": 3}, "n_layers=3 is not known here; did you mean 'n_layer'"),
+    ({"n_layers": 3}, "n_layers=3 is unknown; did you mean 'n_layer'"),
     ({"d_model": "16"}, "d_model='16'; expected an integer"),
     ({"d_model": None}, "d_model=None; expected an integer"),
     ({"rms_norm": 1}, "rms_norm=1; expected true or false"),
     ({"attn_layer_idx": ["1"]}, "attn_layer_idx"),
     ({"ssm_cfg": []}, "ssm_cfg="),
     ({"ssm_cfg": {"layer": "Mamba3"}}, "layer='Mamba3'; expected 'Mamba1' or 'Mamba2'"),
-    ({"ssm_cfg": {"headdim": 8}}, "headdim=8 is not known"),
+    ({"ssm_cfg": {"headdim": 8}}, "headdim=8 is unknown"),
     ({"ssm_cfg": {"expand": 1.5}}, "expand=1.5; expected an integer"),
     ({"ssm_cfg": {"dt_max": -1}}, "dt_max=-1; expected a number above 0"),
     ({"ssm_cfg": MAMBA2 | {"D_has_hdim": True}}, "D_has_hdim=True is not supported"),
@@ -138,7 +138,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"attn_cfg": {"causal": True, "num_heads": 4, "mlp_dim": 256}}, "mlp_dim=256 is not supported"),
     ({"attn_cfg": {"causal": True, "num_heads": 4, "rotary_emb_interleaved": True}}, "rotary_emb_interleaved=True"),
     ({"attn_cfg": {"causal": True, "num_heads": 4, "softmax_scale": 1.0}}, "softmax_scale=1.0; expected"),
-    ({"attn_cfg": {"causal": True, "num_heads": 4, "window": 4}}, "window=4 is not known"),
+    ({"attn_cfg": {"causal": True, "num_heads": 4, "window": 4}}, "window=4 is unknown"),
 ]
 
 
@@ -219,7 +219,7 @@ def test_codestral() -> None:
     expected, same = mamba_ssm.read(theirs | {"tie_embeddings": False}, tensors)
     assert ours == expected
     assert all(torch.equal(mine[name], tensor) for name, tensor in same.items())
-    with pytest.raises(CheckpointError, match="n_heads=4 is not known"):
+    with pytest.raises(CheckpointError, match="n_heads=4 is unknown"):
         mamba_ssm.read(params | {"n_heads": 4}, prefixed)
     with pytest.raises(CheckpointError, match=r"model\.backbone\.norm_f\.weight is missing"):
         mamba_ssm.read(params, {k: v for k, v in prefixed.items() if "norm_f" not in k})

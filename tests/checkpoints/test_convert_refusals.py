@@ -50,7 +50,7 @@ def test_a_pickle_that_would_run_code(folder: Path, tmp_path: Path, name: str, l
     torch.save(content, folder / name, _use_new_zipfile_serialization=not legacy)
     said = refusal(sw.load, folder)
     assert f"{folder / name} is a pickle that names" in said
-    assert "open, which could run code; nothing of it was run" in said
+    assert "open, which could run code; none of it was run" in said
     assert not made.exists()
     (folder / name).write_bytes(pickle.dumps(content["x"]))
     refusal(sw.load, folder)
@@ -73,15 +73,15 @@ def test_the_environment_does_not_make_pickles_run(folder: Path, monkeypatch: py
 
 
 def test_files_that_hold_something_else(folder: Path) -> None:
-    assert "'epoch' is a int, expected tensors by name" in refusal(sw.load, replaced(folder, "m.pt", {"epoch": 3}))
+    assert "'epoch' is a int; expected a tensor" in refusal(sw.load, replaced(folder, "m.pt", {"epoch": 3}))
     torch.save([1], folder / "m.pt")
-    assert "holds a list, expected tensors by name" in refusal(sw.load, folder)
+    assert "contains a list; expected a dict of tensors by name" in refusal(sw.load, folder)
     torch.save({}, folder / "m.pt")
-    assert "holds no tensors" in refusal(sw.load, folder)
+    assert "contains no tensors" in refusal(sw.load, folder)
     (folder / "m.pt").write_bytes(b"no file of torch's")
     assert "is not a file of torch.save that can be read" in refusal(sw.load, folder)
     torch.save({"a": torch.ones(2).to(torch.float8_e5m2)}, folder / "m.pt")
-    assert "a is float8_e5m2, which is not read" in refusal(sw.load, folder)
+    assert "a is float8_e5m2, which Statewise does not read" in refusal(sw.load, folder)
 
 
 def test_objects_of_lightning_are_read_without_lightning(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_folder_that_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyP
 def test_an_unknown_architecture(folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "llama"}')
     said = refusal(sw.load, folder)
-    assert "is of an unknown architecture: its config says 'llama', and its tensors are backbone.embedding" in said
+    assert "has an unknown architecture: its config says 'llama', and its tensors are backbone.embedding" in said
     for known in ("mamba_ssm", "transformers", "h3", "gguf"):
         assert known in said
     save_file({"a": torch.ones(1)}, tmp_path / "a.safetensors")
@@ -146,7 +146,7 @@ def test_tensors_that_do_not_fit(folder: Path) -> None:
         return refusal(sw.load, folder)
 
     assert f"the tensor {name} is missing" in said({n: t for n, t in weights.items() if n != name})
-    assert "the tensor b is not one of this architecture" in said(weights | {"b": torch.ones(1)})
+    assert "the tensor b does not belong to this architecture" in said(weights | {"b": torch.ones(1)})
     assert "of shape (3,), expected (32,)" in said(weights | {name: torch.ones(3)})
     assert "values that are not finite" in said(weights | {name: torch.full((32,), torch.nan)})
 
@@ -154,7 +154,7 @@ def test_tensors_that_do_not_fit(folder: Path) -> None:
 def test_several_models_in_a_folder(folder: Path, model: sw.LanguageModel) -> None:
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     (folder / "b.safetensors").write_bytes((folder / "a.safetensors").read_bytes())
-    assert "holds several models, a.safetensors, b.safetensors; give one" in refusal(sw.load, folder)
+    assert "contains several models, a.safetensors, b.safetensors; give one" in refusal(sw.load, folder)
     assert same_logits(sw.load(folder / "b.safetensors"), model)
 
 
@@ -166,7 +166,7 @@ def test_a_file_of_our_own_checkpoint(model: sw.LanguageModel, tmp_path: Path) -
 
 
 def test_a_revision_of_a_path(folder: Path) -> None:
-    with pytest.raises(InputError, match="belongs to a name of the hub"):
+    with pytest.raises(InputError, match="needs a hub name"):
         sw.load(folder, revision="main")
 
 
@@ -176,9 +176,17 @@ NAME = "backbone.layers.0.mixer.conv1d.bias"
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        (NAME, torch.zeros(32, dtype=torch.complex64), "conv1d.bias is complex64, which is not read; give the weights"),
-        (NAME, torch.zeros(32, dtype=torch.int8), "conv1d.bias is int8, perhaps of a quantisation, which is not read"),
-        ("extra\nweight", torch.zeros(2), "'extra\\nweight' is no name of a tensor"),
+        (
+            NAME,
+            torch.zeros(32, dtype=torch.complex64),
+            "conv1d.bias is complex64, which Statewise does not read; convert the weights",
+        ),
+        (
+            NAME,
+            torch.zeros(32, dtype=torch.int8),
+            "conv1d.bias is int8, perhaps of a quantisation, which Statewise does not read",
+        ),
+        ("extra\nweight", torch.zeros(2), "'extra\\nweight' is not a tensor name"),
     ],
 )
 def test_tensors_that_are_no_weights(folder: Path, name: str, tensor: torch.Tensor, message: str) -> None:
@@ -195,7 +203,7 @@ def test_tensors_that_are_no_weights(folder: Path, name: str, tensor: torch.Tens
         ({"state_size": 10**30}, "state_size has 31 digits; expected at most"),
         ({"state_size": 10**9, "expand": 10**9, "intermediate_size": None}, "its sizes make a model of"),
         ({"intermediate_size": 16 * 10**9}, "intermediate_size has 11 digits"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000, but the tensors are of 2 layers"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000, but there are tensors for 2 layers"),
     ],
 )
 def test_a_config_of_other_sizes_or_kinds(folder: Path, fields: dict[str, Any], message: str) -> None:
@@ -207,7 +215,7 @@ def test_a_config_of_other_sizes_or_kinds(folder: Path, fields: dict[str, Any], 
 def test_a_link_to_itself(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to("model.safetensors")
-    assert "is a link that leads nowhere" in refusal(sw.load, folder)
+    assert "is a broken link" in refusal(sw.load, folder)
 
 
 @pytest.mark.parametrize("shard", ["a" * 5000, "a\nb.safetensors", "a\0b.safetensors"])
@@ -215,13 +223,13 @@ def test_names_of_shards_that_are_none(folder: Path, shard: str) -> None:
     index = {"weight_map": dict.fromkeys(weights_of(folder), shard)}
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "is no name of a shard" in refusal(sw.load, folder)
+    assert "is not the name of a shard" in refusal(sw.load, folder)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"cos\nsystem\n(S'exit 1'\ntR.", "names os.system, which could run code; nothing of it was run"),
+        (b"cos\nsystem\n(S'exit 1'\ntR.", "names os.system, which could run code; none of it was run"),
         (pickle.dumps(subprocess.run), "names subprocess.run, which could run code"),
         (b"", "it is empty"),
         (b"{}", "it is damaged, cut short, or something else"),
@@ -249,13 +257,13 @@ def test_a_tar_of_an_old_pytorch(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with tarfile.open(folder / "model.pt", "w") as file:
         file.add(folder / "config.json", "pickle")
-    assert "it is a tar, as PyTorch wrote before 0.2; nothing of it was run" in refusal(sw.load, folder)
+    assert "it is a tar, as PyTorch wrote before 0.2; none of it was run" in refusal(sw.load, folder)
 
 
 def test_a_config_without_weights_and_one_that_is_no_object(folder: Path) -> None:
     config = (folder / "config.json").read_text()
     (folder / "config.json").write_text("[1]")
-    assert "config.json holds no JSON object" in refusal(sw.load, folder)
+    assert "config.json does not contain a JSON object" in refusal(sw.load, folder)
     (folder / "config.json").write_text(config)
     (folder / "model.safetensors").unlink()
-    assert "no weights lie beside it" in refusal(sw.load, folder)
+    assert "there are no weights beside it" in refusal(sw.load, folder)

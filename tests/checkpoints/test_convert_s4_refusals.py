@@ -27,7 +27,7 @@ S4D, S4 = FORMATS
         ({"prenorm": 1}, "prenorm=1"),
         ({"task": "forecasting"}, "task='forecasting'"),
         ({"n_layers": 4}, "n_layers=4, but the file's tensors say 2"),
-        ({"d_stat": 4}, "d_stat=4 is not known here; did you mean 'd_state'?"),
+        ({"d_stat": 4}, "d_stat=4 is unknown; did you mean 'd_state'?"),
     ],
 )
 def test_configs_that_do_not_fit_the_example_are_refused(config, expected):
@@ -81,7 +81,10 @@ OUTPUT = "model.layers.0.layer.output_linear.0.weight"
         (lambda f: f.pop(f"{K}.B"), f"the tensor {K}.B is missing"),
         (lambda f: f.pop("model.layers.1.norm.norm.bias"), "model.layers.1.norm.norm.bias is missing"),
         (lambda f: f.pop("decoder.0.output_transform.weight"), "decoder.0.output_transform.weight is missing"),
-        (lambda f: f.update({f"{K}.extra": torch.ones(1)}), f"the tensor {K}.extra is not one of this architecture"),
+        (
+            lambda f: f.update({f"{K}.extra": torch.ones(1)}),
+            f"the tensor {K}.extra does not belong to this architecture",
+        ),
         (lambda f: f.update({f"{K}.A_reel": f.pop(f"{K}.A_real")}), f"{K}.A_real is missing; there is {K}.A_reel"),
         (
             lambda f: f.update({f"{K}.C": torch.ones(1, 4, 2, 2)}),
@@ -93,7 +96,7 @@ OUTPUT = "model.layers.0.layer.output_linear.0.weight"
             "norm.norm.m belongs to a norm of one scale",
         ),
         (lambda f: f.update({"encoder.0.emb_layers.0.weight": torch.ones(1)}), "an adaptive embedding and softmax"),
-        (lambda f: f.update({"model.norm.norm.running_mean": torch.ones(4)}), "running_mean is not one of this"),
+        (lambda f: f.update({"model.norm.norm.running_mean": torch.ones(4)}), "running_mean does not belong to this"),
         (lambda f: f.pop(f"{K}.P"), f"the tensor {K}.P is missing"),
         (lambda f: f.pop(f"{K}.l_kernel"), f"the tensor {K}.l_kernel is missing"),
         (lambda f: f.update({OUTPUT: torch.tensor(1.0)}), f"{OUTPUT} has shape (), expected (…, 4)"),
@@ -116,12 +119,12 @@ def test_tensors_that_do_not_fit_are_refused_by_name(change, expected):
     ("config", "expected"),
     [
         ({"model": {"layer": {"final_act": "relu"}}}, "final_act='relu' is not supported"),
-        ({"model": {"layer": {"gate": 4}}}, "gate=4 is not supported, only None"),
+        ({"model": {"layer": {"gate": 4}}}, "gate=4 is not supported; expected None"),
         ({"model": {"layer": {"disc": "dss"}}}, "disc='dss' is not supported"),
         ({"model": {"layer": {"activation": "elu"}}}, "activation='elu' is not supported"),
         (
             {"model": {"layer": {"aktivation": "relu"}}},
-            "aktivation='relu' is not known here; did you mean 'activation'?",
+            "aktivation='relu' is unknown; did you mean 'activation'?",
         ),
         ({"model": {"dropout": "0.1"}}, "model: dropout='0.1'; expected a number"),
         ({"model": {"layer": 3}}, "layer=3; expected a group of fields"),
@@ -131,10 +134,10 @@ def test_tensors_that_do_not_fit_are_refused_by_name(change, expected):
         ({"model": {"pool": {"stride": 4}}}, "model.pool={'stride': 4} is not supported"),
         ({"decoder": {"mode": "ragged"}}, "mode='ragged' is not supported"),
         ({"decoder": "retrieval"}, "decoder='retrieval' is not supported"),
-        ({"modell": {}}, "modell={} is not known here; did you mean 'model'?"),
-        ({"model": {"residual": None}}, "model.residual=None is not supported, only 'R'"),
-        ({"model": {"residual": {"alpha": 1.0}}}, "model.residual={'alpha': 1.0} is not supported, only 'R'"),
-        ({"model": {"norm": "group"}}, "model.norm='group' is not supported, only one of ['layer', 'batch']"),
+        ({"modell": {}}, "modell={} is unknown; did you mean 'model'?"),
+        ({"model": {"residual": None}}, "model.residual=None is not supported; expected 'R'"),
+        ({"model": {"residual": {"alpha": 1.0}}}, "model.residual={'alpha': 1.0} is not supported; expected 'R'"),
+        ({"model": {"norm": "group"}}, "model.norm='group' is not supported; expected one of ['layer', 'batch']"),
         ({"model": {"norm": "none"}}, "model.norm='none' is not supported"),
         ({"model": {"norm": None}}, "model.norm=None is not supported"),
         (
@@ -143,9 +146,9 @@ def test_tensors_that_do_not_fit_are_refused_by_name(change, expected):
         ),
         ({"model": {"norm": {"eps": 0}}}, "model.norm: eps=0; expected a number above 0"),
         ({"model": {"norm": {"elementwise_affine": False}}}, "model.norm: elementwise_affine=False is not supported"),
-        ({"model": {"norm": {"epsilon": 1e-3}}}, "epsilon=0.001 is not known here; did you mean 'eps'?"),
+        ({"model": {"norm": {"epsilon": 1e-3}}}, "epsilon=0.001 is unknown; did you mean 'eps'?"),
         *(
-            ({"model": {"layer": {name: None}}}, f"model.layer.{name}=None is not supported, only one of")
+            ({"model": {"layer": {name: None}}}, f"model.layer.{name}=None is not supported; expected one of")
             for name in (
                 *("activation", "final_act", "mode", "dt_transform"),
                 *("real_transform", "real_type", "imag_transform", "disc"),

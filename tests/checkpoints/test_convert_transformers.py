@@ -306,7 +306,10 @@ def test_fields_are_refused_by_name_and_value(kind: str, fields: dict[str, Any],
 
 
 WRITTEN: list[tuple[dict[str, Any], str]] = [
-    ({"layers": (sw.MambaConfig(), sw.AttentionConfig(n_heads=2))}, "no attention; write a hybrid as mamba_ssm"),
+    (
+        {"layers": (sw.MambaConfig(), sw.AttentionConfig(n_heads=2))},
+        "no attention; for a hybrid, use format='mamba_ssm'",
+    ),
     ({"layers": (sw.BlockConfig(mixer=sw.MambaConfig(), norm="layer"),), "norm": "layer"}, "has norm='layer'"),
     ({"layers": (sw.BlockConfig(mixer=sw.MambaConfig(), mlp=sw.MLPConfig()),)}, "has mlp="),
     ({"layers": (sw.Mamba2Config(d_head=8, norm_before_gate=True),)}, "has norm_before_gate=True"),

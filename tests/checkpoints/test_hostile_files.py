@@ -115,7 +115,7 @@ def of_torch(path: Path, content: Any) -> Path:
 def test_one_number_that_stands_for_all_of_the_memory(tmp_path: Path) -> None:
     path = of_torch(tmp_path / "model.pt", {"a": torch.ones(1).expand(1 << 20, 1 << 20)})
     said = refused(lambda: read_weights(find_source(path)), CheckpointError)
-    assert "unfolds to 4,398,046,511,104 bytes of tensors" in said
+    assert "expands to 4,398,046,511,104 bytes of tensors" in said
     path = of_torch(path, {"a": torch.ones(1).expand(64, 64)})  # as einops' repeat leaves them
     assert read_weights(find_source(path))[1]["a"].shape == (64, 64)
 
@@ -127,7 +127,7 @@ def test_a_pickle_of_torch_that_is_a_bomb(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             archive.writestr(name, bytes(BOMB) if name.endswith("data.pkl") else data)
-    assert "unfolds to" in refused(lambda: read_weights(find_source(path)), CheckpointError)
+    assert "expands to" in refused(lambda: read_weights(find_source(path)), CheckpointError)
 
 
 def test_plain_data_that_hold_themselves_twice_and_twice(tmp_path: Path) -> None:

@@ -80,6 +80,6 @@ def test_each_tensor_is_written_before_the_next_is_fetched(tmp_path: Path) -> No
 
 
 def test_what_the_format_has_not(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="x is complex128, which no file of tensors holds; use one of bool, "):
+    with pytest.raises(InputError, match="x is complex128, which safetensors cannot hold; use one of bool, "):
         write_tensors(tmp_path / "a", {"x": torch.zeros(1, dtype=torch.complex128)})
     assert not (tmp_path / "a").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_models import publish
+from chat_models import publish, publish_one_that_ends
 from command_line import ROOT, Run
 
 import statewise as sw
@@ -68,7 +68,7 @@ def test_options_arrive(talk: Talk, published: Path, tmp_path: Path) -> None:
 def test_commands(talk: Talk, published: Path, tmp_path: Path) -> None:
     out, err = talk("a", "/undo", "/undo", "b", "/reset", "a")
     assert out == [*answers(published, "a"), *answers(published, "b"), *answers(published, "a")]
-    assert err == "taken back: a\nthere is nothing to take back\nbegun anew\n"
+    assert err == "removed: a\nthere is no question to remove\nstarted again\n"
     saved = tmp_path / "talk"
     out, err = talk("a", f"/save {saved}", "b")
     assert err == f"saved in {saved}\n"
@@ -91,11 +91,13 @@ def test_what_cannot_talk_is_refused(refused: Callable[..., str], published: Pat
     assert "ByteTokenizer" in refused("chat", tmp_path / "ours")
     tokenizer = sw.FileTokenizer(published)
     sw.save(sw.load(published), tmp_path / "plain", tokenizer=tokenizer)
-    assert "without a chat template" in refused("chat", tmp_path / "plain")
+    assert "has no chat template" in refused("chat", tmp_path / "plain")
     assert "none.jinja" in refused("chat", published, "--template", tmp_path / "none.jinja")
 
 
-def test_generate_ends_at_the_end_token(run: Run, published: Path, tmp_path: Path) -> None:
+def test_generate_ends_at_the_end_token(run: Run, tmp_path: Path) -> None:
+    published = tmp_path / "published"
+    publish_one_that_ends(published, "What is a state?")
     prompt = "<|im_start|>user\nWhat is a state?<|im_end|>\n<|im_start|>assistant\n"
     words = ("--prompt", prompt, "--temperature", 0, "--max-new-tokens", 500)
     result = run("generate", published, *words)
@@ -123,4 +125,4 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(tmp_path: Path) -> No
         rest, told = process.stdout.read(), process.stderr.read()
     assert len(begun) == 200
     assert rest.endswith(b"\n")
-    assert (process.returncode, told) == (0, b"taken back: Hello\n")
+    assert (process.returncode, told) == (0, b"removed: Hello\n")

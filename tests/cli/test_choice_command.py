@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from questions import write_superglue
 from scored_models import MODELS
 
 import statewise as sw
+from statewise.checkpoints.convert import save_as
 from statewise.cli import run
 from statewise.data.tokenizers import ByteTokenizer
+from statewise.evaluate.questions.published import PERPLEXITY, SUPERGLUE, WEIGHTS, row_of
+from statewise.models.presets import PRESETS
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +94,59 @@ def test_published_perplexities(
     assert rows["this model"]["wikitext103"] == record["perplexity_per_token"]
     assert (rows["Hybrid H3-125M"]["wikitext103"], len(rows)) == (23.7, 11)
     assert run([*words, "--no-json"]) == 0
-    assert "not of another" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "not of another" in shown
+    assert "at hand" not in shown
+    assert (record["published"]["at_hand"], record["published"]["sizes_of"]) == ({}, None)
+
+
+def test_rows_that_can_be_measured_here(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights in a folder of their published name beside the model's, and in the hub's cache."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    plain = sw.AttentionConfig(n_heads=12, positions=None, bias=True)
+    layers = (sw.BlockConfig(mixer=plain, mlp=sw.MLPConfig(expand=0.01), norm="layer"),) * 12
+    config = sw.LanguageModelConfig(vocab_size=257, d_model=768, layers=layers, norm="layer", max_positions=16)
+    tokenizer = ByteTokenizer()
+    save_as(config.build(), tmp_path / "gpt2", "transformers", dtype=torch.bfloat16)
+    snapshot = tmp_path / "cache" / "models--EleutherAI--gpt-neo-1.3B" / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    (snapshot / "pytorch_model.bin").write_bytes(b"")
+    sw.save(MODELS["mamba"], tmp_path / "mine", tokenizer=tokenizer)
+    (tmp_path / "text.txt").write_text("Some text.")
+    words = ["--text-file", str(tmp_path / "text.txt"), "--no-compressors", "--published", "wikitext103"]
+    assert run(["evaluate", str(tmp_path / "mine"), *words]) == 0
+    found = json.loads(capsys.readouterr().out)["published"]
+    neo = "hub:EleutherAI/gpt-neo-1.3B"
+    assert found["at_hand"] == {"GPT-2 small (125M)": str(tmp_path / "gpt2"), "GPT-Neo-1.3B": neo}
+    assert found["sizes_of"] is None
+    assert run(["evaluate", str(tmp_path / "gpt2"), *words, "--tokenizer", "bytes", "--no-json"]) == 0
+    shown = capsys.readouterr().out
+    assert "this model, as GPT-2 small (125M)" in shown
+    assert f"at hand: GPT-Neo-1.3B, {neo}" in shown
+
+
+def test_the_row_of_a_model() -> None:
+    plain = sw.AttentionConfig(n_heads=16, positions=None, bias=True)
+    neo = replace(plain, bias=False, output_bias=True, scale=1.0)
+    fields = {"vocab_size": 99, "norm": "layer", "max_positions": 16}
+
+    def row(mixer: sw.AttentionConfig, d_model: int, n_layers: int, **more: Any) -> str | None:
+        return row_of(sw.LanguageModelConfig(d_model=d_model, layers=(mixer,) * n_layers, **(fields | more)))
+
+    assert row(plain, 1600, 48) == "GPT-2 XL (1.5B)"
+    assert row(plain, 1024, 24) == "GPT-2 medium (355M)"
+    assert row(neo, 2560, 32) == "GPT-Neo-2.7B"
+    assert row(neo, 1024, 24) is None
+    assert row(plain, 1024, 24, position_offset=2) == "OPT-350M"
+    assert row(plain, 2048, 24, position_offset=2) == "OPT-1.3B"
+    assert row(plain, 2048, 24, max_positions=None) is None
+    assert row_of(PRESETS["h3-1.3b"]()) == "Hybrid H3-1.3B"
+    assert row_of(PRESETS["mamba-130m"]()) is None
+    rows = {*PERPLEXITY["pile"], *SUPERGLUE[0]}
+    assert rows == WEIGHTS.keys()
 
 
 def test_where_nothing_may_be_written_is_told_before_the_questions(
@@ -100,7 +158,7 @@ def test_where_nothing_may_be_written_is_told_before_the_questions(
         for output in ("unwritten.json", "new/folder/out.json"):
             assert run(["evaluate", "no-such", *words, "--output", output]) == 2
             said = capsys.readouterr().err
-            assert f"cannot write {output}: no permission to write into {place}; give another name" in said
+            assert f"cannot write {output}: you may not write into {place}; give another name" in said
     assert not (place / "new").exists()
 
 

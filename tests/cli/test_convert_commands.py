@@ -134,10 +134,10 @@ def test_convert(folder: Path, model: sw.LanguageModel, tmp_path: Path, capsys: 
     for options, message in (
         (["x", "--to", "onnx"], "--to 'onnx' is unknown; use one of statewise, mamba_ssm"),
         (["x", "--dtype", "int8"], "--dtype 'int8' is unknown"),
-        (["ours"], "is there already and is not replaced; give another name, or remove it"),
+        (["ours"], "exists already and is not replaced; give another name, or remove it"),
         (["none", "--to", "s4"], "cannot be written as s4"),
-        (["x.gguf"], "is the name of a GGUF file, and --to statewise writes a folder; add --to gguf, or rename it"),
-        (["x.gguf", "--to", "h3"], "and --to h3 writes a folder; add --to gguf"),
+        (["x.gguf"], "is the name of a GGUF file, but --to statewise writes a folder; give --to gguf, or another name"),
+        (["x.gguf", "--to", "h3"], "but --to h3 writes a folder; give --to gguf"),
     ):
         assert run(["convert", str(folder), str(tmp_path / options[0]), *options[1:]]) == 2
         assert message in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import Run
+from command_line import TRAIN, Run
 
 from statewise.evaluate import compress
 
@@ -92,7 +92,7 @@ def test_other_classes_are_refused(run: Run, refused: Callable[..., str], tmp_pa
     result = run("train", *small, "--data", "arrays", "--data-dir", tmp_path / "own.npz", "--out", out)
     assert result.code == 0, result.err
     assert run("evaluate", out, "--data-dir", tmp_path / "same.npz").code == 0
-    assert "the data have the classes c, d, but the model was trained on a, b" in refused(
+    assert "the class 'c' is not one that the model was trained on: a, b" in refused(
         "evaluate", out, "--data-dir", tmp_path / "other.npz"
     )
     for wrong in ("-1", "0"):
@@ -110,3 +110,22 @@ def test_columns_of_the_run_are_kept(run: Run, refused: Callable[..., str], tmp_
     assert result.code == 0, result.err
     told = refused("evaluate", out, "--data", tmp_path / "other.csv")
     assert "the run's own columns were kept (data.covariates=['promo'])" in told
+    (tmp_path / "own.csv").write_text("t,sales,promo\n" + rows + "200,1,0\n")
+    assert "own.csv' is not the one that" in refused("evaluate", out)
+    (record,) = run("evaluate", out, "--data", tmp_path / "own.csv").records
+    assert record["split"] == "test"
+
+
+@pytest.mark.parametrize("n", [1, 24])
+def test_texts_that_have_grown(run: Run, refused: Callable[..., str], tmp_path: Path, n: int) -> None:
+    """Where each document has its own place, the others stay in theirs; a few are cut in order."""
+    (tmp_path / "text").mkdir()
+    for i in range(n):
+        (tmp_path / "text" / f"{i}.txt").write_text(f"number {i} is a line of the text\n" * (960 // n))
+    words = [*TRAIN, "--data", tmp_path / "text", "--steps", "1", "--out", tmp_path / "run"]
+    assert run(*words).code == 0
+    (tmp_path / "text" / "more.txt").write_text("and one more\n" * 40)
+    if n == 1:
+        assert "text' is not the one that" in refused("evaluate", tmp_path / "run")
+    again = () if n > 1 else ("--data", tmp_path / "text")
+    assert run("evaluate", tmp_path / "run", *again).records[0]["split"] == "test"

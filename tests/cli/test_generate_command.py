@@ -72,7 +72,7 @@ class TestGenerate:
         assert "c.state is not a folder" in refused("generate", "run", "--prompt", "x", "--state-out", "c.state/d")
         assert Path("c.state").read_bytes() == before
         run(*TRAIN, "--steps", "2", "--seed", "9", "--out", "other")
-        assert "other weights" in refused("generate", "other", "--state-in", "c.state")
+        assert "different weights" in refused("generate", "other", "--state-in", "c.state")
         assert "no-such" in refused("generate", "run", "--state-in", "no-such.state")
         for name, data in {
             "cut": before[:-10],

@@ -31,6 +31,7 @@ from statewise.configuration import assign
         ("label=left", "label", "left"),
         ("label=3", "label", 3),
         ("sizes=[4, 5]", "sizes", (4, 5)),
+        ("sizes=4", "sizes", (4,)),
         ("sizes.1=7", "sizes", (1, 7, 3)),
         ("pen.color=red", "pen", Pen(color="red")),
         ('pen={"width": 4}', "pen", Pen(width=4)),
@@ -45,6 +46,17 @@ def test_assign(assignment: str, field: str, value: Any) -> None:
     changed = assign(DRAWING, [assignment])
     assert changed == dataclasses.replace(DRAWING, **{field: value})
     assert type(getattr(changed, field)) is type(value)
+
+
+def test_a_list_of_one_is_written_as_its_item() -> None:
+    data = sw.LabelledDataConfig(source="files", folder="a.csv")
+    for text, columns in (("Kunde", ("Kunde",)), ("7", ("7",)), ('["a, b"]', ("a, b",)), ("[]", ())):
+        assert assign(data, [f"ignored_fields={text}"]).ignored_fields == columns
+    for text in ("a,b", "[a, b]", "[a]", ""):  # two, or one that a shell has taken the quotes from
+        assert "expected a list of a string" in message(assign, data, [f"ignored_fields={text}"])
+    assert 'write ["a", "b"], in a shell within single quotes' in message(assign, data, ["ignored_fields=a,b"])
+    assert "has 1 values; expected" in message(assign, data, ["image_size=[8]"])
+    assert "expected a list of 2 values" in message(assign, data, ["image_size=8"])
 
 
 def test_assignments_are_checked_together_and_the_last_one_holds() -> None:
@@ -71,8 +83,9 @@ def test_a_new_subtree_can_be_set_further() -> None:
         ("shapes.2.side=0", "shapes has no item '2'; it has 2: use 0 to 1"),
         ("shapes.-1.side=0", "shapes has no item '-1'"),
         ("shapes.side=0", "shapes has no item 'side'"),
-        ("shapes.0.type=Disc", 'shapes.0.type cannot be set alone; set shapes.0 whole: shapes.0={"type": ...}'),
+        ("shapes.0.type=Disc", 'shapes.0.type cannot be set by itself; set shapes.0 whole: shapes.0={"type": ...}'),
         ("shapes=3", "shapes=3 has the wrong type (integer); expected a list of Shape"),
+        ("sizes=many", "sizes='many' has the wrong type (string); expected a list of an integer"),
         ("copies=many", "copies='many' has the wrong type (string); expected an integer"),
         ("copies=1e3", "copies=1000.0 has the wrong type (number); expected an integer"),
         ("scale=.5", "scale='.5' has the wrong type (string); expected a number; drop the quotes: 0.5"),

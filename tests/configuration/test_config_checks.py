@@ -69,7 +69,7 @@ def test_a_path_is_given_as_text() -> None:
 
 def test_a_field_without_a_default_is_needed_and_named() -> None:
     assert message(Drawing) == "Drawing needs the field 'name' (a string)"
-    assert message(Drawing, "a").startswith("Drawing takes its fields by name: name, shapes, ")
+    assert message(Drawing, "a").startswith("Drawing needs its fields by name: name, shapes, ")
 
 
 def test_a_config_holds_values_in_one_form() -> None:

@@ -14,12 +14,14 @@ from statewise.data.text import TextDataConfig
 from statewise.estimation.structural import Cycle, Irregular, Regression, Seasonal
 from statewise.generation.chat import SavedChat, SavedMessage
 from statewise.mixers.base import MixerConfig
+from statewise.models.file_input import FilesConfig
 from statewise.models.forecaster import ForecasterConfig
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.models.registry import CONFIG_TYPES
+from statewise.models.series_input import SeriesInputConfig
 from statewise.models.structural import StructuralForecasterConfig
-from statewise.train.config import BudgetConfig, RunConfig, TrainConfig
-from statewise.train.tasks import run_types
+from statewise.training.config import BudgetConfig, RunConfig, TrainConfig
+from statewise.training.tasks import run_types
 
 MIXER = sw.S4DConfig(d_state=4)
 SIZES: dict[str, Any] = {"d_model": 8, "layers": (MIXER, sw.BlockConfig(mixer=MIXER, mlp=sw.MLPConfig()))}
@@ -45,6 +47,11 @@ EXAMPLES: tuple[Config, ...] = (
     PairClassifierConfig(n_classes=2, vocab_size=16, **SIZES),
     sw.SequenceClassifierConfig(n_classes=2, d_input=1, **SIZES),
     sw.SequenceRegressorConfig(d_output=1, d_input=1, **SIZES),
+    sw.LabelledTextDataConfig(source="reviews.csv", text_field="review", label_field="stars"),
+    FilesConfig(kind="wide table", columns=("first", "second")),
+    SeriesInputConfig(
+        time="day", targets=("sold",), unit="seconds", step=86400.0, origin=0.0, history=8, min_history=4
+    ),
     BudgetConfig(steps=8),
     TrainConfig(budget=BudgetConfig(steps=8)),
     RunConfig(model=LANGUAGE_MODEL, data=TextDataConfig(), train=TrainConfig(budget=BudgetConfig(steps=8))),

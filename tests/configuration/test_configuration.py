@@ -69,7 +69,7 @@ def test_what_is_converted() -> None:
         ({"scale": math.nan}, "config.scale=NaN is not a number; expected a number"),
         ({"limit": math.nan}, "config.limit=NaN is not a number; expected a number or null"),
         ({"limit": "1"}, "config.limit='1' has the wrong type (string); expected a number or null; drop the quotes: 1"),
-        ({"scale": 10**400}, "config.scale is an integer too large for a number with a fraction; use a smaller one"),
+        ({"scale": 10**400}, "config.scale is an integer too large for a floating-point number; use a smaller one"),
         ({"scale": None}, "config.scale=None has the wrong type (null); expected a number"),
         ({"sizes": "3,4"}, "config.sizes='3,4' has the wrong type (string); expected a list of an integer; write [3"),
         ({"sizes": "abc"}, "config.sizes='abc' has the wrong type (string); expected a list of an integer"),
@@ -150,7 +150,7 @@ def test_a_model_with_a_part_that_is_not_in_the_registry_is_not_written() -> Non
         ('{"a": 1', "x is not JSON: Expecting ',' delimiter: line 1 column 8 (char 7)"),
         ("", "x is not JSON: Expecting value: line 1 column 1 (char 0)"),
         (b"\xff", "x is not JSON: it is not UTF-8 text (byte 0)"),
-        ("[" * 100_000, "x is not usable JSON: it is nested too deeply"),
+        ("[" * 100_000, "x cannot be read as JSON: it is nested too deeply"),
         ("9" * 5000, "x is not JSON: Exceeds the limit"),
     ],
 )

@@ -71,7 +71,7 @@ def test_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         ({"train_x": X, "train_y": Y, "train_lengths": np.full(20, 10)}, "1 to 9"),
         ({"train_x": X, "train_y": Y, "train_lengths": np.ones(3, int)}, "integers"),
         ({"train_x": np.where(X > 3, X, np.nan), "train_y": Y}, "not finite"),
-        ({"train_x": X, "train_y": np.array([{}] * 20)}, "is no plain array of numbers or text"),
+        ({"train_x": X, "train_y": np.array([{}] * 20)}, "is not a plain array of numbers or text"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
@@ -84,13 +84,14 @@ def test_what_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], message:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"is not an .npz file"):
         opened(tmp_path / "text.npz")
     (tmp_path / "empty.npz").write_bytes(b"")
     np.save(tmp_path / "one.npy", X)
-    for name in ("empty.npz", "one.npy"):
-        with pytest.raises(DataError, match="is no zip archive"):
-            opened(tmp_path / name)
+    with pytest.raises(DataError, match="not a zip archive"):
+        opened(tmp_path / "empty.npz")
+    with pytest.raises(DataError, match=r"without labels; name the file of labels in data\.labels"):
+        opened(tmp_path / "one.npy")
     with pytest.raises(DataError, match=r"does not exist; give the \.npz file"):
         opened(tmp_path / "none.npz")
     with pytest.raises(DataError, match="not a file"):
@@ -99,3 +100,35 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         open_labelled(LabelledDataConfig(source="arrays"))
     with pytest.raises(ConfigError, match="test rows"):
         LabelledDataConfig(source="mnist", test_fraction=0.1)
+
+
+def test_x_and_y_and_a_validation_of_their_own(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=Y, lengths=np.full(20, 5))
+    data = open_labelled(LabelledDataConfig(source="files", folder=str(tmp_path / "a.npz")))
+    assert (data.classes, data.max_length) == (("a", "b"), 5)
+    assert [len(data.split(name)) for name in ("train", "validation", "test")] == [14, 2, 4]
+    np.savez(tmp_path / "b.npz", train_x=X, train_y=Y, validation_x=X[:3], validation_y=Y[:3])
+    assert [len(opened(tmp_path / "b.npz").split(name)) for name in ("train", "validation", "test")] == [16, 3, 4]
+
+
+def test_one_array_with_its_labels_beside(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", np.arange(20) % 3)
+    (tmp_path / "y.txt").write_text("\n".join(Y.tolist()) + "\n")
+    for name, classes in (("y.npy", ("0", "1", "2")), ("y.txt", ("a", "b"))):
+        assert opened(tmp_path / "x.npy", labels=str(tmp_path / name)).classes == classes
+    (tmp_path / "y.txt").write_text("a\n\n" * 10)
+    with pytest.raises(DataError, match="label 1 has no label"):
+        opened(tmp_path / "x.npy", labels=str(tmp_path / "y.txt"))
+    (tmp_path / "y.txt").write_text("a\nb\n")
+    with pytest.raises(DataError, match=r"train_y is of shape \(2,\) for 20 rows"):
+        opened(tmp_path / "x.npy", labels=str(tmp_path / "y.txt"))
+    np.savez(tmp_path / "a.npz", x=X, y=np.arange(20) % 3)
+    assert opened(tmp_path / "a.npz", task="regression").d_output == 1
+    with pytest.raises(DataError, match=r"its labels, as y; leave data\.labels out"):
+        opened(tmp_path / "a.npz", labels=str(tmp_path / "y.txt"))
+    np.savez(tmp_path / "b.npz", x=X, train_y=Y)
+    with pytest.raises(DataError, match="holds 'train_y'; the names are lengths, x, y"):
+        opened(tmp_path / "b.npz")
+    with pytest.raises(ConfigError, match=r"data\.label_field is not for arrays"):
+        opened(tmp_path / "a.npz", label_field="y")

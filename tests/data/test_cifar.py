@@ -121,7 +121,7 @@ class Malicious:
 
 
 def test_cifar_that_is_not_what_it_should_be(tmp_path: Path, small_cifar: tuple[np.ndarray, np.ndarray]) -> None:
-    with pytest.raises(DataError, match=r"cifar10 has no folder of its own; set data\.folder to cifar-10-binary"):
+    with pytest.raises(DataError, match=r"cifar10 needs its files; set data\.folder to cifar-10-binary"):
         opened("cifar10")
     with pytest.raises(DataError, match="no CIFAR-10 in"):
         opened("cifar10", folder=str(tmp_path))
@@ -129,10 +129,10 @@ def test_cifar_that_is_not_what_it_should_be(tmp_path: Path, small_cifar: tuple[
     path = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     good = path.read_bytes()
     path.write_bytes(pickle.dumps(Malicious(), 2))
-    with pytest.raises(DataError, match=r"data_batch_3 is no batch of cifar-10-python: it asks for \S+"):
+    with pytest.raises(DataError, match=r"data_batch_3 is not a batch of cifar-10-python: it asks for \S+"):
         opened("cifar10", folder=str(tmp_path))
     path.write_bytes(good[:500])
-    with pytest.raises(DataError, match="data_batch_3 is no batch"):
+    with pytest.raises(DataError, match="data_batch_3 is not a batch"):
         opened("cifar10", folder=str(tmp_path))
     path.write_bytes(pickle.dumps({b"labels": [1], b"data": np.zeros((1, 5), np.uint8)}, 2))
     with pytest.raises(DataError, match=r"it holds uint8 \(1, 5\)"):
@@ -157,7 +157,7 @@ def test_the_real_images_decode() -> None:
             if len(images) == 100:
                 break
     assert np.stack(images).std() > 30
-    with pytest.raises(DataError, match=r"x\.jpg is no image"):
+    with pytest.raises(DataError, match=r"x\.jpg is not an image"):
         cifar._decode("x.jpg", b"no image")
     from PIL import Image
 

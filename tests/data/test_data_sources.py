@@ -59,7 +59,7 @@ def test_a_folder_is_read_at_any_depth_and_what_is_no_text_is_counted(tmp_path: 
     source = find_documents(str(tmp_path))
     assert [document.name for document in source.documents] == ["a.txt", "a/b/c", "a/z.md", "b.txt", "late"]
     assert source.passed_over == {"binary": 1, "empty": 1, "hidden": 2, "special": 1}
-    assert describe_passed_over(source) == "passed over 1 binary, 1 empty, 2 hidden, 1 special"
+    assert describe_passed_over(source) == "skipped 1 binary, 1 empty, 2 hidden, 1 special"
     assert source.n_bytes == 1 + 1 + 4 + 1 + 9001
     assert all(document.path.is_absolute() for document in source.documents)
 
@@ -100,7 +100,7 @@ def test_the_standard_library_is_the_running_pythons() -> None:
 
 def test_a_python_without_its_source_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
-    assert "keeps no source of its standard library" in refused("stdlib")
+    assert "has no source of its standard library" in refused("stdlib")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     assert "no file there" in refused("stdlib")
 
@@ -166,7 +166,7 @@ def test_sources_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> 
     assert "binary (a NUL byte at 4)" in refused(tmp_path / "binary")
     assert "UTF-8 if it is UTF-16" in refused(tmp_path / "utf16")
     assert "is empty" in refused(tmp_path / "empty")
-    assert "passed over 1 binary, 1 hidden" in refused(tmp_path / "only_binary")
+    assert "skipped 1 binary, 1 hidden" in refused(tmp_path / "only_binary")
     assert "no file there" in refused(tmp_path / "no_files")
     assert "has no text: no file there" in refused(tmp_path / "*.nothing")
     assert "not a regular file" in refused(tmp_path / "pipe")

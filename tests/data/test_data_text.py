@@ -115,7 +115,7 @@ def test_configurations_that_cannot_be_are_refused() -> None:
 
 
 def test_splits_have_three_names(stdlib: Corpus) -> None:
-    with pytest.raises(ConfigError, match="no split 'valid'"):
+    with pytest.raises(ConfigError, match="split 'valid' is unknown"):
         stdlib.split("valid")
 
 

@@ -47,16 +47,16 @@ def nested_key() -> bytes:
 
 
 HOSTILE_BATCHES = {
-    "an address": (address(), "labels no list"),
+    "an address": (address(), "labels not a list"),
     "an array without bytes": (batch([0], Call(np.ndarray, (1, 3072))), "its array was not filled"),
-    "a shape": (batch([0], np.zeros((2, 9), np.uint8)).replace(b"K\x09\x86", b"K\x0a\x86"), "other bytes than"),
-    "numbers": (batch([0], np.zeros((1, 3072))), "not of uint8"),
-    "a label": (batch([1 << 70], np.zeros((1, 3072), np.uint8)), "none of 0 to 9"),
-    "a key": (nested_key(), "keys that are no text"),
-    "a memo": (b"\x80\x02Nr\xff\xff\xff\x7f.", "is no batch"),
-    "a class": (b"\x80\x02cnumpy\nndarray\n)\x81.", "an operation that no such batch has"),
+    "a shape": (batch([0], np.zeros((2, 9), np.uint8)).replace(b"K\x09\x86", b"K\x0a\x86"), "as many bytes as"),
+    "numbers": (batch([0], np.zeros((1, 3072))), "not uint8"),
+    "a label": (batch([1 << 70], np.zeros((1, 3072), np.uint8)), "not one of 0 to 9"),
+    "a key": (nested_key(), "keys that are not text"),
+    "a memo": (b"\x80\x02Nr\xff\xff\xff\x7f.", "is not a batch"),
+    "a class": (b"\x80\x02cnumpy\nndarray\n)\x81.", "an operation that these batches do not use"),
     "code": (batch([0], Call(eval, "1/0")), "asks for __builtin__.eval"),
-    "a state of a class": (b"\x80\x02c_codecs\nencode\n}b.", "sets the state of what has none"),
+    "a state of a class": (b"\x80\x02c_codecs\nencode\n}b.", "sets the state of an object without one"),
 }
 
 
@@ -74,12 +74,12 @@ def test_an_archive_with_an_address_is_refused(tmp_path: Path, monkeypatch: pyte
         member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
         member.size = len(address())
         archive.addfile(member, io.BytesIO(address()))
-    assert "is no batch of cifar-10-python" in refused(lambda: opened("cifar10", folder=str(path)))
+    assert "is not a batch of cifar-10-python" in refused(lambda: opened("cifar10", folder=str(path)))
 
 
 def test_a_batch_of_cifar_that_names_one_text_often() -> None:
     data = b"\x80\x02}(" + text("data") + b"](" + ENCODED_OFTEN + b"eu."
-    assert "unfolds to many times its size" in refused(lambda: read_batch(data, "data_batch_1", 4))
+    assert "grows to many times its size" in refused(lambda: read_batch(data, "data_batch_1", 4))
 
 
 def test_a_member_of_a_zip_that_says_less_than_it_is(tmp_path: Path) -> None:
@@ -95,4 +95,4 @@ def test_a_member_of_a_zip_that_says_less_than_it_is(tmp_path: Path) -> None:
     for crc, size in ((14, 22), (central + 16, central + 24)):
         data[crc : crc + 4], data[size : size + 4] = claims
     path.write_bytes(data)
-    assert f"other bytes than the {len(honest)} that it claims" in refused(lambda: read_npz(path))
+    assert f"does not have the {len(honest)} bytes that it claims" in refused(lambda: read_npz(path))

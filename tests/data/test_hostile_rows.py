@@ -16,7 +16,7 @@ from statewise.checkpoints.tensor_files import shown
 from statewise.data.labelled import LabelledDataConfig, open_labelled
 from statewise.data.long_range import LongRangeDataConfig, open_long_range
 from statewise.data.series import SeriesDataConfig, open_series
-from statewise.errors import excerpt
+from statewise.errors import DataError, excerpt
 from statewise.evaluate.questions import open_tasks
 
 
@@ -33,11 +33,11 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\nshowpa
 
 PICTURES = {
     "a bomb": (png(12_000, 12_000, zlib.compress(bytes(1000))), "has 12000 x 12000 pixels, expected 32 x 32"),
-    "a bomb beyond Pillow's limit": (png(1 << 30, 1 << 30, b""), "is no image"),
-    "a broken chunk": (png(32, 32, b"", b"\xff\xff\xff\xff"), "is no image"),
-    "no pixels": (png(32, 32, b""), "is no image"),
-    "a program of PostScript": (EPS, "is no image"),
-    "cut short": (png(32, 32, zlib.compress(bytes(32 * 97)))[:50], "is no image"),
+    "a bomb beyond Pillow's limit": (png(1 << 30, 1 << 30, b""), "is not an image"),
+    "a broken chunk": (png(32, 32, b"", b"\xff\xff\xff\xff"), "is not an image"),
+    "no pixels": (png(32, 32, b""), "is not an image"),
+    "a program of PostScript": (EPS, "is not an image"),
+    "cut short": (png(32, 32, zlib.compress(bytes(32 * 97)))[:50], "is not an image"),
 }
 
 
@@ -58,7 +58,7 @@ def test_metadata_may_not_name_an_image_elsewhere(folder: str, tmp_path: Path) -
     metadata.mkdir(parents=True)
     (metadata / "0.npy").write_text(f"{folder} zero 0 1\n" * 10)
     config = LongRangeDataConfig(task="pathfinder", folder=str(tmp_path))
-    assert "does not lie in the folder" in refused(lambda: open_long_range(config))
+    assert "is not in the folder" in refused(lambda: open_long_range(config))
 
 
 def test_hostile_lines_are_not_quoted_at_length(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_few_bytes_do_not_become_many_choices(tmp_path: Path) -> None:
         },
     ):
         (tmp_path / "ReCoRD" / "val.jsonl").write_text(json.dumps(rows))
-        assert "unfolds to" in refused(lambda: open_tasks(["record"], tmp_path))
+        assert "expands to" in refused(lambda: open_tasks(["record"], tmp_path))
 
 
 def test_a_target_that_float32_does_not_hold(tmp_path: Path) -> None:
@@ -106,7 +106,8 @@ def test_a_target_that_float32_does_not_hold(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("time", ["0001-01-01", "9999-12-31", "0002-01-01T00:00+23:59", "9999-12-31T23:59-23:59"])
 def test_times_at_the_ends_of_the_calendar(time: str, tmp_path: Path) -> None:
-    rows = [f"{2020 + i}-01-01,{i}" for i in range(20)]
+    zone = "T00:00+00:00" if "T" in time else ""
+    rows = [f"{2020 + i}-01-01{zone},{i}" for i in range(20)]
     (tmp_path / "s.csv").write_text("\n".join(["time,y", f"{time},1", *rows]))
     config = SeriesDataConfig(source=str(tmp_path / "s.csv"), horizon=2, history=4)
     assert "line 2: the time" in refused(lambda: open_series(config))
@@ -132,10 +133,27 @@ def test_a_store_of_rows_that_point_elsewhere_is_made_anew(tmp_path: Path) -> No
 
 
 def test_one_row_is_not_held_out(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", train_x=np.ones((1, 3)), train_y=np.array([1]))
-    data = opened("arrays", folder=str(tmp_path / "a.npz"))
+    np.savez(tmp_path / "a.npz", train_x=np.ones((1, 3)), train_y=np.array([1.5]))
+    with pytest.raises(DataError, match=r"holds out nothing: a\.npz has only one row; give more"):
+        opened("arrays", folder=str(tmp_path / "a.npz"))
+    data = opened("arrays", folder=str(tmp_path / "a.npz"), test_fraction=0.0)
     assert list(data.splits) == ["train"]
+    assert "validation none: too few training rows" in data.describe()
     assert "1 sequences of 3 steps" in data.describe()
+    with pytest.raises(DataError, match="there is no validation split: too few training rows"):
+        data.split("validation")
+
+
+def test_a_class_for_each_row_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", train_x=np.ones((80, 3)), train_y=np.array([f"w{i}" for i in range(80)]))
+    with pytest.raises(DataError, match=r"holds out nothing: no class in a\.npz has two .*80 rows, 80 classes"):
+        opened("arrays", folder=str(tmp_path / "a.npz"))
+
+
+def test_one_class_is_refused_wherever_it_lies(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", train_x=np.ones((8, 3)), train_y=np.array(["w"] * 8))
+    with pytest.raises(DataError, match=r"a\.npz, label 0: all labels are 'w'; expected two classes or more"):
+        opened("arrays", folder=str(tmp_path / "a.npz"))
 
 
 def test_a_name_that_is_escaped_stays_short() -> None:

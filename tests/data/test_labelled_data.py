@@ -11,9 +11,9 @@ import pytest
 import torch
 from labelled import as_stored, opened
 
+from statewise.data.divided_rows import hold_out
 from statewise.data.labelled import LabelledDataConfig
 from statewise.data.labelled_batches import LabelledBatches, batches_in_order
-from statewise.data.sequences import hold_out
 from statewise.errors import ConfigError, DataError
 
 # ---- digits, and what all sources share
@@ -47,8 +47,24 @@ def test_digits_are_divided_by_class_and_seed() -> None:
         opened(test_fraction=0.0).split("test")
     with pytest.raises(DataError, match=r"there is no validation split: data\.validation_fraction is 0"):
         opened(validation_fraction=0.0).split("validation")
-    with pytest.raises(ConfigError, match="there is no split 'dev'"):
+    with pytest.raises(ConfigError, match="the split 'dev' is unknown"):
         data.split("dev")
+
+
+@pytest.mark.parametrize("normalize", ["dataset", "series", "none"])
+def test_all_rows_are_those_of_the_splits(tmp_path: Path, normalize: str) -> None:
+    """Also of a file whose test rows are an array of their own; the first of them are a fair sample."""
+    rng = np.random.default_rng(0)
+    parts = {f"{part}_x": rng.normal(size=(n, 7, 2)) for part, n in (("train", 20), ("test", 5))}
+    np.savez(tmp_path / "a.npz", **parts, train_y=np.repeat(["a", "b"], 10), test_y=np.repeat(["a"], 5))
+    for data in (opened(normalize=normalize), opened("arrays", folder=str(tmp_path / "a.npz"), normalize=normalize)):
+        rows: dict[str, list[bytes]] = {"all": [], "apart": []}
+        for name in ("all", *data.splits):
+            split = data.split(name)
+            x, y = split.read(np.arange(len(split)))
+            rows["all" if name == "all" else "apart"] += [a.tobytes() + bytes([b]) for a, b in zip(x, y)]
+        assert sorted(rows["all"]) == sorted(rows["apart"])
+        assert set(data.split("all").targets[:12]) != {0}
 
 
 def test_the_permutation_is_one_for_all_rows() -> None:
@@ -206,10 +222,10 @@ def test_batches_are_checked() -> None:
         ({"source": "ucr:"}, "source='ucr:' is unknown"),
         ({"source": "ucr:../x"}, "has a slash"),
         ({"source": "ucr:ACSF1", "permuted": True}, "permuted is for images"),
-        ({"channels": "rgb"}, "channels is for cifar10, not for digits"),
+        ({"channels": "rgb"}, "channels is for cifar10 and files, not for digits"),
         ({"source": "cifar10", "channels": "rgba"}, "channels='rgba' is unknown"),
-        ({"source": "mnist", "test_fraction": 0.1}, "mnist has test rows of its own"),
-        ({"folder": "x"}, "the digits come with scikit-learn"),
+        ({"source": "mnist", "test_fraction": 0.1}, "mnist has its own test rows"),
+        ({"folder": "x"}, "the digits, which come with scikit-learn"),
         ({"normalize": "z"}, "normalize='z' is unknown; use one of: dataset, series, none"),
         ({"max_length": 0}, "max_length=0 is out of range; expected an integer of at least 1 or None"),
         ({"permuted": True, "max_length": 5}, "would drop pixels at random"),

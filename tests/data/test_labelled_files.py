@@ -76,7 +76,7 @@ def no_gzip(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (break_magic, "is no idx file of bytes: it begins with 00 00 0d 03"),
+        (break_magic, "is not an idx file of bytes: it begins with 00 00 0d 03"),
         (cut_short, "has 17 bytes, expected 18"),
         (fewer_labels, "do not belong together"),
         (no_gzip, "cannot read .*train-images-idx3-ubyte.gz"),
@@ -152,9 +152,9 @@ def test_series_of_any_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("1,2:0,0:b", "1,2:0:b", "line 10: its channels have unlike lengths: 2, 1"),
-        ("1,2:0,0:b", "1,2:0,x:b", "line 10: value 2 of channel 2, 'x', is no number"),
-        ("1,2:0,0:b", "1,2:0,:b", "line 10: value 2 of channel 2, '', is no number"),
+        ("1,2:0,0:b", "1,2:0:b", "line 10: its channels have different lengths: 2, 1"),
+        ("1,2:0,0:b", "1,2:0,x:b", "line 10: value 2 of channel 2, 'x', is not a number"),
+        ("1,2:0,0:b", "1,2:0,:b", "line 10: value 2 of channel 2, '', is not a number"),
         ("1,2:0,0:b", "1,2: :b", "line 10: channel 2 has no values"),
         ("1,2:0,0:b", "1,2:0,0", "line 10: there is no label"),
         ("1,2:0,0:b", "1,2:0,0:", "line 10: there is no label"),
@@ -166,7 +166,7 @@ def test_series_of_any_folder(tmp_path: Path) -> None:
         ("1,2:0,0:b", "1,2:b", "line 10: 1 channels, but the first row has 2"),
         ("@timeStamps false", "@timeStamps true", "has time stamps, which are not read"),
         ("@classLabel true b a", "@classLabel false", "has no labels"),
-        ("@classLabel true b a", "@targetLabel true", "line 9: the target 'a' is no number"),
+        ("@classLabel true b a", "@targetLabel true", "line 9: the target 'a' is not a number"),
         ("@data", "1,2", "line 8: expected a line that begins with @ before @data"),
         ("1,2,3:4,5,6:a\n1,2:0,0:b\n", "", "has no rows"),
     ],

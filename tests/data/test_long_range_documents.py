@@ -80,7 +80,7 @@ def test_validation_reviews_may_be_held_out(tmp_path: Path, reviews: dict[str, l
     data = open_long_range(config)
     assert [len(data.split(name)) for name in ("train", "validation", "test")] == [36, 4, 40]
     assert np.bincount(data.split("validation").targets).tolist() == [2, 2]
-    note = "4 training rows are held out for validation, which published runs train on"
+    note = "4 training rows are held out for validation; published runs train on them"
     assert data.caveats[0] == note
     assert "the vocabulary has" in data.caveats[-1]
     begins = np.concatenate([data.split(name).begins for name in ("train", "validation", "test")])
@@ -140,7 +140,7 @@ def test_documents_with_a_test_of_their_own(folder: Path, tmp_path: Path) -> Non
     data = open_long_range(config)
     assert [len(data.split(name)) for name in ("train", "validation", "test")] == [48, 12, 1]
     assert data.split("test").targets.tolist() == [1]
-    with pytest.raises(DataError, match=r"data.test_fraction: the folder has test documents of its own"):
+    with pytest.raises(DataError, match=r"data.test_fraction: the folder has its own test documents"):
         open_long_range(LongRangeDataConfig(task="text-folder", folder=str(divided), test_fraction=0.2))
     (divided / "test" / "d").mkdir()
     (divided / "test" / "d" / "x.txt").write_text("d")

@@ -47,7 +47,7 @@ def test_cifar_in_grey(tmp_path: Path, small_cifar: tuple[np.ndarray, np.ndarray
     near = [min(np.abs(np.subtract(row, other)).max() for other in expected) for row in found]
     assert max(near) < 1.01 / 61
     assert sum(distance < 1e-3 for distance in near) > 50
-    with pytest.raises(DataError, match=r"cifar10 has no folder of its own; set data.folder to cifar-10-binary"):
+    with pytest.raises(DataError, match=r"cifar10 needs its files; set data.folder to cifar-10-binary"):
         open_long_range(LongRangeDataConfig(task="image"))
     with pytest.raises(DataError, match=r"no CIFAR-10 in"):
         open_long_range(LongRangeDataConfig(task="image", folder=str(tmp_path / "cache")))
@@ -96,7 +96,7 @@ def test_pathfinder_is_prepared_as_published(tmp_path: Path) -> None:
         own = [images[i] for i in np.flatnonzero(parts == part)]
         expected = [((pixels * np.float32(1 / 255)).tolist(), label) for pixels, label in own]
         assert found == expected if name == "train" else sorted(found) == sorted(expected)
-    assert "the published rows are 160,000, 20,000, 20,000; these are not they" in data.describe()
+    assert "these are not the published rows, which are 160,000, 20,000, 20,000" in data.describe()
 
 
 def test_an_image_that_was_replaced_is_read_again(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_pathfinder_that_is_not_what_it_should_be(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"sample_0.png has 32 x 32 pixels, expected 128 x 128"):
         open_long_range(LongRangeDataConfig(task="path-x", folder=str(tmp_path)))
     (level / "imgs" / "1" / "sample_3.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"sample_3.png is no image$"):
+    with pytest.raises(DataError, match=r"sample_3.png is not an image$"):
         open_long_range(config)
     (level / "imgs" / "1" / "sample_3.png").unlink()
     with pytest.raises(DataError, match=r"cannot read the image \S+sample_3.png: No such file"):

@@ -191,7 +191,7 @@ def test_official_files(tmp_path: Path, below: str) -> None:
         found = [(split.sequence(i).tolist(), int(split.targets[i])) for i in range(len(split))]
         own = expected[30 * k : 30 * k + 30]
         assert found == own if name == "train" else sorted(found) == sorted(own)
-    assert "the published rows are 96,000, 2,000, 2,000; these are not they" in data.describe()
+    assert "these are not the published rows, which are 96,000, 2,000, 2,000" in data.describe()
 
 
 def test_official_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ def test_official_files_that_are_not_what_they_should_be(tmp_path: Path) -> None
         ("Source\tTarget\n1\n", "line 2 has 1 fields"),
         ("Source\tTarget\n", "basic_val.tsv has no rows below its header"),
         ("Source\tTarget\n1\t1\n( )\t1\n", "basic_val.tsv, line 3: Source is empty"),
-        ("Source\tTarget\n[MAX 1 <pad> ]\t1\n", "line 2: '<pad>' is no token"),
-        ("Source\tTarget\n1\t1\n[AVG 1 2 ]\t1\n", "line 3: '.AVG' is no token"),
+        ("Source\tTarget\n[MAX 1 <pad> ]\t1\n", "line 2: '<pad>' is not a token"),
+        ("Source\tTarget\n1\t1\n[AVG 1 2 ]\t1\n", "line 3: '.AVG' is not a token"),
         ("Source\tTarget\n1\t11\n", "line 2: the target is '11'; expected a digit"),
         (b"Source\tTarget\n\xff\t1\n", "cannot read"),
     ):

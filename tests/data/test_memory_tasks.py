@@ -13,8 +13,8 @@ from statewise import cli
 from statewise.data.labelled_batches import LabelledBatches
 from statewise.data.memory_tasks import IGNORED, MemoryData, MemoryDataConfig, open_memory_task, white_signal
 from statewise.errors import ConfigError, DataError
-from statewise.train.presets import PRESETS, fit_model
-from statewise.train.tasks import open_task
+from statewise.training.presets import PRESETS, fit_model
+from statewise.training.tasks import open_task
 
 ROWS = np.arange(200)
 
@@ -108,7 +108,7 @@ def test_splits_and_batches() -> None:
     assert len(data.split("train")) == 64
     with pytest.raises(DataError, match=r"there is no test split: data\.n_test is 0"):
         data.split("test")
-    with pytest.raises(ConfigError, match="there is no split 'x'"):
+    with pytest.raises(ConfigError, match="the split 'x' is unknown"):
         data.split("x")
     batches = LabelledBatches(data.split("train"), 16, seed=0)
     rows = torch.cat([batches[step].inputs for step in range(4)])

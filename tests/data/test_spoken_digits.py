@@ -46,7 +46,7 @@ def test_recordings_of_a_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"3_ann_0\.wav has 16000 samples a second, 16 bits, 1 channels"):
         opened("spoken-digits", folder=str(tmp_path))
     (folder / "3_ann_0.wav").write_bytes(b"RIFF")
-    with pytest.raises(DataError, match=r"3_ann_0\.wav is no WAV file"):
+    with pytest.raises(DataError, match=r"3_ann_0\.wav is not a WAV file"):
         opened("spoken-digits", folder=str(tmp_path))
 
 
@@ -64,10 +64,10 @@ def cut_header(data: bytes) -> bytes:
         (lambda data: data[:44], "is cut short: 0 bytes of samples"),
         (cut_header, "is cut short: 201 bytes of samples"),
         (lambda data: data[:4] + struct.pack("<I", 36) + data[8:40] + bytes(4), "has no samples, only a header"),
-        (lambda data: data[:16] + b"\xff\xff\0\0" + data[20:], "is no WAV file of plain samples: it is cut short$"),
-        (lambda data: data[:30], "is no WAV file of plain samples: .*[a-z]$"),
-        (lambda data: b"", "is no WAV file of plain samples: it is cut short$"),
-        (lambda data: b"junk" * 20, "is no WAV file of plain samples: .*RIFF"),
+        (lambda data: data[:16] + b"\xff\xff\0\0" + data[20:], "is not a WAV file of plain samples: it is cut short$"),
+        (lambda data: data[:30], "is not a WAV file of plain samples: .*[a-z]$"),
+        (lambda data: b"", "is not a WAV file of plain samples: it is cut short$"),
+        (lambda data: b"junk" * 20, "is not a WAV file of plain samples: .*RIFF"),
     ],
 )
 def test_damaged_recordings(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:

@@ -21,7 +21,7 @@ from statewise.data.synthetic_languages import (
 from statewise.data.synthetic_languages.config import OLD_FIELDS
 from statewise.data.synthetic_languages.words import Words
 from statewise.errors import ConfigError, DataError
-from statewise.train.run_folder import run_from_dict
+from statewise.training.run_folder import run_from_dict
 
 SPLITS = ("train", "validation", "test")
 
@@ -200,7 +200,7 @@ def test_splits_that_are_not_there() -> None:
     data = language("mqar", n_test=0)
     with pytest.raises(DataError, match=r"there is no test split: data.n_test is 0"):
         data.split("test")
-    with pytest.raises(ConfigError, match="there is no split 'dev'"):
+    with pytest.raises(ConfigError, match="the split 'dev' is unknown"):
         data.split("dev")
     with pytest.raises(DataError, match="row 100000 of the train split"):
         data.split("train").read(np.array([0, 100_000]))

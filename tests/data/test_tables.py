@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from statewise.train.tables import print_result
-from statewise.train.tasks.base import Table
+from statewise.training.tables import print_result
+from statewise.training.tasks.base import Table
 
 ROWS = [("a model of some name (355M)", *(f"{36.5 + i:.1f}" for i in range(9)), "0.01 diverged, 0.001 98.5%, 1e-4 3%")]
 

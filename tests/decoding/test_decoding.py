@@ -9,19 +9,20 @@ import pytest
 import torch
 from decoded_models import VOCABULARY, build, needs_library, tokens_of
 from torch.utils._pytree import tree_map
-from training import with_train
+from training_runs import with_train
 
 import statewise as sw
 from statewise import native
 from statewise.cli.model_folder import open_model
+from statewise.cli.run_task import open_scored
 from statewise.decoding import PRECISIONS, Decoder, dequantised, why_not
 from statewise.decoding.packing import pack, quantise
 from statewise.errors import InputError
 from statewise.generation import generate, read
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.mamba import MambaConfig
-from statewise.train import train
-from statewise.train.presets import PRESETS as TRAINING_PRESETS
+from statewise.training import train_run
+from statewise.training.presets import PRESETS as TRAINING_PRESETS
 
 
 @needs_library
@@ -119,7 +120,7 @@ def test_models_without_a_step_are_refused_by_layer() -> None:
         assert "complex A" in str(why(MambaConfig(initialization="lin")))
         assert "float64" in str(why_not(build("mamba").double()))
     model = sw.LanguageModelConfig(vocab_size=5, d_model=16, layers=(mamba, sw.S4DConfig())).build()
-    with pytest.raises(InputError, match=r"layers\[1\] is a S4D|no C kernels"):
+    with pytest.raises(InputError, match=r"layers\[1\] is a S4D|C kernels are not available"):
         Decoder(model)
     with pytest.raises(InputError, match=r"weights='int8' needs .* layers\[1\] is a S4D"):
         generate(model, [1], max_new_tokens=3, weights="int8")
@@ -209,7 +210,7 @@ def test_generate_with_weights_by_name_or_a_decoder(monkeypatch: pytest.MonkeyPa
     assert len(list(generate(model, state=after, max_new_tokens=3, weights=decoder))) == 3
     monkeypatch.setattr(native, "available", lambda: False)
     assert greedy("int4") == pytest.approx(wanted, abs=1e-4)
-    with pytest.raises(InputError, match="another configuration"):
+    with pytest.raises(InputError, match="a different configuration"):
         generate(build("mamba"), [1], max_new_tokens=3, weights=decoder)
 
 
@@ -226,9 +227,9 @@ def test_bits_per_byte_of_the_demo(
     """The preset `demo` trained on its own data, read on its test split in every precision."""
     run = TRAINING_PRESETS["demo"]()
     settings = {**budget, "evaluate_items": 1000, "threads": torch.get_num_threads()}
-    train(with_train(run, **settings), tmp_path / "demo")
+    train_run(with_train(run, **settings), tmp_path / "demo")
     opened = open_model(tmp_path / "demo", device="cpu")
-    task = opened.task()
+    task = open_scored(opened).task
 
     def bits(precision: str) -> float:
         record, _ = opened.with_weights(precision).evaluate(

@@ -142,7 +142,11 @@ def test_every_option_of_every_mixer(config: Any) -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("layers", LAYERS)
 def test_every_layer_in_every_precision(layers: str, precision: str) -> None:
-    options = {"norm": "layer", "max_positions": 20} if layers == "mamba" else {"tie_embeddings": layers != "hybrid"}
+    options: dict[str, Any] = {"tie_embeddings": layers != "hybrid"}
+    if layers == "mamba":
+        options = {"norm": "layer", "max_positions": 20}
+    if layers == "beside":
+        options = {"norm": None, "max_positions": 20, "position_offset": 2, "d_embedding": 10}
     group = 8 if precision == "int8" and layers == "hybrid" else None
     check_step(build(layers, **options), precision, group)
 

@@ -128,9 +128,9 @@ def test_steady_refuses() -> None:
     refused(lambda: model.filter(y, starts=starts, form="steady"), "one document a row")
     refused(lambda: random_model(m=0, length=5).filter(y, form="steady"), "time-invariant")
     still = LinearGaussian(eye, 0 * eye, eye, eye)
-    refused(lambda: still.filter(y[..., :1], form="steady"), "has no limit")
+    refused(lambda: still.filter(y[..., :1], form="steady"), "needs a covariance that settles")
     unseen = LinearGaussian(1.1 * eye, eye, 0 * eye, eye)
-    refused(lambda: unseen.filter(y[..., :1], form="steady"), "has no limit")
+    refused(lambda: unseen.filter(y[..., :1], form="steady"), "needs a covariance that settles")
 
 
 def test_plan_and_explain() -> None:

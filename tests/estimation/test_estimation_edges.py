@@ -41,7 +41,10 @@ def test_inputs_and_states_that_are_not_finite(value: float) -> None:
     y, u = observations(2, 4)
     assert u is not None
     for call in (model.filter, model.smooth, lambda y, **k: model.sample(y, 2, **k)):
-        refused(lambda call=call: call(y, u=spread(value, u)), "u holds NaN or infinity; .* only y has: fill them")
+        refused(
+            lambda call=call: call(y, u=spread(value, u)),
+            "u holds NaN or infinity; only y may have gaps: fill those of u",
+        )
     refused(lambda: other.filter(y[..., :1], u=spread(value, u)), "NonlinearGaussian: u holds NaN")
     state, lagged = random_state(model, 2), model.initial_lag_state(2, 3)
     for wrong in (state._replace(mean=spread(value, state.mean)), state._replace(factor=spread(value, state.factor))):
@@ -142,7 +145,7 @@ def test_gradients_of_no_steps(form: str) -> None:
 def test_more_than_there_is_memory_for() -> None:
     for model in (random_model(m=0), nonlinear()):
         state = model.initial_state(2)
-        refused(lambda: model.forecast(state, 10**12), "forecast needs .* TB of memory, and .* are free")  # noqa: B023
+        refused(lambda: model.forecast(state, 10**12), "forecast needs .* TB of memory, but only .* are free")  # noqa: B023
         refused(lambda: model.forecast(state, 10**40), "forecast needs .* TB of memory")  # noqa: B023
         refused(lambda: model.simulate(10**6, 10**9), "simulate needs .* TB of memory")  # noqa: B023
         refused(lambda: model.forecast(state, 1.5), "forecast needs length as a number of steps.*; got 1.5")  # type: ignore[arg-type]  # noqa: B023
@@ -209,7 +212,7 @@ def test_what_is_given_to_other_calls() -> None:
             lambda call=call: call(2, 3, generator=3), "needs generator as a torch.Generator, got int; use torch.Gen"
         )  # type: ignore[operator]
     refused(lambda: LinearGaussian(*[m.to("meta") for m in (ONE, ONE, ONE, ONE)]), "A as a tensor with values")
-    refused(lambda: nis(model.smooth(y)), "nis needs .* Posterior, got Smoothed")  # type: ignore[arg-type]
+    refused(lambda: nis(model.smooth(y)), "nis needs the Posterior .*, got Smoothed")  # type: ignore[arg-type]
     refused(lambda: nees(y, y), "nees needs an estimate of states, .* got Tensor")  # type: ignore[arg-type]
     whole = np.int64(3)
     assert model.forecast(model.initial_state(2), whole).observations.mean.shape == (2, 3, 2)  # type: ignore[arg-type]
@@ -224,10 +227,12 @@ def test_the_definition_under_vmap() -> None:
         lambda y, **k: model.smooth(y, form="recurrent", **k).mean,
     ):
         close([torch.func.vmap(call)(y)], [torch.stack([call(m) for m in y])])
-        refused(lambda call=call: torch.func.vmap(call)(y.masked_fill(y > 1, torch.nan)), "'recurrent' goes by .*vmap")  # type: ignore[misc]
+        refused(
+            lambda call=call: torch.func.vmap(call)(y.masked_fill(y > 1, torch.nan)), "'recurrent' depends on .*vmap"
+        )  # type: ignore[misc]
         lengths = torch.tensor([[4, 2], [1, 3], [0, 4]])
         ragged = torch.func.vmap(lambda y, lengths, call=call: call(y, lengths=lengths))
-        refused(lambda ragged=ragged, n=lengths: ragged(y, n), "'recurrent' goes by .*vmap")  # type: ignore[misc]
+        refused(lambda ragged=ragged, n=lengths: ragged(y, n), "'recurrent' depends on .*vmap")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("form", FORMS[1:])

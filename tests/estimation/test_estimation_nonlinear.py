@@ -233,9 +233,10 @@ def test_wrong_input() -> None:
     refused(lambda: replace(model, f=3), "f as a function")  # type: ignore[arg-type]
     refused(lambda: replace(model, method="particle"), "its methods are extended, iterated, unscented, cubature")
     refused(lambda: replace(model, method=3), "method as a name")  # type: ignore[arg-type]
-    refused(lambda: replace(model, method=Unscented(alpha=0.0)), "may give a covariance that is none")
+    refused(lambda: replace(model, method=Unscented(alpha=0.0)), "may give a matrix that is not a covariance")
     refused(
-        lambda: replace(model, method=Unscented(alpha=1.0, beta=0.0, kappa=-1.0)), "may give a covariance that is none"
+        lambda: replace(model, method=Unscented(alpha=1.0, beta=0.0, kappa=-1.0)),
+        "may give a matrix that is not a covariance",
     )
     refused(lambda: replace(model, method=IteratedExtended(n_iterations=0)), "n_iterations")
     refused(lambda: replace(model, f=lambda x: (x, x)).filter(y), "f gets one state.*it returned tuple")  # type: ignore[arg-type, return-value]

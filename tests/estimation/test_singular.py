@@ -45,7 +45,7 @@ def test_an_innovation_without_variance_is_refused(name: str, form: str, kernel:
         if form == "recurrent":  # covariances keep fewer digits, and so notice later
             told = "singular at step"
         elif form != "square_root":
-            told = f"form '{form}' needs noise in what is observed"
+            told = f"form '{form}' needs noise in every part of y"
         refused(lambda: model.filter(y, form=form), told)
         refused(lambda: model.smooth(y, form=form), "singular at step" if form == "recurrent" else "needs noise")
 

@@ -268,7 +268,7 @@ def test_wrong_sums() -> None:
     refused(lambda: Irregular() + Irregular(), "two components Irregular")
     refused(lambda: fit(Level(stochastic=False), series()), "nothing in this model is random")
     refused(lambda: Structural(("level",)), "sum of components, got str")  # type: ignore[arg-type]
-    refused(lambda: Level() + 3, r"sum of components, as Level\(\) \+ Irregular\(\); got int")
+    refused(lambda: Level() + 3, r"sum of components, such as Level\(\) \+ Irregular\(\); got int")
     refused(lambda: 1 + Level(), "sum of components")
     refused(lambda: "level" + (Level() + Irregular()), "sum of components.*got str")
     assert sum([Level(), Seasonal(period=4), Irregular()]) == Level() + Seasonal(period=4) + Irregular()
@@ -295,7 +295,7 @@ def test_wrong_data() -> None:
     refused(lambda: fit(model, y[:, :4]), "series 0 has 4 known numbers, and the model 4 states")
     refused(lambda: fit(model, y * torch.nan), "series 0 has 0 known numbers")
     refused(lambda: fit(model, y, covariates=COVARIATES), "has no Regression")
-    refused(lambda: fit("level", y), "sum of components, as Level")  # type: ignore[arg-type]
+    refused(lambda: fit("level", y), "sum of components, such as Level")  # type: ignore[arg-type]
     refused(lambda: fit(model, y, n_starts=0), "n_starts must be")
     refused(lambda: fit(model, y, tolerance=2), "tolerance must lie")
     refused(lambda: model.log_likelihood({}, y), "needs the parameters level.variance, .*; got none")

@@ -208,7 +208,7 @@ def test_a_fit_says_which_variances_fell_to_zero() -> None:
     assert found.at_zero["irregular.variance"].tolist()[::3] == [True, False]
     told = found.remarks()
     assert told[0] == "series 0: all variances fell to 0: the model fits exactly, and the likelihood has no maximum"
-    assert told[1] == "series 1: level.variance fell to 0, and nothing speaks for more"
+    assert told[1] == "series 1: level.variance fell to 0, and the data give no reason for more"
     assert not any(line.startswith("series 3") for line in told)
     short = fit(Level() + Irregular(), y[3:], n_iterations=1, n_starts=1)
     assert short.remarks() == ["series 0: the search did not end"]

@@ -73,7 +73,7 @@ def test_examples_come_from_the_other_questions(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"6 examples before each question of letters .* there are 6 to draw from"):
         evaluate_questions(MODELS["mamba"], TOKENIZER, [task], n_shots=6)
     same = open_tasks([str(write_rows(tmp_path / "same.jsonl", [QUESTION] * 4))])
-    with pytest.raises(DataError, match="only 0 are another question"):
+    with pytest.raises(DataError, match="only 0 are a different question"):
         evaluate_questions(MODELS["mamba"], TOKENIZER, same, n_shots=1)
 
 

@@ -36,9 +36,9 @@ TOKENIZER = ByteTokenizer()
         (["{'a': 1}"], r"own.jsonl, line 1 is not JSON \(Expecting property name"),
         ([QUESTION, "", "[1]"], r"line 3 is \[1\]; write one object a line"),
         ([{"choices": ["b", "c"], "answer": 0}], 'line 1 has no "question"; it has choices, answer'),
-        ([{**QUESTION, "question": 3}], 'line 1: "question" is 3, but has to be a text'),
-        ([{**QUESTION, "choices": "ab"}], 'line 1: "choices" is "ab", but has to be a list'),
-        ([{**QUESTION, "choices": ["b", 1]}], r"line 1: choices\[1\] is 1, but has to be a text"),
+        ([{**QUESTION, "question": 3}], 'line 1: "question" is 3; expected a text'),
+        ([{**QUESTION, "choices": "ab"}], 'line 1: "choices" is "ab"; expected a list'),
+        ([{**QUESTION, "choices": ["b", 1]}], r"line 1: choices\[1\] is 1; expected a text"),
         ([{**QUESTION, "choices": ["b"]}], 'line 1: "choices" has 1 of them; give at least two'),
         ([{**QUESTION, "choices": ["b", ""]}], "line 1: choice 1 is empty"),
         ([{**QUESTION, "choices": [" \t", "b"]}], "line 1: choice 0 is empty"),
@@ -109,18 +109,18 @@ PASSAGE = {"text": "Ann ran", "entities": [{"start": 0, "end": 7}]}
         ("copa", {"premise": "p", "choice1": "a", "choice2": "b", "question": "why", "label": 0}, "expected cause or"),
         ("cb", {"premise": "p", "hypothesis": "h", "label": True}, "has the label True; expected one of entailment"),
         ("copa", {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": False}, "label False"),
-        ("wic", {**WIC, "end1": 7, "label": 1}, "word of sentence1 is said to be from character 2 to 7 of 6; expected"),
-        ("wic", {**WIC, "start2": -4, "label": 1}, "line 1: the word of sentence2 is said to be from character -4 to"),
+        ("wic", {**WIC, "end1": 7, "label": 1}, "word of sentence1 is given as characters 2 to 7 of 6; expected"),
+        ("wic", {**WIC, "start2": -4, "label": 1}, "line 1: the word of sentence2 is given as characters -4 to"),
         ("wsc", {**WSC, "span2_index": 2}, 'line 1: "span2_index" is 2; expected the number of one of its 2 words'),
         ("wsc", {**WSC, "span2_index": -1}, '"span2_index" is -1'),
         ("record", {**RECORD, "query": "who sat"}, 'line 1: "query" has no @placeholder'),
-        ("record", {**RECORD, "answers": ["Bo"]}, "line 1 has the answer 'Bo', which is none of its 1 entities"),
+        ("record", {**RECORD, "answers": ["Bo"]}, "line 1 has the answer 'Bo', which is not one of its 1 entities"),
         ("record", {"passage": PASSAGE, "qas": []}, r"passage, entities\[0\] is from character 0 to 7 of 7; expected"),
         ("boolq", {"question": "q", "label": True}, 'line 1 has no "passage"'),
         ("boolq", {"question": "q", "passage": "p"}, "has no label; expected one of False, True"),
         ("rte", {"premise": "p", "hypothesis": "h", "label": "yes"}, "has the label 'yes'; expected one of entailment"),
         ("cb", {"premise": "p", "hypothesis": "h", "label": -1}, "the answers of the test files are not published"),
-        ("multirc", {"passage": {"text": "t", "questions": [3]}}, r"passage, questions\[0\] is 3, but has to be"),
+        ("multirc", {"passage": {"text": "t", "questions": [3]}}, r"passage, questions\[0\] is 3; expected"),
         ("record", {"passage": "t", "query": "q", "entities": [], "answers": ["a"]}, "has 0 entities and 1 answers"),
         ("wsc", {"text": "t", "target": {"span1_text": "t"}, "label": 0}, 'line 1, target has no "span2_text"'),
     ],
@@ -182,8 +182,8 @@ def test_the_commands_for_what_is_missing_can_be_pasted(tmp_path: Path) -> None:
 def test_bad_requests(superglue: Path, tmp_path: Path) -> None:
     for names, options, reason in (
         ([], {}, "no questions are named"),
-        (["blimq"], {}, r"no questions called 'blimq' \(did you mean blimp\?\); known are"),
-        (["zzz"], {}, "no questions called 'zzz'; known are"),
+        (["blimq"], {}, r"no task called 'blimq' \(did you mean blimp\?\); known names:"),
+        (["zzz"], {}, "no task called 'zzz'; known names:"),
         (["blimp"], {"n_shots": 1}, "blimp_\\w+ has no examples"),
         (["lambada"], {"n_shots": 1}, "lambada has no examples"),
         (["rte"], {"n_shots": -1}, "n_shots=-1"),
@@ -234,7 +234,9 @@ def test_by_name(superglue: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytes
     assert [q.prompt for q in fetched.questions] == [q.prompt for q in local.questions]
     assert calls == [("aps/super_glue", "wsc.fixed", "validation"), ("aps/super_glue", "wsc.fixed", "train")]
     for name in ("lambada", "blimp_causative"):
-        with pytest.raises(DataError, match=r"cannot be fetched by datasets \(ConnectionError: no network here\); get"):
+        with pytest.raises(
+            DataError, match=r"cannot be fetched by datasets \(ConnectionError: no network here\); fetch"
+        ):
             open_tasks([name])
     calls.clear()
     with pytest.raises(DataError, match=r"combined.zip -d DIR .* DIR/lambada_test.jsonl .* DIR/blimp,"):
@@ -244,5 +246,5 @@ def test_by_name(superglue: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytes
     logging.getLogger("huggingface_hub.utils._http").warning("Retrying of others")
     assert "Retrying of others" in caplog.text
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r'pip install "statewise\[eval\]"; get the files otherwise with: curl'):
+    with pytest.raises(DataError, match=r'pip install "statewise\[eval\]"; fetch the files yourself with: curl'):
         open_tasks(["rte"])

@@ -12,27 +12,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training import train_config, with_train
+from training_runs import train_config, with_train
 
-from statewise.data.series import Origin, SeriesData, SeriesDataConfig, SeriesSplit, open_series
+from statewise.data.series import SeriesData, SeriesDataConfig, SeriesSplit, open_series
 from statewise.data.series_batches import SeriesBatches, collate
+from statewise.data.series_windows import Origin
 from statewise.errors import ConfigError, InputError
+from statewise.evaluate.forecast_plots import plot_forecasts
 from statewise.evaluate.forecasting import (
     BASELINES,
     evaluate_forecasts,
     forecast,
     last_value,
-    plot_forecasts,
     score_forecasts,
     seasonal_naive,
     seasonal_naive_with_drift,
 )
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.forecaster import Forecaster, ForecasterConfig
-from statewise.train import RunConfig, train
-from statewise.train.presets import PRESETS, fit_model
-from statewise.train.tasks import open_task
-from statewise.train.tasks.forecasting import ForecastingTask
+from statewise.training import RunConfig, train_run
+from statewise.training.presets import PRESETS, fit_model
+from statewise.training.tasks import open_task
+from statewise.training.tasks.forecasting import ForecastingTask
 
 NAN = math.nan
 MAMBA = Mamba2Config(d_state=8, d_head=8, chunk_length=16)
@@ -194,7 +195,7 @@ def test_plot(tmp_path: Path) -> None:
     data = opened(tmp_path, np.random.default_rng(3).normal(size=80).tolist())
     plot_forecasts(forecaster(quantiles=(0.1, 0.5, 0.9)), data.split("test"), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
-    with pytest.raises(InputError, match="has no window of it"):
+    with pytest.raises(InputError, match="no window of it is in"):
         plot_forecasts(forecaster(), data.split("test"), tmp_path / "plot.png", series=1)
 
 
@@ -230,10 +231,10 @@ def small_run(folder: Path, **options: Any) -> RunConfig:
 def test_a_run_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None:
     run = small_run(tmp_path)
     part = with_train(run, steps=3, kind="wsd", warmup=0.0, decay=0.0)
-    train(part, tmp_path / "parts")
+    train_run(part, tmp_path / "parts")
     longer = with_train(part, steps=6)
-    resumed = train(longer, tmp_path / "parts", resume=True)
-    at_once = train(longer, tmp_path / "once")
+    resumed = train_run(longer, tmp_path / "parts", resume=True)
+    at_once = train_run(longer, tmp_path / "once")
     assert resumed.step == at_once.step == 6
     assert resumed.metric == "loss"
     assert resumed.validation == at_once.validation

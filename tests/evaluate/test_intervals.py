@@ -73,10 +73,10 @@ def test_mean_of_shares() -> None:
 
 def test_refusals() -> None:
     for n_right, n in ((1, 0), (-1, 4), (5, 4)):
-        with pytest.raises(InputError, match="is no share"):
+        with pytest.raises(InputError, match="is not a share"):
             wilson(n_right, n)
     for shares, counts in (([], []), ([0.5], [1, 2]), ([0.5, 0.5], [1, 0])):
         with pytest.raises(InputError, match="have no mean"):
             mean_of_shares(shares, counts)
-    with pytest.raises(InputError, match="needs 1 row and 2 resamples"):
+    with pytest.raises(InputError, match="needs at least 1 row and 2 resamples"):
         bootstrap(np.zeros(0), lambda drawn: 0.0)

@@ -22,6 +22,7 @@ from statewise.errors import CheckpointError, InputError
 from statewise.export import export_file, export_onnx, export_step, state_names
 from statewise.export import files as export_files
 from statewise.export.real import Pair, RealArithmetic
+from statewise.export.step import build_part
 
 BATCH = 3
 
@@ -102,7 +103,7 @@ def test_file_runs_without_this_package(
     """Written by the command, read by PyTorch alone."""
     path = tmp_path / "step.pt2"
     sw.save(tiny, tmp_path / "model")
-    export(tmp_path / "model", path, batch=2, which="best")
+    export(tmp_path / "model", path, part=None, batch=2, which="best")
     assert f"{path.stat().st_size:,} bytes" in capsys.readouterr().out
     code = (
         "import json, sys, torch\n"
@@ -148,17 +149,25 @@ def test_bfloat16(tmp_path: Path) -> None:
     assert (logits.float() - expected).abs().max() < 0.02 * expected.abs().max()
 
 
-@pytest.mark.parametrize("window", [None, 8])
-def test_attention_is_refused(window: int | None) -> None:
-    model = build((sw.MambaConfig(d_state=4), sw.AttentionConfig(n_heads=4, window=window)))
+def test_attention_is_refused_without_a_window() -> None:
+    model = build((sw.MambaConfig(d_state=4), sw.AttentionConfig(n_heads=4)))
     with pytest.raises(InputError, match=r"layers\[1\] is attention, .* fixed shapes"):
         export_step(model)
 
 
+@pytest.mark.parametrize("window", [1, 8])
+def test_attention_with_a_window(window: int) -> None:
+    torch.manual_seed(0)
+    model = build((sw.AttentionConfig(n_heads=4, n_kv_heads=2, window=window),))
+    tokens, history = torch.randint(VOCAB_SIZE, (BATCH, 20)), torch.zeros(BATCH, max(window - 1, 1), 2, 8)
+    position = torch.zeros(BATCH, dtype=torch.int64)
+    logits, leaves = steps(export_step(model, batch=BATCH), tokens, [position, history, history, position])
+    with torch.no_grad():
+        torch.testing.assert_close(logits, model(tokens)[0])
+    assert leaves[1].shape == history.shape
+
+
 def test_other_refusals(tiny: sw.LanguageModel) -> None:
-    classifier = sw.SequenceClassifierConfig(n_classes=2, d_input=1, d_model=8, layers=(sw.MambaConfig(),)).build()
-    with pytest.raises(InputError, match="a SequenceClassifier writes no tokens"):
-        export_step(classifier)  # type: ignore[arg-type]
     for batch in (0, True, 1.5):
         with pytest.raises(InputError, match="expected an integer of at least 1"):
             export_step(tiny, batch=batch)  # type: ignore[arg-type]
@@ -169,7 +178,9 @@ def test_a_step_that_differs_is_not_written(
 ) -> None:
     monkeypatch.setattr(export_files, "largest_difference", lambda *_: float("nan"))
     with pytest.raises(CheckpointError, match="nothing was written"):
-        export_files._write(tiny, tmp_path / "step.pt2", 1, 1, lambda hidden: lambda inputs: inputs)
+        export_files._write(
+            tiny, build_part(tiny, "step"), tmp_path / "step.pt2", 1, lambda hidden: lambda inputs: inputs
+        )
     assert not list(tmp_path.iterdir())
 
 

@@ -18,6 +18,8 @@ import statewise as sw
 from statewise.errors import CheckpointError, NotFiniteError
 from statewise.export import ExportedFile, export_file, export_onnx, onnx_file
 from statewise.export import files as export_files
+from statewise.export.comparison import largest_difference
+from statewise.export.step import build_part
 
 Step = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
@@ -50,7 +52,7 @@ def write(model: sw.LanguageModel, path: Path, step: Step | None = None) -> Expo
         hidden.with_name(hidden.name + ".data").write_bytes(b"weights")
         return own_step(model) if step is None else step
 
-    return export_files._write(model, path, 1, 1, save)
+    return export_files._write(model, build_part(model, "step"), path, 1, save)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -66,7 +68,7 @@ def no_links(*_: object) -> None:
 def test_logits_that_are_not_finite(model: sw.LanguageModel, tmp_path: Path, at: int, value: float) -> None:
     """Of the exported step, in one of the steps."""
     with pytest.raises(
-        CheckpointError, match=r"differ from the model's by (nan|inf) of the largest; nothing was"
+        CheckpointError, match=r"differ from the model's by (nan|inf) relative to the largest; nothing was"
     ) as told:
         write(model, tmp_path / "m.onnx", own_step(model, at, value))
     assert "\n" not in str(told.value)
@@ -189,4 +191,4 @@ def test_every_position_is_compared() -> None:
     """A step that is wrong at the last of few positions alone."""
     model = build((sw.LinearAttentionConfig(n_heads=4),), max_positions=5)
     for at, found in ((4, True), (5, False)):
-        assert (export_files.largest_difference(model, own_step(model, at, 1e9), 1) > 1) == found
+        assert (largest_difference(model, build_part(model, "step"), own_step(model, at, 1e9)) > 1) == found

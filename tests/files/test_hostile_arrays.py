@@ -46,18 +46,18 @@ def described(dtype: str, shape: str) -> str:
 
 
 HOSTILE_ARRAYS = {
-    "no array": (b"text", "is no .npy file"),
+    "no array": (b"text", "is not a .npy file"),
     "too many": (npy(described("'<f8'", "(100000000000,)"), bytes(80)), "claims 100,000,000,000 values of 8 bytes"),
     "beyond 64 bits": (npy(described("'<f8'", f"({'9' * 19}, {'9' * 19})"), bytes(80)), "claims more than 2^80"),
-    "of nothing": (npy(described("'<U0'", "(100000000000,)")), "no plain array"),
-    "objects": (npy(described("'|O'", "(1,)"), bytes(8)), "no plain array"),
-    "a structure": (npy(described("[('a', '|O')]", "(1,)"), bytes(8)), "no plain array"),
-    "an expression": (npy(described("'<f8'", "(9**9**9,)"), bytes(8)), "no plain array"),
-    "brackets": (npy("(" * 5000), "no plain array"),
+    "of nothing": (npy(described("'<U0'", "(100000000000,)")), "is not a plain array"),
+    "objects": (npy(described("'|O'", "(1,)"), bytes(8)), "is not a plain array"),
+    "a structure": (npy(described("[('a', '|O')]", "(1,)"), bytes(8)), "is not a plain array"),
+    "an expression": (npy(described("'<f8'", "(9**9**9,)"), bytes(8)), "is not a plain array"),
+    "brackets": (npy("(" * 5000), "is not a plain array"),
     "a long header": (npy(" " * 20_000), "a header that is too long"),
     "no characters": (npy(described("'<U1'", "(1,)"), b"\xff\xff\xff\x7f"), "not Unicode"),
     "neither true nor false": (npy(described("'|b1'", "(1,)"), b"\x07"), "bytes that are neither"),
-    "negative": (npy(described("'<f8'", "(-1,)"), bytes(8)), "no plain array"),
+    "negative": (npy(described("'<f8'", "(-1,)"), bytes(8)), "is not a plain array"),
 }
 
 
@@ -103,12 +103,12 @@ def test_an_npz_that_is_locked_has_a_name_twice_or_unfolds(tmp_path: Path, monke
     assert "has the member 'x.npy' twice" in refused(lambda: read_npz(path))
     npz(path, {"train_x.npy": npy(described("'|u1'", f"({BOMB},)"), bytes(BOMB))})
     said = refused(lambda: read_npz(path))
-    assert "unfolds to 73,400" in said
+    assert "expands to 73,400" in said
     assert f"set {VARIABLE} to more than 100" in said
     monkeypatch.setenv(VARIABLE, "2000")
     assert len(read_npz(path)["train_x"]) == BOMB
     monkeypatch.setenv(VARIABLE, "lots")
-    assert f"{VARIABLE}='lots' is no number" in refused(lambda: read_npz(path), ConfigError)
+    assert f"{VARIABLE}='lots' is not a number" in refused(lambda: read_npz(path), ConfigError)
 
 
 def test_what_a_file_may_unfold_to_grows_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_idx_of_zeros_is_not_unfolded_to_the_end(tmp_path: Path) -> None:
     for prefix in ("train", "t10k"):
         for stem in ("images-idx3", "labels-idx1"):
             (tmp_path / f"{prefix}-{stem}-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\1" + bytes(BOMB), 1))
-    assert "unfolds to more than 67,108,864 bytes" in refused(lambda: opened("mnist", folder=str(tmp_path)))
+    assert "expands to more than 67,108,864 bytes" in refused(lambda: opened("mnist", folder=str(tmp_path)))
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz", "w"])
@@ -154,7 +154,7 @@ def test_members_that_claim_more_than_they_have(tmp_path: Path) -> None:
         assert "cannot read" in refused(lambda: [member.read() for member in tar_members(path)])
     with tarfile.open(path, "w:gz") as archive:
         archive.addfile(tarfile.TarInfo("a\nb" * 90))
-    assert "has no name that can be shown" in refused(lambda: [member.read() for member in tar_members(path)])
+    assert "has a name that cannot be printed" in refused(lambda: [member.read() for member in tar_members(path)])
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:

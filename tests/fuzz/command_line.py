@@ -54,7 +54,8 @@ OPTIONS = {
     "train": (
         "--preset", "--config", "--set", "--data", "--data-dir", "--tokenizer", "--out", "--resume", "--minutes",
         "--steps", "--epochs", "--batch-size", "--length", "--lr", "--seed", "--lrs", "--device",
-        "--print-config", "--estimate",
+        "--log", "--print-config", "--estimate", "--label-field", "--text-field", "--row-field", "--time", "--targets",
+        "--covariates", "--horizon",
     ),
     "generate": (
         "--prompt", "--prompt-file", "--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--seed",
@@ -70,11 +71,12 @@ OPTIONS = {
     "info": ("--checkpoint", "--json", "--no-json"),
     "convert": ("--to", "--dtype", "--tokenizer", "--checkpoint", "--json"),
     "export": ("--batch", "--checkpoint"),
+    "plot": ("--x", "--smooth", "--log-y", "--out", "--overwrite"),
     "profile": ("--step", "--batch-size", "--length", "--threads", "--checkpoint", "--json"),
 }  # fmt: skip
 FLAGS = frozenset(
     ("--print-config", "--estimate", "--echo", "--log-probabilities", "--across-documents", "--compressors",
-     "--normalize", "--document-token", "--json", "--no-json")
+     "--normalize", "--document-token", "--json", "--no-json", "--log-y", "--overwrite")
 )  # fmt: skip
 
 
@@ -157,7 +159,46 @@ def words(draw: Draw) -> list[str]:
     return [first, *more, *(["--steps", "1", "--estimate"] if first == "train" else [])]  # the demo would take minutes
 
 
-KINDS = {"fields": fields, "file": file, "resume": resume, "damaged": damaged, "options": options, "words": words}
+def own(draw: Draw) -> list[str]:
+    """A table, documents or texts of one's own, and what columns they are said to have."""
+    n, names = draw.integer(0, 40), draw.choice([["a", "b", "kind"], ["date", "x"], ["text", "label"], ["t", "t"], []])
+    cells = {
+        "date": lambda i: f"2024-01-{i % 28 + 1:02d}",
+        "text": lambda i: f"a text, {i}",
+        "kind": lambda i: "xyz"[i % 3],
+    }
+    rows = [{name: cells.get(name, lambda i: i / 2)(i) for name in names} for i in range(n)]
+    name = draw.choice(["own.csv", "own.tsv", "own.jsonl", "own.txt", "own"], "name")
+    if name == "own.jsonl":
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    else:
+        mark = draw.choice([",", ";", "\t"])
+        text = "\n".join(mark.join(map(str, line)) for line in [names, *(row.values() for row in rows)])
+    Path(name).write_bytes(text.encode() if draw.chance(0.8) else _mutated(draw, text.encode()))
+    words = ["train", "--data", draw.choice([name, name, name, "text", "run", "no"], "source")]
+    if draw.chance(0.3):
+        words += [
+            "--preset",
+            draw.choice(["classifier", "regressor", "text-classifier", "language", "forecaster", "tiny"]),
+        ]
+    for option in ("--label-field", "--text-field", "--row-field", "--time", "--targets", "--covariates", "--horizon"):
+        if draw.chance(0.3):
+            words += [
+                option,
+                draw.choice(["3", "1000000", "0"] if option == "--horizon" else [*names, "no", "a,b", ""]),
+            ]
+    return _training(draw, words, ["train.length=16"] if draw.chance(0.2) else [])
+
+
+KINDS = {
+    "own": own,
+    "fields": fields,
+    "file": file,
+    "resume": resume,
+    "damaged": damaged,
+    "options": options,
+    "words": words,
+}
 
 
 def _training(draw: Draw, words: list[str], given: list[str]) -> list[str]:
@@ -255,8 +296,8 @@ def _places(data: Any) -> Iterator[tuple[Any, Any]]:
 @functools.cache
 def _paths(preset: str) -> dict[str, Any]:
     from statewise.configuration import to_dict
-    from statewise.train.presets import PRESETS as RUNS
-    from statewise.train.run_folder import by_path
+    from statewise.training.presets import PRESETS as RUNS
+    from statewise.training.run_folder import by_path
 
     return by_path(to_dict(RUNS[preset]()))
 

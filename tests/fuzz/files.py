@@ -19,6 +19,8 @@ import torch
 from questions import QUESTION, write_superglue
 
 import statewise as sw
+from fuzz import own_files
+from fuzz.text_files import read_texts, write_columns, write_records
 from fuzz.tokenizer_files import (
     PUBLISHED_FILES,
     read_conventions,
@@ -303,6 +305,11 @@ def load(folder: Path, name: str = "m") -> None:
 cifar_reader = partial(read_labelled, source="cifar10")
 KINDS: dict[str, Kind] = {
     "npz": Kind(write_npz, partial(read_labelled, source="arrays", name="a.npz"), "a.npz"),
+    "tables": Kind(own_files.write_csv, own_files.read_tables),
+    "parquet": Kind(own_files.write_parquet, own_files.read_tables),
+    "json lines": Kind(own_files.write_json_lines, own_files.read_tables),
+    "pictures": Kind(own_files.write_pictures, own_files.read_labelled),
+    "sounds": Kind(own_files.write_sounds, own_files.read_labelled),
     "idx": Kind(partial(write_idx, suffix=""), partial(read_labelled, source="mnist")),
     "idx.gz": Kind(partial(write_idx, suffix=".gz"), partial(read_labelled, source="mnist")),
     "cifar binary": Kind(partial(write_cifar, form="binary"), cifar_reader, cifar.ARCHIVES[0]),
@@ -320,6 +327,8 @@ KINDS: dict[str, Kind] = {
     "tokenizer": Kind(write_tokenizer, read_tokenizer, changed=("tokenizer.json",)),
     "chat": Kind(write_conventions, read_conventions, changed=PUBLISHED_FILES),
     "corpus": Kind(write_tokenizer, read_corpus),
+    "records": Kind(write_records, read_texts),
+    "records in columns": Kind(write_columns, read_texts),
     "questions": Kind(write_questions, read_questions),
     "blimp": Kind(write_blimp, read_blimp, "blimp.zip"),
     "published": Kind(write_published, load),

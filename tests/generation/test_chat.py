@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from chat_models import CLOSE, END, START, TEMPLATES, publish, their_answer, their_tokenizer
+from chat_models import CLOSE, END, START, TEMPLATES, publish, publish_one_that_ends, their_answer, their_tokenizer
 
 import statewise as sw
 from statewise.errors import CheckpointError, DataError, InputError
@@ -52,9 +52,8 @@ def test_answers_are_transformers_token_for_token(name: str, kind: str, seed: in
 
 
 def test_it_ends_where_transformers_ends(tmp_path: Path) -> None:
-    theirs, their_tokens = publish(tmp_path, "chatml", "mamba", seed=1)
+    theirs, their_tokens, written = publish_one_that_ends(tmp_path, "What is a state?")
     model, tokenizer = opened(tmp_path)
-    written = their_answer(theirs, their_tokens, [user("What is a state?")], 500)
     assert written[-1] in (tokenizer.special_names[CLOSE], tokenizer.special_names[END])
     assert len(written) < 500
     prompt = their_tokens.apply_chat_template([user("What is a state?")], add_generation_prompt=True, tokenize=False)
@@ -138,10 +137,15 @@ def test_a_conversation_goes_on_from_a_file(tmp_path: Path) -> None:
     publish(tmp_path, "chatml", "mamba", seed=1)
     publish(tmp_path / "other", "chatml", "mamba", seed=2)
     chat = sw.Chat(*opened(tmp_path), system="Be brief.", max_new_tokens=12)
-    with pytest.raises(InputError, match="nothing has been said"):
+    with pytest.raises(InputError, match="the conversation is empty"):
         chat.save(tmp_path / "talk")
     "".join(chat.say("Hello"))
     chat.save(tmp_path / "talk")
+    chat.save(tmp_path / "talk")
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match=r"mine.csv exists and is not a saved conversation; give another name"):
+        chat.save(tmp_path / "mine.csv")
+    assert (tmp_path / "mine.csv").read_text() == "a,b\n1,2\n"
     wanted = "".join(chat.say("Go on"))
     again = sw.Chat(chat.model, chat.tokenizer, max_new_tokens=12)
     again.load(tmp_path / "talk")
@@ -149,17 +153,17 @@ def test_a_conversation_goes_on_from_a_file(tmp_path: Path) -> None:
     assert again.n_read <= chat.n_read
     assert again.messages == chat.messages
     other = sw.Chat(*opened(tmp_path / "other"))
-    with pytest.raises(CheckpointError, match="other weights"):
+    with pytest.raises(CheckpointError, match="different weights"):
         other.load(tmp_path / "talk")
     reading = sw.generation.read(chat.model, [1, 2])
     from statewise.generation.reading_file import save_reading
 
     for i, (notes, message) in enumerate(
         [
-            ({}, "no conversation"),
+            ({}, "without a conversation"),
             ({"chat": "{"}, "not JSON"),
             ({"chat": json.dumps({"messages": [], "n_first": 0, "ids": [1]})}, "messages"),
-            ({"chat": json.dumps({"messages": [user("x")], "n_first": 0, "ids": [1]})}, "questions with answers"),
+            ({"chat": json.dumps({"messages": [user("x")], "n_first": 0, "ids": [1]})}, "questions with their answers"),
             ({"chat": json.dumps({"messages": [SYSTEM], "n_first": 1, "ids": [10**9]})}, "ids"),
         ]
     ):
@@ -174,7 +178,7 @@ def test_what_cannot_talk_is_refused(tmp_path: Path) -> None:
     model, tokenizer = opened(tmp_path)
     with pytest.raises(InputError, match="ByteTokenizer"):
         sw.Chat(model, sw.ByteTokenizer())
-    with pytest.raises(DataError, match="without a chat template"):
+    with pytest.raises(DataError, match="has no chat template"):
         sw.Chat(model, sw.FileTokenizer(tokenizer.json))
     assert "".join(sw.Chat(model, sw.FileTokenizer(tokenizer.json), template="{{ messages[0].content }}").say("Hi"))
     with pytest.raises(InputError, match="temperature"):

@@ -102,7 +102,7 @@ def test_after_one_that_took_too_long_it_can_be_asked_again() -> None:
 def test_what_is_no_conversation_is_refused() -> None:
     template = ChatTemplate("{{ messages }}")
     for wrong in ("text", {"role": "user"}, {"role": 1, "content": ""}):
-        with pytest.raises(InputError, match="no message"):
+        with pytest.raises(InputError, match="is not a message"):
             template.render([wrong])  # type: ignore[list-item]
     with pytest.raises(InputError, match="not JSON"):
         template.render([{"role": "user", "content": object()}])

@@ -80,7 +80,7 @@ def test_parameters_that_are_not_finite_are_told() -> None:
         ({"seed": 1.5}, "seed=1.5"),
         ({"prefill_chunk": 0}, "prefill_chunk=0"),
         ({"prefill_chunk": 2.5}, r"prefill_chunk=2\.5 .* use an integer"),
-        ({"stop": 5}, "stop=5 is no text"),
+        ({"stop": 5}, "stop=5 is not a text"),
         ({"stop": [5], "tokenizer": BYTES}, "holds 5"),
         ({"stop": "x"}, "stop strings need a tokenizer"),
         ({"stop": [""], "tokenizer": BYTES}, "at least one character"),
@@ -102,7 +102,7 @@ def test_parameters_that_are_not_finite_are_told() -> None:
         ({"prompt": [np.array(["a"])]}, "must be integers"),
         ({"prompt": torch.tensor([[1, 2]]), "lengths": torch.tensor([1.5])}, "integers, got torch.float32"),
         ({"prompt": torch.tensor([[1, 2]]), "lengths": "a"}, "integers, got 'a'"),
-        ({"prompt": "text"}, "no tokenizer is given"),
+        ({"prompt": "text"}, "which needs a tokenizer"),
         ({"state": "state"}, "must be a Reading or a LanguageModelState, not a str"),
     ],
 )
@@ -121,7 +121,7 @@ def test_states_that_do_not_fit_are_refused(model: sw.LanguageModel) -> None:
     with pytest.raises(InputError, match="row 0 of the prompt is empty"):
         generate(model, state=reading.state, max_new_tokens=1)
     other = build(window=5, vocab_size=32)
-    with pytest.raises(InputError, match="it was read by another model"):
+    with pytest.raises(InputError, match="another model made it"):
         generate(other, state=reading, max_new_tokens=1)
 
 

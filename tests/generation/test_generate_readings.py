@@ -90,7 +90,7 @@ def test_tokens_that_are_kept_hold_no_state_but_the_last_ones(
             assert field.untyped_storage().nbytes() == field.element_size()
     last = kept.pop()
     for token in kept:
-        with pytest.raises(InputError, match=r"let go when the next was made; read token\.reading at once"):
+        with pytest.raises(InputError, match=r"freed when the next token was made; read token\.reading at once"):
             token.reading  # noqa: B018
     again = ids_of(generate(model, state=last.reading, max_new_tokens=1, temperature=0))
     assert again == [[int(last.reading.logits.argmax())]]

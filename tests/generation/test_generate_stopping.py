@@ -106,8 +106,8 @@ def test_nothing_goes_before_a_text_that_continues() -> None:
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
-        ("text", {}, "no tokenizer is given"),
-        ([[1], "text"], {}, "no tokenizer is given"),
+        ("text", {}, "which needs a tokenizer"),
+        ([[1], "text"], {}, "which needs a tokenizer"),
         ([], {}, "row 0 of the prompt is empty"),
         (None, {}, "row 0 of the prompt is empty"),
         ([[1], []], {}, "row 1 of the prompt is empty"),

@@ -11,8 +11,8 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.hippo import MEASURES, diagonal, dplr, lmu, low_rank, nplr, random_transition, transition
 
-NORMAL = ("legs", "legt", "lagt", "fourier", "fourier_diag")
-REAL_PART = {"legs": -0.5, "legt": 0.0, "lagt": 0.0, "fourier": 0.0, "fourier_diag": -0.5}
+NORMAL = ("legs", "legt", "lagt", "tlagt", "fourier", "fourier_diag")
+REAL_PART = {"legs": -0.5, "legt": 0.0, "lagt": 0.0, "tlagt": -0.5, "fourier": 0.0, "fourier_diag": -0.5}
 
 
 def by_formula(measure: str, n: int) -> tuple[Tensor, Tensor]:
@@ -22,7 +22,7 @@ def by_formula(measure: str, n: int) -> tuple[Tensor, Tensor]:
     for i in range(n):
         if measure in ("legs", "legt"):
             B[i] = math.sqrt(2 * i + 1)
-        elif measure == "lagt":
+        elif measure in ("lagt", "tlagt", "glagt"):
             B[i] = 1.0
         elif measure == "lmu":
             B[i] = (2 * i + 1) * (-1) ** i
@@ -36,6 +36,8 @@ def by_formula(measure: str, n: int) -> tuple[Tensor, Tensor]:
                 A[i, k] = -root * (1 if k <= i else (-1) ** (i - k))
             elif measure == "lagt":
                 A[i, k] = -1.0 if i > k else -0.5 if i == k else 0.0
+            elif measure in ("tlagt", "glagt"):
+                A[i, k] = -1.0 if i >= k else 0.0
             elif measure == "lmu":
                 A[i, k] = (2 * i + 1) * (-1 if i < k else (-1) ** (i - k + 1))
             else:
@@ -57,7 +59,7 @@ def test_the_matrices_are_the_formulas(measure: str, n: int) -> None:
 
 
 def test_one_state() -> None:
-    for measure in ("legs", "legt", "lagt", "lmu"):
+    for measure in ("legs", "legt", "lagt", "tlagt", "glagt", "lmu"):
         A, B = transition(measure, 1)
         assert A.item() == (-0.5 if measure == "lagt" else -1.0)
         assert B.item() == 1.0
@@ -73,6 +75,7 @@ def test_options_scale_the_matrices() -> None:
     for half, whole in zip(transition("legt", 4, halved=True), transition("legt", 4)):
         torch.testing.assert_close(half, whole / 2)
     torch.testing.assert_close(transition("lagt", 4, beta=3.0)[1], torch.full((4,), 3.0, dtype=torch.float64))
+    torch.testing.assert_close(transition("tlagt", 4, beta=0.4)[0].diagonal(), torch.full((4,), -0.7).double())
     for a, b in zip(lmu(6, 20.0), transition("lmu", 6, theta=20.0)):
         assert torch.equal(a, b)
 
@@ -145,10 +148,42 @@ def test_nplr_has_the_options_of_the_matrices() -> None:
         torch.testing.assert_close(V @ torch.diag(whole(form.Lambda)) @ V.mH, (A + P.T @ P).to(V.dtype))
         torch.testing.assert_close(2 * (form.V @ form.B).real, B)
     torch.testing.assert_close(nplr("lagt", 4, beta=-2.0).B, 2 * nplr("lagt", 4).B)
+    A, _ = transition("tlagt", 8, theta=3.0, beta=0.2)
+    form = nplr("tlagt", 8, theta=3.0, beta=0.2)
+    V, P = whole(form.V), whole(form.P)
+    torch.testing.assert_close(V @ (torch.diag(whole(form.Lambda)) - P.T @ P.conj()) @ V.mH, A.to(V.dtype))
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.01), (-0.7, 2.0)])
+def test_generalised_laguerre_is_the_published_formula(alpha: float, beta: float) -> None:
+    n = 7
+    A, B = transition("glagt", n, alpha=alpha, beta=beta)
+    length = [math.sqrt(math.gamma(i + alpha + 1) / math.factorial(i)) for i in range(n)]
+    mass = math.gamma(1 - alpha) * beta ** (alpha - 1)
+    for i in range(n):
+        binomial = math.gamma(i + alpha + 1) / math.factorial(i) / math.gamma(alpha + 1)
+        assert B[i].item() == pytest.approx(binomial / length[i] / math.sqrt(mass), rel=1e-12)
+        for k in range(n):
+            entry = -(1 + beta) / 2 if i == k else -length[k] / length[i] if i > k else 0.0
+            assert A[i, k].item() == pytest.approx(entry, rel=1e-12)
+
+
+@pytest.mark.parametrize("s", [0.3 + 0j, 5.0 + 0j, 0.5 + 2j])
+def test_the_diagonal_part_with_half_of_b_becomes_legs(s: complex) -> None:
+    """S4D, theorem 3: its transfer function tends to that of LegS as n grows; with the whole of B, to twice that."""
+    errors = []
+    for n in (16, 64, 256):
+        A, B = transition("legs", n)
+        form = nplr("legs", n)
+        diagonal_part = (whole(form.V) @ (whole(form.B) / 2 / (s - whole(form.Lambda))))[:4]
+        legs = torch.linalg.solve(s * torch.eye(n, dtype=torch.complex128) - A, B.to(torch.complex128))[:4]
+        errors.append(float((diagonal_part - legs).norm() / legs.norm()))
+    assert errors[2] < 1e-4
+    assert errors[2] < errors[0] / 50 or errors[0] < 1e-12
 
 
 def test_ranks() -> None:
-    least = {"legs": 1, "legt": 2, "lagt": 1, "fourier": 1, "fourier_diag": 0}
+    least = {"legs": 1, "legt": 2, "lagt": 1, "tlagt": 1, "fourier": 1, "fourier_diag": 0}
     for measure, rank in least.items():
         assert low_rank(measure, 6).shape == (rank, 6)
         more = low_rank(measure, 6, rank + 2)
@@ -236,22 +271,27 @@ def test_random_transition() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: transition("legz", 4), "no measure 'legz'; the measures are legs"),
+        (lambda: transition("legz", 4), "no measure 'legz'; use one of legs"),
         (lambda: transition("legs", 0), "whole number n >= 1"),
         (lambda: transition("legs", 2.0), "whole number n >= 1"),  # type: ignore[arg-type]
-        (lambda: transition("fourier", 5), "fourier with n=5 .* n must be even"),
+        (lambda: transition("fourier", 5), "fourier with n=5 .* use an even n"),
         (lambda: transition("legt", 4, theta=0.0), "theta is a length of time"),
         (lambda: transition("legt", 4, theta=math.nan), "theta is a length of time"),
-        (lambda: transition("legt", 4, theta=1.0, halved=True), "give one of them"),
+        (lambda: transition("legt", 4, theta=1.0, halved=True), "give only one"),
         (lambda: transition("legs", 4, halved=True), "S4's variant of legt"),
         (lambda: transition("legs", 4, beta=2.0), "beta scales the input of lagt"),
         (lambda: transition("lagt", 4, beta=0.0), "other than zero"),
-        (lambda: nplr("legs", 5), "n must be even"),
-        (lambda: nplr("lmu", 4), "legt is the same memory"),
+        (lambda: transition("tlagt", 4, beta=-1.0), "beta of tlagt, .* must be above -1; got -1.0"),
+        (lambda: transition("glagt", 4, beta=0.0), "beta of glagt, .* must be above 0; got 0.0"),
+        (lambda: transition("glagt", 4, alpha=1.0), "between -1 and 1"),
+        (lambda: transition("lagt", 4, alpha=0.5), "alpha is of glagt; lagt has none"),
+        (lambda: nplr("glagt", 4), "use tlagt, which it is at alpha=0"),
+        (lambda: nplr("legs", 5), "use an even n"),
+        (lambda: nplr("lmu", 4), "use legt, the same memory"),
         (lambda: low_rank("legt", 4, 1), "rank 2 or more, got rank 1"),
         (lambda: low_rank("legs", 4, 1.0), "rank 1 or more"),  # type: ignore[arg-type]
-        (lambda: diagonal("lmu", 4), "S4D has no initialisation 'lmu'; there are legs"),
-        (lambda: diagonal("lin", 7), "n must be even"),
+        (lambda: diagonal("lmu", 4), "S4D has no initialisation 'lmu'; use one of legs"),
+        (lambda: diagonal("lin", 7), "use an even n"),
         (lambda: diagonal("real", 0), "n >= 1"),
         (lambda: dplr("lin", 4), "S4 has no initialisation 'lin'"),
         (lambda: dplr("random", 4, -1), "rank of 0 or more"),

@@ -148,7 +148,7 @@ def test_opening(tmp_path: Path) -> None:
     small = sw.LanguageModelConfig(vocab_size=20, d_model=8, layers=(MAMBA,)).build()
     for arguments, reason in (
         ({"pretrained": small, "tokenizer": "bytes"}, "257 ids and the model only 20"),
-        ({"pretrained": small}, "without its tokenizer"),
+        ({"pretrained": small}, "a model needs its tokenizer"),
         ({"pretrained": MODELS["mamba"], "tokenizer": "bytes", "parallelize": True}, "no argument 'parallelize'"),
         ({"pretrained": MODELS["mamba"], "tokenizer": "bytes", "batch_size": 0}, "batch_size=0"),
         ({"pretrained": MODELS["mamba"], "tokenizer": "bytes", "max_length": 0}, "max_length=0"),

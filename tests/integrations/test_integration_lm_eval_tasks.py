@@ -234,7 +234,7 @@ QUESTION = {"question": "a", "choices": ["b", "c"], "answer": 0}
             [{**QUESTION, "answer": 7}],
             ("", ""),
             None,
-            "question 1 of the task own .*the answer 7, which is none of its 2",
+            "question 1 of the task own .*the answer 7, which is not one of its 2",
         ),
         ([QUESTION, {**QUESTION, "answer": 2}], ("", ""), None, "question 2 of the task own .*the answer 2"),
         ([QUESTION, {**QUESTION, "answer": "z"}], ("", ""), None, "question 2 of the task own .*the answer 'z'"),

@@ -233,15 +233,15 @@ def test_what_a_state_cannot_do_is_refused() -> None:
             vocab_size=31, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
         )
     )
-    with pytest.raises(sw.InputError, match="a state holds no history to do so"):
+    with pytest.raises(sw.InputError, match="a state has no history to do that"):
         llama.generate(ids, max_new_tokens=4, assistant_model=wrapped)
-    with pytest.raises(sw.InputError, match=r"the prompt has the shape \(2, 0\), which holds no token"):
+    with pytest.raises(sw.InputError, match=r"the prompt has the shape \(2, 0\), which has no token"):
         wrapped.generate(torch.zeros(2, 0, dtype=torch.int64), max_new_tokens=4)
     with pytest.raises(sw.InputError, match="cache_implementation='static' is for keys and values"):
         wrapped.generate(ids, max_new_tokens=4, cache_implementation="static")
     with pytest.raises(sw.InputError, match="batch_repeat_interleave"):
         wrapped.generate(ids, max_new_tokens=4, num_beams=2, past_key_values=wrapped(ids).past_key_values)
-    with pytest.raises(sw.InputError, match="output_hidden_states has no meaning"):
+    with pytest.raises(sw.InputError, match="output_hidden_states means nothing"):
         wrapped.generate(ids, max_new_tokens=4, output_hidden_states=True, return_dict_in_generate=True)
 
 
@@ -297,5 +297,5 @@ def test_tokenizers_agree_on_any_text(kind: str) -> None:
 
 
 def test_a_tokenizer_of_another_kind_is_refused() -> None:
-    with pytest.raises(sw.InputError, match="takes a ByteTokenizer or a FileTokenizer, not a str"):
+    with pytest.raises(sw.InputError, match="needs a ByteTokenizer or a FileTokenizer, not a str"):
         fast_tokenizer("bytes")  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from statewise.train.config import OptimizerConfig
-from statewise.train.optimizer import build_optimizer, parameter_groups
+from statewise.training.config import OptimizerConfig
+from statewise.training.optimizer import build_optimizer, parameter_groups
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")

@@ -27,6 +27,12 @@ def in_c() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def in_triton() -> Iterator[None]:
+    with kernels.use("triton"):
+        yield
+
+
 @pytest.fixture(params=["c", "torch"])
 def each_path(request: pytest.FixtureRequest) -> Iterator[None]:
     """C and PyTorch in turn, asked for by name."""

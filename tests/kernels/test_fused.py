@@ -15,7 +15,7 @@ from statewise.kernels.linear_cross_entropy import blocks, linear_cross_entropy
 from statewise.kernels.short_convolution import pytorch as convolution_in_pytorch
 from statewise.kernels.short_convolution import short_convolution
 from statewise.models import presets
-from statewise.train.tasks.language import LanguageTask
+from statewise.training.tasks.language import LanguageTask
 
 TOLERANCE = {D: 1e-12, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 
@@ -131,6 +131,16 @@ def test_the_loss_under_autocast_to_float16_has_all_of_its_gradient(path: str) -
     torch.testing.assert_close(found, (slopes / 400).expand(400, 4), rtol=1e-3, atol=0.0)
 
 
+def test_the_logits_of_a_block_elsewhere_are_made_in_place() -> None:
+    """The path of a device that is not a CPU, as far as one without numbers can go it."""
+    x, weight, targets = (m.to("meta") for m in (torch.empty(5, 3), torch.empty(9, 3), torch.arange(5)))
+    losses, grad_x, grad_weight = blocks.losses_and_gradients(x, weight, targets, torch.empty(5, device="meta"))
+    assert (losses.shape, grad_x.shape, grad_weight.shape) == ((5,), x.shape, weight.shape)
+    logits = torch.empty(4, 9)
+    blocks._make_logits(logits, torch.ones(4, 3), torch.ones(9, 3))
+    assert (logits == 3).all()
+
+
 def test_blocks_are_for_the_caches_of_a_cpu() -> None:
     """Elsewhere each block is a launch of its own: as few as the memory allows."""
     weight = torch.empty(9000, 2)
@@ -162,7 +172,7 @@ def test_the_training_loss_is_the_same_with_and_without_its_logits(monkeypatch: 
     batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.zeros(2, 32, dtype=torch.bool))
     found = []
     for many in (0, 2**23):
-        monkeypatch.setattr("statewise.train.tasks.language.MANY_LOGITS", many)
+        monkeypatch.setattr("statewise.training.tasks.language.MANY_LOGITS", many)
         value, _ = LanguageTask.loss(cast(LanguageTask, None), model, batch, None)
         found.append([value, *torch.autograd.grad(value, [*model.parameters()])])
     torch.testing.assert_close(found[0], found[1], atol=1e-6, rtol=1e-4)

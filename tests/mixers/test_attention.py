@@ -162,7 +162,7 @@ def mixer_reference(mixer: Attention, x: Tensor) -> Tensor:
             return torch.cat((pair.real, pair.imag, z[..., 2 * half :]), -1)
 
         q, k = turned(q), turned(k)
-    y = attention_reference(q, k, v, window=config.window).flatten(2)
+    y = attention_reference(q, k, v, window=config.window, scale=config.scale).flatten(2)
     return y @ mixer.out_proj.weight.T + (mixer.out_proj.bias if config.bias else 0)
 
 

@@ -16,8 +16,8 @@ from statewise.mixers.base import set_rate
 from statewise.mixers.gss import GSS, GSSConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.systems import discretize_diagonal
-from statewise.train.config import OptimizerConfig
-from statewise.train.optimizer import parameter_groups
+from statewise.training.config import OptimizerConfig
+from statewise.training.optimizer import parameter_groups
 
 
 def build(d_model: int = 4, **options: Any) -> GSS:

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import set_rate
 from statewise.mixers.h3 import H3Config, H3State
-from statewise.train import OptimizerConfig
-from statewise.train.optimizer import parameter_groups
+from statewise.training import OptimizerConfig
+from statewise.training.optimizer import parameter_groups
 
 
 def test_published_initialisation() -> None:

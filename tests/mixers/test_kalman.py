@@ -18,8 +18,8 @@ from statewise.mixers.base import set_rate
 from statewise.mixers.kalman import Kalman, KalmanConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.operators.masks import NO_MASKS, Masks
-from statewise.train.config import OptimizerConfig
-from statewise.train.optimizer import parameter_groups
+from statewise.training.config import OptimizerConfig
+from statewise.training.optimizer import parameter_groups
 
 OPTIONS = [
     {},

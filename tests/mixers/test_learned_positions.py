@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
-from training import small_model, small_run
+from training_runs import small_model, small_run
 
 import statewise as sw
 from statewise.checkpoints.files import load, save
@@ -20,9 +20,9 @@ from statewise.mixers.base import MixerConfig
 from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.registry import model_from_dict, model_to_dict
-from statewise.train import train
-from statewise.train.config import OptimizerConfig
-from statewise.train.optimizer import parameter_groups
+from statewise.training import train_run
+from statewise.training.config import OptimizerConfig
+from statewise.training.optimizer import parameter_groups
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
@@ -179,7 +179,7 @@ def test_they_are_evaluated_in_windows_and_trained(tmp_path: Path) -> None:
     evaluate_tokens(model, [1] * 24, n_bytes=1)
     assert set(shapes) == {(1, 12)}
     config = small_model(layers=(MIXERS["linear attention"],), max_positions=16)
-    result = train(small_run(tmp_path, model=config, steps=2), tmp_path / "run")
+    result = train_run(small_run(tmp_path, model=config, steps=2), tmp_path / "run")
     assert result.validation is not None
 
 

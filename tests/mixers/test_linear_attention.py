@@ -19,8 +19,8 @@ from statewise.mixers.feature_maps import FEATURE_MAPS, taylor
 from statewise.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.operators.ssd import SSDState
-from statewise.train.config import OptimizerConfig
-from statewise.train.optimizer import parameter_groups
+from statewise.training.config import OptimizerConfig
+from statewise.training.optimizer import parameter_groups
 
 CASES = list(product(FEATURE_MAPS, (True, False)))
 

@@ -20,8 +20,8 @@ from statewise.mixers.mamba import Mamba, MambaConfig, MambaDirection
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.presets import PRESETS
 from statewise.models.registry import CONFIG_TYPES
-from statewise.train.config import OptimizerConfig
-from statewise.train.optimizer import parameter_groups
+from statewise.training.config import OptimizerConfig
+from statewise.training.optimizer import parameter_groups
 
 D = torch.float64
 

@@ -16,8 +16,8 @@ from statewise.mixers.base import set_rate
 from statewise.mixers.s4d import S4DConfig
 from statewise.mixers.s5 import S5, S5Config
 from statewise.operators import DiagonalLTI, DiagonalMIMO
-from statewise.train.config import OptimizerConfig
-from statewise.train.optimizer import parameter_groups
+from statewise.training.config import OptimizerConfig
+from statewise.training.optimizer import parameter_groups
 
 OPTIONS = [
     {},

@@ -22,8 +22,8 @@ from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.mixers.time_invariant import TimeInvariantMixer
 from statewise.models.registry import CONFIG_TYPES
-from statewise.train.config import OptimizerConfig
-from statewise.train.optimizer import parameter_groups
+from statewise.training.config import OptimizerConfig
+from statewise.training.optimizer import parameter_groups
 
 KINDS = [S4Config, S4DConfig, LSSLConfig]
 

@@ -53,6 +53,17 @@ def test_the_norm_stands_where_the_config_says(norm: str, placement: str, mlp: s
     torch.testing.assert_close(y, want)
 
 
+@pytest.mark.parametrize("norm", ["rms", "layer", "batch"])
+def test_both_branches_read_the_same_where_they_are_parallel(norm: str) -> None:
+    block = randomised(sw.BlockConfig(mixer=MIXER, mlp=MLP, norm=norm, placement="parallel"))
+    assert block.mlp is not None
+    x = torch.randn(2, 9, 4, dtype=torch.float64)
+    want = x + block.mixer(block.mixer_norm(x))[0] + block.mlp(block.mlp_norm(x))
+    torch.testing.assert_close(block(x)[0], want)
+    with pytest.raises(ConfigError, match='placement="parallel" without an mlp'):
+        sw.BlockConfig(mixer=MIXER, placement="parallel")
+
+
 def test_laws() -> None:
     """In evaluation mode batch norm is a fixed map, so that streaming is exact."""
     config = sw.BlockConfig(mixer=MIXER, mlp=MLP, norm="batch", placement="post")

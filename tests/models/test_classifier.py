@@ -272,7 +272,7 @@ def test_calls_are_checked() -> None:
 def test_a_row_without_a_step_needs_a_state(kind: str, pooling: str) -> None:
     model, x = classifier(kind, pooling), signal(kind, 2, 5)
     for call in (lambda: model(x[:, :0]), lambda: model(x, lengths=torch.tensor([0, 5]))):
-        with pytest.raises(InputError, match="a row of x has no step: nothing to pool; give each at least one, or a"):
+        with pytest.raises(InputError, match="a row of x has no steps to pool; give each row at least one, or give a"):
             call()
     assert model(x[:0])[0].shape == (0, 4)
     logits, state = model(x, model.initial_state(2), lengths=torch.tensor([0, 5]))

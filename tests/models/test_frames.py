@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_classifier import classifier, read_in_pieces, signal
 from torch import Tensor
-from training import train_config
+from training_runs import train_config
 
 from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.errors import ConfigError, InputError
@@ -17,8 +17,8 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.frames import frames, initial_frame_state
 from statewise.models.regressor import SequenceRegressorConfig
 from statewise.operators.masks import NO_MASKS
-from statewise.train import RunConfig
-from statewise.train.tasks import open_task
+from statewise.training import RunConfig
+from statewise.training.tasks import open_task
 
 
 def by_hand(x: Tensor, frame_length: int) -> Tensor:

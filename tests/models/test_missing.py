@@ -94,7 +94,7 @@ def test_others_refuse_it_in_one_line() -> None:
         x = signal((1, 23))
         model(x, lengths=torch.tensor([24, 23]))  # padding holds anything
     for layers in (FILTERS, (sw.MambaConfig(d_state=4),)):
-        with pytest.raises(InputError, match=r"^x holds infinity; a number that is missing is NaN"):
+        with pytest.raises(InputError, match=r"^x holds infinity; use NaN for a missing number"):
             model_of(layers)(signal((1, 3)).nan_to_num(nan=math.inf))
 
 

@@ -15,8 +15,8 @@ from statewise.errors import ConfigError, InputError
 from statewise.mixers.s4 import S4Config
 from statewise.models.pair_classifier import PairClassifier, PairClassifierConfig
 from statewise.models.registry import model_from_dict, model_to_dict
-from statewise.train.config import OptimizerConfig
-from statewise.train.optimizer import parameter_groups
+from statewise.training.config import OptimizerConfig
+from statewise.training.optimizer import parameter_groups
 
 MAMBA = sw.Mamba2Config(d_state=4, d_head=8, chunk_length=4)
 

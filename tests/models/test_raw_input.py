@@ -101,7 +101,10 @@ def test_an_order_of_its_own() -> None:
 
 
 def test_what_needs_whole_rows_has_no_state() -> None:
-    for config, why in ((InputConfig(scaling="series"), "over all steps"), (InputConfig(order=(1, 0)), "an order of")):
+    for config, why in (
+        (InputConfig(scaling="series"), "over all steps"),
+        (InputConfig(order=(1, 0)), "in its own order"),
+    ):
         model = classifier(input=config)
         with pytest.raises(InputError, match=f"this model has no state: .*{why}"):
             model.initial_state(1)

@@ -92,7 +92,7 @@ def test_backends_by_name() -> None:
         pass
     with kernels.use("torch"):
         assert kernels.backend.backend() == "torch"
-    with pytest.raises(InputError, match="is not here"), native.forced("sse9"):
+    with pytest.raises(InputError, match="is not available here"), native.forced("sse9"):
         pass
 
 
@@ -105,4 +105,4 @@ def test_a_compiler_that_fails_is_named_with_what_it_failed_at(tmp_path: Path, m
     assert build.build_or_explain(library) is None
     reason = library.with_suffix(".txt").read_text()
     assert "/bin/false failed at " in reason
-    assert "another compiler: set CC" in reason
+    assert "to use another compiler, set CC" in reason

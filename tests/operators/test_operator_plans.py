@@ -137,7 +137,7 @@ def test_explain_refuses_what_the_call_would() -> None:
     for operator, arguments, complaint in (
         (sw.H3Config().build(8), (torch.randn(1, 4, 8),), "a H3 has no forms"),
         (sw.DiagonalLTI, (torch.randn(1, 4, 8),), "the class DiagonalLTI has no forms"),
-        (sw.bidirectional(op, op), (torch.randn(1, 4, 1),), r"its \.forward and \.backward"),
+        (sw.bidirectional(op, op), (torch.randn(1, 4, 1),), r"its \.forward or \.backward"),
         (op, (torch.randn(4),), "u"),
         (op, (torch.randn(1, 4, 3),), "width"),
         (op, (torch.randn(1, 4, 1), op.initial_state(2)), "needs state.h of shape"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from raw_data import run_on, shifted
-from training import train_config
+from training_runs import train_config
 
 import statewise as sw
 from statewise.data import LabelledDataConfig, open_labelled
@@ -20,7 +20,7 @@ from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.models.raw_input import InputConfig
 from statewise.models.text_input import TextInputConfig
 from statewise.predict import Classes, Embeddings, Likelihoods, Numbers
-from statewise.train import train
+from statewise.training import train_run
 
 LAYERS = (sw.Mamba2Config(d_state=8, d_head=8),)
 SCALED = InputConfig(scaling="dataset", scale=(0.5, 1 / 3), shift=(-500.0, -1000 / 3))
@@ -43,7 +43,7 @@ def ragged(n: int = 9, d_input: int = 2) -> list[np.ndarray]:
 @pytest.mark.parametrize("fields", [{}, {"normalize": "series"}])
 def test_the_answers_of_a_run_are_those_of_evaluation(tmp_path: Path, fields: dict[str, Any]) -> None:
     data = LabelledDataConfig(source="arrays", folder=str(shifted(tmp_path)), **fields)
-    train(run_on(data, steps=40), tmp_path / "run")
+    train_run(run_on(data, steps=40), tmp_path / "run")
     split, model = open_labelled(data).split("test"), sw.load(tmp_path / "run")
     answers = sw.predictor(tmp_path / "run").predict([split.raw.sequence(i) for i in range(len(split))])
     assert isinstance(answers, Classes)
@@ -118,7 +118,7 @@ def test_an_answer_for_every_step() -> None:
     assert answers.step.tolist() == [t for row in rows for t in range(len(row))]
     last = model(torch.from_numpy(rows[2])[None])[0].detach().numpy()[0]
     np.testing.assert_allclose(answers.values[answers.row == 2], last, rtol=1e-4, atol=1e-4)
-    with pytest.raises(InputError, match="what a pooling makes of a row"):
+    with pytest.raises(InputError, match="an embedding needs a pooling"):
         sw.predictor(model).embed(rows)
 
 
@@ -160,9 +160,9 @@ def test_likelihoods_of_texts(tmp_path: Path) -> None:
         sw.predictor(model)
     with pytest.raises(DataError, match="text 1 is empty"):
         sw.predictor(tmp_path / "model").predict(["a", ""])
-    with pytest.raises(InputError, match="is asked about texts"):
+    with pytest.raises(InputError, match="a language model reads texts"):
         sw.predictor(tmp_path / "model").predict(np.zeros((2, 3)))
-    with pytest.raises(InputError, match=r"stream them by sw\.generate"):
+    with pytest.raises(InputError, match=r"stream them with sw\.generate"):
         sw.predictor(tmp_path / "model").stream()
 
 
@@ -174,7 +174,7 @@ def test_texts_of_a_classifier_of_documents(tmp_path: Path) -> None:
         (folder / f"{i}.txt").write_text("".join(rng.choice(list("xyzü " * (1 + i % 2)), 10 + i)), "utf-8")
     data = sw.LongRangeDataConfig(task="text-folder", folder=str(tmp_path / "documents"), max_length=30)
     model = sw.SequenceClassifierConfig(n_classes=2, vocab_size=258, d_model=16, layers=LAYERS)
-    train(sw.RunConfig(model=model, data=data, train=train_config(batch_size=8, steps=2)), tmp_path / "run")
+    train_run(sw.RunConfig(model=model, data=data, train=train_config(batch_size=8, steps=2)), tmp_path / "run")
     predictor = sw.predictor(tmp_path / "run")
     texts = [path.read_text("utf-8") for path in sorted((tmp_path / "documents").rglob("*.txt"))]
     split = sw.open_long_range(data).split("train")
@@ -196,7 +196,7 @@ def test_texts_of_a_classifier_of_documents(tmp_path: Path) -> None:
             classifier(**{"d_input": None, **wrong})
     with pytest.raises(ConfigError, match='give one with "characters"'):
         TextInputConfig(encoding="characters", max_length=9)
-    with pytest.raises(InputError, match="x has texts, and this model reads tokens"):
+    with pytest.raises(InputError, match="x has texts, but this model reads tokens"):
         sw.predictor(classifier(d_input=None, vocab_size=4)).predict(["a"])
 
 
@@ -207,8 +207,8 @@ def test_texts_of_a_classifier_of_documents(tmp_path: Path) -> None:
         ([np.zeros((3, 1))], None, r"row 0 has the shape \(3, 1\); expected \(length, 2\): 2 numbers a step"),
         ([np.zeros((3, 2)), np.zeros((0, 2))], None, "row 1 has 0 steps; give it at least 1"),
         ([np.zeros((3, 2), complex)], None, "row 0 is complex128; expected real numbers"),
-        ([[[1, 2], [3]]], None, "row 0 is no array of numbers"),
-        (["a text"], None, "x has texts, and this model reads numbers"),
+        ([[[1, 2], [3]]], None, "row 0 is not an array of numbers"),
+        (["a text"], None, "x has texts, but this model reads numbers"),
         ({1: 2}, None, "x is a dict; give an array"),
         ([], None, "x has no rows"),
         (np.zeros((2, 5, 2)), [5], r"lengths is int64 \(1,\); expected an integer for each of 2 rows"),
@@ -224,9 +224,11 @@ def test_what_is_no_row_is_refused_in_a_line(x: Any, lengths: Any, said: str) ->
 
 def test_models_that_are_asked_otherwise() -> None:
     forecaster = sw.ForecasterConfig(horizon=3, d_model=16, layers=LAYERS).build()
-    with pytest.raises(InputError, match="a Forecaster has no predictor: use statewise forecast"):
-        sw.predictor(forecaster)
+    with pytest.raises(InputError, match="a Forecaster forecasts; use forecast"):
+        sw.predictor(forecaster).rows(np.zeros((1, 5, 1)))
+    with pytest.raises(InputError, match="a SequenceClassifier does not forecast; use predict"):
+        sw.predictor(classifier()).forecast(np.zeros((5, 2)))
     with pytest.raises(InputError, match="it compares two sequences"):
         sw.predictor(built(PairClassifierConfig, n_classes=2))
-    with pytest.raises(InputError, match=r"this model has no state: .*; give whole rows"):
+    with pytest.raises(InputError, match=r"this model has no state: .*; give it whole rows"):
         sw.predictor(classifier(input=InputConfig(scaling="series"))).stream()

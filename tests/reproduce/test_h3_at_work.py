@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from training import train_config
+from training_runs import train_config
 
 from statewise.data.synthetic_languages import AssociativeRecallConfig
 from statewise.errors import CheckpointError, ConfigError, InputError
@@ -31,8 +31,8 @@ from statewise.reproduce.h3_at_work.inside import (
     with_shift_taps,
     without_heads,
 )
-from statewise.train.config import RunConfig
-from statewise.train.loop import train
+from statewise.training.config import RunConfig
+from statewise.training.loop import train_run
 
 PLOTS = find_spec("matplotlib") is not None
 
@@ -207,7 +207,7 @@ class TestReproduction:
         model = small_model(vocab_size=14, embedding_dropout=0.2).config
         data = AssociativeRecallConfig(vocab_size=14, n_train=32, n_validation=8, n_test=8)
         run = RunConfig(model=model, data=data, train=train_config(steps=2, lr=2e-3, kind="linear"))
-        train(run, tmp_path / "run")
+        train_run(run, tmp_path / "run")
         given = H3AtWorkSettings(model=str(tmp_path / "run"), max_rows=8, example=7)
         outcome = reproduce("h3-at-work", tmp_path / "r", given, plots=False)
         assert outcome.report is not None

@@ -63,7 +63,7 @@ class TestModels:
                 assert block.mlp.weight_std == pytest.approx(std, rel=1e-3)
 
     def test_sizes_that_cannot_match(self) -> None:
-        with pytest.raises(ConfigError, match=r"^h3 comes no nearer than \+.*d_state=512"):
+        with pytest.raises(ConfigError, match=r"^h3 comes no closer than \+.*d_state=512"):
             H3LanguageSettings(models=("h3",), d_model=24, d_state=512)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from training import train_config
+from training_runs import train_config
 
 from statewise.errors import ConfigError, DivergedError, TrainingError
 from statewise.reproduce import reproduce, settings
@@ -22,9 +22,9 @@ from statewise.reproduce.h3_language.report import report as make_report
 from statewise.reproduce.h3_language.runs import H3LanguageSettings, train_and_test
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import markdown
-from statewise.train import RunConfig
-from statewise.train.loop import train
-from statewise.train.report import Reporter
+from statewise.training import RunConfig
+from statewise.training.loop import train_run
+from statewise.training.report import Reporter
 
 
 def smallest(text: Path, **fields: Any) -> Any:
@@ -131,9 +131,9 @@ class TestWhole:
         def fail_for_one(config: RunConfig, folder: Path, **options: Any) -> Any:
             if "h3" in Path(folder).name:
                 raise DivergedError("step 1; begin anew", "step 1")
-            return train(config, folder, **options)
+            return train_run(config, folder, **options)
 
-        monkeypatch.setattr("statewise.reproduce.training.train", fail_for_one)
+        monkeypatch.setattr("statewise.reproduce.training.train_run", fail_for_one)
         config = smallest(text, models=["transformer", "h3"], learning_rates=[1e-2, 2e-2], tuning_share=share)
         for _ in range(2):  # the same command again finds all done
             outcome = reproduce("h3-language", tmp_path / "run", config, plots=False)
@@ -171,7 +171,7 @@ class TestWhole:
         def fail(*arguments: Any, **options: Any) -> None:
             raise error
 
-        monkeypatch.setattr("statewise.reproduce.training.train", fail)
+        monkeypatch.setattr("statewise.reproduce.training.train_run", fail)
         arguments = (smallest(text), str(tmp_path), "transformer", 1e-2, 0, 1.0, Reporter())
         if isinstance(error, DivergedError):
             assert train_and_test(*arguments) == {"diverged": "step 1"}
@@ -188,7 +188,7 @@ class TestEvaluateWindow:
         from statewise.mixers.mamba2 import Mamba2Config
         from statewise.models.evaluation_mode import evaluation_mode
         from statewise.models.language_model import LanguageModelConfig
-        from statewise.train.tasks import open_task
+        from statewise.training.tasks import open_task
 
         model = LanguageModelConfig(vocab_size=257, d_model=16, layers=(Mamba2Config(d_state=8, d_head=8),))
         losses = {}
@@ -206,7 +206,7 @@ class TestEvaluateWindow:
         assert losses[None] != losses[16]
 
     def test_only_for_text(self) -> None:
-        from statewise.train.presets import digits
+        from statewise.training.presets.tuned import digits
 
         run = digits()
         with pytest.raises(ConfigError, match=r"evaluate_window=4 is for text, not for LabelledDataConfig"):

@@ -16,7 +16,7 @@ from statewise.data.synthetic_languages import (
     open_synthetic_language,
 )
 from statewise.reproduce.h3_synthetics import TASKS, H3SyntheticsSettings, run_config
-from statewise.train.tasks import open_task
+from statewise.training.tasks import open_task
 
 FOLDER = ROOT / "experiments"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import with_train
+from training_runs import with_train
 
 from statewise.errors import ConfigError, InputError, TrainingError
 from statewise.reproduce import find, reproduce, settings
@@ -28,9 +28,9 @@ from statewise.reproduce.h3_synthetics import report as make_report
 from statewise.reproduce.progress import Watcher
 from statewise.reproduce.report import Report, markdown
 from statewise.reproduce.training import CPU_FILE, train_and_test
-from statewise.train.report import Reporter
-from statewise.train.schedule import learning_rate_factor
-from statewise.train.tasks import open_task
+from statewise.training.report import Reporter
+from statewise.training.schedule import learning_rate_factor
+from statewise.training.tasks import open_task
 
 PLOTS = find_spec("matplotlib") is not None
 SMALL = ["n_train=64", "n_validation=16", "n_test=16"]
@@ -217,7 +217,7 @@ def test_only_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(*arguments: Any, **options: Any) -> Any:
         raise InputError("no rows")
 
-    monkeypatch.setattr("statewise.train.tasks.base.Task.validate", refuse)
+    monkeypatch.setattr("statewise.training.tasks.base.Task.validate", refuse)
     config = settings("h3-synthetics", quick=True, assignments=[*SMALL, "epochs=[1,1]"])
     runs = {f"seed-{seed}": run_config(config, TASKS[0], "attention", seed) for seed in range(n_runs)}
     with pytest.raises(TrainingError, match="the evaluation failed: no rows"):

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from disks import protected, small_disk  # noqa: F401
 from places import ROOT
-from training import Recorder, curve, small_run, with_train
+from training_runs import Recorder, curve, small_run, with_train
 
 from statewise import checkpoints
 from statewise.errors import CheckpointError
-from statewise.train import train
-from statewise.train.config import RunConfig
-from statewise.train.metrics import MetricsFile
+from statewise.training import train_run
+from statewise.training.config import RunConfig
+from statewise.training.metrics import MetricsFile
 
 EXPERIMENT = ROOT / "experiments" / "kill_training.py"
 
@@ -50,7 +50,7 @@ class At(Recorder):
 
 def refused(config: RunConfig, run: Path, **options: Any) -> str:
     with pytest.raises(CheckpointError) as caught:
-        train(config, run, **options)
+        train_run(config, run, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -64,8 +64,8 @@ def test_a_folder_that_is_moved_is_not_begun_again_at_its_old_place(tmp_path: Pa
     assert f"the folder {run} was moved, removed or replaced" in said
     assert not run.exists()
     assert checkpoints.resolve(moved, "latest").name == "step-00000002"
-    assert train(None, moved, resume=True).step == 8
-    train(config, tmp_path / "straight")
+    assert train_run(None, moved, resume=True).step == 8
+    train_run(config, tmp_path / "straight")
     assert curve(moved) == curve(tmp_path / "straight")
 
 
@@ -81,7 +81,7 @@ def test_another_run_at_the_same_place_is_left_alone(tmp_path: Path) -> None:
 
     def replace_it() -> None:
         run.rename(tmp_path / "moved")
-        train(with_train(config, steps=1), run)
+        train_run(with_train(config, steps=1), run)
 
     said = refused(config, run, reporter=At(3, replace_it))
     assert "replaced" in said
@@ -96,7 +96,7 @@ def test_another_run_at_the_same_place_is_left_alone(tmp_path: Path) -> None:
 def test_a_protected_folder(tmp_path: Path, protected: tuple[Path, Callable[[], object]]) -> None:  # noqa: F811
     place, protect = protected
     config = small_run(tmp_path, steps=2)
-    train(config, place / "run")
+    train_run(config, place / "run")
     before = sorted(str(path) for path in place.rglob("*"))
     protect()
     assert f"cannot write into {place / 'new'}" in refused(config, place / "new")
@@ -109,13 +109,13 @@ def test_a_protected_folder(tmp_path: Path, protected: tuple[Path, Callable[[], 
 def test_a_full_disk_where_a_run_is_resumed(tmp_path: Path, small_disk: Path) -> None:  # noqa: F811
     """Nothing that is there is touched before what replaces it is written; with room again, the run goes on."""
     config, run = small_run(tmp_path, steps=4, save_every=2), small_disk / "run"
-    train(config, run, reporter=None)
+    train_run(config, run, reporter=None)
     (small_disk / "others").write_bytes(bytes(free_bytes(small_disk)))
     longer = with_train(config, steps=6)
     assert "No space left on device" in refused(longer, run, resume=True)
     checkpoints.load(checkpoints.resolve(run, "latest"))
     (small_disk / "others").unlink()
-    assert train(longer, run, resume=True).step == 6
+    assert train_run(longer, run, resume=True).step == 6
     assert [line["step"] for line in curve(run, "train")] == [1, 2, 3, 4, 5, 6]
 
 
@@ -137,10 +137,10 @@ def test_a_line_of_metrics_that_a_kill_cut(tmp_path: Path, monkeypatch: pytest.M
     config, run = small_run(tmp_path, save_every=2), tmp_path / "run"
     monkeypatch.setattr(MetricsFile, "write", half)
     with pytest.raises(KeyboardInterrupt):
-        train(config, run)
+        train_run(config, run)
     monkeypatch.undo()
-    assert train(config, run, resume=True).step == 8
-    train(config, tmp_path / "straight")
+    assert train_run(config, run, resume=True).step == 8
+    train_run(config, tmp_path / "straight")
     assert curve(run) == curve(tmp_path / "straight")
 
 
@@ -151,7 +151,7 @@ def test_a_clock_that_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Set back by a day in the middle of a run: budgets and intervals are of the clock that only goes on."""
     config = small_run(tmp_path, minutes=10.0, steps=8, save_minutes=5.0, evaluate_minutes=5.0)
     day = time.time() - 86_400
-    result = train(config, tmp_path / "run", reporter=At(3, lambda: monkeypatch.setattr(time, "time", lambda: day)))
+    result = train_run(config, tmp_path / "run", reporter=At(3, lambda: monkeypatch.setattr(time, "time", lambda: day)))
     assert result.step == 8
     assert 0 < result.seconds < 600
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000008"]
@@ -160,9 +160,9 @@ def test_a_clock_that_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_checkpoint_from_the_future(tmp_path: Path) -> None:
     """The order of checkpoints is that of their steps, whatever the times of their files."""
     config, run = small_run(tmp_path, save_every=2, steps=6, keep_last=3), tmp_path / "run"
-    train(config, run)
+    train_run(config, run)
     first = run / "checkpoints" / "step-00000002"
     os.utime(first, (4e9, 4e9))
     assert checkpoints.resolve(run, "latest").name == "step-00000006"
-    assert train(with_train(config, steps=8), run, resume=True).step == 8
+    assert train_run(with_train(config, steps=8), run, resume=True).step == 8
     assert not first.exists()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from places import ROOT
-from training import train_config
+from training_runs import train_config
 
 from statewise.cli import run as command_line
 from statewise.data.labelled_batches import LabelledBatches, batches_in_order
@@ -26,9 +26,9 @@ from statewise.reproduce import reproduce, settings
 from statewise.reproduce.lra.claim import MODELS, Cell, Found, LraSettings, run_config
 from statewise.reproduce.lra.claim import report as make_report
 from statewise.reproduce.lra.published import TASKS
-from statewise.train import RunConfig
-from statewise.train.tasks import open_task, task_type
-from statewise.train.tasks.pairs import PairClassificationTask
+from statewise.training import RunConfig
+from statewise.training.tasks import open_task, task_type
+from statewise.training.tasks.pairs import PairClassificationTask
 
 PLOTS = find_spec("matplotlib") is not None
 FILES = ROOT / "experiments" / "lra"
@@ -51,7 +51,7 @@ class TestSettings:
             ({"settings": ("data.n_rows=3",)}, "n_rows"),
             (
                 {"settings": ("listop-gen:data.n_train=3",)},
-                "is for 'listop-gen', which is no task; use one of listops,",
+                "is for 'listop-gen', which is not a task; use one of listops,",
             ),
             (
                 {"settings": ("data.n_train=3",), "folder": "/data"},
@@ -212,7 +212,7 @@ def test_rows_that_are_not_the_published_ones_are_told_below_the_table(tmp_path:
     outcome = reproduce("lra", tmp_path / "run", config, plots=False)
     assert outcome.record is not None
     page = (tmp_path / "run" / "report.md").read_text()
-    rows = "the published rows are {}; these are not they"
+    rows = "these are not the published rows, which are {}"
     assert f"* listops: {rows.format('96,000, 2,000, 2,000')}; rows are cut to 100 steps, the published ones to" in page
     assert "* text: validation is the test split, as published; " in page
     assert "the vocabulary has 14 tokens, the published one 135." in page

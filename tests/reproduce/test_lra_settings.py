@@ -17,8 +17,8 @@ from statewise.mixers.s4d import S4DConfig
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.reproduce.lra.published import ACCURACY, AVERAGE, SETTINGS, TASKS, published_run
-from statewise.train.optimizer import parameter_groups
-from statewise.train.run_folder import run_from_dict
+from statewise.training.optimizer import parameter_groups
+from statewise.training.run_folder import run_from_dict
 
 FILES = ROOT / "experiments" / "lra"
 EACH = [(model, task) for model in SETTINGS for task in TASKS]

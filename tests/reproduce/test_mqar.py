@@ -14,7 +14,7 @@ from statewise.errors import ConfigError, DivergedError, TrainingError
 from statewise.reproduce import reproduce, settings
 from statewise.reproduce.mqar import SIZES, Cell, MqarSettings, run_config, state_size, train_and_test
 from statewise.reproduce.progress import Watcher
-from statewise.train.report import Reporter
+from statewise.training.report import Reporter
 
 PLOTS = find_spec("matplotlib") is not None
 
@@ -162,7 +162,7 @@ class TestRuns:
         def fail(*arguments: Any, **options: Any) -> None:
             raise error
 
-        monkeypatch.setattr("statewise.reproduce.training.train", fail)
+        monkeypatch.setattr("statewise.reproduce.training.train_run", fail)
         arguments = (run_config(MqarSettings(), Cell("linear", 0, 0), 1e-2), str(tmp_path), Reporter())
         if isinstance(error, DivergedError):
             assert train_and_test(*arguments)["diverged"] == "step 1"

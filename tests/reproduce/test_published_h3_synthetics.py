@@ -15,7 +15,7 @@ from places import ROOT
 from torch import Tensor, nn
 
 from statewise.reproduce.h3_synthetics import TASKS, H3SyntheticsSettings, run_config
-from statewise.train.schedule import learning_rate_factor
+from statewise.training.schedule import learning_rate_factor
 
 FILE = ROOT / "experiments" / "published_h3_synthetics.py"
 _spec = importlib.util.spec_from_file_location("published_h3_synthetics", FILE)

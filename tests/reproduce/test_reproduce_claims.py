@@ -15,7 +15,7 @@ from quick_reports import figures, quick
 from statewise import hippo
 from statewise.errors import ConfigError, DataError
 from statewise.operators.dense import DenseLTI
-from statewise.reproduce import reproduce
+from statewise.reproduce import hippo_figure, reproduce
 from statewise.reproduce.hippo_reconstruction import HippoSettings, reconstruction_error
 from statewise.reproduce.hippo_reconstruction import noise as hippo_noise
 from statewise.reproduce.long_delay import (
@@ -53,6 +53,21 @@ class TestHippo:
         last = u[:, 512:].T
         best = basis @ torch.linalg.lstsq(basis, last).solution
         assert (values.T - best).abs().max() < 2e-2 * last.abs().max()
+
+    def test_the_picture_is_the_best_cubic_at_both_times(self) -> None:
+        """Least squares over what was read, the functions orthonormal over it, and the state their inner products."""
+        found = hippo_figure.memory(600)
+        for t, values, error in zip(found.times, found.read, found.error):
+            x = (torch.arange(t, dtype=torch.float64) + 0.5) / t
+            powers = x[:, None] ** torch.arange(4)
+            past = found.signal[:t, None]
+            best = (powers @ torch.linalg.lstsq(powers, past).solution)[:, 0]
+            assert (values - best).abs().max() < 1e-4
+            assert error == pytest.approx(float((best - past[:, 0]).norm() / past.norm()), abs=1e-6)
+        basis = found.basis
+        torch.testing.assert_close(basis.T @ basis / 600, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-4)
+        torch.testing.assert_close(basis.T @ found.signal / 600, found.coefficients[-1], rtol=0, atol=1e-4)
+        assert hippo_figure.plot(found).name == "hippo-memory"
 
     def test_noise_is_limited_to_its_band(self) -> None:
         config = HippoSettings(window=1024, cycles=8.0)
@@ -190,7 +205,7 @@ class TestNearestNeighbour:
 
 
 def test_without_aeon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statewise.reproduce.nearest_neighbour.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r'pip install "statewise\[tasks\]"'):
         reproduce("acsf1", tmp_path / "run", plots=False)
 

@@ -20,7 +20,7 @@ from statewise.reproduce.measure import milliseconds, peak_bytes, time_side_by_s
 from statewise.reproduce.page import PAGES, cell, fill
 from statewise.reproduce.progress import JsonWatcher, PartReporter, TerminalWatcher, make_watcher
 from statewise.reproduce.report import Curve, Panel, Report, curves, drawn, markdown
-from statewise.train.tasks import Table
+from statewise.training.tasks import Table
 
 needs_plot = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs the extra plot")
 

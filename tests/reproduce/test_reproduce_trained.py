@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from quick_reports import figures, quick
-from training import with_train
+from training_runs import with_train
 
 from statewise.errors import ConfigError, DataError
 from statewise.mixers.time_invariant import TimeInvariantMixer
@@ -18,7 +18,7 @@ from statewise.reproduce import lssl_vs_s4 as lssl
 from statewise.reproduce import reproduce, settings
 from statewise.reproduce import s4_vs_transformer as transformer
 from statewise.reproduce.trained_task import TrainedTaskSettings, run_config
-from statewise.train import RunConfig
+from statewise.training import RunConfig
 
 needs_sklearn = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs the extra tasks")
 
@@ -149,7 +149,7 @@ class TestTrainedTasks:
         import signal
 
         from statewise.reproduce.progress import Watcher
-        from statewise.train.report import Reporter
+        from statewise.training.report import Reporter
 
         class Stops(Reporter):
             def progress(self, fraction: float, record: Any) -> None:

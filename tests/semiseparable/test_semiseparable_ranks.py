@@ -128,10 +128,10 @@ def test_round_trip_of_complex_coefficients() -> None:
         (lambda: OneSemiseparable(torch.tensor(1.0)), r"T >= 1, got \(\)"),
         (lambda: OneSemiseparable(torch.ones(3, dtype=torch.int64)), "floating-point a, got torch.int64"),
         (lambda: CumulativeSum(0), "at least 1, got 0"),
-        (lambda: OneSemiseparable(torch.ones(3)) @ torch.ones(4), r"shape \(3, 3\) was given .* \(4,\); expected \(3,"),
+        (lambda: OneSemiseparable(torch.ones(3)) @ torch.ones(4), r"shape \(3, 3\) got .* \(4,\); expected \(3,"),
         (lambda: OneSemiseparable(torch.ones(3)) @ torch.ones(2, 4, 2), r"\(2, 4, 2\); expected"),
         (lambda: OneSemiseparable(torch.ones(3)) @ torch.tensor(1.0), "expected"),
-        (lambda: OneSemiseparable(torch.ones(3)).solve(torch.ones(3).double()), "torch.float32 and was given"),
+        (lambda: OneSemiseparable(torch.ones(3)).solve(torch.ones(3).double()), "torch.float32 but got"),
         (lambda: OneSemiseparable(torch.ones(2, 3)).transposed_matmul(torch.ones(4, 3, 1)), "do not broadcast"),
         (
             lambda: SequentiallySemiseparable(torch.ones(3), torch.ones(3, 2), torch.ones(3, 4)),

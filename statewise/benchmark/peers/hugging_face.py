@@ -12,6 +12,7 @@ import torch
 
 from statewise.benchmark.case import Missing
 from statewise.benchmark.peers import require
+from statewise.checkpoints.convert import decoders
 from statewise.checkpoints.convert.transformers import write
 from statewise.checkpoints.tensor_files import stored_tensors
 from statewise.errors import CheckpointError
@@ -31,9 +32,11 @@ def hugging_face(model: LanguageModel, *, use_mambapy: bool = False) -> Any:
     if use_mambapy:
         require("mambapy")
     try:
+        if decoders.writes(model.config):  # their Transformers have tables that no file holds
+            raise CheckpointError("only Mamba and Mamba-2 are compared")
         fields, tensors = write(model.config, stored_tensors(model))
     except CheckpointError as error:
-        raise Missing("transformers has no model of these layers with these weights") from error
+        raise Missing("transformers has no model with these layers and weights") from error
     mixer = model.config.blocks[0].mixer
     own = {"chunk_size": mixer.chunk_length} if isinstance(mixer, Mamba2Config) else {"use_mambapy": use_mambapy}
     no_tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))  # id 0 is a token like any other

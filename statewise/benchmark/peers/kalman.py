@@ -163,7 +163,7 @@ def _dynamax() -> tuple[Any, Any, Any]:
     try:
         jax, ssm = require("jax", "bench-jax"), require("dynamax.linear_gaussian_ssm", "bench-jax")
     except ImportError as error:
-        raise Missing(f"dynamax does not import here: {error}") from error
+        raise Missing(f"dynamax cannot be imported here: {error}") from error
     jax.config.update("jax_enable_x64", True)
 
     def parameters(problem: Problem) -> Any:

@@ -28,7 +28,8 @@ _last: weakref.ref[LanguageModel] | None = None  # the model whose files are in 
 class LlamaCpp:
     """A model of llama.cpp that reads tokens from rest, greedily going on where asked to.
 
-    Errors:  Missing without llama-cpp-python, or for a model that GGUF has no form for: Mamba and Mamba-2 have one.
+    Errors:  Missing without llama-cpp-python, or for a model that GGUF has no form for: Mamba, Mamba-2, GPT-2
+             and GPT-NeoX have one.
     """
 
     def __init__(self, model: LanguageModel, weights: str, n_threads: int, context_length: int) -> None:
@@ -49,7 +50,7 @@ class LlamaCpp:
         options.n_threads = options.n_threads_batch = n_threads
         self._context = self.api.llama_init_from_model(self._model, options) if self._model else None
         if not self._context:
-            raise Missing("llama.cpp does not load the file written for it")
+            raise Missing("llama.cpp cannot load the file that was written for it")
         self.vocab_size = self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(self._model))
 
     def __del__(self) -> None:
@@ -68,7 +69,7 @@ class LlamaCpp:
         return np.ctypeslib.as_array(logits, (self.vocab_size,)).copy()
 
     def generate(self, n_tokens: int) -> list[int]:
-        """So many tokens after token 0, each the likeliest."""
+        """This many tokens after token 0, each the most likely."""
         tokens = [0]
         for _ in range(n_tokens):
             tokens.append(int(self.read(tokens[-1:], from_rest=len(tokens) == 1).argmax()))
@@ -114,5 +115,5 @@ def written(model: LanguageModel, weights: str) -> Path:
         options.ftype = getattr(api, f"LLAMA_FTYPE_{TYPES[weights]}")
         options.nthread = torch.get_num_threads()
         if api.llama_model_quantize(str(plain).encode(), str(wanted).encode(), ctypes.byref(options)):
-            raise Missing(f"llama.cpp cannot write {weights}")
+            raise Missing(f"llama.cpp cannot quantise to {weights}")
     return wanted

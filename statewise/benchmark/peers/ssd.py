@@ -42,7 +42,7 @@ def paper_listing(x: Tensor, log_a: Tensor, B: Tensor, C: Tensor) -> Tensor:
 
 
 def batched_matmul(x: Tensor, log_a: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """The same in batched matrix products that PyTorch hands to its usual library; C B^T once for all heads."""
+    """The same in batched matrix products that PyTorch hands to its usual library; C B^T once, shared by all heads."""
     b, length, heads, p = x.shape
     x = x.unflatten(1, (-1, CHUNK)).permute(0, 1, 3, 2, 4)  # (b, chunks, h, q, p)
     B, C = (m.unflatten(1, (-1, CHUNK)).transpose(2, 3) for m in (B, C))  # (b, chunks, 1, q, n)

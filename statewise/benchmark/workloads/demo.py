@@ -16,11 +16,11 @@ LEARNING_RATE = 1e-5  # so low that the model stays what it was at the beginning
 def training_step(quick: bool) -> Action:
     """One update: batch, loss, gradients, clipping, AdamW; gives the loss."""
     from statewise.data.text import TextDataConfig
-    from statewise.train.environment import process_settings
-    from statewise.train.presets import PRESETS
-    from statewise.train.run_folder import RunFolder
-    from statewise.train.run_state import RunState
-    from statewise.train.update import loss_function, update
+    from statewise.training.environment import process_settings
+    from statewise.training.presets import PRESETS
+    from statewise.training.run_folder import RunFolder
+    from statewise.training.run_state import RunState
+    from statewise.training.update import loss_function, update
 
     config = PRESETS["tiny" if quick else "demo"]()
     folder = tempfile.TemporaryDirectory(prefix="statewise-benchmark-")
@@ -42,7 +42,7 @@ def _text(folder: str) -> Path:
 
 
 def demo(quick: bool) -> list[Case]:
-    from statewise.train.presets import PRESETS
+    from statewise.training.presets import PRESETS
 
     config = PRESETS["tiny" if quick else "demo"]().train
     step = functools.cache(functools.partial(training_step, quick))  # one run, trained by both in turn

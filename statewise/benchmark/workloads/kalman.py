@@ -74,7 +74,7 @@ def agreeing(build: Callable[[], Function], small: Problem) -> Function:
     want, got = our_filter(small), run(small)
     error = float((want - got).abs().max())
     if not error < 1e-6 * float(want.abs().max()):
-        raise Missing(f"it computes something else: its means differ by {error:.2g}")
+        raise Missing(f"it computes something different: its means differ by {error:.2g}")
     return run
 
 
@@ -176,6 +176,6 @@ WORKLOAD = Workload(
 )
 FORMS = Workload(
     name="kalman-forms",
-    summary="Kalman filters: the parallel form beside the sequential one, with C and without, by length and states",
+    summary="Kalman filters: the parallel form and the sequential one, with C and without, by length and states",
     cases=form_cases,
 )

@@ -60,7 +60,7 @@ def prompt(model: LanguageModel, length: int, batch: int = 1) -> torch.Tensor:
 
 
 def our_decoding(preset: str, quick: bool, weights: str, n_tokens: int, batch: int) -> Action:
-    """One call of the decoder for each token, as `generate` makes it, the likeliest taken."""
+    """One call of the decoder for each token, as `generate` makes it, always taking the most likely token."""
     from statewise.decoding import Decoder
 
     decoder = Decoder(build(preset, quick), weights)
@@ -138,7 +138,7 @@ def decoding(quick: bool) -> list[Case]:
         found.append(
             Case(
                 name=decoding_name(preset, weights, batch),
-                setting=f"{n_tokens} tokens from rest, the likeliest taken",
+                setting=f"{n_tokens} tokens from rest, each the most likely",
                 sides=sides,
                 length=n_tokens * batch,
                 rounds=3,
@@ -148,7 +148,7 @@ def decoding(quick: bool) -> list[Case]:
 
 
 def bytes_read(preset: str, weights: str, n_tokens: int = WRITTEN, quick: bool = False) -> float:
-    """Of one call: every packed weight once a token. The states, read and written as well, are not counted."""
+    """In one call: every packed weight, once for each token. The states, read and written as well, are not counted."""
     from statewise.decoding import Decoder
 
     return float(n_tokens * Decoder(build(preset, quick), weights).n_bytes)
@@ -169,7 +169,7 @@ def our_prefill(preset: str, quick: bool, length: int) -> Action:
 
 
 def prefill_operations(preset: str, length: int = PROMPT, quick: bool = False) -> float:
-    """Of reading a prompt: the products with the matrices of all layers, and of the last token with the head's."""
+    """To read a prompt: the products with the matrices of all layers, and of the last token with the head's."""
     model = build(preset, quick)
     layers = sum(m.weight.numel() for block in model.blocks for m in block.modules() if isinstance(m, torch.nn.Linear))
     return 2.0 * (length * layers + model.head.weight.numel())
@@ -223,9 +223,9 @@ def our_training(preset: str, quick: bool, length: int, precision: str = "float3
 
 def training_action(model: LanguageModel, tokens: torch.Tensor, precision: str = "float32") -> Action:
     """A training step on these tokens, (batch, length + 1), as `statewise train` takes it with this precision."""
-    from statewise.train.config import OptimizerConfig
-    from statewise.train.environment import autocast
-    from statewise.train.optimizer import build_optimizer, parameter_groups
+    from statewise.training.config import OptimizerConfig
+    from statewise.training.environment import autocast
+    from statewise.training.optimizer import build_optimizer, parameter_groups
 
     config = OptimizerConfig()
     optimizer = build_optimizer(parameter_groups(model.train(), config), config)

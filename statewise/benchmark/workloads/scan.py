@@ -33,7 +33,7 @@ def inputs(length: int, width: int = 1536, n_states: int = 16, batch: int = 1) -
 
 
 def exponentials(length: int, width: int = 1536, n_states: int = 16) -> float:
-    """Of a forward pass: exp(dt A) of each state, and one each for the softplus of dt and for the gate."""
+    """In a forward pass: exp(dt A) of each state, and one each for the softplus of dt and for the gate."""
     return float(length * width * (n_states + 2))
 
 

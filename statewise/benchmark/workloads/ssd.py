@@ -1,4 +1,6 @@
-"""State-space duality (Mamba-2): batch 1, 24 heads of 64, 128 states, beside causal attention of as many heads."""
+"""State-space duality (Mamba-2): batch 1, 24 heads of 64, 128 states, compared with causal attention of as many
+heads.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def inputs(length: int, heads: int = 24, d_head: int = 64, d_state: int = 128) -
 
 
 def operations(length: int, heads: int = 24, d_head: int = 64, d_state: int = 128) -> float:
-    """Of a forward pass, those that every chunk length has: x B^T into the states and C h out of them."""
+    """In a forward pass, those that every chunk length has: x B^T into the states and C h out of them."""
     return float(length * heads * 2 * (2 * d_head * d_state))
 
 

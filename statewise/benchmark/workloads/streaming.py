@@ -84,7 +84,7 @@ def positions(quick: bool) -> list[Case]:
     return [
         Case(
             name="positions",
-            setting="Mamba, 2 layers of width 64: 64 tokens one by one, after so many were read",
+            setting="Mamba, 2 layers of width 64: 64 tokens one by one, after this many were read",
             sides={
                 position_side(position): our_sides(
                     functools.partial(decode_after, position // 1000 if quick else position)

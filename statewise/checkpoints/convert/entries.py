@@ -21,7 +21,7 @@ class Entry:
     to_ours:   (one argument for each of ``theirs``) -> one tensor for each of ``ours``; None: the tensors as they are
     to_theirs: the way back; None: the tensors as they are. What is only copied, reshaped, split or put together is
                bit-equal after both.
-    optional:  of theirs: files may have it or not, and then nothing of ours is read (``ours`` is empty), as a table
+    optional:  of theirs: files may have it or not, and none of ours is read then (``ours`` is empty), such as a table
                that is recomputed, or a head that is tied
     """
 
@@ -78,7 +78,7 @@ def repeated(first: str, second: str, ours: str) -> Entry:
 
     def once(one: Tensor, other: Tensor) -> Tensor:
         if one.shape != other.shape or not torch.equal(one, other):
-            raise CheckpointError(f"{second} differs from {first}, to which it is tied; remove the one not meant")
+            raise CheckpointError(f"{second} differs from {first}, but the two are tied; remove the one that is wrong")
         return one
 
     return Entry((first, second), (ours,), once, lambda tensor: (tensor, tensor))
@@ -114,7 +114,7 @@ def read_entries(
     entries = list(entries)
     known = {name for entry in entries for name in entry.theirs}
     if len(known) != sum(len(entry.theirs) for entry in entries):
-        raise CheckpointError(f"{where}: the table of the format names a tensor twice")
+        raise CheckpointError(f"{where}: the format's table names a tensor twice")
     unknown = sorted(tensors.keys() - known)
     found: dict[str, Tensor] = {}
     for entry in entries:
@@ -134,7 +134,7 @@ def read_entries(
             found[name] = tensor
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        raise CheckpointError(f"{where}: the tensor {unknown[0]} is not one of this architecture{more}")
+        raise CheckpointError(f"{where}: the tensor {unknown[0]} does not belong to this architecture{more}")
     _require_all(found, expected, where)
     return found
 
@@ -153,7 +153,7 @@ def write_entries(
             continue
         for name in entry.ours:
             if name not in left:
-                raise CheckpointError(f"{where}: the tensor {name} is missing, or stands in two places")
+                raise CheckpointError(f"{where}: the tensor {name} is missing, or is there twice")
             left.remove(name)
         given = tuple(tensors[name] for name in entry.ours)
         found.update(zip(entry.theirs, _compute(entry.to_theirs, given, where), strict=True))

@@ -27,14 +27,14 @@ def refuse_unknown(config: Mapping[str, Any], known: Iterable[str], where: str) 
         if name not in known and value is not None:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise CheckpointError(f"{where}: the field {shown(str(name))}={excerpt(value)} is not known here{hint}")
+            raise CheckpointError(f"{where}: the field {shown(str(name))}={excerpt(value)} is unknown{hint}")
 
 
 def require(config: Mapping[str, Any], supported: Mapping[str, Any], where: str) -> None:
     """CheckpointError for a field that has another value than the only supported one."""
     for name, value in supported.items():
         if name in config and config[name] != value:
-            raise CheckpointError(f"{where}: {name}={excerpt(config[name])} is not supported, only {value!r}")
+            raise CheckpointError(f"{where}: {name}={excerpt(config[name])} is not supported; expected {value!r}")
 
 
 def count_layers(names: Iterable[str], prefix: str, where: str) -> int:
@@ -54,7 +54,9 @@ def require_layers(n_layers: int, field: str, names: Iterable[str], prefix: str)
     found = _layers(names, prefix)
     if n_layers > len(found):
         missing = f"{prefix}{_first_missing(found)}."
-        raise CheckpointError(f"{field}={n_layers}, but the tensors are of {len(found)} layers: {missing} is missing")
+        raise CheckpointError(
+            f"{field}={n_layers}, but there are tensors for {len(found)} layers: {missing} is missing"
+        )
 
 
 def _layers(names: Iterable[str], prefix: str) -> set[int]:
@@ -72,17 +74,21 @@ def section(config: Mapping[str, Any], name: str, where: str) -> Mapping[str, An
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise CheckpointError(f"{where}: {name}={excerpt(value)} is no group of fields")
+        raise CheckpointError(f"{where}: {name}={excerpt(value)} is not a group of fields")
     return value
 
 
 def dropout_of(config: Mapping[str, Any], default: float, where: str) -> float:
     """The field of this name; the default too where it only refers to another one."""
     value = config.get("dropout")
-    if value is None or refers(value):
-        return default
+    return default if value is None or refers(value) else share(config, "dropout", default, where)
+
+
+def share(config: Mapping[str, Any], name: str, default: float, where: str) -> float:
+    """A part of what is dropped: from 0 to below 1."""
+    value = config.get(name, default)
     if not is_number(value) or not 0 <= value < 1:
-        raise wrong("dropout", value, "a number, 0 <= dropout < 1", where)
+        raise wrong(name, value, f"a number, 0 <= {name} < 1", where)
     return float(value)
 
 

@@ -1,5 +1,5 @@
-"""llama.cpp's one-file format GGUF, for its architectures "mamba" and "mamba2": read in F32, F16, BF16 and Q8_0,
-written in F32 and F16. The file is read and written by the ``gguf`` package (extra ``gguf``), imported when needed."""
+"""llama.cpp's one-file format GGUF, for its architectures mamba, mamba2, gpt2 and gptneox: read in F32, F16, BF16 and
+Q8_0, written in F32 and F16. The ``gguf`` package (extra ``gguf``) does it, and is imported when needed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from torch import Tensor
 
 from statewise.checkpoints.convert.entries import read_entries, write_entries
 from statewise.checkpoints.convert.gguf_conventions import read_files
+from statewise.checkpoints.convert.gguf_decoders import DECODERS
 from statewise.checkpoints.convert.gguf_entries import (
     ARCHITECTURES,
     EMBEDDING,
-    Value,
     build_entries,
     read_config,
     write_config,
 )
 from statewise.checkpoints.convert.gguf_tokenizer import TOKENS, read_tokenizer, write_tokenizer
+from statewise.checkpoints.convert.gguf_values import Value
 from statewise.checkpoints.empty import expected_shapes
 from statewise.checkpoints.files import SavedTokenizer
 from statewise.checkpoints.tensor_files import require_held, shown
@@ -29,36 +30,39 @@ from statewise.models.base import ModelConfig
 from statewise.models.language_model import LanguageModelConfig
 
 TYPES = ("F32", "F16", "Q8_0", "BF16")  # that are read
+KNOWN = (*ARCHITECTURES, *DECODERS)
 NUMBERS = ("F64", "I8", "I16", "I32", "I64")  # that are not read, and are no quantisations
 FILE_TYPES = {torch.float32: 0, torch.float16: 1}  # of general.file_type
 # Matrices that are always float32, since llama.cpp reads them so; with the vectors, and the norms of Mamba-2
-FLOAT32 = ("ssm_conv1d.weight", "ssm_a", "ssm_d", "norm.weight")
+FLOAT32 = ("position_embd.weight", "ssm_conv1d.weight", "ssm_a", "ssm_d", "norm.weight")
 
 
 def read_gguf(path: str | os.PathLike[str]) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
-    """Our config and our tensors of a GGUF file of Mamba, Falcon-Mamba or Mamba-2.
+    """Our config and our tensors of a GGUF file of Mamba, Falcon-Mamba, Mamba-2, GPT-2 or GPT-NeoX.
 
     The tensors are float32, whatever the file has them in: a file mixes types, and float32 holds each exactly. Only
     A_log = log(-ssm_a) is computed, in float64.
 
     Cost:    one pass over the file; the tensors in memory once.
-    Errors:  CheckpointError for a file that is no GGUF or damaged; for an architecture or a quantisation that is not
-             read, with both; for a tensor or a key that is missing, of a wrong shape, or one too many.
+    Errors:  CheckpointError for a file that is not GGUF, or is damaged; for an architecture or a quantisation that is
+             not read, with both; for a tensor or a key that is missing, of a wrong shape, or one too many.
     """
     from statewise.checkpoints.convert.gguf_file import read_file
 
     path = Path(path)
     file = read_file(path)
     if strange := [name for name in file.tensors if shown(name) != name]:
-        raise CheckpointError(f"{path}: {shown(strange[0])} is no name of a tensor in any architecture that is read")
+        raise CheckpointError(
+            f"{path}: {shown(strange[0])} is not a tensor name in any architecture that Statewise reads"
+        )
     architecture = file.metadata.get("general.architecture")
     unread = sorted({tensor.type for tensor in file.tensors.values()} - set(TYPES))
-    if not isinstance(architecture, str) or architecture not in ARCHITECTURES or unread:
+    if not isinstance(architecture, str) or architecture not in KNOWN or unread:
         found = sorted({tensor.type for tensor in file.tensors.values()})
         raise CheckpointError(
             f"{path} is a GGUF file of architecture {shown(str(architecture))} "
             f"with tensors in {', '.join(found) or 'no type'}; "
-            f"read are {' and '.join(ARCHITECTURES)}, in {', '.join(TYPES)}" + _advice(unread)
+            f"Statewise reads {', '.join(KNOWN)}, in {', '.join(TYPES)}" + _advice(unread)
         )
     with retold(CheckpointError, CheckpointError, ConfigError, where=f"{path}: "):
         config = read_config(architecture, file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
@@ -88,9 +92,9 @@ def write_gguf(
     from statewise.checkpoints.convert.gguf_file import write_file
 
     if not isinstance(config, LanguageModelConfig):
-        raise CheckpointError(f"GGUF is written for language models; this is a {type(config).__name__}")
+        raise CheckpointError(f"only a language model can be written as GGUF; this is a {type(config).__name__}")
     if dtype not in (None, *FILE_TYPES):
-        raise InputError(f"GGUF is written in float32 or float16, not in {dtype}; give one of them")
+        raise InputError(f"GGUF cannot be written in {dtype}; use float32 or float16")
     architecture, values = write_config(config)
     theirs = write_entries(build_entries(config), tensors)
     if dtype is None:
@@ -110,7 +114,7 @@ def gguf_tokenizer(path: str | os.PathLike[str]) -> str | None:
     """The text of a tokenizer.json that cuts text as the tokenizer in the file; None if there is none, or if it is of
     a kind that is not turned: only byte-level BPE is, and only where the name of its splitting is known.
 
-    Errors:  CheckpointError for a file that is no GGUF or damaged.
+    Errors:  CheckpointError for a file that is not GGUF, or is damaged.
     """
     from statewise.checkpoints.convert.gguf_file import read_file
 
@@ -120,7 +124,7 @@ def gguf_tokenizer(path: str | os.PathLike[str]) -> str | None:
 def gguf_conventions(path: str | os.PathLike[str]) -> dict[str, str]:
     """How the file says that its model is used, as the files of ``conventions.published.FILES``.
 
-    Errors:  CheckpointError for a file that is no GGUF or damaged, and for an id that is none of its vocabulary.
+    Errors:  CheckpointError for a file that is not GGUF, or is damaged, and for an id outside its vocabulary.
     """
     from statewise.checkpoints.convert.gguf_file import read_file
 
@@ -135,8 +139,8 @@ def _advice(unread: list[str]) -> str:
     if not unread:
         return ""
     if unread[0] in NUMBERS:
-        return f": {unread[0]} has to be written as F32"
-    return f": {unread[0]} has to be made anew from the unquantised model"
+        return f": {unread[0]} must be written as F32"
+    return f": {unread[0]} must be made again from the unquantised model"
 
 
 def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from statewise.checkpoints.convert.gguf_entries import Value
+from statewise.checkpoints.convert.gguf_values import Value
 from statewise.conventions.published import GENERATION, TEMPLATE, TOKENIZER, Conventions
 from statewise.errors import CheckpointError, excerpt
 
@@ -32,14 +32,14 @@ def read_files(metadata: Mapping[str, Value], tokens: list[Value]) -> dict[str, 
         if value is None:
             continue
         if type(value) is not int or not 0 <= value < len(tokens):
-            raise CheckpointError(f"{key}={excerpt(value)} is no token of the vocabulary of {len(tokens):,}")
+            raise CheckpointError(f"{key}={excerpt(value)} is not a token of the vocabulary of {len(tokens):,}")
         ids[key] = value
     template = metadata.get(CHAT_TEMPLATE)
     ends = list(dict.fromkeys(ids[key] for key in END_KEYS if key in ids))
     if template is None and ends in ([], [ids.get(BEGIN)]):
         return {}
     if not isinstance(template, (str, type(None))):
-        raise CheckpointError(f"{CHAT_TEMPLATE} is no text; expected a template")
+        raise CheckpointError(f"{CHAT_TEMPLATE} is not text; expected a template")
     generation = {"bos_token_id": ids.get(BEGIN), "eos_token_id": ends, "pad_token_id": ids.get(PADDING)}
     found = {
         GENERATION: _json({key: value for key, value in generation.items() if value not in (None, [])}),
@@ -51,7 +51,7 @@ def read_files(metadata: Mapping[str, Value], tokens: list[Value]) -> dict[str, 
 def write_values(
     conventions: Conventions, document_token: int, text_of: Callable[[int], str], find: Callable[[str], int | None]
 ) -> dict[str, Value]:
-    """The values that llama.cpp reads. Of the settings for drawing there are none in such a file.
+    """The values that llama.cpp reads. Such a file has no settings for sampling.
 
     Errors:  CheckpointError for more end tokens than there are keys for.
     """
@@ -59,7 +59,7 @@ def write_values(
     ends = sorted(conventions.end_ids or (document_token,), key=lambda i: text_of(i) != named)
     if len(ends) > len(END_KEYS):
         raise CheckpointError(
-            f"GGUF has keys for {len(END_KEYS)} end tokens and the model has {len(ends)}; write another format"
+            f"GGUF has keys for {len(END_KEYS)} end tokens and the model has {len(ends)}; use another format"
         )
     values: dict[str, Value] = dict(zip(END_KEYS, ends))
     for key, i in (

@@ -1,4 +1,7 @@
-"""What GGUF's architectures "mamba" and "mamba2" say of a model, and which of their tensors is which of ours."""
+"""What GGUF's architectures "mamba" and "mamba2" say of a model, and which of their tensors is which of ours.
+
+``gguf_decoders`` has "gpt2" and "gptneox"; the functions here take all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,22 @@ from torch import Tensor
 
 from statewise.checkpoints.convert.entries import Entry, reshaped, same
 from statewise.checkpoints.convert.fields import require_layers
-from statewise.checkpoints.tensor_files import shown
+from statewise.checkpoints.convert.gguf_decoders import (
+    DECODERS,
+    EMBEDDING,
+    decoder_table,
+    read_decoder,
+    write_decoder,
+)
+from statewise.checkpoints.convert.gguf_values import Value, Values
 from statewise.errors import CheckpointError
+from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.language_model import LanguageModelConfig
 
-Value = bool | int | float | str | list[Any]
-
 ARCHITECTURES: dict[str, type[MixerConfig]] = {"mamba": MambaConfig, "mamba2": Mamba2Config}
-EMBEDDING = "token_embd.weight"
 CONTEXT_LENGTH = 2**20  # llama.cpp's converter says so too: there is no bound
 FALCON_EPS = (1e-6, 1e-5)  # of the norms of dt, B and C, and of the others
 # Keys that say nothing about what these models compute
@@ -38,7 +46,9 @@ def read_config(
         raise CheckpointError(f"the tensor {EMBEDDING} is missing")
     if len(shapes[EMBEDDING]) != 2:
         raise CheckpointError(f"{EMBEDDING} has shape {shapes[EMBEDDING]}, expected (vocabulary, width)")
-    values = _Values(architecture, metadata)
+    if architecture in DECODERS:
+        return read_decoder(architecture, metadata, shapes)
+    values = Values(architecture, metadata, IDLE)
     n_layers, d_model, d_inner = (values.count(k) for k in ("block_count", "embedding_length", "ssm.inner_size"))
     rank = values.count("ssm.time_step_rank")
     eps = values.positive("attention.layer_norm_rms_epsilon")
@@ -78,14 +88,17 @@ def write_config(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
     Errors:  CheckpointError naming what GGUF, or llama.cpp, has no form for.
     """
     mixer = config.blocks[0].mixer
+    if isinstance(mixer, AttentionConfig):
+        return write_decoder(config)
     architecture = next((name for name, kind in ARCHITECTURES.items() if type(mixer) is kind), None)
     if architecture is None:
         raise CheckpointError(
-            f"GGUF is written for models of Mamba or Mamba-2 layers alone; this one has {type(mixer).__name__}"
+            f"GGUF can only hold models whose layers are all Mamba, Mamba-2 or attention; this one has "
+            f"{type(mixer).__name__}"
         )
     for field, found, needed in _needs(config, architecture):
         if found != needed:
-            raise CheckpointError(f"GGUF's {architecture} has no form for {field}={found!r}; it needs {needed!r}")
+            raise CheckpointError(f"GGUF's {architecture} cannot hold {field}={found!r}; it needs {needed!r}")
     values: dict[str, Value] = {
         "context_length": CONTEXT_LENGTH,
         "embedding_length": config.d_model,
@@ -100,6 +113,8 @@ def write_config(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
 
 def build_entries(config: LanguageModelConfig) -> list[Entry]:
     """The table of a model that :func:`read_config` gave or :func:`write_config` took."""
+    if isinstance(config.blocks[0].mixer, AttentionConfig):
+        return decoder_table(config)
     entries = [same(EMBEDDING, "embedding.weight"), same("output_norm.weight", "norm.weight")]
     if not config.tie_embeddings:
         entries.append(same("output.weight", "head.weight"))
@@ -139,7 +154,7 @@ def log_of_A(A: Tensor) -> Tensor:
     Errors:  CheckpointError where A is not below 0.
     """
     if not bool((A < 0).all()):
-        raise CheckpointError("ssm_a has values that are not below 0, and so no logarithm")
+        raise CheckpointError("ssm_a has values of 0 or more, so -ssm_a has no logarithm")
     return (-A).double().log().float()
 
 
@@ -152,7 +167,7 @@ def A_of_log(A_log: Tensor) -> Tensor:
     if not bool(((A < 0) & A.isfinite()).all()):
         raise CheckpointError(
             f"A = -exp(A_log) is 0 or infinite in float32 where A_log is {A_log.min():.4g} or {A_log.max():.4g}; "
-            "GGUF holds A, so write another format"
+            "GGUF stores A itself, so use another format"
         )
     return A
 
@@ -183,6 +198,7 @@ def _needs(config: LanguageModelConfig, architecture: str) -> Iterator[tuple[str
     """(a field, what it is, what it has to be)."""
     yield "norm", config.norm, "rms"
     yield "max_positions", config.max_positions, None
+    yield "d_embedding", config.d_embedding, None
     first = config.blocks[0].mixer
     for i, block in enumerate(config.blocks):
         where, mixer = f"layers[{i}].", block.mixer
@@ -206,48 +222,3 @@ def _needs(config: LanguageModelConfig, architecture: str) -> Iterator[tuple[str
             yield f"{where}{field}", tuple(found) if isinstance(found, list) else found, needed
         for key, value in _sizes(mixer, config.d_model).items():
             yield f"{where}{architecture}.{key}", value, _sizes(first, config.d_model)[key]
-
-
-class _Values:
-    """The values of one architecture, each asked for by its key."""
-
-    def __init__(self, architecture: str, metadata: Mapping[str, Value]) -> None:
-        self.prefix, self.metadata = f"{architecture}.", metadata
-        self.asked = {f"{architecture}.{key}" for key in IDLE}
-
-    def count(self, key: str) -> int:
-        found = self._of(key)
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-            raise self.wrong(key, "expected an integer of at least 1")
-        return found
-
-    def positive(self, key: str) -> float:
-        found = self._of(key)
-        if not isinstance(found, float) or not 0 < found < math.inf:
-            raise self.wrong(key, "expected a number above 0")
-        return found
-
-    def flag(self, key: str) -> bool:
-        """False if it is not there."""
-        if self.prefix + key not in self.metadata:
-            return False
-        found = self._of(key)
-        if not isinstance(found, bool):
-            raise self.wrong(key, "expected true or false")
-        return found
-
-    def wrong(self, key: str, expected: str) -> CheckpointError:
-        return CheckpointError(f"{self.prefix}{key}={shown(repr(self.metadata[self.prefix + key]))}; {expected}")
-
-    def require_no_more(self) -> None:
-        """An unknown key may change what the model computes."""
-        more = sorted(key for key in self.metadata if key.startswith(self.prefix) and key not in self.asked)
-        if more:
-            value = shown(repr(self.metadata[more[0]]))
-            raise CheckpointError(f"{shown(more[0])}={value} is not known, and may change the results")
-
-    def _of(self, key: str) -> Value:
-        self.asked.add(self.prefix + key)
-        if self.prefix + key not in self.metadata:
-            raise CheckpointError(f"the key {self.prefix}{key} is missing")
-        return self.metadata[self.prefix + key]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from statewise.checkpoints.convert.gguf_entries import Value
+from statewise.checkpoints.convert.gguf_values import Value
 from statewise.errors import CheckpointError, importing, reason
 
 with importing("gguf", "gguf", "GGUF files need", CheckpointError):
@@ -64,13 +64,13 @@ def read_file(path: Path) -> GGUF:
     """All values, and the tensors mapped into memory. Takes time and memory in proportion to the file's header,
     whatever lengths it claims.
 
-    Errors:  CheckpointError if it is no GGUF file that the package knows, is cut short or damaged, or is of the other
+    Errors:  CheckpointError if it is not a GGUF file that the package knows, is cut short or damaged, or has the other
              byte order.
     """
     with _refusing(path):
         reader = _Reader(path)
         if reader.byte_order == "S":
-            raise CheckpointError(f"{path} is a GGUF file of the other byte order, which is not read")
+            raise CheckpointError(f"{path} is a GGUF file in the other byte order, which Statewise does not read")
         values = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
         return GGUF(
             path,
@@ -102,8 +102,8 @@ def write_file(path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, 
 class _Reader(GGUFReader):
     """Refuses what lies beyond the file's end, and reads an array of numbers at once.
 
-    The package takes the numbers of an array one by one, each an object of its own, and past the end of the file goes
-    on with none: a damaged length takes hours and all of the memory.
+    The package takes the numbers of an array one by one, each an object of its own, and past the end of the file
+    continues with none: a damaged length takes hours and all of the memory.
     """
 
     data: Any
@@ -112,7 +112,7 @@ class _Reader(GGUFReader):
         if isinstance(self.data, np.memmap):
             self.data = self.data.view(np.ndarray)  # still mapped; slices of it cost a third
         if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
-            raise ValueError("it ends before what it lists")
+            raise ValueError("it ends before the data that it lists")
         found: np.ndarray = super()._get(offset, dtype, count, override_order)
         return found
 
@@ -159,5 +159,5 @@ def _refusing(path: Path) -> Iterator[None]:
         quoted = isinstance(error, KeyError) and error.args  # its text would be in quotes
         why = reason(ValueError(error.args[0]) if quoted else error)
         raise CheckpointError(
-            f"{path} is no GGUF file, is damaged, or is newer than the gguf package: {why}"
+            f"{path} is not a GGUF file, is damaged, or is newer than the gguf package: {why}"
         ) from error

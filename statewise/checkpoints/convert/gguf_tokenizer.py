@@ -1,4 +1,4 @@
-"""The tokenizer that lies in a GGUF file, as a tokenizer.json, and the way back: byte-level BPE, llama.cpp's "gpt2"."""
+"""The tokenizer in a GGUF file, as a tokenizer.json, and the way back: byte-level BPE, llama.cpp's "gpt2"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from statewise.checkpoints.convert.gguf_conventions import ADD_BEGIN, ADD_END, BEGIN, END, END_KEYS, write_values
-from statewise.checkpoints.convert.gguf_entries import Value
+from statewise.checkpoints.convert.gguf_values import Value
 from statewise.checkpoints.files import SavedTokenizer
 from statewise.configuration import parse_json
 from statewise.errors import CheckpointError, ConfigError
@@ -131,7 +131,7 @@ def write_tokenizer(tokenizer: SavedTokenizer | None, vocab_size: int) -> dict[s
     The document token becomes the one that begins and ends texts, and as here, none is put before a text unasked;
     of a published tokenizer they are its own tokens, and its chat template goes with them.
 
-    Errors:  CheckpointError for a tokenizer larger than the model, and for one that is no byte-level BPE whose
+    Errors:  CheckpointError for a tokenizer larger than the model, and for one that is not a byte-level BPE whose
              splitting llama.cpp knows.
     """
     if tokenizer is None:
@@ -205,7 +205,7 @@ def _parse(text: str) -> tuple[str, dict[int, tuple[str, int]], list[str]]:
         if model.get("type", "BPE") != "BPE" or any(
             model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "dropout")
         ):
-            raise _refused("is no byte-level BPE")
+            raise _refused("is not a byte-level BPE")
         found = {i: (token, NORMAL) for token, i in model["vocab"].items()}
         for token in given.get("added_tokens") or ():
             found[token["id"]] = token["content"], CONTROL if token["special"] else USER_DEFINED
@@ -218,7 +218,7 @@ def _parse(text: str) -> tuple[str, dict[int, tuple[str, int]], list[str]]:
 
 
 def _splitting_of(given: Mapping[str, Any], model: Mapping[str, Any]) -> Splitting:
-    """Of those that cut alike, the one with the same normalizer, or else the first."""
+    """Among those that cut alike, the one with the same normalizer, or else the first."""
     alike = [
         s
         for s in SPLITTINGS
@@ -227,7 +227,7 @@ def _splitting_of(given: Mapping[str, Any], model: Mapping[str, Any]) -> Splitti
     ]
     normalizer = (given.get("normalizer") or {}).get("type")
     if not alike or normalizer not in (None, "NFC"):
-        raise _refused("cuts text in a way that llama.cpp has no name for here")
+        raise _refused("splits text in a way that llama.cpp has no name for")
     return next((s for s in alike if s.normalizer == normalizer), alike[0])
 
 

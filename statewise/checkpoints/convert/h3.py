@@ -11,7 +11,6 @@ Source: the loader of the published code, ``SSMLMHeadModel.load_state_dict``, an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,9 +20,9 @@ from statewise.checkpoints.convert.entries import Entry, read_entries, repeated,
 from statewise.checkpoints.convert.formats import Config, Format, Tensors
 from statewise.checkpoints.convert.h3_config import check_written, from_theirs, tables_in, to_theirs
 from statewise.checkpoints.convert.h3_names import Names
+from statewise.checkpoints.convert.rotary_tables import check_frequencies, frequencies
 from statewise.checkpoints.convert.weights import LIGHTNING_VERSION
 from statewise.checkpoints.empty import expected_shapes
-from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.h3 import H3Config
 from statewise.models.base import ModelConfig
@@ -56,7 +55,9 @@ def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[st
     table = _entries(ours, names, head=tied, frequencies_optional=not tables_in(names, tensors))
     for i, block in enumerate(ours.blocks):
         if isinstance(block.mixer, AttentionConfig) and block.mixer.positions == "rotary":
-            _check_frequencies(names(f"backbone.layers.{i}.mixer.rotary_emb.inv_freq"), tensors, block.mixer)
+            name, d_rotary = names(f"backbone.layers.{i}.mixer.rotary_emb.inv_freq"), block.mixer.d_rotary
+            assert d_rotary is not None
+            check_frequencies(name, tensors, d_rotary, block.mixer.rotary_base, "the H3 checkpoint")
     return ours, read_entries(table, tensors, expected_shapes(ours), where="the H3 checkpoint")
 
 
@@ -142,25 +143,7 @@ def _stacked(*parts: Tensor) -> Tensor:
 
 
 def _frequencies(mixer: AttentionConfig, config: LanguageModelConfig) -> Tensor:
-    """The turn of each pair of features from one position to the next."""
-    d_rotary = mixer.rotary_width(mixer.head_width(config.d_model))
-    pair = torch.arange(0, d_rotary, 2, dtype=torch.float32)
-    return 1.0 / mixer.rotary_base ** (pair / d_rotary)
-
-
-def _check_frequencies(name: str, tensors: Mapping[str, Tensor], mixer: AttentionConfig) -> None:
-    """The table is not kept but computed anew, so it has to be the one that we compute."""
-    if name not in tensors:
-        return
-    assert mixer.d_rotary is not None
-    pair = torch.arange(0, mixer.d_rotary, 2, dtype=torch.float64)
-    found, expected = tensors[name].double(), mixer.rotary_base ** (-pair / mixer.d_rotary)
-    # files may hold it in half precision
-    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=2**-7, atol=2**-14):
-        raise CheckpointError(
-            f"the H3 checkpoint: {name} is not the table of {mixer.d_rotary} rotary features with base "
-            f"{mixer.rotary_base:g}, the only one that the published models have"
-        )
+    return frequencies(mixer.rotary_width(mixer.head_width(config.d_model)), mixer.rotary_base)
 
 
 FORMATS = (

@@ -40,7 +40,7 @@ _WHERE = "the H3 checkpoint's config"
 def from_theirs(config: Mapping[str, Any], names: Names, tensors: Mapping[str, Tensor]) -> LanguageModelConfig:
     """Our config. A tensor that is not where it should be gets a size of no matter here: reading it names it.
 
-    The embedding alone has to be there: all other shapes are told by its width.
+    The embedding alone has to be there: its width gives all other shapes.
     """
 
     def size(name: str, axis: int, default: int) -> int:
@@ -49,7 +49,7 @@ def from_theirs(config: Mapping[str, Any], names: Names, tensors: Mapping[str, T
 
     n_layers = names.n_layers
     if n_layers < 1:
-        raise CheckpointError(f"the H3 checkpoint: no tensor begins with {names('backbone.layers.0.')}")
+        raise CheckpointError(f"the H3 checkpoint: no tensor name begins with {names('backbone.layers.0.')}")
     embedding = names("backbone.embeddings.word_embeddings.weight")
     require_tensor(embedding, tensors, "the H3 checkpoint")
     if tensors[embedding].ndim != 2:
@@ -197,15 +197,17 @@ def check_written(config: ModelConfig) -> LanguageModelConfig:
         return CheckpointError(f"this model cannot be written as h3: {what}; use another format")
 
     if not isinstance(config, LanguageModelConfig):
-        raise refuse(f"it is a {type(config).__name__}, and H3's are language models")
+        raise refuse(f"it is a {type(config).__name__}; H3's format is for language models")
     if config.norm != "layer" or not config.tie_embeddings:
         raise refuse(f"norm={config.norm!r}, tie_embeddings={config.tie_embeddings} (published: 'layer', True)")
+    if config.position_offset or config.d_embedding is not None:
+        raise refuse("published: no position_offset, and an embedding as wide as the layers")
     config = config.in_full()
     mlps, attentions, states = set(), set(), set()
     for i, block in enumerate(config.blocks):
         mlp, mixer = block.mlp, block.mixer
         if block.norm != "layer" or block.placement != "pre" or block.norm_eps != config.norm_eps:
-            raise refuse(f"layer {i} has not the same norm before each branch as after the last: LayerNorm")
+            raise refuse(f"layer {i} does not have LayerNorm before each branch and after the last")
         if mlp is None or replace(mlp, expand=4.0, weight_std=WEIGHT_STD) != MLPConfig(activation="gelu_tanh"):
             raise refuse(f"layer {i} has mlp={mlp} (published: gelu_tanh, with biases, not gated)")
         mlps.add(mlp.expand)
@@ -217,24 +219,27 @@ def check_written(config: ModelConfig) -> LanguageModelConfig:
             kv_heads, width = mixer.n_kv_heads, mixer.head_width(config.d_model)
             same_heads = kv_heads in (None, mixer.n_heads) and width * mixer.n_heads == config.d_model
             if mixer.positions == "learned" or replace(mixer, n_kv_heads=None, d_head=None) != plain or not same_heads:
-                raise refuse(
-                    f"layer {i} has {mixer} (published: biases, as many heads of keys as of queries, no window)"
-                )
+                raise refuse(f"layer {i} has {mixer} (published: biases, as many key heads as query heads, no window)")
             attentions.add((mixer.n_heads, mixer.rotary_width(width), mixer.dropout))
         elif isinstance(mixer, H3Config):
             if mixer.d_head != 1 or mixer.method != "bilinear" or not mixer.bias:
                 raise refuse(f"layer {i} has {mixer} (published: d_head=1, bilinear, with biases)")
             if mixer.d_shift not in (None, mixer.d_state):
-                raise refuse(f"layer {i} has d_shift={mixer.d_shift} and d_state={mixer.d_state} (published: the same)")
+                raise refuse(
+                    f"layer {i} has d_shift={mixer.d_shift} and d_state={mixer.d_state} (published: both the same)"
+                )
             states.add(mixer.d_state)
         else:
             raise refuse(f"layer {i} is {type(mixer).__name__}")
     if not states:
-        raise refuse("it has no layer of H3, by which such a file is known")
+        raise refuse("it has no H3 layer, without which the file could not be recognised")
     if len(states) > 1:
-        raise refuse(f"its layers have d_state {sorted(states)}, and the published arguments hold one for all")
+        raise refuse(f"its layers have d_state {sorted(states)}, and the published arguments have one for all layers")
     if len(mlps) > 1 or len(attentions) > 1:
-        raise refuse("its layers differ in their MLPs or in their attention, and the published arguments are for all")
+        raise refuse(
+            "its layers differ in their MLPs or in their attention, and the published arguments have one setting for "
+            "all layers"
+        )
     return config
 
 

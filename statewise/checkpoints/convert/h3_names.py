@@ -21,7 +21,7 @@ class Names:
     prefix:     "model." in what Lightning saved, else nothing
     encoder:    what the layers lie in: "backbone." or, before, "s4seq.encoder."
     norm_after: whether the layers had each norm after its branch: norm1 between mixer and MLP, norm2 at the end, and
-                one before the first layer. The same norms stand before the branches now, one place on.
+                one before the first layer. The same norms now come before the branches, one place later.
     n_layers:   needed with ``norm_after``, where the last norm is one of a layer
     given:      the file's names without the prefix, by what each became; a file may mix the generations
     """
@@ -50,7 +50,7 @@ class Names:
         return self.prefix + self.given.get(name, self._expected(name))
 
     def _expected(self, name: str) -> str:
-        """Of a tensor that is missing: its name in the generation of the layers."""
+        """The name of a missing tensor, in the generation of the layers."""
         for then, now in reversed(_NOW) if self.encoder != "backbone." else ():
             if name.startswith(now):
                 return then + name.removeprefix(now)

@@ -30,15 +30,15 @@ def parse_hub_name(source: str, revision: str | None = None) -> HubName:
     """
     match = NAME.fullmatch(source.removeprefix(PREFIX))
     if match is None:
-        raise InputError(f"{source!r} is no name of the hub; expected hub:owner/name, with @revision if you like")
+        raise InputError(f"{source!r} is not a hub name; expected hub:owner/name or hub:owner/name@revision")
     if revision is not None and match["revision"] not in (None, revision):
-        raise InputError(f"{source!r} and revision={revision!r} name two revisions; give one")
+        raise InputError(f"{source!r} and revision={revision!r} name two different revisions; give only one")
     name = HubName(match["repository"], match["file"], revision or match["revision"])
     for what, value in name._asdict().items():
         parts = [] if value is None else value.replace("\\", "/").split("/")
         if {"", ".", ".."} & {*parts} or any(PureWindowsPath(part).drive or not part.isprintable() for part in parts):
             raise InputError(
-                f"{source!r}: the {what} {value!r} is a path out of the model; expected names between slashes"
+                f"{source!r}: the {what} {value!r} leads out of the model's folder; expected names between slashes"
             )
     return name
 
@@ -70,7 +70,7 @@ def fetch(source: str, revision: str | None = None) -> Path:
     except errors.RevisionNotFoundError as error:
         raise CheckpointError(f"the model {name.repository} has no revision {name.revision!r}") from error
     except errors.HFValidationError as error:
-        raise InputError(f"{source!r} is no name of the hub: {' '.join(str(error).split())}") from error
+        raise InputError(f"{source!r} is not a hub name: {' '.join(str(error).split())}") from error
     except Exception as error:  # of the network, whose library is the hub's own affair: then the cache, if it is there
         cached = _cached(hub, name)
         if cached is None or not (is_published(cached) if name.file is None else (cached / name.file).is_file()):
@@ -78,8 +78,19 @@ def fetch(source: str, revision: str | None = None) -> Path:
         folder = cached
     path = folder if name.file is None else folder / name.file
     if not path.exists():
-        raise CheckpointError(f"{source}: {path} is not in the cache; download it where the hub can be reached")
+        raise CheckpointError(f"{source}: {path} is not in the cache, and the hub cannot be reached; download it first")
     return path
+
+
+def cached(repository: str) -> bool:
+    """Whether the hub's cache holds a model of this name, so that ``hub:NAME`` needs no network. False without the
+    extra ``hub``."""
+    try:
+        hub = _library()
+    except CheckpointError:
+        return False
+    folder = _cached(hub, HubName(repository, None, None))
+    return folder is not None and is_published(folder)
 
 
 def _beside(file: str, names: list[str], source: str) -> list[str]:
@@ -106,7 +117,7 @@ def _unreachable(hub: ModuleType, source: str, revision: str | None, error: Exce
     wanted = source if revision is None or source.endswith(f"@{revision}") else f"{source}@{revision}"
     return CheckpointError(
         f"{wanted} is not in the cache {hub.constants.HF_HUB_CACHE}, and {reason}; "
-        "load it once where there is a network, or give a folder"
+        "load it once with a network, or give a folder"
     )
 
 

@@ -22,7 +22,7 @@ from statewise.models.language_model import LanguageModelConfig
 # What each of our configs has to say for these formats to have it, whatever its other fields are.
 _BLOCK = {"placement": "pre"}
 _MAMBA = {"method": "mamba", "initialization": "real", "bidirectional": False}
-_MODEL = {"max_positions": None}
+_MODEL = {"max_positions": None, "d_embedding": None}
 
 
 def model_entries(
@@ -114,7 +114,8 @@ def uniform(config: LanguageModelConfig, where: str) -> tuple[BlockConfig, Mixer
                 here, there = getattr(block, field), getattr(other, field)
                 if here != there:
                     raise CheckpointError(
-                        f"{where}: {name} has {field}={here!r}, {whose} {field}={there!r}; the format has one for all"
+                        f"{where}: {name} has {field}={here!r}, {whose} {field}={there!r}; the format has one value "
+                        "for all layers"
                     )
         mixer = block.mixer
         if type(mixer) not in (MambaConfig, Mamba2Config, AttentionConfig):

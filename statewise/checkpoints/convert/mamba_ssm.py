@@ -224,7 +224,9 @@ def _d_intermediate(mlp: MLPConfig | None, d_model: int) -> int:
     asked, multiple = round(mlp.expand * d_model), mlp.multiple_of
     d_hidden = -(-asked // multiple) * multiple
     if d_hidden % MLP_MULTIPLE:
-        raise CheckpointError(f"{where} has no MLP of width {d_hidden}, only of multiples of {MLP_MULTIPLE}")
+        raise CheckpointError(
+            f"{where} has no MLP of width {d_hidden}, only of widths that are multiples of {MLP_MULTIPLE}"
+        )
     return asked if multiple == MLP_MULTIPLE else d_hidden
 
 
@@ -246,7 +248,9 @@ def _ssm_cfg(mixer: MixerConfig) -> dict[str, Any]:
     groups = mixer.n_groups if mixer.norm_groups is None else mixer.norm_groups
     only(mixer, {"norm_eps": NORM_EPS}, "a layer", "mamba_ssm")
     if groups != mixer.n_groups:
-        raise CheckpointError(f"mamba_ssm has no norm_groups={groups} beside n_groups={mixer.n_groups}: both are one")
+        raise CheckpointError(
+            f"mamba_ssm has no norm_groups={groups} and n_groups={mixer.n_groups}: it has one value for both"
+        )
     return {
         "layer": "Mamba2",
         **common,
@@ -259,7 +263,7 @@ def _ssm_cfg(mixer: MixerConfig) -> dict[str, Any]:
 
 
 def _attn_cfg(mixer: AttentionConfig, d_model: int) -> dict[str, Any]:
-    only(mixer, {"window": None, "max_positions": None}, "the attention", "mamba_ssm")
+    only(mixer, {"window": None, "max_positions": None, "scale": None}, "the attention", "mamba_ssm")
     d_head = mixer.head_width(d_model)
     return {
         "causal": True,

@@ -101,11 +101,13 @@ def _check_calls(path: Path, is_zip: bool) -> None:
         elif isinstance(value, str):
             longest = max(longest, len(value))
         if names in ("builtins.bytearray", "__builtin__.bytearray"):
-            raise CheckpointError(f"{path} asks for memory by builtins.bytearray, as no weights do; it was not read")
+            raise CheckpointError(
+                f"{path} allocates memory with builtins.bytearray, which weights never do; it was not read"
+            )
         encodes |= names == "_codecs.encode"
     if encodes and n_calls * longest > most(path.stat().st_size):
         raise CheckpointError(
-            f"{path} may unfold {longest:,} characters {n_calls:,} times, which looks like an attack on the memory; "
+            f"{path} may expand {longest:,} characters {n_calls:,} times, which looks like an attack on the memory; "
             f"if you trust it, set {VARIABLE} to more than {n_calls * longest / path.stat().st_size:.0f}"
         )
 
@@ -154,7 +156,7 @@ def plain(value: Any, left: list[int] | None = None) -> Any:
     left = [MOST_VALUES] if left is None else left
     left[0] -= 1
     if left[0] < 0:
-        raise CheckpointError(f"its plain data unfold to more than {MOST_VALUES:,} values")
+        raise CheckpointError(f"its plain data expand to more than {MOST_VALUES:,} values")
     if isinstance(value, StandIn):
         state = value.state
         if isinstance(state, Mapping) and "_content" in state:  # omegaconf's containers
@@ -189,22 +191,22 @@ def _is_whole_zip(path: Path) -> bool:
         )
     if tarfile.is_tarfile(path):
         raise CheckpointError(
-            f"{path} is not a file of torch.save that can be read: it is a tar, as PyTorch wrote before 0.2; nothing "
-            "of it was run. Convert it to safetensors where you trust it"
+            f"{path} is not a file of torch.save that can be read: it is a tar, as PyTorch wrote before 0.2; none of "
+            "it was run. Convert it to safetensors on a machine where you trust it"
         )
     return False
 
 
 def _first_global(path: Path) -> str | None:
-    """What a bare pickle asks for first that is no part of tensors, by reading its operations; nothing is run."""
+    """The first thing that a bare pickle asks for and tensors do not need; its operations are read, not run."""
     named = (name for _, _, name in _operations(path, is_zip=False) if name is not None)
     return next((name for name in named if name.split(".")[0] not in ("torch", "collections")), None)
 
 
 def _refused(path: Path, what: str) -> CheckpointError:
     return CheckpointError(
-        f"{path} is a pickle that {what}, which could run code; nothing of it was run. "
-        "Convert it to safetensors where you trust it"
+        f"{path} is a pickle that {what}, which could run code; none of it was run. "
+        "Convert it to safetensors on a machine where you trust it"
     )
 
 

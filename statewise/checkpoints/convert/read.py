@@ -66,7 +66,7 @@ class Published:
 
 
 def open_published(path: Path) -> Published:
-    """What lies at the path, converted; its tensors are not read yet where they need not be computed.
+    """The model at the path, converted; its tensors are not read yet where they need not be computed.
 
     Errors:  CheckpointError that names a format that is not known and those that are, or what is wrong with the config
              or the tensors.
@@ -106,7 +106,7 @@ def recognise(source: Source, config: Config, names: frozenset[str]) -> Format:
     else:
         what = "there is no config.json beside it"
     raise CheckpointError(
-        f"{source.path} is of an unknown architecture: {what}, and its tensors are {_few(names)}. "
+        f"{source.path} has an unknown architecture: {what}, and its tensors are {_few(names)}. "
         f"Known: {', '.join(candidate.name for candidate in known)}, gguf"
     )
 

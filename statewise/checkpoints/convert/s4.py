@@ -47,8 +47,8 @@ def read(config: Config, tensors: Tensors) -> tuple[ModelConfig, dict[str, Tenso
     adaptive = sorted(name for name in tensors if ".emb_layers." in name or ".emb_projs." in name)
     if adaptive:
         raise CheckpointError(
-            f"{_WHERE}: {adaptive[0]} belongs to an adaptive embedding and softmax (WikiText-103), which no model here "
-            "has; only its layers could be read"
+            f"{_WHERE}: {adaptive[0]} belongs to an adaptive embedding and softmax (WikiText-103), which Statewise "
+            "does not have, so this file cannot be read"
         )
     settings = Settings.of(config)
     prefix = "model." if any(name.startswith("model.layers.") for name in tensors) else ""

@@ -1,20 +1,20 @@
-"""What the S4 repository's config says of a model and no tensor does.
+"""What the S4 repository's config says about a model and no tensor does.
 
-Of the group "model" (and for each layer of "model.layer", which may be a list that repeats): ``activation`` ("gelu"),
+From the group "model" (and for each layer of "model.layer", which may be a list that repeats): ``activation`` ("gelu"),
 ``dt_transform`` and ``real_transform`` (before version 4 ``real_type``; "exp"), ``imag_transform`` ("none"), ``disc``
 of S4D ("zoh"; before version 4 "bilinear"), ``dropout`` (0.0); ``residual`` ("R"), and of ``norm`` the ``eps`` (1e-5).
-Of "decoder": ``mode`` ("pool": the mean over time; "last"), with ``l_output: null`` beside it an output for every step.
-Of "task": ``loss`` ("mse" or "mae" make a regressor of it, all else a classifier), and ``rescale`` of a language
+In "decoder": ``mode`` ("pool": the mean over time; "last"); with ``l_output: null`` an output for every step.
+In "task": ``loss`` ("mse" or "mae" make a regressor of it, all else a classifier), and ``rescale`` of a language
 model's embedding (true).
 
-In brackets stand the defaults where there is no config, or the field is not in it. They are those of the published
+In brackets are the defaults where there is no config, or the field is not in it. They are those of the published
 classes, except for the decoder, which all published classifiers set to "pool", and for the residual branch, which the
 class does not have and the published config adds to every model: where no config says so, it is taken to be there. The
 published configs of version 4 set dt_transform to "softplus", which its own stored config then says; of a bare state
 dict say it in a config.json.
 
-A field that is null is not one that is left out: null is no residual branch, no norm, no activation, no output matrix.
-What the tensors say too (``d_state``, ``channels``, ``mode``, …) has to agree with them.
+A field that is null is not one that is left out: null means no residual branch, no norm, no activation, no output
+matrix. What the tensors say too (``d_state``, ``channels``, ``mode``, …) has to agree with them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class LayerSettings:
 
     def check(self, here: str, **of_the_file: tuple[Any, ...]) -> None:
         """CheckpointError for a field that has none of the values that the tensors of the layer ``here`` mean. One that
-        is null, or only refers to another one, says nothing of them."""
+        is null, or only refers to another one, does not count."""
         for name, meant in of_the_file.items():
             given = self.said.get(name)
             if given is not None and not refers(given) and given not in meant:
@@ -151,7 +151,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
-        """Of what lies beside a file and what Lightning stored in it; the first has precedence, group by group."""
+        """From what is beside a file and what Lightning stored in it; the first has precedence, group by group."""
         stored = section(config, "hyper_parameters", WHERE)
         beside = {k: v for k, v in config.items() if k not in ("hyper_parameters", "pytorch-lightning_version")}
         refuse_unknown(beside, GROUPS, WHERE)
@@ -178,7 +178,7 @@ class Settings:
         )
 
     def layer(self, i: int) -> LayerSettings:
-        """Of layer i, counted from 0: the list of them repeats."""
+        """The settings of layer i, counted from 0: their list repeats."""
         return self.layers[i % len(self.layers)]
 
     def check_sizes(self, *, d_model: int, n_layers: int) -> None:
@@ -210,7 +210,7 @@ def _one_of(config: Mapping[str, Any], name: str, default: str, known: Any) -> s
     value = config.get(name, default)
     if not isinstance(value, str) or value not in known:
         raise CheckpointError(
-            f"{WHERE}: model.layer.{name}={excerpt(value)} is not supported, only one of {list(known)}"
+            f"{WHERE}: model.layer.{name}={excerpt(value)} is not supported; expected one of {list(known)}"
         )
     return known[value] if known is ACTIVATION_NAMES else str(value)
 
@@ -223,7 +223,7 @@ def _norm(model: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
     fields = given if isinstance(given, Mapping) else {}
     name = fields.get("_name_", "layer") if isinstance(given, Mapping) else given
     if not isinstance(name, str) or name not in _NORMS:
-        raise CheckpointError(f"{where}={excerpt(given)} is not supported, only one of {list(_NORMS)}")
+        raise CheckpointError(f"{where}={excerpt(given)} is not supported; expected one of {list(_NORMS)}")
     refuse_unknown(fields, ("_name_", "eps", *_NORMS[name], *_NORM_NO_EFFECT), where)
     require(fields, _NORMS[name], where)
     return name, fields
@@ -237,20 +237,20 @@ def _require_plain_residual(residual: Any) -> None:
         require(residual, {name: plain[name] for name in ("alpha", "beta")}, f"{WHERE}: model.residual")
         residual = residual.get("_name_")
     if residual not in ("R", "residual"):
-        raise CheckpointError(f"{WHERE}: model.residual={excerpt(given)} is not supported, only 'R'")
+        raise CheckpointError(f"{WHERE}: model.residual={excerpt(given)} is not supported; expected 'R'")
 
 
 def _require_no_pool(pool: Any) -> None:
     if isinstance(pool, Mapping) and pool.get("stride", 1) == 1 and pool.get("expand") in (None, 1):
         return
     if pool is not None:
-        raise CheckpointError(f"{WHERE}: model.pool={excerpt(pool)} is not supported, only a stride of 1")
+        raise CheckpointError(f"{WHERE}: model.pool={excerpt(pool)} is not supported; expected a stride of 1")
 
 
 def _pooling(decoder: Any) -> str | None:
     name = decoder.get("_name_", "sequence") if isinstance(decoder, Mapping) else decoder
     if name not in (None, "sequence"):
-        raise CheckpointError(f"{WHERE}: decoder={excerpt(decoder)} is not supported, only 'sequence'")
+        raise CheckpointError(f"{WHERE}: decoder={excerpt(decoder)} is not supported; expected 'sequence'")
     if not isinstance(decoder, Mapping):
         return "mean"
     where = f"{WHERE}: decoder"
@@ -261,5 +261,5 @@ def _pooling(decoder: Any) -> str | None:
     poolings = {"pool": "mean", "last": "last"}
     mode = decoder.get("mode", "last")
     if not isinstance(mode, str) or mode not in poolings:
-        raise CheckpointError(f"{where}: mode={excerpt(mode)} is not supported, only one of {list(poolings)}")
+        raise CheckpointError(f"{where}: mode={excerpt(mode)} is not supported; expected one of {list(poolings)}")
     return poolings[mode]

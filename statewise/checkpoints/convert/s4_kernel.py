@@ -67,7 +67,7 @@ class Kernel:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of theirs, by the names of the last version."""
+        """The shapes of their tensors, by the names of the last version."""
         H, S, n, ch = self.d_model, self.n_systems, self.n, self.n_heads
         shapes: dict[str, tuple[int, ...]] = {
             "inv_dt": (H, 1) if self.dt_axis else (H,),

@@ -105,7 +105,9 @@ def find_layers(tensors: Tensors, settings: Settings, prefix: str) -> list[Layer
         here = f"{prefix}{i}."
         if any(name.startswith(f"{here}layer.ff.") for name in tensors):
             if not found or found[-1].mlp is not None:
-                raise CheckpointError(f"{_WHERE}: {here}layer is an MLP that follows no S4 layer; that is not read")
+                raise CheckpointError(
+                    f"{_WHERE}: {here}layer is an MLP that does not follow an S4 layer, which cannot be read"
+                )
             mlp = MLPConfig(expand=_expand(tensors, here, settings.layer(i)), activation=settings.layer(i).activation)
             found[-1] = replace(found[-1], mlp=here, block=replace(found[-1].block, mlp=mlp))
             continue
@@ -117,7 +119,7 @@ def find_layers(tensors: Tensors, settings: Settings, prefix: str) -> list[Layer
 
 
 def _expand(tensors: Tensors, here: str, settings: LayerSettings) -> float:
-    """Of an MLP; any number for a tensor that is not as it should be: reading it names it."""
+    """How much an MLP expands; any number for a tensor that is wrong: reading it reports it."""
     up = tensors.get(f"{here}layer.ff.0.0.weight")
     if up is None or up.ndim != 2 or not up.numel():
         return 4.0
@@ -183,7 +185,7 @@ def _norm_kind(tensors: Tensors, here: str) -> str:
         if f"{here}norm.norm.{name}" in tensors:
             raise CheckpointError(
                 f"{_WHERE}: {here}norm.norm.{name} belongs to a norm of one scale and shift over transposed inputs "
-                "(transposed=true), which no model here has"
+                "(transposed=true), which Statewise does not have"
             )
     return "batch" if f"{here}norm.norm.running_mean" in tensors else "layer"
 
@@ -209,7 +211,9 @@ def _kernel(tensors: Tensors, here: str, settings: LayerSettings) -> tuple[Kerne
 
     n_heads, d_model = size("D", 0, 1), size("D", 1, 1)
     if third and not diagonal and settings.real_transform == "relu":
-        raise CheckpointError(f"{_WHERE}: real_type='relu' of version 3 may stop to decay at all, and is not read")
+        raise CheckpointError(
+            f"{_WHERE}: real_type='relu' of version 3 is not supported, as its systems may stop decaying"
+        )
     kernel = Kernel(
         names=names,
         d_model=d_model,
@@ -241,7 +245,7 @@ def written_layers(config: ModelConfig) -> tuple[list[Layer], dict[str, Any]]:
     if not isinstance(config, (SequenceClassifierConfig, SequenceRegressorConfig)):
         raise refuse(f"it is a {type(config).__name__}; published: a classifier or a regressor of sequences")
     if config.pooling not in ("mean", "last", None) or config.d_input is None or config.frame_length != 1:
-        raise refuse("published: it reads numbers, and pools by their mean, the last or not at all")
+        raise refuse("published: it reads numbers, and pools by their mean, the last step or not at all")
     placement = config.blocks[0].placement
     if config.final_norm != ("layer" if placement == "pre" else None):
         raise refuse(f"norm={config.final_norm!r} after the last layer with placement={placement!r}")

@@ -1,4 +1,4 @@
-"""What lies at a path that is not our checkpoint: the files of a published model, chosen by their names."""
+"""What is at a path that is not our checkpoint: the files of a published model, chosen by their names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statewise.checkpoints.manifest import CONFIG_FILE, TOKENIZER_FILE
 from statewise.checkpoints.tensor_files import GGUF, SAFETENSORS, TORCH_SUFFIXES, WEIGHT_SUFFIXES, shown
 from statewise.configuration import parse_json
 from statewise.conventions.published import FILES as PUBLISHED_FILES
-from statewise.conventions.published import read_text, with_config_ids
+from statewise.conventions.published import read_text, special_texts, with_config_ids
 from statewise.errors import CheckpointError, ConfigError, DataError, excerpt, reading, reason, retold
 from statewise.files.limits import check_ids
 
@@ -70,8 +70,9 @@ class Source:
                 text = present[TOKENIZER_FILE].read_text("utf-8")
                 return PublishedTokenizer(text, present[TOKENIZER_FILE], self._published_files())
             if len(present) == len(TOKENIZER_FILES) - 1:
-                made = _byte_level(present["vocab.json"], present["merges.txt"])
-                return PublishedTokenizer(made, present["vocab.json"], self._published_files())
+                files = self._published_files()
+                made = _byte_level(present["vocab.json"], present["merges.txt"], files)
+                return PublishedTokenizer(made, present["vocab.json"], files)
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"cannot read the tokenizer beside {self.path}: {reason(error)}") from error
         return None
@@ -151,8 +152,8 @@ def choose_weights(names: Collection[str], where: str) -> str:
         if len(indices) == 1 or len(found) == 1:
             return (indices or found)[0]
         if found:
-            raise CheckpointError(f"{where} holds several models, {', '.join(found[:4])}; give one of these files")
-    raise CheckpointError(f"{where} holds no weights: no safetensors, .bin, .pt, .ckpt or .gguf file")
+            raise CheckpointError(f"{where} contains several models, {', '.join(found[:4])}; give one of these files")
+    raise CheckpointError(f"{where} has no weights: no safetensors, .bin, .pt, .ckpt or .gguf file")
 
 
 def needed_files(names: Collection[str], where: str, weights: str | None = None) -> list[str]:
@@ -176,20 +177,20 @@ def shards_of(index: Path) -> dict[str, list[str]]:
     """
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise CheckpointError(f'{index} is no index of shards: "weight_map" has to give the file of each tensor')
+        raise CheckpointError(f'{index} is not an index of shards: "weight_map" must give the file of each tensor')
     shards: dict[str, list[str]] = {}
     for tensor, file in weight_map.items():
         shards.setdefault(file, []).append(tensor)
     for file in shards:
         place, windows = PurePosixPath(file.replace("\\", "/")), PureWindowsPath(file)
         if place.is_absolute() or windows.drive or ".." in place.parts:
-            raise CheckpointError(f"{index}: the shard {excerpt(file)} leaves the folder; all shards have to lie in it")
+            raise CheckpointError(f"{index}: the shard {excerpt(file)} leaves the folder; all shards must be in it")
         if shown(file) != file:
             raise CheckpointError(
-                f"{index}: {shown(file)} is no name of a shard; expected one as model-00001.safetensors"
+                f"{index}: {shown(file)} is not the name of a shard; expected one such as model-00001.safetensors"
             )
         if not (index.parent / file).is_file():
-            raise CheckpointError(f"{index.parent / file} is missing; {index.name} names it as a shard")
+            raise CheckpointError(f"{index.parent / file} is missing; {index.name} lists it as a shard")
         require_inside(index.parent, index.parent / file)
     return shards
 
@@ -203,7 +204,7 @@ def require_inside(folder: Path, path: Path) -> None:
     try:
         resolved = path.resolve(strict=path.is_symlink())
     except (OSError, RuntimeError) as error:  # the latter: a loop, before Python 3.13
-        raise CheckpointError(f"{path} is a link that leads nowhere; put the file itself there") from error
+        raise CheckpointError(f"{path} is a broken link; put the file itself there") from error
     allowed = [folder.resolve()]
     for snapshots in folder.absolute().parents:
         if snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):
@@ -213,14 +214,15 @@ def require_inside(folder: Path, path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object of a file that others wrote. Infinity may stand in it: so transformers wrote limits until 2025.
+    """The JSON object of a file that others wrote. It may contain Infinity: transformers wrote limits this way until
+    2025.
 
-    Errors:  CheckpointError for a file that cannot be read, or is no JSON object.
+    Errors:  CheckpointError for a file that cannot be read, or is not a JSON object.
     """
     with reading(path, CheckpointError), retold(CheckpointError, ConfigError):
         data = parse_json(path.read_bytes(), str(path), constants=True)
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
+        raise CheckpointError(f"{path} does not contain a JSON object")
     return data
 
 
@@ -243,15 +245,16 @@ def _names_in(folder: Path) -> list[str]:
     return []  # a writer of ours is about to replace it
 
 
-def _byte_level(vocabulary: Path, merges: Path) -> str:
-    """GPT-2's tokenizer as a tokenizer.json: its vocabulary, its merges, bytes as letters, one special token."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def _byte_level(vocabulary: Path, merges: Path, files: Mapping[str, str]) -> str:
+    """GPT-2's tokenizer as a tokenizer.json: its vocabulary, its merges, bytes as letters, its special tokens, of which
+    OPT puts one before every text. files: the texts of those that name them"""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     vocab = read_json(vocabulary)
     lines = merges.read_text("utf-8").splitlines()
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     if not all(len(pair) == 2 for pair in pairs) or not all(type(index) is int for index in vocab.values()):
-        raise CheckpointError(f"{vocabulary} and {merges.name} are not a tokenizer as GPT-2's is")
+        raise CheckpointError(f"{vocabulary} and {merges.name} are not a tokenizer like GPT-2's")
     with retold(CheckpointError, DataError):
         check_ids(vocabulary, vocab, vocabulary.stat().st_size)  # first: the library writes a line for every gap
     try:
@@ -260,5 +263,12 @@ def _byte_level(vocabulary: Path, merges: Path) -> str:
         raise CheckpointError(f"{vocabulary} and {merges.name} do not fit together ({reason(error)})") from error
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([name for name in ("<|endoftext|>",) if name in vocab])
+    with retold(CheckpointError, DataError):
+        named, begins = special_texts(files, vocabulary.parent)
+    tokenizer.add_special_tokens([name for name in dict.fromkeys(("<|endoftext|>", *named.values())) if name in vocab])
+    begin = named.get("bos_token", "")
+    if begins and begin in vocab:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[begin, "$A"], pair=[begin, "$A", "$B"], special_tokens=[(begin, vocab[begin])]
+        )
     return json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False)

@@ -1,4 +1,5 @@
 """``transformers``' Mamba, Mamba-2 and Falcon-Mamba: their config.json and tensors. The library is not needed.
+``decoders`` has its Transformers, which are of the same format.
 
 Fields that its model code does not read are not read here either: a config may hold anything, and files hold what other
 versions wrote, as ``norm_before_gate`` of Mamba-2, which no version has acted on.
@@ -12,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from statewise.checkpoints.convert import decoders
 from statewise.checkpoints.convert.entries import read_entries, require_tensor, write_entries
 from statewise.checkpoints.convert.fields import (
     NO_LIMIT,
@@ -47,7 +49,8 @@ _EMBEDDINGS = ("backbone.embeddings.weight", "backbone.embedding.weight")  # the
 def recognises(config: Config, names: frozenset[str]) -> bool:
     """By the model's type."""
     kind = config.get("model_type")
-    return isinstance(kind, str) and kind in _CLASSES and "dim" not in config
+    own = isinstance(kind, str) and kind in _CLASSES and "dim" not in config
+    return own or decoders.recognises(config, names)
 
 
 def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
@@ -57,6 +60,8 @@ def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[st
     Errors:  CheckpointError for a value that is not supported, as a quantised model's, and for a tensor that is
              missing, left over, or of a wrong shape.
     """
+    if decoders.recognises(config, frozenset(tensors)):
+        return decoders.read(config, tensors)
     kind = config["model_type"]
     where = f"the {kind} checkpoint"
     n_layers = count(config, "num_hidden_layers", _LAYERS[kind], where)
@@ -74,6 +79,9 @@ def write(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[s
 
     Errors:  CheckpointError that names what the library's Mamba models do not have.
     """
+    if decoders.writes(config):
+        assert isinstance(config, LanguageModelConfig)
+        return decoders.write(config, tensors)
     if not isinstance(config, LanguageModelConfig):
         raise CheckpointError(
             f"transformers' Mamba models have no {type(config).__name__.removesuffix('Config')}, only language models"
@@ -138,7 +146,7 @@ def to_theirs(config: LanguageModelConfig) -> dict[str, Any]:
     only(config, {"norm": "rms"}, "the model", where)
     only(block, {"mlp": None}, "each layer", where)
     if attention is not None or mixer is None:
-        raise CheckpointError(f"{where} have no attention; write a hybrid as mamba_ssm")
+        raise CheckpointError(f"{where} have no attention; for a hybrid, use format='mamba_ssm'")
     own = _mamba2(mixer, config, where) if isinstance(mixer, Mamba2Config) else _mamba(mixer, config)
     assert isinstance(mixer, (MambaConfig, Mamba2Config))
     return {
@@ -174,7 +182,10 @@ def _mamba(mixer: MixerConfig, config: LanguageModelConfig) -> dict[str, Any]:
 def _mamba2(mixer: Mamba2Config, config: LanguageModelConfig, where: str) -> dict[str, Any]:
     only(mixer, {"norm_before_gate": False, "norm_eps": config.norm_eps}, "a layer", where)
     if mixer.norm_groups not in (None, mixer.n_groups):
-        raise CheckpointError(f"{where} have no norm_groups={mixer.norm_groups} beside n_groups={mixer.n_groups}")
+        raise CheckpointError(
+            f"{where} have no norm_groups={mixer.norm_groups} and n_groups={mixer.n_groups}: they have one value for "
+            "both"
+        )
     return {
         "model_type": "mamba2",
         "num_heads": mixer.expand * config.d_model // mixer.d_head,

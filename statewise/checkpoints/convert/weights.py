@@ -20,6 +20,7 @@ Tensors = dict[str, Tensor]
 # Under which a training program's file has the weights: Lightning's, and the example of the S4 repository
 STATE_DICT_KEYS = ("state_dict", "model")
 COUNTERS = (torch.int32, torch.int64)  # as single numbers: lengths of filters, batches seen by a norm
+MASK = ("attn.bias", "attention.bias")  # causal masks, which transformers' decoders stored until 2023
 LIGHTNING_VERSION = "pytorch-lightning_version"
 
 
@@ -40,7 +41,7 @@ def read_weights(source: Source) -> tuple[dict[str, Any], Tensors]:
         more, tensors = _read_file(source.weights)
         config = more | config
     if not tensors:
-        raise CheckpointError(f"{source.weights} holds no tensors")
+        raise CheckpointError(f"{source.weights} contains no tensors")
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return config, tensors
@@ -78,7 +79,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], Tensors]:
             return {}, _plain_tensors(map_tensors(path), path)
         loaded = load_pickle(path)
     if not isinstance(loaded, Mapping):
-        raise CheckpointError(f"{path} holds a {type(loaded).__name__}, expected tensors by name")
+        raise CheckpointError(f"{path} contains a {type(loaded).__name__}; expected a dict of tensors by name")
     for key in STATE_DICT_KEYS:
         if isinstance(loaded.get(key), Mapping):
             more = {}
@@ -109,15 +110,17 @@ def _require_plain(name: Any, tensor: Any, path: Path) -> None:
     if not isinstance(name, str):
         raise CheckpointError(f"{path}: a key is {shown(repr(name))}, expected the names of tensors")
     if not isinstance(tensor, Tensor):
-        raise CheckpointError(f"{path}: {excerpt(name)} is a {type(tensor).__name__}, expected tensors by name")
+        raise CheckpointError(f"{path}: {excerpt(name)} is a {type(tensor).__name__}; expected a tensor")
     if shown(name) != name:
-        raise CheckpointError(f"{path}: {shown(name)} is no name of a tensor in any format that is known")
+        raise CheckpointError(f"{path}: {shown(name)} is not a tensor name in any known format")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise CheckpointError(f"{path}: {name} is sparse, quantised or empty; expected a plain tensor")
     if tensor.dtype in DTYPES.values() or (tensor.ndim == 0 and tensor.dtype in COUNTERS):
         return
+    if tensor.dtype in (torch.bool, torch.uint8) and name.endswith(MASK):
+        return
     quantised = "" if tensor.is_floating_point() or tensor.is_complex() else ", perhaps of a quantisation"
     raise CheckpointError(
-        f"{path}: {name} is {dtype_name(tensor.dtype)}{quantised}, which is not read; "
-        f"give the weights in one of {', '.join(DTYPES)}"
+        f"{path}: {name} is {dtype_name(tensor.dtype)}{quantised}, which Statewise does not read; convert the weights "
+        f"to one of {', '.join(DTYPES)}"
     )

@@ -38,16 +38,16 @@ def save_as(
     dtype: torch.dtype | None = None,
     tokenizer: SavedTokenizer | None = None,
 ) -> Path:
-    """Writes a model as others publish theirs; it appears under its name complete, or not at all.
+    """Writes a model as others publish theirs; the files appear under their name complete, or not at all.
 
-    path:      a folder that is to be made; of "gguf" a file named *.gguf
+    path:      the folder to make; for "gguf" a file named *.gguf
     format:    one of :data:`WRITTEN`
     dtype:     of the floating tensors; None: as the model has them. What h3, s4 and s4d have in float32 always, their
                systems, stays float32, and in GGUF all but the matrices; mamba_ssm and transformers have all in one
     tokenizer: goes with the model: as tokenizer.json (the byte tokenizer has none) and the files that say how it is
                used, or into the GGUF file, with its end tokens and its chat template
-    Errors:    CheckpointError for a model that the format cannot hold (with the reason), if something is at ``path``
-               already, for a tensor that is not finite, or would not be in ``dtype``, and if the disk does not take it.
+    Errors:    CheckpointError if the format cannot hold the model (with the reason), if ``path`` exists already, if a
+               tensor is not finite or would not be in ``dtype``, or if writing fails.
                InputError for an unknown format or dtype.
     """
     if format not in WRITTEN:

@@ -15,21 +15,21 @@ def benchmark(
         str | None,
         typer.Argument(metavar="[NAME]", help="A workload, bars, ceilings or errors; without a name they are listed."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: whether everything runs.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, only to see that everything runs.")] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(help="For each case; every side has a few turns anyway. Default: 2, of ceilings 0.25."),
+        typer.Option(help="Seconds for each case; every side gets a few turns anyway. Default: 2; for ceilings 0.25."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: as many as PyTorch takes.")] = None,
-    memory: Annotated[bool, typer.Option(help="Also the peak memory, each side in a fresh process.")] = True,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: as many as PyTorch uses.")] = None,
+    memory: Annotated[bool, typer.Option(help="Also measure peak memory, each side in a fresh process.")] = True,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the cost of a step against length.")] = None,
     json: Json = None,
 ) -> None:
-    """Measure our kernels and models beside those of others, in turns in one run: medians and ratios.
+    """Measure our kernels and models against those of others, side by side in one run.
 
-    "bars" holds every bar of speed and memory against this machine, "ceilings" measures what the machine can do,
-    "errors" how far every kernel is from float64.
-    Others that are not installed are left out and named, with the command that installs them.
+    "bars" checks every promise of speed and memory on this machine, "ceilings" measures the most the machine can do,
+    "errors" how far every kernel is from float64. Packages that are not installed are left out, and named with the
+    command that installs them.
     """
     from statewise.benchmark.ceilings import SECONDS
     from statewise.benchmark.command import ceilings_here, errors_here, run_bars_here, run_workload_here
@@ -37,16 +37,14 @@ def benchmark(
     from statewise.cli.console import show_evaluation
 
     if plot is not None and name is None:
-        raise typer.BadParameter(
-            "there is nothing to draw without a workload; name one such as scan", param_hint="--plot"
-        )
+        raise typer.BadParameter("--plot needs a workload to draw; name one, such as scan", param_hint="--plot")
     for_each = seconds if seconds is not None else SECONDS if name == "ceilings" else 2.0
     if name is None:
         table = workloads_table()
         show_evaluation({row[0]: row[1] for row in table.rows}, [table], as_json=json)
     elif name in ("bars", "ceilings", "errors"):
         if plot is not None:
-            raise typer.BadParameter(f"{name} have no plot; name a workload such as scan", param_hint="--plot")
+            raise typer.BadParameter(f"{name} have no plot; name a workload, such as scan", param_hint="--plot")
         if name == "ceilings":
             ceilings = ceilings_here(quick=quick, seconds=for_each, threads=threads)
             show_evaluation(ceilings, [ceilings_table(ceilings)], as_json=json)
@@ -69,11 +67,11 @@ def profile(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences.")] = 1,
     length: Annotated[int, typer.Option(min=1, help="Tokens of each in training and prefill.")] = 512,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: as many as PyTorch takes.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: as many as PyTorch uses.")] = None,
     which: Which = "best",
     json: Json = None,
 ) -> None:
-    """Tell where the time of a step goes: matrix products, scans, norms, loss, optimiser, Python and so on."""
+    """Show what the time of a step is spent on: matrix products, scans, norms, loss, optimiser, Python and so on."""
     from statewise.benchmark.command import preset_model, profile_here
     from statewise.benchmark.show import profile_table
     from statewise.cli.console import show_evaluation

@@ -12,31 +12,37 @@ from statewise.cli.options import Device, Folder, TokenizerOption, Weights, Whic
 
 def chat(
     folder: Folder,
-    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Of an answer at most so many.")] = 1024,
+    system: Annotated[str | None, typer.Option(help="A first message that tells the model how to behave.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="At most this many in an answer.")] = 1024,
     temperature: Annotated[
-        float | None, typer.Option(help="0 always takes the likeliest token. Default: as published, else 0.")
+        float | None, typer.Option(help="0 always takes the most likely token. Default: as published, else 0.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw among the k likeliest. Default: as published.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw among the likeliest that reach this probability.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from the k most likely tokens. Default: as published.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the most likely tokens that together reach this probability.")
+    ] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Draw among those with this share of the likeliest's probability.")
+        float | None, typer.Option(help="Draw from tokens with at least this share of the highest probability.")
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1: what was read or written is unlikelier. Default: as published.")
+        float | None, typer.Option(help="Above 1: tokens that have appeared become less likely. Default: as published.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the first answer; each further one has the next.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="For the first answer; each later answer uses the next number.")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End an answer before this text. Repeatable.")] = None,
     template: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A chat template (Jinja). Default: the published one.")
     ] = None,
-    load: Annotated[Path | None, typer.Option(metavar="FILE", help="Go on with a conversation from /save.")] = None,
+    load: Annotated[Path | None, typer.Option(metavar="FILE", help="Continue a conversation from /save.")] = None,
     weights: Weights = None,
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
 ) -> None:
-    """Talk with an instruction model: lines in, answers out. /help says what else a line can be."""
+    """Talk with an instruction model. /help lists what else you can type."""
     from statewise.cli.conversation import Conversation
     from statewise.cli.model_folder import open_model
     from statewise.conventions.published import check_template, read_text

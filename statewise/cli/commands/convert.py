@@ -13,14 +13,14 @@ from statewise.cli.options import SOURCES, Json, Which
 def convert(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCES, show_default=False)],
     target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="A new folder; of gguf a new file.", show_default=False)
+        Path, typer.Argument(metavar="TARGET", help="A new folder, or for gguf a new file.", show_default=False)
     ],
     to: Annotated[
         str, typer.Option("--to", metavar="FORMAT", help="statewise, mamba_ssm, transformers, h3, s4, s4d or gguf.")
     ] = "statewise",
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32, float16 or bfloat16. Default: that of the source.", show_default=False),
+        typer.Option(help="float32, float16 or bfloat16. Default: the source's.", show_default=False),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -33,7 +33,7 @@ def convert(
     which: Which = "best",
     json: Json = None,
 ) -> None:
-    """Turn a model into another format: a published one into a checkpoint, or a checkpoint into what others read."""
+    """Convert a model: a published one into a checkpoint, or a checkpoint into a format that others read."""
     from statewise.cli.console import counted, show_conversion
     from statewise.cli.conversion import convert_model
 

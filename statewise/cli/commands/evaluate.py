@@ -36,48 +36,56 @@ def _asked(help: str, *names: str, **more: Any) -> Any:
 def evaluate(
     context: typer.Context,
     folder: Folder,
-    data: Annotated[str | None, typer.Option(help="Other data than the run's: a source as for train.")] = None,
+    data: Annotated[str | None, typer.Option(help="Other data than the run's, given as for train.")] = None,
     data_folder: Annotated[
         str | None,
-        typer.Option(
-            "--data-dir", help="Where the files of a data set are, if not where the run had them; of questions."
-        ),
+        typer.Option("--data-dir", help="The folder with the data set's files, or with the questions."),
+    ] = None,
+    text_field: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="The field or column of the text in --data.")
+    ] = None,
+    label_field: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="The field or column of the label in --data.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="test (the default), validation or train.", show_default=False)
+        str | None,
+        typer.Option(
+            help="test (the default), validation or train; for labelled data also all, the default for your own files.",
+            show_default=False,
+        ),
     ] = None,
     max_items: Annotated[
         int | None,
-        typer.Option("--max-items", "--max-tokens", min=1, help="Read only so many rows, or tokens."),
+        typer.Option("--max-items", "--max-tokens", min=1, help="Read only this many rows, or tokens."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw the result, where its kind has a picture.")
+        Path | None, typer.Option(metavar="FILE", help="Also draw the result, if this kind of result has a picture.")
     ] = None,
     text_file: Annotated[
-        str | None, typer.Option(help="Text: a file read as one document instead of a split; - is standard input.")
+        str | None, typer.Option(help="Text: read a file as one document instead of a split; - is standard input.")
     ] = None,
     chunk_length: Annotated[
-        int | None, typer.Option(help="Text: tokens in a chunk; changes the memory, not the result. Default: 1024.")
+        int | None, typer.Option(help="Text: tokens in a chunk. Affects memory, not the result. Default: 1024.")
     ] = None,
     across_documents: Annotated[
         bool | None,
         typer.Option(
             "--across-documents",
-            help="Text: carry the state from one document to the next as well.",
+            help="Text: carry the state from one document to the next.",
             show_default=False,
         ),
     ] = None,
     streams: Annotated[
-        int | None, typer.Option(help="Text: read it as so many pieces side by side, which is faster. Default: 1.")
+        int | None, typer.Option(help="Text: read it as this many pieces side by side, which is faster. Default: 1.")
     ] = None,
     window: Annotated[
-        int | None, typer.Option(help="Text: read windows of so many tokens instead of one sequence.")
+        int | None, typer.Option(help="Text: read windows of this many tokens instead of one sequence.")
     ] = None,
     stride: Annotated[
         int | None, typer.Option(help="Tokens (default: half a window) or time steps between windows.")
     ] = None,
     compressors: Annotated[
-        bool | None, typer.Option(help="Text: what xz -9 and zlib make of the same bytes.", show_default=False)
+        bool | None, typer.Option(help="Text: compare with xz -9 and zlib on the same bytes.", show_default=False)
     ] = None,
     published: Annotated[
         str | None,
@@ -92,7 +100,7 @@ def evaluate(
         ),
     ] = None,
     normalize: Annotated[
-        bool | None, _asked("Questions: choose by the log-probability a character.", "--normalize")
+        bool | None, _asked("Questions: choose by log-probability per character.", "--normalize")
     ] = None,
     tasks: Annotated[
         str | None, _asked("Tasks of lm-eval instead of a text: names, patterns or YAML files.", metavar="A,B")
@@ -100,7 +108,9 @@ def evaluate(
     include_path: Annotated[Path | None, _asked("Where other task files are.", metavar="FOLDER")] = None,
     shots: Annotated[int | None, _asked("Examples before each question. Default: the task's.", min=0)] = None,
     limit: Annotated[int | None, _asked("Questions of each task. Default: all.", min=1)] = None,
-    max_length: Annotated[int | None, _asked("Tokens a prediction may depend on. Default: all.", min=1)] = None,
+    max_length: Annotated[
+        int | None, _asked("How many tokens a prediction may depend on. Default: all.", min=1)
+    ] = None,
     document_token: Annotated[
         bool | None,
         _asked(
@@ -111,7 +121,7 @@ def evaluate(
     batch_size: Annotated[int | None, _asked("Rows read together. Default: 16.", min=1)] = None,
     output: Annotated[
         Path | None,
-        _asked("Also write all of it as JSON, every question with what the model said.", metavar="FILE"),
+        _asked("Also write everything as JSON, each question with the model's answer.", metavar="FILE"),
     ] = None,
     weights: Weights = None,
     tokenizer: TokenizerOption = None,
@@ -121,8 +131,8 @@ def evaluate(
 ) -> None:
     """Measure how well a model does on a split of its data, on questions, or on tasks of lm-eval.
 
-    A language model is told beside general compressors. Its text is read as one sequence with the state carried on,
-    with full attention in windows instead. Tasks (--tasks) need the extra "eval", questions (--questions) their files.
+    A language model is compared with general compressors. It reads the text as one sequence, carrying its state; with
+    full attention it reads in windows. --tasks needs the extra "eval", --questions the files of the questions.
     """
     from statewise.cli.console import read_prompt, show_evaluation
 
@@ -143,9 +153,15 @@ def evaluate(
 
         if published not in PERPLEXITY:
             raise typer.BadParameter(f"{published} is none of {', '.join(PERPLEXITY)}", param_hint="--published")
-    if output is not None:
-        _require_new(output)
+    for made in (output, plot):
+        if made is not None:
+            _require_new(made)
+    for name, given in (("--text-field", text_field), ("--label-field", label_field)):
+        if given is not None and data is None:
+            raise typer.BadParameter("says what is in --data; name these data, too", param_hint=name)
     text = None if text_file is None else read_prompt(text_file)
+    if text is not None and text_file != "-":
+        _refuse_records(text, str(text_file))
     opened_questions: Any = None
     if questions is not None:  # before the model, which takes longer to open
         from statewise.evaluate.questions import open_tasks
@@ -178,10 +194,13 @@ def evaluate(
     elif text is not None:
         shown = opened.evaluate_file(text, str(text_file), plot=plot, **options)
     else:
-        task = opened.task(data, data_folder)
-        shown = opened.evaluate(task, split or "test", max_items=max_items, plot=plot, **options)
+        from statewise.cli.run_task import open_scored
+
+        fields = {"text_field": text_field, "label_field": label_field}
+        task, chosen, note = open_scored(opened, data, data_folder, split=split, **fields)
+        shown = opened.evaluate(task, chosen, note=note, max_items=max_items, plot=plot, **options)
     if published is not None:
-        shown = beside_published(*shown, published)
+        shown = beside_published(*shown, published, opened)
     show_evaluation(*shown, as_json=json)
 
 
@@ -192,6 +211,19 @@ def _refuse_what_has_no_place(context: typer.Context, mode: str) -> None:
         if context.params[name] is not None and mode not in modes:
             message = f"has no place with {mode}" if mode else f"goes with {' or '.join(one for one in modes if one)}"
             raise typer.BadParameter(message, param_hint=hints[name])
+
+
+def _refuse_records(text: bytes, path: str) -> None:
+    """A file of records is not scored with its braces by mistake."""
+    from statewise.errors import DataError
+    from statewise.files.sniffing import HEAD, in_words, kind_of_bytes
+
+    kind = kind_of_bytes(text[:HEAD], path)
+    if kind in ("json lines", "parquet", "gzip", "zstd"):
+        raise DataError(
+            f"{path} is {in_words(kind)}, and --text-file reads one document as it is written; give --data {path} "
+            "--text-field FIELD, or to score it as it is written: --text-file - < FILE"
+        )
 
 
 def _names(given: str) -> list[str]:

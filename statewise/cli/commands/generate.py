@@ -14,26 +14,30 @@ from statewise.errors import DataError
 
 def generate(
     folder: Folder,
-    prompts: Annotated[list[str] | None, typer.Option("--prompt", help="A text to go on from. Repeatable.")] = None,
+    prompts: Annotated[list[str] | None, typer.Option("--prompt", help="A text to continue. Repeatable.")] = None,
     prompt_files: Annotated[
         list[str] | None, typer.Option("--prompt-file", help="The same, from a file; - is standard input. Repeatable.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="At most so many for each prompt.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw among the k likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw among the likeliest that reach this probability.")] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Draw among those with this share of the likeliest's probability.")
+    max_new_tokens: Annotated[int, typer.Option(help="At most this many for each prompt.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the most likely tokens that together reach this probability.")
     ] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: what was read or written is unlikelier.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Default: a new one, told at the end on a terminal.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Draw from tokens with at least this share of the highest probability.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: tokens that have appeared become less likely.")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Default: a new one, shown at the end on a terminal.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before what follows.")] = False,
     log_probabilities: Annotated[
         bool, typer.Option("--log-probabilities", help="One JSON object for each token instead of text.")
     ] = False,
     state_in: Annotated[
-        Path | None, typer.Option(help="Go on from a saved state; a prompt then follows what was read.")
+        Path | None, typer.Option(help="Continue from a saved state; a prompt then follows what was read.")
     ] = None,
     state_out: Annotated[Path | None, typer.Option(help="Save the state after the prompt.")] = None,
     weights: Weights = None,
@@ -41,7 +45,7 @@ def generate(
     which: Which = "best",
     device: Device = "auto",
 ) -> None:
-    """Write: print the continuation of each prompt as it comes."""
+    """Continue each prompt, and print the text as the model writes it."""
     from statewise.cli.console import read_prompt, write_generated
 
     if log_probabilities and echo:
@@ -61,7 +65,7 @@ def generate(
     from statewise.generation import Sampling, read
     from statewise.generation import generate as generate_tokens
     from statewise.generation.reading_file import load_reading, save_reading
-    from statewise.train.run_folder import RUN_FILE, read_run
+    from statewise.training.run_folder import RUN_FILE, read_run
 
     sampling: dict[str, Any] = {
         "temperature": temperature,

@@ -13,18 +13,20 @@ from statewise.cli.options import SOURCES, Json, Which
 def info(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[SOURCE]", help=f"To describe as well: {SOURCES}", show_default=False),
+        typer.Argument(metavar="[SOURCE]", help=f"What to describe: {SOURCES}", show_default=False),
     ] = None,
     which: Which = "best",
     json: Json = None,
 ) -> None:
-    """Tell versions, devices and kernels; of a run or checkpoint its configuration, parameters and states."""
+    """Show versions, devices and kernels, or describe a run, a checkpoint or a published model."""
     from statewise.cli.console import show_info
     from statewise.cli.facts import environment, parts
 
     record = environment()
     if folder is not None:
         from statewise.cli.model_folder import open_model
+        from statewise.explain import explain
+        from statewise.models.language_model import LanguageModel
         from statewise.models.registry import model_to_dict
 
         opened = open_model(folder, which=which, device="cpu")
@@ -32,4 +34,6 @@ def info(
         record["format"] = opened.format
         record["configuration"] = model_to_dict(opened.model.config)
         record["parts"] = parts(opened.model)
+        if isinstance(opened.model, LanguageModel):
+            record["generates"] = str(explain(opened.model))
     show_info(record, as_json=json)

@@ -13,32 +13,33 @@ from statewise.errors import ConfigError
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Which one; without a name they are listed.")
+        str | None, typer.Argument(metavar="[NAME]", help="Which claim. Without a name you get the list.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder of the results; one that holds a part of the same is gone on with."),
+        typer.Option(help="The folder for the results. If it holds a part of the same run, the run continues."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A look of a minute or two: small sizes, nothing to conclude.")
+        bool,
+        typer.Option("--quick", help="A quick look in a minute or two, with small sizes. Draw no conclusions from it."),
     ] = False,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Set any field of its settings. May be repeated."),
     ] = None,
     data_folder: Annotated[
-        str | None, typer.Option("--data-dir", help="The folder that the data lie in (the field folder).")
+        str | None, typer.Option("--data-dir", help="The folder with the data (the field folder).")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Of trained models: so many seeds, 0, 1, 2 ... (the field seeds).")
+        int | None, typer.Option(min=1, help="Train this many seeds, 0, 1, 2 ... (the field seeds).")
     ] = None,
-    plots: Annotated[bool, typer.Option(help="Draw them, with matplotlib.")] = True,
+    plots: Annotated[bool, typer.Option(help="Draw plots with matplotlib.")] = True,
     json: Json = None,
 ) -> None:
-    """Measure a published claim here, and print the published figures beside ours.
+    """Measure a published claim here, and print the published figures next to ours.
 
-    The folder (by default runs/reproduce-NAME) gets result.json, report.md and the plots. Ctrl-C keeps what is done,
-    and the same command goes on.
+    The folder (default: runs/reproduce-NAME) gets result.json, report.md and the plots. Ctrl-C keeps what is done, and
+    the same command continues.
     """
     from statewise.cli.console import show_evaluation
     from statewise.reproduce import listed, print_report, settings
@@ -46,7 +47,7 @@ def reproduce(
     from statewise.reproduce.progress import make_watcher
 
     if name is None:
-        from statewise.train.tasks import Table
+        from statewise.training.tasks import Table
 
         rows = listed()
         table = Table("reproductions", ("name", "what", "takes about"), rows)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from statewise.cli.one_voice import one_voice
-from statewise.errors import ConfigError, excerpt
 
 
 @one_voice
 def train(
-    preset: Annotated[str | None, typer.Option(help="A run by name, such as demo (the default) or tiny.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A prepared run, such as classifier or demo. Default: what fits --data."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A run as JSON, such as the run.json of another run.")] = None,
     assignments: Annotated[
         list[str] | None,
@@ -24,10 +25,44 @@ def train(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Of text: stdlib, shakespeare, or a file, folder or glob; else a data set (data.source)."),
+        typer.Option(
+            metavar="PATH",
+            help="A file or folder of pictures, sounds, texts, numbers; or data by name, as stdlib or ucr:ACSF1.",
+        ),
     ] = None,
+    label_field: Annotated[
+        str | None, typer.Option(help="For a table: the column of classes or numbers to predict.", metavar="COLUMN")
+    ] = None,
+    text_field: Annotated[
+        str | None, typer.Option(help="The column of texts; with --label-field, to classify them.", metavar="COLUMN")
+    ] = None,
+    row_field: Annotated[
+        str | None,
+        typer.Option(
+            help="For a table with a line for each step: the column that says which sequence a step belongs to.",
+            metavar="COLUMN",
+        ),
+    ] = None,
+    ignored_fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ignore-field", help="A column to leave out, such as a name. May be repeated.", metavar="COLUMN"
+        ),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(help="For series to forecast: the column of times. Default: the first.", metavar="COLUMN"),
+    ] = None,
+    targets: Annotated[
+        str | None, typer.Option(help="The columns to forecast. Default: all with numbers.", metavar="A,B")
+    ] = None,
+    covariates: Annotated[
+        str | None,
+        typer.Option(help="Columns whose values are known ahead, such as prices or holidays.", metavar="A,B"),
+    ] = None,
+    horizon: Annotated[int | None, typer.Option(help="How many steps to forecast.", min=1)] = None,
     data_folder: Annotated[
-        str | None, typer.Option("--data-dir", help="Where the files of a data set are (data.folder).")
+        str | None, typer.Option("--data-dir", help="The folder with the files of a data set (data.folder).")
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help='"bytes", a tokenizer.json, or "bpe:2048" to learn one (data.tokenizer).')
@@ -35,54 +70,69 @@ def train(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The folder for the run, without another one in it. Default: runs/PRESET-1, or the next free number."
+            help="A folder for the run that holds no other run. Default: runs/PRESET-1, or the next free number."
         ),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Go on with the run in this folder instead.")
+        Path | None, typer.Option(metavar="FOLDER", help="Continue the run in this folder instead.")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Train so long (train.budget.minutes).")] = None,
-    steps: Annotated[int | None, typer.Option(help="Train so many steps (train.budget.steps).")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Train for this long (train.budget.minutes).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train for this many steps (train.budget.steps).")] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Train so many passes over the data (train.budget.epochs).")
+        float | None, typer.Option(help="Train for this many passes over the data (train.budget.epochs).")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Sequences in a batch (train.batch_size).")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens in a sequence of text (train.length).")] = None,
     lr: Annotated[float | None, typer.Option(help="The highest learning rate (train.optimizer.lr).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of parameters, dropout and data order (train.seed).")] = None,
+    seed: Annotated[int | None, typer.Option(help="For parameters, dropout and data order (train.seed).")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Train so many seeds, from train.seed on: runs in --out."),
+        typer.Option(min=1, help="Train this many seeds, from train.seed on: runs in --out."),
     ] = None,
     lrs: Annotated[
-        str | None, typer.Option(help="Learning rates to train with, as 1e-3,3e-3; with --seeds each of both.")
+        str | None,
+        typer.Option(help="Learning rates to train with, such as 1e-3,3e-3; with --seeds, every seed at every rate."),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Of several runs so many at once. As many as there are cores; on CUDA 1."),
+        typer.Option(min=1, help="With several runs: how many at once. Default: one for each core; on CUDA 1."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (train.device).")] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--log",
+            "--log-to",  # torchrun takes --log for an option of its own, wherever it stands
+            metavar="WHERE",
+            help="Log to tensorboard or wandb as well (train.reporting.log). May be repeated.",
+        ),
+    ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the run as JSON, for --config, and stop.")
     ] = False,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Print the memory that a step takes and what is free, and stop.")
+        bool, typer.Option("--estimate", help="Print how much memory a step needs and how much is free, and stop.")
     ] = False,
 ) -> None:
-    """Train a model: a preset, a file, or either with some fields set.
+    """Train a model on your own data (--data PATH), or by a preset or a file, with any fields set.
 
-    --steps, --epochs and --minutes together replace the budget of the preset or file: the run then ends by whichever is
-    given. With --resume the run's own run.json is the file; another given by --config must agree with it, but for the
-    budget, the place of the data, what is left on the way, and the machine.
+    The first line says how your data are read. If the subfolders of a folder hold pictures or sounds, they are
+    the classes. In a table you name the columns.
+
+    --steps, --epochs and --minutes together replace the budget of the preset or file: the run ends by those that you
+    give. --resume reads the run's own run.json; a file that you give by --config must agree with it, except for the
+    budget, the place of the data, what is logged and saved, and the machine.
 
     With --seeds or --lrs the folder holds several runs, each trained by a process of its own with its share of the
-    cores (--workers says how many at once), and --resume takes them all up, or one of them.
+    cores (--workers says how many at once). --resume continues all of them, or one.
 
-    Under torchrun its processes train one model, laid out as train.parallel says: torchrun --nproc-per-node 4 -m
+    Under torchrun, all processes train one model, divided as train.parallel says: torchrun --nproc-per-node 4 -m
     statewise train ... --set train.parallel.data=fsdp. See docs/distributed.md.
     """
     if preset is not None and config is not None:
-        raise typer.BadParameter("a run comes from one of --preset and --config, not from both", param_hint="--config")
+        raise typer.BadParameter(
+            "--preset and --config each describe a run; give one of the two", param_hint="--config"
+        )
     if preset is not None and resume is not None:
         raise typer.BadParameter(
             "a resumed run has its own configuration, in its folder; leave out --preset",
@@ -91,7 +141,7 @@ def train(
     only_tells = print_config or estimate
     if out is not None and resume is not None and not only_tells:
         raise typer.BadParameter(
-            f"a resumed run goes on in its own folder, {resume}; leave out --out", param_hint="--out"
+            f"a resumed run continues in its own folder, {resume}; leave out --out", param_hint="--out"
         )
     flags = {
         "data.source": data,
@@ -105,89 +155,61 @@ def train(
         "train.optimizer.lr": lr,
         "train.seed": seed,
         "train.device": device,
+        "train.reporting.log": log or None,
     }
+    said: dict[str, Any] = {"label_field": label_field, "row_field": row_field, "text_field": text_field, "time": time}
+    said["ignored_fields"] = tuple(ignored_fields or ())
+    said |= {"targets": _columns(targets), "covariates": _columns(covariates), "horizon": horizon}
     several = seeds is not None or lrs is not None
     if several and resume is not None:
         raise typer.BadParameter(
-            "which runs a folder holds is settled when they begin; leave out --seeds and --lrs",
+            "the seeds and rates of a folder of runs cannot change when you resume it; leave out --seeds and --lrs",
             param_hint="--seeds" if lrs is None else "--lrs",
         )
     if lrs is not None and lr is not None:
-        raise typer.BadParameter("give the learning rates by --lrs, or one by --lr", param_hint="--lrs")
+        raise typer.BadParameter(
+            "--lr is for one learning rate and --lrs for several; give one of the two", param_hint="--lrs"
+        )
     if resume is not None and not only_tells:
-        from statewise.train.several_folder import runs_in
+        from statewise.training.several_folder import runs_in
 
         names = runs_in(resume)
         if names is not None:
-            runs = {name: _run_config(None, config, resume / name, flags, assignments or []) for name in names}
+            from statewise.cli.run_options import described_run as described
+
+            runs = {
+                name: described(None, config, resume / name, flags, said, assignments or []).config for name in names
+            }
             _train_several(runs, resume, workers, resume=True)
     if workers is not None and not several:
-        raise typer.BadParameter("it is for several runs; give --seeds or --lrs too", param_hint="--workers")
-    run = _run_config(preset, config, resume, flags, assignments or [])
+        raise typer.BadParameter("--workers is for several runs; give --seeds or --lrs too", param_hint="--workers")
+    from statewise.cli.run_options import described_run, next_folder
+
+    run, name, sentence = described_run(preset, config, resume, flags, said, assignments or [])
     if several and not only_tells:
-        from statewise.train.several_folder import seeds_and_rates
+        from statewise.training.several_folder import seeds_and_rates
 
         begun = seeds_and_rates(run, 1 if seeds is None else seeds, _rates(lrs))
-        _train_several(begun, out or _next_folder(preset, config), workers, resume=False)
+        _train_several(begun, out or next_folder(name), workers, resume=False)
     if print_config:
         _print_run(run)
         return
     if estimate:
         _print_estimate(run)
         return
-    from statewise.train.loop import train as train_run
-    from statewise.train.report import make_reporter
+    from statewise.training.loop import train_run
+    from statewise.training.report import make_reporter
 
-    folder = resume or out or _next_folder(preset, config)
-    result = train_run(run, folder, resume=resume is not None, reporter=make_reporter())
+    folder, reporter = resume or out or next_folder(name), make_reporter()
+    if sentence is not None and _is_first():
+        reporter.event({"kind": "recognised", "message": sentence})
+    result = train_run(run, folder, resume=resume is not None, reporter=reporter)
     raise typer.Exit(result.exit_code)
 
 
-def _run_config(
-    preset: str | None, file: Path | None, resume: Path | None, flags: dict[str, Any], assignments: Sequence[str]
-) -> Any:
-    """The RunConfig that the options of `train` describe."""
-    from json import dumps
-
-    from statewise.cli.model_folder import require_data_fields
-    from statewise.configuration import assign, parse_json
-    from statewise.configuration.words import suggest
-    from statewise.train.presets import PRESETS, fit_model
-    from statewise.train.run_folder import run_from_dict
-    from statewise.train.several_folder import read_one_of
-    from statewise.train.tasks import run_types
-
-    if preset is not None and preset not in PRESETS:
-        raise ConfigError(f"--preset {excerpt(preset)} is unknown; {suggest(preset, list(PRESETS), 'Presets')}")
-    if file is not None:
-        try:
-            config = run_from_dict(parse_json(file.read_bytes(), str(file)), where=str(file))
-        except OSError as error:
-            raise ConfigError(f"--config {file} cannot be read: {error.strerror}") from error
-    elif resume is not None:
-        config = read_one_of(resume.parent, resume.name)
-    else:
-        config = PRESETS[preset or "demo"]()
-    require_data_fields(config.data, {name[5:]: value for name, value in flags.items() if name.startswith("data.")})
-    budgets = ("train.budget.steps", "train.budget.epochs", "train.budget.minutes")
-    if any(flags[name] is not None for name in budgets):  # those not given are no limit any more
-        assignments = [*(f"{name}=null" for name in budgets if flags[name] is None), *assignments]
-    given = [f"{name}={dumps(value)}" for name, value in flags.items() if value is not None]
-    config = assign(config, [*given, *assignments], types=run_types())
-    from_preset = file is None and resume is None
-    return fit_model(config, {text.split("=")[0].strip() for text in assignments}) if from_preset else config
-
-
-def _next_folder(preset: str | None, config: Path | None) -> Path:
-    """The first of runs/NAME-1, runs/NAME-2 and so on that is not there yet."""
-    from itertools import count
-    from os import environ
-    from os.path import lexists
-
-    if int(environ.get("WORLD_SIZE", "1")) > 1:
-        raise typer.BadParameter("several processes cannot each choose a folder; give one", param_hint="--out")
-    name = config.stem if config is not None else preset or "demo"
-    return next(path for n in count(1) if not lexists(path := Path("runs", f"{name}-{n}")))
+def _columns(text: str | None) -> tuple[str, ...]:
+    """Names from "a,b"."""
+    return () if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _rates(text: str | None) -> list[float] | None:
@@ -195,14 +217,14 @@ def _rates(text: str | None) -> list[float] | None:
     try:
         return None if text is None else [float(part) for part in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1e-3,3e-3", param_hint="--lrs") from None
+        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 1e-3,3e-3", param_hint="--lrs") from None
 
 
 def _train_several(runs: dict[str, Any], folder: Path, workers: int | None, *, resume: bool) -> NoReturn:
-    from statewise.train.ranks import require_one_process
-    from statewise.train.report import make_reporter
-    from statewise.train.several import train_several
-    from statewise.train.several_folder import begin_folder
+    from statewise.training.ranks import require_one_process
+    from statewise.training.report import make_reporter
+    from statewise.training.several import train_several
+    from statewise.training.several_folder import begin_folder
 
     require_one_process("several runs are begun")
     if not resume:
@@ -234,7 +256,7 @@ def _print_estimate(run: Any) -> None:
 
     from statewise.benchmark.ceilings import bfloat16_gain, kept, whether_bfloat16_pays
     from statewise.cli.console import show_evaluation
-    from statewise.train.memory_estimate import estimate_memory
+    from statewise.training.memory_estimate import estimate_memory
 
     if _is_first():
         parallel = run.train.parallel

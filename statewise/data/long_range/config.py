@@ -105,15 +105,14 @@ class LongRangeDataConfig(DataConfig):
         "text-folder": documents ``class/*.txt`` (or train/class/*.txt and test/class/*.txt) byte by byte; the classes
             are the folders.
         "retrieval-folder": pairs of such documents, of the same class or of two.
-    folder: where the files lie: the task's own folder, or the one it lies in. Of what is drawn: where the rows are
-        kept; None: in the cache.
-    max_length: longer rows are cut, the end token counted. Of listops-gen: a list has fewer tokens than this.
-    min_length: of listops-gen: a list has more tokens than this.
-    max_depth: of listops-gen: how deep lists are nested, values counted; at least 2.
-    max_args: of listops-gen: the most arguments of an operator; at least 2.
-    n_train, n_validation, n_test: how many rows are drawn; of retrieval-folder None: as many pairs as documents.
-    validation_fraction, test_fraction: the share of documents held out, of each class alike.
-    seed: of what is drawn and held out. The published divisions do not hang on it.
+    folder: the task's own folder, or the one that holds it. For drawn rows: where they are kept; None: in the cache.
+    max_length: longer rows are cut, the end token counted. For listops-gen: a list has fewer tokens than this.
+    min_length: for listops-gen: a list has more tokens than this.
+    max_depth: for listops-gen: how deep lists are nested, values counted; at least 2.
+    max_args: for listops-gen: the most arguments of an operator; at least 2.
+    n_train, n_validation, n_test: how many rows are drawn; for retrieval-folder None: as many pairs as documents.
+    validation_fraction, test_fraction: the share of documents held out, the same for each class.
+    seed: decides what is drawn and held out. The published divisions do not depend on it.
     """
 
     task: Annotated[str, OneOf(TASKS)] = "listops-gen"

@@ -50,7 +50,7 @@ SETTINGS = {  # sizes after lra_benchmarks/data/pathfinder.py, which has them fo
 
 
 class Curves(NamedTuple):
-    """Of n images. targets: (n, 2, n_dashes, 4), the dashes of both curves, each from (y, x) to (y, x).
+    """The curves of n images. targets: (n, 2, n_dashes, 4), the dashes of both curves, each from (y, x) to (y, x).
     distractors: (n, n_distractors, n_distractor_dashes, 4), NaN where there was no room.
     """
 

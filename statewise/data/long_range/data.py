@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from statewise.data.long_range.config import PAIRS, LongRangeDataConfig
-from statewise.data.long_range.split import TokenRowsSplit
+from statewise.data.long_range.split import TokenRowsSplit, rows_fingerprint
 from statewise.data.sequences import LabelledSplit
 from statewise.data.splits import SPLITS
 from statewise.errors import ConfigError, DataError
@@ -43,7 +41,7 @@ class LongRangeData:
 
     @property
     def vocab_size(self) -> int | None:
-        """Of the tokens; None where steps are numbers."""
+        """The number of tokens; None where steps are numbers."""
         return len(self.vocabulary) or None
 
     @property
@@ -63,7 +61,7 @@ class LongRangeData:
 
     @property
     def max_length(self) -> int:
-        """Of the longest row, or document of a pair, of all splits."""
+        """The length of the longest row, or document of a pair, of all splits."""
         return max(int(split.lengths.max()) for split in self.splits.values())
 
     def split(self, name: str) -> Split:
@@ -72,7 +70,7 @@ class LongRangeData:
         Errors:  DataError if it has no rows; ConfigError for another name.
         """
         if name not in SPLITS:
-            raise ConfigError(f"there is no split {name!r}; use one of {list(SPLITS)}")
+            raise ConfigError(f"the split {name!r} is unknown; use one of {list(SPLITS)}")
         if name not in self.splits:
             fields = (f"n_{name}", f"{name}_fraction")
             empty = [f"data.{field}=0" for field in fields if self.config.resolved(field) == 0]
@@ -83,12 +81,7 @@ class LongRangeData:
     @cached_property
     def fingerprint(self) -> str:
         """Equal only for the same rows in the same splits: what a resumed run is held against."""
-        digest = hashlib.sha256(json.dumps([self.content, self.classes, self.vocabulary]).encode())
-        for name, split in sorted(self.splits.items()):
-            digest.update(name.encode())
-            for array in (split.begins, split.lengths, split.targets):
-                digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+        return rows_fingerprint([self.content, self.classes, self.vocabulary], self.splits)
 
     def describe(self) -> str:
         """The task and how much of it there is: a few lines to print."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from statewise.data.divided_rows import held_out
 from statewise.data.long_range.config import LongRangeDataConfig
-from statewise.data.sequences import hold_out
 from statewise.errors import DataError
 
 PUBLISHED_SEED = 42  # of the random divisions of the published S4 runs
@@ -18,24 +18,16 @@ def divide_documents(config: LongRangeDataConfig, labels: np.ndarray, parts: np.
     Errors:  DataError for a ``test_fraction`` where the folder has a test of its own, and for a fraction of which
              nothing is held out, since no class has two documents.
     """
-    divided = parts.copy()
-    if not (parts == 2).any():
-        divided[_held(config, "test", np.arange(len(labels)), labels, config.seed)] = 2
-    elif config.test_fraction is not None:
-        raise DataError("data.test_fraction: the folder has test documents of its own; leave it out")
-    divided[_held(config, "validation", np.flatnonzero(divided == 0), labels, config.seed + 1)] = 1
-    return divided
-
-
-def _held(config: LongRangeDataConfig, name: str, rows: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
-    fraction = config.resolved(f"{name}_fraction")
-    held = rows[hold_out(labels[rows], fraction, seed)]
-    if fraction and not len(held):
-        raise DataError(
-            f"data.{name}_fraction={fraction:g} holds out nothing: no class in {config.folder} has two documents left "
-            f"for training and {name}; give more of each, or set data.{name}_fraction=0"
-        )
-    return held
+    if (parts == 2).any() and config.test_fraction is not None:
+        raise DataError("data.test_fraction: the folder has its own test documents; leave it out")
+    return held_out(
+        labels,
+        parts,
+        validation_fraction=config.resolved("validation_fraction"),
+        test_fraction=config.resolved("test_fraction") or 0.0,
+        seed=config.seed,
+        where=str(config.folder),
+    )
 
 
 def published_division(n: int, n_validation: int, n_test: int) -> np.ndarray:

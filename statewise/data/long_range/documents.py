@@ -33,8 +33,9 @@ class Tree(NamedTuple):
 
 
 def read_tree(folder: Path, classes: tuple[str, ...] | None = None) -> Tree:
-    """``train/<class>/*.txt`` and ``test/<class>/*.txt``, or ``<class>/*.txt``, by name. Of ``classes`` if given, else
-    of every folder that holds such files.
+    """``train/<class>/*.txt`` and ``test/<class>/*.txt``, or ``<class>/*.txt``, by name.
+
+    classes: which to read; None: every folder that holds such files.
 
     Errors:  DataError if there are fewer than two classes, or the test has another one.
     """
@@ -81,7 +82,7 @@ def find_reviews(config: LongRangeDataConfig, progress: Progress | None) -> tupl
             try:
                 texts.append(_read(path).decode("utf-8")[:limit])
             except UnicodeDecodeError as error:
-                raise DataError(f"{path} is not UTF-8 at byte {error.start}; expected a text") from error
+                raise DataError(f"{path} is not UTF-8 at byte {error.start}; convert it to UTF-8") from error
             tell(progress, len(texts), len(tree.paths))
         counts = count_characters((text, 1) for text, part in zip(texts, tree.parts) if part == TRAIN)
         vocabulary = characters(counts, MIN_COUNT)

@@ -108,7 +108,7 @@ def _read_metadata(path: Path) -> Iterator[tuple[str, int]]:
             )
         name = PurePosixPath(fields[0], fields[1])
         if len(str(name)) > LONGEST_NAME or name.is_absolute() or ".." in name.parts or not line.isprintable():
-            raise DataError(f"{path}, line {number}: the image {excerpt(str(name))} does not lie in the folder")
+            raise DataError(f"{path}, line {number}: the image {excerpt(str(name))} is not in the folder")
         yield str(name), int(fields[3])
 
 

@@ -56,7 +56,7 @@ def value_of(tokens: Sequence[str]) -> int:
     >>> value_of("[MAX 4 3 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]".split())
     5
 
-    Errors:  DataError for tokens that are no expression.
+    Errors:  DataError for tokens that are not an expression.
     """
     operators: list[str] = []
     arguments: list[list[int]] = [[]]
@@ -71,10 +71,10 @@ def value_of(tokens: Sequence[str]) -> int:
             arguments[-1].append(int(token))
         else:
             raise DataError(
-                f"{excerpt(token)} does not fit in a list of operations here; expected {' '.join(VOCABULARY[3:])}"
+                f"{excerpt(token)} does not fit here in a list of operations; expected {' '.join(VOCABULARY[3:])}"
             )
     if operators or len(arguments[0]) != 1:
-        raise DataError(f"{len(tokens)} tokens are no single list of operations: {excerpt(' '.join(tokens[:8]))}")
+        raise DataError(f"{len(tokens)} tokens are not one single list of operations: {excerpt(' '.join(tokens[:8]))}")
     return arguments[0][0]
 
 
@@ -100,7 +100,9 @@ def find_listops(config: LongRangeDataConfig, progress: Progress | None) -> Stor
                 try:
                     tokens = [WRITTEN[token] for token in source.translate(PARENTHESES).split()][:limit]
                 except KeyError as error:
-                    raise DataError(f"{path}, line {number}: {excerpt(error.args[0])} is no token of ListOps") from None
+                    raise DataError(
+                        f"{path}, line {number}: {excerpt(error.args[0])} is not a token of ListOps"
+                    ) from None
                 if not tokens:
                     raise DataError(f"{path}, line {number}: Source is empty; expected a list of operations")
                 write(np.array([*tokens, EOS], np.uint8), np.array([len(tokens) + 1]))

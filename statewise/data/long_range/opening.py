@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from statewise.data.divided_rows import rows_by_split
 from statewise.data.long_range.config import TASKS, LongRangeDataConfig
 from statewise.data.long_range.data import LongRangeData, Split
 from statewise.data.long_range.division import divide_documents
@@ -25,7 +26,7 @@ from statewise.data.splits import SPLITS
 from statewise.errors import DataError
 
 DIGITS = tuple(map(str, range(10)))
-OWN = ("documents of your own",)
+OWN = ("your own documents",)
 CONNECTED = ("not connected", "connected")
 N_PUBLISHED = {  # rows of train, validation and test
     "listops": (96_000, 2_000, 2_000),
@@ -41,7 +42,7 @@ VOCAB_SIZE = {"text": 135, "retrieval": 98}  # of the published characters
 def open_long_range(config: LongRangeDataConfig, *, progress: Progress | None = None) -> LongRangeData:
     """Find or draw the rows, and divide them. They are made into arrays once, and read from a memory map afterwards.
 
-    The rows of "validation" and "test" stand in one random order, that of numpy's generator of ``seed``: the first
+    The rows of "validation" and "test" are in one random order, that of numpy's generator of ``seed``: the first
     rows of a split, however few, are a fair sample of it. ``progress(done, total)`` is called while rows are made.
 
     Cost:    the first time a pass over the files; what is drawn at full size takes minutes.
@@ -59,10 +60,10 @@ def _caveats(data: LongRangeData) -> list[str]:
     config, published, found = data.config, N_PUBLISHED[data.config.task], []
     n_train, n_validation, n_test = (len(data.splits.get(name, ())) for name in SPLITS)
     if config.validation_fraction:
-        found.append(f"{n_validation:,} training rows are held out for validation, which published runs train on")
+        found.append(f"{n_validation:,} training rows are held out for validation; published runs train on them")
         n_train, n_validation = n_train + n_validation, n_test
     if (n_train, n_validation, n_test) != published:
-        found.append(f"the published rows are {', '.join(f'{n:,}' for n in published)}; these are not they")
+        found.append(f"these are not the published rows, which are {', '.join(f'{n:,}' for n in published)}")
     limit = TASKS[config.task].defaults.get("max_length")
     if config.resolved("max_length") != limit:
         found.append(f"rows are cut to {config.max_length:,} steps, the published ones to {limit:,}")
@@ -77,7 +78,7 @@ def _open(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeDa
     if task == "listops":
         return _tokens(config, find_listops(config, progress), DIGITS)
     if task == "listops-gen":
-        return _tokens(config, draw_listops(config, progress), DIGITS, ("lists drawn anew by the published grammar",))
+        return _tokens(config, draw_listops(config, progress), DIGITS, ("new lists, drawn by the published grammar",))
     if task == "retrieval":
         return _tokens(config, find_papers(config, progress), ("no citation shared", "a citation shared"))
     if task == "retrieval-folder":
@@ -112,7 +113,7 @@ def _text(config: LongRangeDataConfig, progress: Progress | None) -> LongRangeDa
 
 
 def _classes_left_out(data: LongRangeData) -> Iterator[str]:
-    """Of rare classes nothing can be held out."""
+    """Notes on rare classes, from which no row can be held out."""
     for name, split in data.splits.items():
         absent = np.setdiff1d(np.arange(len(data.classes)), split.targets)
         if len(absent):
@@ -147,7 +148,7 @@ def _pixel_splits(
     begins = begins_of(rows.lengths)
     return {
         name: LabelledSplit(name, rows.values, begins[chosen], rows.lengths[chosen], rows.targets[chosen], by, to)
-        for name, chosen in _chosen(config, parts).items()
+        for name, chosen in rows_by_split(parts, config.seed).items()
     }
 
 
@@ -160,17 +161,6 @@ def _tokens(
         name: TokenRowsSplit(
             name, stored.values, stored.begins[rows[chosen]], stored.lengths[rows[chosen]], items.targets[chosen]
         )
-        for name, chosen in _chosen(config, items.parts).items()
+        for name, chosen in rows_by_split(items.parts, config.seed).items()
     }
     return LongRangeData(config, splits, classes, items.vocabulary, stored.checksum, caveats=caveats)
-
-
-def _chosen(config: LongRangeDataConfig, parts: np.ndarray) -> dict[str, np.ndarray]:
-    """The items of each split that has any."""
-    found = {}
-    for part, name in enumerate(SPLITS):
-        chosen = np.flatnonzero(parts == part)
-        if len(chosen):
-            generator = np.random.default_rng([config.seed, 2])
-            found[name] = chosen if name == "train" else generator.permutation(chosen)
-    return found

@@ -25,9 +25,9 @@ MAX_FIELD = 1 << 27  # of a line of such a file, in characters
 
 
 def find_papers(config: LongRangeDataConfig, progress: Progress | None) -> Stored:
-    """The pairs of the official files, and whether the two papers share a citation. Of each text the first
-    ``max_length`` - 1 characters and an end token; the vocabulary is that of the training pairs. A text that is in many
-    pairs is kept once.
+    """The pairs of the official files, and whether the two papers share a citation. Each text is its first
+    ``max_length`` - 1 characters and an end token. The vocabulary is that of the training pairs. A text in many pairs
+    is kept once.
 
     Source:  Radev et al. 2013, the ACL Anthology Network; Tay et al. 2021, arXiv:2011.04006, sec. 2.2.3.
     Cost:    memory for every text that there is, once, while they are made.
@@ -65,7 +65,7 @@ def find_papers(config: LongRangeDataConfig, progress: Progress | None) -> Store
 def pair_own_documents(config: LongRangeDataConfig, progress: Progress | None) -> Stored:
     """Pairs of documents of your own, half of them of one class; documents of two splits are never paired.
 
-    Errors:  DataError if there are too few documents for so many pairs, or for any.
+    Errors:  DataError if there are too few documents for the pairs asked for, or for any.
     """
     stored, tree = find_own_documents(config, progress)
     parts = divide_documents(config, tree.labels, tree.parts)
@@ -95,7 +95,7 @@ def draw_pairs(
     """``n`` pairs of different documents, no pair twice, (n, 2), and whether both are of one class, (n,): half are.
     Every pair of a kind is as likely as another. n None: as many as there are documents, or as can be.
 
-    Errors:  DataError if there are not so many.
+    Errors:  DataError if there are not enough.
     """
     order = np.argsort(labels, kind="stable")  # by class
     _, first, size = np.unique(labels[order], return_index=True, return_counts=True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +17,7 @@ class TokenRowsSplit:
 
     values:   (steps,) unsigned integers, usually a memory map. Token 0 is the padding.
     begins, lengths: (n,) int64; or (n, 2), the two documents of each pair.
-    targets:  (n,) int64 classes.
+    targets:  (n,) int64 classes, or (n, d_output) float32 to be regressed.
 
     Batches of pairs hold the two documents of pair i in rows 2i and 2i + 1, so that their inputs and lengths have
     twice as many rows as their targets.
@@ -40,3 +44,13 @@ class TokenRowsSplit:
         """Row ``i``: (length,) int64; of pairs (2, length), padded to the longer of the two."""
         inputs, _ = self.read(np.array([i]))
         return inputs if self.lengths.ndim == 2 else inputs[0]
+
+
+def rows_fingerprint(content: Any, splits: Mapping[str, Any]) -> str:
+    """A digest of JSON data that says which rows there are, and of each split's places, lengths and targets."""
+    digest = hashlib.sha256(json.dumps(content).encode())
+    for name, split in sorted(splits.items()):
+        digest.update(name.encode())
+        for array in (split.begins, split.lengths, split.targets):
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -33,7 +33,7 @@ Write = Callable[[np.ndarray, np.ndarray], None]  # values of some rows, one aft
 
 
 class Items(NamedTuple):
-    """What a maker gives back when all rows are written; see above for the arrays.
+    """What a maker returns when all rows are written; see above for the arrays.
 
     rows: None where item i is row i.  vocabulary: the tokens in order, empty for numbers.
     """

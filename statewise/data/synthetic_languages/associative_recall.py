@@ -22,7 +22,7 @@ class AssociativeRecall(Language):
     """Pairs of a key and its value, "=>", one of the keys that occurred, and the answer: its value. An example is
     ``length`` tokens with the answer, (length - 3) / 2 pairs (10 in 23); a model reads all but the answer.
 
-    Of the ordinary tokens the first half are keys and the others values; the vocabulary of 10 counts "=>" and "." in
+    The first half of the ordinary tokens are keys, the others values. The vocabulary of 10 counts "=>" and "." in
     (the second never occurs), which leaves 4 and 4. Each example draws a value for every key, two keys may have the
     same one; the keys of the pairs are drawn with repetition, and the key at the end is any of those that occurred,
     each as likely. The ids are those of the published code: "." is 0, then the keys, the values, and "=>" last. The

@@ -196,7 +196,7 @@ class SyntheticLanguage:
         Errors:  DataError if it has no rows; ConfigError for another name.
         """
         if name not in SPLITS:
-            raise ConfigError(f"there is no split {name!r}; use one of {list(SPLITS)}")
+            raise ConfigError(f"the split {name!r} is unknown; use one of {list(SPLITS)}")
         if not self._n_rows(name):
             raise DataError(f"there is no {name} split: data.n_{name} is 0; set it above 0")
         return self._splits[name]

@@ -23,7 +23,7 @@ class Rows(NamedTuple):
     inputs:     (n, length) the tokens a model reads
     answers:    (n, n_answers) the tokens asked for
     positions:  (n, n_answers) where: after reading the input at this position the answer is due
-    sources:    (n, n_answers) where the answer stands in the input: the last place that shows it before it is due
+    sources:    (n, n_answers) where the answer is in the input: the last place that shows it before it is due
     """
 
     inputs: np.ndarray
@@ -104,7 +104,7 @@ class Language(abc.ABC):
     @property
     @abc.abstractmethod
     def n_candidates(self) -> int:
-        """Of how many tokens an answer is one: always naming the same of them is right once in so many."""
+        """How many tokens an answer may be: always naming the same one is right once in this many."""
 
     @property
     @abc.abstractmethod

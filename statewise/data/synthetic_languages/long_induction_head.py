@@ -25,8 +25,8 @@ class LongInductionHead(Language):
 
     Chance: 1/15 = 6.7 % over the ordinary tokens.
     Source: Gu and Dao 2023 (Mamba), arXiv:2312.00752, sec. 4.1.2 and appendix E.1: vocabulary 16, length 256, 8 rows a
-        step drawn anew, 25 epochs of 8,192 steps for Mamba: so many are the rows for training. That the loss counts at
-        the answer alone is said in state-spaces/mamba, issue 298. The sizes of the other splits are ours.
+        step drawn again, 25 epochs of 8,192 steps for Mamba, which gives the number of training rows. That the loss
+        counts only at the answer is from state-spaces/mamba, issue 298. The sizes of the other splits are ours.
     """
 
     def check(self, length: int, field: str) -> None:

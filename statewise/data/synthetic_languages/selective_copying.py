@@ -1,4 +1,4 @@
-"""Selective copying: symbols scattered in noise, to be given back in order at the end."""
+"""Selective copying: symbols scattered in noise, to be recalled in order at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from statewise.data.synthetic_languages.words import Words
 
 class SelectiveCopying(Language):
     """``n_copied`` symbols at random places among noise, then as many markers, at which the symbols are asked for in
-    the order in which they stood. A model reads ``length`` tokens: length - n_copied of symbols and noise, and the
+    the order in which they came. A model reads ``length`` tokens: length - n_copied of symbols and noise, and the
     markers.
 
     Token 0 is the noise, 1 to vocab_size - 2 are the symbols, drawn with repetition, and the last token is the marker.

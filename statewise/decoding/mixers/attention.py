@@ -54,7 +54,7 @@ def emit_attention(program: Program, mixer: Attention, x: Place, residual: Place
         d_head=d_head,
         n_angles=n_angles,
         window=config.window or 0,
-        scale=math.log2(math.e) / math.sqrt(d_head),
+        scale=math.log2(math.e) * config.scale_of(d_head),
         qkv=projected,
         angles=angles,
         output=attended,

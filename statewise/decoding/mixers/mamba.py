@@ -12,7 +12,7 @@ from statewise.mixers.mamba import Mamba
 
 
 def mamba_refusal(mixer: Mamba) -> str | None:
-    return "is a Mamba with complex A, and the step is for real A" if mixer.config.is_complex else None
+    return "is a Mamba with complex A, but the step needs a real A" if mixer.config.is_complex else None
 
 
 def emit_mamba(program: Program, mixer: Mamba, x: Place, residual: Place) -> StateTable:

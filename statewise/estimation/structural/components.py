@@ -47,7 +47,7 @@ class Block(NamedTuple):
 class Component(Config):
     """One of the terms of a :class:`~statewise.estimation.structural.Structural` model. Components are added.
 
-    reads:  what to tell of it besides the term itself, by name: rows over its states
+    reads:  what to report besides the term itself, by name: rows over its states
     """
 
     title: ClassVar[str]
@@ -125,7 +125,9 @@ class Trend(Component):
 
     def __post_init__(self) -> None:
         if self.smooth and not self.stochastic:
-            raise ConfigError("Trend.smooth=True has noise in its slope, and stochastic=False none; leave out one")
+            raise ConfigError(
+                "Trend.smooth=True needs noise in its slope, and stochastic=False has none; leave out one"
+            )
 
     @property
     def parameters(self) -> dict[str, Parameter]:
@@ -153,8 +155,8 @@ class Seasonal(Component):
     """A pattern that repeats after ``period`` steps, and may change slowly.
 
     harmonics:   None: one number for each step of the period, which sum to noise over any period ("dummy" seasonal).
-                 Otherwise the first so many waves of the period ("trigonometric"), which may then be no whole number,
-                 as 365.25 / 7 weeks.
+                 Otherwise the number of waves of the period ("trigonometric"), which need not be a whole number then,
+                     such as 365.25 / 7 weeks.
     stochastic:  False for a pattern that stays
     Source:      Harvey 1989, Forecasting, Structural Time Series Models and the Kalman Filter, sec. 2.3.4.
     """
@@ -167,8 +169,8 @@ class Seasonal(Component):
     def __post_init__(self) -> None:
         if self.harmonics is None and self.period != round(self.period):
             raise ConfigError(
-                f"Seasonal.period={self.period:g} without harmonics needs a whole number of steps; give harmonics=, "
-                "and it may be any"
+                f"Seasonal.period={self.period:g} without harmonics needs a whole number of steps; with harmonics= it "
+                "may be any number"
             )
         if self.harmonics is not None and 2 * self.harmonics > self.period:
             raise ConfigError(

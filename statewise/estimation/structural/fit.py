@@ -73,7 +73,7 @@ class StructuralFit:
             if zero and len(zero) == len(self.at_zero):
                 lines.append("all variances fell to 0: the model fits exactly, and the likelihood has no maximum")
             elif zero:
-                lines.append(f"{', '.join(zero)} fell to 0, and nothing speaks for more")
+                lines.append(f"{', '.join(zero)} fell to 0, and the data give no reason for more")
             parts = [name for name, flag in self._undetermined.items() if bool(flag[row])]
             if parts:
                 n = int(self.n_undetermined[row])
@@ -149,7 +149,7 @@ class StructuralFit:
         if not fits or future.shape[0] not in (1, len(self._y)):
             given = tuple(future.shape) if isinstance(future, Tensor) else type(future).__name__
             raise InputError(
-                f"the model has a Regression; give covariates of the steps to come (1, {length}, {d}), got {given}"
+                f"the model has a Regression; give the covariates of the steps to come (1, {length}, {d}), got {given}"
             )
         batch = max(len(past), len(future))
         return torch.cat([past.expand(batch, -1, -1), future.to(past).expand(batch, -1, -1)], 1)
@@ -178,7 +178,7 @@ def fit(
     if isinstance(model, Component):
         model = Structural((model,))  # type: ignore[arg-type]
     if not isinstance(model, Structural):
-        raise InputError(f"fit needs a sum of components, as Level() + Irregular(), got {type(model).__name__}")
+        raise InputError(f"fit needs a sum of components, such as Level() + Irregular(), got {type(model).__name__}")
     series = model.looked_at(model.series(y, covariates))
     scale = unit_of(series.y)
     n_observed = (~series.y.isnan()).sum((1, 2))
@@ -248,7 +248,7 @@ class _Score:
 
 
 def at_zero(model: Structural, score: _Score, free: Tensor, limit: Tensor) -> dict[str, Tensor]:
-    """Of each variance whether the least there is, in its place, is as likely within ``limit`` (batch,)."""
+    """For each variance, whether its least value would be as likely, within ``limit`` (batch,)."""
     rows, found, at = torch.arange(len(free), device=free.device), {}, 0
     value = score.values(free, rows, "square_root")
     for name, p in model.parameters.items():
@@ -269,7 +269,7 @@ def unit_of(y: Tensor) -> Tensor:
 
 
 def best_starts(model: Structural, score: _Score, batch: int, n_starts: int) -> list[Tensor]:
-    """Of a fixed list of points, for each series the ``n_starts`` of highest likelihood, (batch, k) each."""
+    """For each series, the ``n_starts`` points of a fixed list with the highest likelihood, (batch, k) each."""
     points = starting_points(model, score.scale)
     rows = torch.arange(batch, device=score.scale.device)
     values = torch.stack([score.values(point.expand(batch, -1), rows) for point in points])

@@ -58,10 +58,10 @@ class Structural:
                 raise InputError(f"a structural model is a sum of components, got {type(component).__name__}")
         count = Counter(type(component) for component in self.components)
         if count[Level] + count[Trend] > 1:
-            raise InputError("a series has one level, and a Trend has it too; give one Level or one Trend")
+            raise InputError("a series has one level, and a Trend includes one; give one Level or one Trend")
         for cls in (Irregular, Regression):
             if count[cls] > 1:
-                raise InputError(f"two components {cls.__name__} cannot be told apart; give one")
+                raise InputError(f"two components {cls.__name__} cannot be distinguished; give one")
 
     def __add__(self, other: object) -> Structural:
         if isinstance(other, Structural):
@@ -69,7 +69,7 @@ class Structural:
         if isinstance(other, Component):
             return Structural((*self.components, other))  # type: ignore[arg-type]
         raise InputError(
-            f"a structural model is a sum of components, as Level() + Irregular(); got {type(other).__name__}"
+            f"a structural model is a sum of components, such as Level() + Irregular(); got {type(other).__name__}"
         )
 
     def __radd__(self, other: object) -> Structural:
@@ -133,7 +133,7 @@ class Structural:
         blocks = self.blocks(parameters, series.y)
         model = self.assemble(blocks, series, parameters)
         if not bool((model.C.square() @ model.Q.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) + model.R).all()):
-            raise InputError("decompose needs noise in each step of y, beside that of slopes; add Irregular()")
+            raise InputError("decompose needs noise in each step of y, not only in slopes; add Irregular()")
         smoothed = model.smooth(series.y, starts=series.starts)
         found: dict[str, Gaussians] = {}
         at = 0
@@ -209,7 +209,7 @@ class Structural:
 
     def score(self, parameters: Parameters, series: Series, *, form: str | None = None) -> Tensor:
         """:meth:`log_likelihood` of what was checked. With few series the form that is chosen is the scan, which
-        loses digits where waves are much longer than a step: good to climb by, not to be told.
+        loses digits where waves are much longer than a step: good enough to climb, not to report.
         """
         blocks = self.blocks(parameters, series.y)
         model = self.assemble(blocks, series, parameters)
@@ -295,13 +295,13 @@ class Structural:
             raise InputError(f"a structural model needs {wanted}; got {given}")
         known = ~y[..., 0].isnan()
         if bool(y.isinf().any()):
-            raise InputError("y holds infinity; a number that is missing is NaN")
+            raise InputError("y holds infinity; mark a missing number by NaN")
         fewest = int(known.sum(1).min()) if y.shape[1] else 0
         if fewest <= self.n_diffuse:
             row = int(known.sum(1).argmin()) if y.shape[1] else 0
             raise InputError(
-                f"series {row} has {fewest} known numbers, and the model {self.n_diffuse} states of which nothing is "
-                f"known before; it needs more than {self.n_diffuse}"
+                f"series {row} has {fewest} known numbers, and the model {self.n_diffuse} states that are unknown at "
+                f"first; it needs more than {self.n_diffuse}"
             )
         d, length = self.d_covariates, y.shape[1] + ahead
         if covariates is None and d:

@@ -1,1 +1,1 @@
-"""Of labelled data: classes and numbers that a model names for whole sequences."""
+"""Evaluation on labelled data: classes and numbers that a model predicts for whole sequences."""

@@ -31,11 +31,11 @@ MAX_SHOWN = 20  # classes whose cells carry their count
 class Classification:
     """What :func:`evaluate_classifier` found.
 
-    n_sequences, n_predictions: rows read, and targets that counted (as many, or one for each step)
+    n_sequences, n_predictions: rows read, and targets scored (as many, or one for each step)
     loss:       mean cross-entropy in nats
     accuracy:   the share of right predictions
     macro_f1:   mean F1 of the classes that are a target or a prediction (see :func:`f1_scores`)
-    confusion:  (n_classes, n_classes) int64: how often row's class was predicted to be column's
+    confusion:  (n_classes, n_classes) int64: how often the row's class was predicted as the column's
     seconds:    wall time
     """
 
@@ -67,7 +67,7 @@ def evaluate_classifier(
 ) -> Classification:
     """Classify every row of a split, or the first ``max_sequences``; ``progress(done, total)`` is called on the way.
 
-    Rows of like length share a batch; which rows do changes nothing but the speed.
+    Rows of similar length share a batch; which rows share one only changes the speed.
 
     Errors:  InputError for logits that are not finite, or that do not fit the targets; for max_sequences below 1.
     """
@@ -81,7 +81,7 @@ def evaluate_classifier(
             if targets.shape != logits.shape[:-1] or targets.is_floating_point():
                 raise InputError(
                     f"logits {tuple(logits.shape)} do not fit targets {targets.dtype} {tuple(targets.shape)}; for a "
-                    "class for each step the model needs pooling=None, for one a sequence it needs a pooling"
+                    "class at each step the model needs pooling=None, for one class a sequence it needs a pooling"
                 )
             counted = targets != IGNORED
             n_counted = int(counted.sum())
@@ -94,7 +94,7 @@ def evaluate_classifier(
                 progress(done, n_rows)
     n_predictions = int(confusion.sum())
     if not n_predictions:
-        raise InputError(f"the {split.name} split has no target that counts; expected at least one")
+        raise InputError(f"the {split.name} split has no target to score; expected at least one")
     return Classification(
         n_sequences=n_rows,
         n_predictions=n_predictions,
@@ -137,7 +137,7 @@ def predict(model: SequenceModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]
 
 
 def confusion_matrix(targets: np.ndarray, predictions: np.ndarray, n_classes: int) -> np.ndarray:
-    """(n_classes, n_classes) int64: how often row's class was predicted to be column's.
+    """(n_classes, n_classes) int64: how often the row's class was predicted as the column's.
 
     >>> confusion_matrix(np.array([0, 0, 1, 2]), np.array([0, 1, 1, 1]), 3)
     array([[1, 1, 0],
@@ -148,7 +148,7 @@ def confusion_matrix(targets: np.ndarray, predictions: np.ndarray, n_classes: in
 
 
 def f1_scores(confusion: np.ndarray) -> np.ndarray:
-    """Of each class F1 = 2 TP / (2 TP + FP + FN); NaN for a class that is neither a target nor a prediction."""
+    """The F1 of each class, 2 TP / (2 TP + FP + FN); NaN for a class that is neither a target nor a prediction."""
     right = np.diag(confusion)
     total = confusion.sum(0) + confusion.sum(1)
     return np.where(total > 0, 2 * right / np.maximum(total, 1), np.nan)

@@ -23,8 +23,8 @@ class Regression:
 
     n_sequences, n_predictions: rows read, and numbers predicted
     mae, mse:   mean absolute and mean squared error
-    nrmse:      root of mse over the variance of the targets (each output about its own mean): 1 for always answering
-                that mean, 0 for no error. None if the targets do not vary
+    nrmse:      the square root of mse / variance of the targets (each output about its own mean): 1 if you always
+                answer that mean, 0 without error. None if the targets do not vary
     r2:         1 - nrmse squared
     seconds:    wall time
     """
@@ -67,8 +67,8 @@ def evaluate_regressor(
             outputs, targets = predict(model, batch)
             if targets.shape != outputs.shape:
                 raise InputError(
-                    f"outputs {tuple(outputs.shape)} do not fit targets {tuple(targets.shape)}; for targets of each "
-                    "step the model needs pooling=None, for those of a sequence it needs a pooling"
+                    f"outputs {tuple(outputs.shape)} do not fit targets {tuple(targets.shape)}; for a target at each "
+                    "step the model needs pooling=None, for one a sequence it needs a pooling"
                 )
             y = targets.double().flatten(0, -2).cpu().numpy()
             error = outputs.double().flatten(0, -2).cpu().numpy() - y

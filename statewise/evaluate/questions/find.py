@@ -1,4 +1,4 @@
-"""Where the questions are: in a folder, or under a name of ``datasets``; and what to do where they are not."""
+"""Where the questions are: in a folder, or under a name of ``datasets``; and what to do if they are missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from statewise.errors import ConfigError, DataError, reason, require_least
+from statewise.errors import ConfigError, DataError, importing, reason, require_least
 from statewise.evaluate.questions.blimp import FIELDS, SETS, blimp_task
 from statewise.evaluate.questions.lambada import lambada_task
 from statewise.evaluate.questions.question import QuestionTask
@@ -44,18 +44,18 @@ GET_BLIMP = "git clone https://github.com/alexwarstadt/blimp {}/blimp"
 def open_tasks(
     names: Sequence[str], folder: str | os.PathLike[str] | None = None, *, n_shots: int = 0, limit: int | None = None
 ) -> list[QuestionTask]:
-    """The tasks of these names, each once, with their questions.
+    """The tasks with these names, each once, with their questions.
 
     names:  "boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc", or "superglue" for all of them; "lambada";
             "blimp", "blimp_<field>" or "blimp_<set>"; or the path of a file of JSON lines
-            (:func:`open_question_file`), told by its ending .jsonl or .json
-    folder: with BoolQ/val.jsonl and so on, as SuperGLUE is published or in the columns of ``datasets``;
-            lambada_test.jsonl; BLiMP's files or its blimp.zip. None: fetched by name by the package ``datasets``
+            (:func:`open_question_file`), which ends in .jsonl or .json
+    folder: the folder with BoolQ/val.jsonl and so on, as published or in the columns of ``datasets``; with
+            lambada_test.jsonl; BLiMP's files or its blimp.zip. None: the package ``datasets`` fetches them
     n_shots: whether the examples are needed as well
-    limit:  only the first so many questions of each
+    limit:  the number of questions of each task, from the first
 
-    Errors:  ConfigError for no name, an unknown one, or shots where there are no examples; DataError for what is not
-             there, with the command that gets it, or is not what it should be.
+    Errors:  ConfigError for no name, an unknown name, or shots of a task without examples; DataError for a missing
+             file, with the command that fetches it, and for a file with other contents.
     """
     if not names:
         raise ConfigError("no questions are named; give at least one of superglue, lambada, blimp, or a file.jsonl")
@@ -73,7 +73,7 @@ def open_tasks(
         except _NotFetchedError as error:  # without a network each further attempt would take its time and fail too
             wanted = [name for name in dict.fromkeys(expanded) if not _is_file(name)]
             raise DataError(
-                f"{error}; get the files otherwise with: {_commands(wanted, None)}, and give their folder (--data-dir)"
+                f"{error}; fetch the files yourself with: {_commands(wanted, None)}, and give their folder (--data-dir)"
             ) from error.__cause__
     if missing and place is not None:
         raise _missing(missing, place)
@@ -124,11 +124,13 @@ def _check_name(name: str, n_shots: int) -> None:
         close = difflib.get_close_matches(name, [*TASKS, *GROUPS], 1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigError(
-            f"there are no questions called {name!r}{hint}; known are {', '.join(PROMPTS)} (all eight: superglue), "
+            f"there is no task called {name!r}{hint}; known names: {', '.join(PROMPTS)} (all eight: superglue), "
             "lambada, blimp, blimp_<field or set>, and files of JSON lines (.jsonl)"
         )
     if n_shots and (name == "lambada" or name.startswith("blimp_")):
-        raise ConfigError(f"{name} has no examples to put before a question; leave shots out, or ask it alone")
+        raise ConfigError(
+            f"{name} has no examples to put before a question; leave shots out, or ask this task by itself"
+        )
 
 
 def _open(name: str, folder: Path | None, n_shots: int, limit: int | None) -> QuestionTask:
@@ -217,13 +219,10 @@ def _from_archive(archive: Path, file: str) -> Iterator[Row]:
 def _by_name(path: str, name: str, split: str) -> tuple[Iterator[Row], str]:
     """From the hub, as lm-eval has it."""
     source = f"{path} {name} {split}"
-    try:
+    with importing(
+        "datasets", "eval", f"{path} is fetched by name, for no folder was given; that needs", _NotFetchedError
+    ):
         import datasets
-    except ImportError as error:
-        raise _NotFetchedError(
-            f"{path} is fetched by name, for no folder was given, and that needs the package datasets: pip install "
-            '"statewise[eval]"'
-        ) from error
     try:
         with _quiet("datasets", "huggingface_hub"):  # of each of its attempts; what came of them is said below
             loaded = datasets.load_dataset(path, name, split=split)

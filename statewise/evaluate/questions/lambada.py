@@ -45,8 +45,8 @@ PERPLEXITY = Metric(
 def lambada_task(rows: Iterable[Row], source: str) -> QuestionTask:
     """Rows with a "text" whose last word, what follows its last space, is to be said.
 
-    A passage counts as right if each token of the word is the likeliest, as greedy decoding would write it; the
-    perplexity is that of the word, however many tokens it is. Chance is a word drawn from the passage.
+    A passage counts as right if each token of the word is the most likely one, so that greedy decoding would write it.
+    The perplexity is that of the word, however many tokens it has. Chance is a word drawn from the passage.
 
     Source:  Paperno et al. 2016, "The LAMBADA dataset", arXiv:1606.06031; as lm-eval's lambada_openai.
     Errors:  DataError, with the place, for a text of one word, or one that ends with a space.

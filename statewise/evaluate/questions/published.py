@@ -1,4 +1,4 @@
-"""Published numbers to print beside ours.
+"""Published numbers to print next to ours.
 
 Source:  Fu et al. 2023, "Hungry hungry hippos: towards language modeling with state space models", arXiv:2212.14052.
          Its prompts are not published; ours are lm-eval's. The baselines are the paper's own runs of published models.
@@ -7,6 +7,10 @@ Source:  Fu et al. 2023, "Hungry hungry hippos: towards language modeling with s
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.h3 import H3Config
+from statewise.models.language_model import LanguageModelConfig
 
 SUPERGLUE_ORDER = ("wsc", "wic", "rte", "cb", "multirc", "record", "boolq", "copa")
 
@@ -93,6 +97,42 @@ PERPLEXITY: dict[str, dict[str, float]] = {
         "Hybrid H3-2.7B": 10.6,
     },
 }
+
+# Where the weights of each row are published, on the Hugging Face hub
+WEIGHTS: dict[str, str] = {
+    "GPT-2 small (125M)": "openai-community/gpt2",
+    "GPT-2 medium (355M)": "openai-community/gpt2-medium",
+    "GPT-2 XL (1.5B)": "openai-community/gpt2-xl",
+    **{f"GPT-Neo-{size}": f"EleutherAI/gpt-neo-{size.replace('M', 'm')}" for size in ("125M", "1.3B", "2.7B")},
+    **{f"OPT-{size}": f"facebook/opt-{size.lower()}" for size in ("125M", "350M", "1.3B", "2.7B")},
+    **{f"Hybrid H3-{size}": f"danfu09/H3-{size}" for size in ("125M", "355M", "1.3B", "2.7B")},
+}
+# By the width and the number of layers; H3's 125M to 2.7B, and the others' names of the same sizes
+_SIZES = {(768, 12): "125M", (1024, 24): "355M", (2048, 24): "1.3B", (2560, 32): "2.7B"}
+_GPT2 = {(768, 12): "small (125M)", (1024, 24): "medium (355M)", (1600, 48): "XL (1.5B)"}
+
+
+def row_of(config: LanguageModelConfig) -> str | None:
+    """The row of the published tables that is a model of this architecture and these sizes; whether it has its weights
+    no config says. None: there is no such row.
+
+    >>> from statewise.models.presets import PRESETS
+    >>> row_of(PRESETS["h3-355m"]())
+    'Hybrid H3-355M'
+    """
+    sizes = (config.d_model, len(config.layers))
+    mixers = [block.mixer for block in config.blocks]
+    if any(isinstance(mixer, H3Config) for mixer in mixers):
+        name = f"Hybrid H3-{_SIZES.get(sizes)}"
+    elif not all(isinstance(mixer, AttentionConfig) for mixer in mixers) or config.max_positions is None:
+        return None
+    elif config.position_offset:
+        name = f"OPT-{_SIZES.get(sizes)}".replace("355M", "350M")
+    elif all(isinstance(mixer, AttentionConfig) and mixer.scale == 1.0 for mixer in mixers):
+        name = f"GPT-Neo-{_SIZES.get(sizes)}"
+    else:
+        name = f"GPT-2 {_GPT2.get(sizes)}"
+    return name if name in WEIGHTS else None
 
 
 def superglue_rows(n_shots: int, names: Mapping[str, object]) -> dict[str, dict[str, float]]:

@@ -46,7 +46,7 @@ class Answered:
 
 
 def decide(question: Question, scores: Sequence[Score], *, normalize: bool = False) -> Answered:
-    """The likeliest choice, the first of several; with ``normalize`` by its log-probability a character of it.
+    """The most likely choice, the first if several are; with ``normalize`` by its log-probability per character.
 
     >>> two = Question("", ("abcd", "a"), (0,), "", {})
     >>> scores = (Score(-3.0, False), Score(-1.0, False))
@@ -66,7 +66,7 @@ def mean(values: np.ndarray) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """What is told of a task.
+    """What is reported about a task.
 
     value:    of an answered question: a number, or several that ``combine`` makes one number of
     combine:  (n,) or (n, k), a row for each question -> the metric
@@ -99,8 +99,8 @@ class QuestionTask:
     questions: those that are asked
     examples:  those that few-shot examples are drawn from; None: the task has none
     metrics:   the first stands for the task in averages over several
-    official:  whether these are the questions of the published task of this name. Only such count in means over groups
-               and stand beside published numbers; a file of one's own does not, whatever its name
+    official:  whether these are the questions of the published task of this name. Only these count in means over groups
+               and are shown next to published numbers; your own file does not, whatever its name
     labels:    whether the choices mean the same in every question, so that always giving one is a way to guess
     source:    where the questions came from
     note:      what a reader of the numbers has to know

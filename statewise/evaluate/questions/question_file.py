@@ -16,7 +16,7 @@ def open_question_file(path: Path) -> QuestionTask:
     "choices":  two different texts or more, which follow the question after a space
     "answer":   which of them is right: its number from 0, or its text
 
-    Other fields are passed over. Examples are drawn from the file's other questions.
+    Other fields are ignored. Examples are drawn from the file's other questions.
 
     Errors:  DataError, with the line, for anything else.
     """

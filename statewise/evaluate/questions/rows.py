@@ -36,14 +36,14 @@ class Row(NamedTuple):
         found = [Row(value, f"{self.place}, {name}[{i}]") for i, value in enumerate(self._get(name, list))]
         for row in found:
             if not isinstance(row.values, Mapping):
-                raise DataError(f"{row.place} is {shown(row.values)}, but has to be an object")
+                raise DataError(f"{row.place} is {shown(row.values)}; expected an object")
         return found
 
     def texts(self, name: str) -> list[str]:
         values: list[Any] = self._get(name, list)
         for i, value in enumerate(values):
             if not isinstance(value, str):
-                raise DataError(f"{self.place}: {name}[{i}] is {shown(value)}, but has to be a text")
+                raise DataError(f"{self.place}: {name}[{i}] is {shown(value)}; expected a text")
             self._require_unicode(value, f"{name}[{i}]")
         return values
 
@@ -62,14 +62,14 @@ class Row(NamedTuple):
             raise DataError(f'{self.place} has no "{name}"; it has {few(self.values) or "nothing"}')
         value = self.values[name]
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise DataError(f'{self.place}: "{name}" is {shown(value)}, but has to be {KINDS[kind]}')
+            raise DataError(f'{self.place}: "{name}" is {shown(value)}; expected {KINDS[kind]}')
         return value
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The objects of a file of JSON lines; empty lines are passed over.
+    """The objects of a file of JSON lines; empty lines are skipped.
 
-    Errors:  DataError for a file that cannot be read or is empty, and for a line that is no JSON object.
+    Errors:  DataError for a file that cannot be read or is empty, and for a line that is not a JSON object.
     """
     try:
         with reading(path), open(path, encoding="utf-8-sig") as file:  # some editors begin it with a byte order mark

@@ -1,4 +1,4 @@
-"""Questions asked of a model, and what came out: metrics with their intervals, chance beside them."""
+"""Ask a model questions: metrics with their intervals, and chance to compare them with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AT_ONCE = 256  # questions whose tokens are held at a time
 class Measure:
     """A metric of a task, or the mean of the tasks of a group.
 
-    official: whether these are the questions of the published task of this name, and not a file of one's own
+    official: whether these are the questions of the published task of this name, and not a file of yours
     standard_error: as lm-eval's where it has a formula, else resampled; None for a single question, and for a mean
         over tasks of which one has a single question
     low, high, interval: the 95 % interval, and how it was made ("wilson", "bootstrap", "plus four"). It takes the
@@ -56,7 +56,7 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionResults:
-    """tasks: their measures; groups: averages over all tasks of a group; answers: by task, every question."""
+    """tasks: the metrics of each; groups: averages over the tasks of a group; answers: every question, by task."""
 
     tasks: tuple[Measure, ...]
     groups: tuple[Measure, ...]
@@ -66,7 +66,7 @@ class QuestionResults:
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """As JSON data, without the single questions."""
+        """The results as JSON data, without the single questions."""
         return {
             "results": [asdict(measure) for measure in self.tasks],
             "groups": [asdict(measure) for measure in self.groups],
@@ -76,7 +76,7 @@ class QuestionResults:
         }
 
     def questions(self) -> dict[str, list[dict[str, Any]]]:
-        """By task, every question with what the model said, as JSON data."""
+        """Every question with the model's answer, by task, as JSON data."""
         return {name: [_said(answered) for answered in answers] for name, answers in self.answers.items()}
 
 
@@ -92,20 +92,20 @@ def evaluate_questions(
     batch_size: int = 16,
     progress: Progress | None = None,
 ) -> QuestionResults:
-    """Ask every question of the tasks; the model's answer is the choice that it finds likeliest after the prompt.
+    """Ask every question of the tasks; the model's answer is the choice that it finds most likely after the prompt.
 
-    The numbers are those of lm-eval for the same model, prompts and examples; what the choices of a question have in
-    common is read once.
+    The numbers equal those of lm-eval for the same model, prompts and examples. What the choices of a question share
+    is read once.
 
     n_shots:        examples before each question, drawn as lm-eval draws them
-    normalize:      by the log-probability a character of the choice; such metrics end in "_norm"
-    document_token: begin every context with it, as models trained here have seen every document begin; published
-                    models are measured without: as their tokenizer itself begins a text. An empty context is that
-                    beginning, or the document token where there is none
-    max_length:     tokens a prediction may depend on: longer contexts lose their beginning. None: all, or as many as
-                    there are learned positions
+    normalize:      divide a choice's log-probability by its number of characters; such metrics end in "_norm"
+    document_token: begin every context with it, as every document began when Statewise trained the model. Leave it out
+                    for published models: they begin a text as their tokenizer does. An empty context is that beginning,
+                    or the document token if there is none
+    max_length:     how many tokens a prediction may depend on: longer contexts are cut at their beginning. None: all,
+                    or as many as there are learned positions
     batch_size:     rows read together
-    progress:       called with how many questions are answered, and how many there are
+    progress:       called with the number of questions answered, and of all questions
 
     Cost:     as :func:`~statewise.evaluate.text.likelihood.score`, 256 questions at a time
     Errors:   ConfigError for options out of range and a tokenizer larger than the model; DataError for too few

@@ -12,7 +12,7 @@ SEED = 1234  # lm-eval's, for the examples
 
 
 def contexts(task: QuestionTask, questions: Sequence[Question], n_shots: int) -> Iterator[str]:
-    """What stands before the choices of each question: examples with their answers, then its prompt.
+    """The text before the choices of each question: examples with their answers, then its prompt.
 
     One generator draws for one question after the other, so that the examples are those of lm-eval for the same
     questions in the same order, and the first questions have the same examples however many are asked. A question is
@@ -34,15 +34,15 @@ def _draw(draw: random.Random, pool: Sequence[Question], question: Question, n: 
     """One more than is needed, since the question itself may be drawn; again from the others if it was, repeatedly."""
     if len(pool) <= n:
         raise DataError(
-            f"{n} examples before each question of {name} are asked for, and there are {len(pool)} to draw from, of "
-            "which one may be the question itself; ask for fewer"
+            f"{n} examples before each question of {name} are too many: there are {len(pool)} to draw from, and one "
+            "may be the question itself; ask for fewer"
         )
     drawn = [example for example in draw.sample(pool, n + 1) if example.row != question.row][:n]
     if len(drawn) < n:
         others = [example for example in pool if example.row != question.row]
         if len(others) < n:
             raise DataError(
-                f"{n} examples before each question of {name} are asked for, and only {len(others)} are another "
+                f"{n} examples before each question of {name} are too many: only {len(others)} are a different "
                 "question; ask for fewer"
             )
         drawn = draw.sample(others, n)

@@ -86,13 +86,13 @@ def _detokenized(text: str) -> str:
 
 
 def _macro_f1(values: np.ndarray) -> float:
-    """Of (n, 2) answers and predictions: the mean F1 of CB's three classes, 0 for one that never occurs."""
+    """From (n, 2) answers and predictions, the mean F1 of CB's three classes, 0 for one that never occurs."""
     golds, predictions = values.astype(int).T
     return float(np.mean(np.nan_to_num(f1_scores(confusion_matrix(golds, predictions, 3)))))
 
 
 def _best(compare: Callable[[str, str], float]) -> Callable[[Answered], float]:
-    """Of the entity that was chosen and the right one that it comes closest to."""
+    """Compares the chosen entity with the right one that it is closest to."""
 
     def value(answered: Answered) -> float:
         row = answered.question.row

@@ -84,7 +84,7 @@ def _check(task: str, columns: Columns, place: str) -> None:
             begin, end, length = columns[f"start{i}"], columns[f"end{i}"], len(columns[f"sentence{i}"])
             if not 0 <= begin < end <= length:
                 raise DataError(
-                    f"{place}: the word of sentence{i} is said to be from character {shown(begin)} to {shown(end)} of "
+                    f"{place}: the word of sentence{i} is given as characters {shown(begin)} to {shown(end)} of "
                     f"{length}; expected 0 <= start{i} < end{i} <= {length}"
                 )
     if task == "wsc":
@@ -125,10 +125,10 @@ def _record_columns(row: Row, passage: str, query: str, entities: list[str], ans
     if not entities or not answers:
         raise DataError(f"{row.place} has {len(entities)} entities and {len(answers)} answers; expected some of both")
     if "@placeholder" not in query:
-        raise DataError(f'{row.place}: "query" has no @placeholder for the entity that is asked for')
+        raise DataError(f'{row.place}: "query" has no @placeholder for the entity to find')
     if not any(exact_match(answer, entity) for answer in answers for entity in entities):
         raise DataError(
-            f"{row.place} has the answer {excerpt(answers[0])}, which is none of its {len(entities)} entities; "
+            f"{row.place} has the answer {excerpt(answers[0])}, which is not one of its {len(entities)} entities; "
             "expected one"
         )
     n_entities = sum(map(len, entities))
@@ -155,7 +155,7 @@ def _index(row: Row) -> Any:
 
 
 def _with_spans_in_the_text(columns: Columns) -> Columns:
-    """Spans that do not stand in the text as they are given, mostly for a capital or a full stop, made to."""
+    """Mends spans that differ from the text, mostly by a capital letter or a full stop."""
     text, fixed = columns["text"], dict(columns)
     for span in ("span1", "span2"):
         words, index = columns[f"{span}_text"], columns[f"{span}_index"]

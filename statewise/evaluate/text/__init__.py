@@ -1,1 +1,1 @@
-"""Of a text: how well a model predicts it, how likely it is after another, and what compressors make of it."""
+"""Evaluation on text: how well a model predicts it, how likely it is after another text, and how it compresses."""

@@ -1,4 +1,4 @@
-"""What general compressors make of the same bytes: the figures to read a model's bits per byte beside."""
+"""How far general compressors shrink the same bytes, to compare with a model's bits per byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """Sizes in bytes, containers included, and the bits they spend on each byte of the original."""
+    """Compressed sizes in bytes, containers included, and in bits for each byte of the original."""
 
     n_bytes: int
     xz_bytes: int
@@ -26,14 +26,14 @@ class Compression:
 def compress(data: bytes) -> Compression:
     """The size of ``data`` under ``xz -9`` and under zlib at level 9.
 
-    Cost:    about a second a megabyte, nearly all of it xz's, which takes up to 700 MB of memory.
+    Cost:    about a second for each megabyte, nearly all of it for xz, which needs up to 700 MB of memory.
     Errors:  InputError if there are no bytes.
 
     >>> compress(b"state space " * 1000).zlib_bytes < 100
     True
     """
     if not data:
-        raise InputError("there are no bytes to compress")
+        raise InputError("there are no bytes to compress; give at least one")
     xz = _compressed_size(data, lzma.LZMACompressor(lzma.FORMAT_XZ, preset=9))
     deflate = _compressed_size(data, zlib.compressobj(9))
     return Compression(

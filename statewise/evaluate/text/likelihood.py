@@ -19,7 +19,7 @@ from statewise.models.language_model import LanguageModel, LanguageModelState
 
 
 class Score(NamedTuple):
-    """log_probability: of the continuation, in nats, a sum; is_greedy: whether each of its tokens is the likeliest."""
+    """log_probability: of the continuation, in nats, a sum; is_greedy: whether each token is the most likely."""
 
     log_probability: float
     is_greedy: bool
@@ -168,8 +168,8 @@ def encode_pair(
         ids = tokenizer.encode(context + continuation)[len(inside) :]
         if not continuation or not ids:
             raise DataError(
-                f"the continuation {continuation!r} adds no token to its context, so there is nothing to score: begin "
-                "it with a space or another character that is a token of its own"
+                f"the continuation {continuation!r} adds no token to its context, so there is nothing to score; begin "
+                "it with a space or another character that is its own token"
             )
         pairs.append((begin + inside, ids))
     return pairs

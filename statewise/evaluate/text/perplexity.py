@@ -33,11 +33,11 @@ class Evaluation:
     """What :func:`evaluate_tokens` found.
 
     n_tokens:             tokens scored: all but the first of the text, document tokens included
-    n_bytes, n_words:     of the text those tokens stand for, as given
+    n_bytes, n_words:     of the text that those tokens stand for, as given
     nats:                 minus the sum of the natural log-probabilities of the scored tokens
     document_token_nats:  the part of ``nats`` that went to document tokens, which stand for no byte
-    bits_per_byte:        nats / ln 2 / n_bytes. The document tokens' share is in it: to tell where a document ends is
-                          part of giving the text back, so the figure is at worst too high beside a compressor's
+    bits_per_byte:        nats / ln 2 / n_bytes. It includes the document tokens: a compressor, too, must say
+                          where a document ends. So the figure is at worst too high compared with a compressor's
     perplexity_per_token: exp(nats / n_tokens)
     perplexity_per_word:  exp(nats / n_words), None if ``n_words`` is not given
     seconds:              wall time
@@ -72,24 +72,24 @@ def evaluate_tokens(
 ) -> Evaluation:
     """Score each token of a text given all before it: every token but the first exactly once, in one of two ways.
 
-    *Carried*: the text is read from rest to its end in chunks of ``chunk_length``, the state handed on from chunk to
-    chunk. The chunks change nothing but the memory. This is the default where every mixer's state is bounded.
+    **Carried*: the text is read from rest to its end in chunks of ``chunk_length``, and the state is passed from chunk
+    to chunk. The chunk length only changes the memory needed. This is the default if every mixer's state is bounded.
 
-    *Windows*: for full attention, whose state would grow with the text, for learned positions, which end somewhere,
-    and for any model if ``window`` is given (by default 1024, or fewer if there are fewer positions). Each window of
-    ``window`` tokens is read from rest and predicts the token after each of its own; all predictions of the first
-    window count, and of each later one the last ``stride`` (by default half the window), which see at least
+    **Windows*: for full attention, whose state would grow with the text, for learned positions, which run out, and for
+    any model if ``window`` is given (by default 1024, or fewer if there are fewer positions). Each window of
+    ``window`` tokens is read from rest and predicts the token after each of its tokens. All predictions of the first
+    window count. In each later window only the last ``stride`` count (by default half the window), which see at least
     ``window - stride`` tokens before them.
 
-    The first token has nothing before it and is given. It should be the document token; otherwise the bytes it stands
-    for are no part of ``n_bytes``, which are the bytes that ``tokens[1:]`` stand for. ``n_words`` is the number of
+    The first token has nothing before it, so it is not scored. It should be the document token; otherwise its bytes
+    are not part of ``n_bytes``, which counts the bytes of ``tokens[1:]``. ``n_words`` is the number of
     words in them, however words are counted (see :func:`count_words`).
 
-    document_token: begins documents. As in training, nothing passes from one document to the next, but for the last
-        token's prediction of the document token itself; with ``across_documents`` the state is carried on.
-    n_streams: cut the text in as many contiguous pieces and read them side by side as a batch, which is faster. Each
-        piece begins at rest, so its first predictions see fewer tokens than they would in one stream.
-    progress: called with the number of tokens scored so far and in all.
+    document_token: begins documents. As in training, nothing passes from one document to the next, except that the
+        last token predicts the document token; with ``across_documents`` the state is carried over.
+    n_streams: cut the text into this many contiguous pieces and read them side by side as a batch, which is faster.
+        Each piece begins at rest, so its first predictions see fewer tokens than in one stream.
+    progress: called with the number of tokens scored so far, and of all tokens.
 
     Shapes:   tokens: (n,) integers; a memory map is read piece by piece
     Numerics: log-softmax in float32 (or wider, as the model is), sums in float64.
@@ -100,7 +100,7 @@ def evaluate_tokens(
     tokens = _check_tokens(tokens, model.config.vocab_size)
     n_targets = len(tokens) - 1
     if n_bytes < 1 or (n_words is not None and n_words < 1):
-        raise InputError(f"n_bytes={n_bytes} and n_words={n_words} must be at least 1: there is a text to score")
+        raise InputError(f"n_bytes={n_bytes} and n_words={n_words} must be at least 1, as there is text to score")
     require_least(InputError, chunk_length=(chunk_length, 1), window=(window, 1), stride=(stride, 1))
     if not 1 <= n_streams <= n_targets:
         raise InputError(f"n_streams={n_streams} is out of range; use 1 to {n_targets}, the number of scored tokens")
@@ -158,8 +158,8 @@ def evaluate_split(
 ) -> Evaluation:
     """Score a split of a corpus, or its first ``max_tokens`` tokens; ``options`` are those of :func:`evaluate_tokens`.
 
-    Its tokens begin with the document token, so that every byte of it is scored. Words are counted document by document
-    (see :func:`count_words`), in what the tokens decode to.
+    Its tokens begin with the document token, so that every byte is scored. Words are counted in each document's
+    decoded tokens (see :func:`count_words`).
 
     Errors:  InputError as for ``evaluate_tokens``, and if the tokenizer's vocabulary is not the model's.
     """
@@ -191,7 +191,7 @@ def evaluate_text(model: LanguageModel, tokenizer: Tokenizer, text: str | bytes,
 
 
 def count_words(text: bytes) -> int:
-    """Runs of bytes between ASCII whitespace: ``len(text.split())`` without making them.
+    """Runs of bytes between ASCII whitespace: ``len(text.split())`` without the list.
 
     >>> count_words(b"  a word,  another ")
     3
@@ -207,13 +207,13 @@ def count_words(text: bytes) -> int:
 
 
 def has_bounded_state(model: LanguageModel) -> bool:
-    """Whether the model's state stays the same size however much it reads: no layer has full attention."""
+    """Whether the model's state keeps its size however much it reads: no layer has full attention."""
     return all(mixer.bounded_state for mixer in model.modules() if isinstance(mixer, Mixer))
 
 
 def position_limit(model: LanguageModel) -> int | None:
     """How many tokens the model has learned positions for; None: it reads texts of any length."""
-    limits = (module.num_embeddings for module in model.modules() if isinstance(module, LearnedPositions))
+    limits = (module.n_positions for module in model.modules() if isinstance(module, LearnedPositions))
     return min(limits, default=None)
 
 

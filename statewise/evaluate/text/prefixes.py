@@ -1,4 +1,4 @@
-"""Sequences that begin alike: what they share is read once, and each goes on from a copy of the state.
+"""Sequences that begin alike: what they share is read once, and each continues from a copy of the state.
 
 The choices of one question share the question, the questions of one task its examples. So the sequences are a tree,
 whose segments are read batch by batch, parents before children. Plain attention caches make this a matter of copying

@@ -46,7 +46,7 @@ def open_model(
         tokenizer = load_tokenizer(str(tokenizer))
     if isinstance(pretrained, LanguageModel):
         if tokenizer is None:
-            raise ConfigError('a model was given without its tokenizer; give tokenizer="bytes", a path or a tokenizer')
+            raise ConfigError('a model needs its tokenizer; give tokenizer="bytes", a path or a tokenizer')
         if device is not None or dtype not in (None, "auto"):
             raise ConfigError("device and dtype are for a model that is loaded from a folder; use model.to(...) before")
         return pretrained, tokenizer, True
@@ -59,7 +59,9 @@ def open_model(
     else:
         model = published.build(device=place, dtype=wanted)
     if not isinstance(model, LanguageModel):
-        raise ConfigError(f"{pretrained} holds a {type(model).__name__}, which scores no text; give a language model")
+        raise ConfigError(
+            f"{pretrained} holds a {type(model).__name__}, which cannot score text; give a language model"
+        )
     if tokenizer is None:
         tokenizer = _tokenizer_of(checkpoint)
     return model, tokenizer, _begins_documents(checkpoint, published)
@@ -89,14 +91,14 @@ def _device(given: str | torch.device | None) -> torch.device:
     except (RuntimeError, AssertionError, TypeError) as error:  # unknown, or known and not here
         reason = str(error).splitlines()[0][:120]
         raise ConfigError(
-            f'StatewiseLM device={str(given)!r} cannot be used ({reason}); use "cpu", or "cuda" where there is one'
+            f'StatewiseLM device={str(given)!r} cannot be used ({reason}); use "cpu", or "cuda" if there is a GPU'
         ) from error
     return device
 
 
 def _tokenizer_of(path: Path) -> Tokenizer:
-    """Errors: ConfigError if none lies there."""
+    """Errors: ConfigError if there is none."""
     found = find_tokenizer(path)
     if found is None:
-        raise ConfigError(f'{path} comes without its tokenizer; give tokenizer="bytes" or the path of a tokenizer.json')
+        raise ConfigError(f'{path} has no tokenizer; give tokenizer="bytes" or the path of a tokenizer.json')
     return found

@@ -35,7 +35,7 @@ def task_at(error: BaseException) -> Task | None:
 
 
 def loading_error(name: str, config: Mapping[str, Any] | None, error: Exception) -> DataError:
-    """Of a task that lm-eval cannot load."""
+    """The error for a task that lm-eval cannot load."""
     task = task_at(error)
     if config is None and task is not None:
         config = vars(task.config)
@@ -55,14 +55,14 @@ def loading_error(name: str, config: Mapping[str, Any] | None, error: Exception)
 
 
 def evaluation_error(tasks: Iterable[Task], n_shots: int | None, error: Exception) -> DataError:
-    """Of a task that was loaded."""
+    """The error for a task that was loaded."""
     task = task_at(error)
     names = [named(task)] if task is not None else [named(one) for one in tasks]
     hint = ""
     if task is not None and (shots := task.config.num_fewshot if n_shots is None else n_shots):
         have = len(getattr(getattr(task, "sampler", None), "df", ()))
         if have <= shots:
-            hint = f" ({shots} examples before each question are asked for, and there are {have} to draw from, "
+            hint = f" ({shots} examples before each question are too many: there are {have} to draw from, "
             hint += "the question itself among them; ask for fewer shots)"
     return DataError(f"evaluating {', '.join(names)} failed: {describe(error)}{hint}")
 
@@ -94,7 +94,7 @@ def check_choices(task: Task, limit: int | None = None) -> None:
         for answer in answers if isinstance(answers, list) else [answers]:
             if not (0 <= answer < len(choices) if isinstance(answer, int) else answer in choices):
                 raise DataError(
-                    f"{place} has the answer {answer!r}, which is none of its {len(choices)} choices {choices!r}; "
+                    f"{place} has the answer {answer!r}, which is not one of its {len(choices)} choices {choices!r}; "
                     "give the number of one, from 0, or its text"
                 )
 
@@ -114,9 +114,9 @@ def check_examples(task: Task, n_shots: int | None) -> None:
         drawn = config.training_split or config.validation_split or config.test_split
     if drawn == asked and examples.split != config.test_split:
         raise DataError(
-            f"the task {named(task)}{_place(task)} draws its examples from the questions that it asks, so that a "
-            f"prompt may hold its own answer; say test_split: {asked} and fewshot_split: {asked}, and the question "
-            "asked is left out, or give a split of examples"
+            f"the task {named(task)}{_place(task)} draws its examples from the questions that it asks, so a prompt "
+            f"may contain its own answer; set test_split: {asked} and fewshot_split: {asked}, and the question asked "
+            "is left out, or give a split of examples"
         )
 
 

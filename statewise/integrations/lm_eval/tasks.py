@@ -30,8 +30,8 @@ from statewise.integrations.lm_eval.problems import (
     named,
 )
 from statewise.integrations.lm_eval.wrapper import StatewiseLM
-from statewise.train.metrics import write_bytes
-from statewise.train.tasks import Table
+from statewise.training.metrics import write_bytes
+from statewise.training.tasks import Table
 
 RESAMPLES = 1000  # lm-eval's own 100,000 take minutes where a task reports a perplexity, for a third digit of its error
 
@@ -57,7 +57,7 @@ def evaluate_tasks(
 
     Returns:  {"results": [{"task", "metric", "filter", "value", "standard_error", "higher_is_better", "n_shots",
               "n_samples", "version"}], "groups": [the same of groups], "seconds", "lm_eval": lm-eval's own}
-    Errors:   ConfigError for a task that nobody knows; DataError for one whose data cannot be had, that cannot be
+    Errors:   ConfigError for an unknown task; DataError for one whose data are not available, that cannot be
               evaluated, or that gives no value; and, of your own task files alone, for a question whose answer is not
               among its choices, which lm-eval counts as answered wrongly, and for examples drawn from the questions
               that are asked, where lm-eval may show a question its own answer.
@@ -148,7 +148,7 @@ def _find(tasks: Sequence[str], include_path: str | os.PathLike[str] | None) -> 
     for name, found in zip(tasks, names):
         if not found:
             where = "" if folder is None else f", nor in {folder}{broken_yaml(folder)}"
-            raise ConfigError(f"lm-eval knows no task {name!r}{where}; `lm-eval ls tasks` lists its own")
+            raise ConfigError(f"lm-eval has no task {name!r}{where}; `lm-eval ls tasks` lists its own")
     return manager, list(dict.fromkeys(name for found in names for name in found)), ours
 
 
@@ -207,7 +207,7 @@ def _number(value: float) -> str:
 
 
 def _git_hash() -> str | None:
-    """Of the folder's repository, as lm-eval's own; without git's complaint where there is none."""
+    """The commit of the folder's repository, as lm-eval reports it; without git's complaint if there is none."""
     try:
         found = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True, check=False)
     except OSError:

@@ -13,8 +13,8 @@ from statewise.decoding import Decoder, why_not
 from statewise.evaluate.text.likelihood import prepared
 from statewise.evaluate.text.prefixes import Segment, chunks, prefix_tree, select, walk
 from statewise.generation import generate
-from statewise.generation.decode import WORTH_PACKING
 from statewise.generation.reading import Reading, extend, nothing_read
+from statewise.generation.stepping import WORTH_PACKING
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
 

@@ -1,7 +1,7 @@
 """A model of lm-eval (EleutherAI's lm-evaluation-harness) that runs our language models as they are.
 
 What is measured is what lm-eval's own models measure, to rounding: the same tokens, conditions and sums. How it is
-computed differs. A question is read once for all its choices, and so are the examples before it.
+computed differs. A question is read once and shared by all its choices, and so are the examples before it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
     device:         of a folder's model, such as "cpu" or "cuda". None: the CPU
     dtype:          of a folder's model, "float32", "float16", "bfloat16" or "float64". None or "auto": as saved
     batch_size:     rows read together; "auto" is 16
-    max_length:     tokens that a prediction may depend on: longer contexts lose their beginning, as in lm-eval's own
-                    models. None: all of them, but no more than there are learned positions
+    max_length:     tokens that a prediction may depend on: longer contexts are cut at their beginning, as in lm-eval's
+                    own models. None: all of them, but no more than there are learned positions
     add_bos_token:  begin every context with the document token, and otherwise as the tokenizer itself begins a text:
                     with nothing (GPT-2's and GPT-NeoX's), or with a token of its own (Mistral's). None: with the
                     document token, as ``sw.generate`` does and as models trained here have seen every document begin;
@@ -79,7 +79,9 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
     ) -> None:
         super().__init__()
         if unknown:
-            raise ConfigError(f"StatewiseLM has no argument {next(iter(unknown))!r}; see help(StatewiseLM) for those")
+            raise ConfigError(
+                f"StatewiseLM has no argument {next(iter(unknown))!r}; see help(StatewiseLM) for its arguments"
+            )
         self.model, self.tokenizer, begins_documents = open_model(pretrained, tokenizer, device, dtype)
         require_fits(self.tokenizer, self.model.config.vocab_size, ConfigError)
         self.batch_size = rows_together(batch_size, max_batch_size)
@@ -129,8 +131,8 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
             pair = [self.prefix_token_id], pair[1]
         if not pair[1]:
             raise DataError(
-                f"the continuation {continuation!r} adds no token to its context, so there is nothing to score: "
-                "begin it with a space or another character that is a token of its own"
+                f"the continuation {continuation!r} adds no token to its context, so there is nothing to score; begin "
+                "it with a space or another character that is its own token"
             )
         return pair
 
@@ -239,7 +241,7 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
             return tokens
         if max_new_tokens >= self.max_length:
             raise DataError(
-                f"{max_new_tokens} tokens to write leave no room for a prompt: max_length is {self.max_length}; "
+                f"{max_new_tokens} new tokens leave no room for a prompt: max_length is {self.max_length}; "
                 "lower the task's max_gen_toks"
             )
         return tokens[-(self.max_length - max_new_tokens) :]
@@ -259,7 +261,7 @@ class StatewiseLM(TemplateLM):  # type: ignore[misc, unused-ignore] # a class of
                 options[name] = value
             elif name not in NEUTRAL or value != NEUTRAL[name]:
                 raise DataError(
-                    f"the task's generation_kwargs ask for {name}={value!r}, which is not supported; supported are "
-                    f"until, max_gen_toks, do_sample, temperature, {', '.join(SAMPLING)}"
+                    f"the task's generation_kwargs ask for {name}={value!r}, which is not supported; use until, "
+                    f"max_gen_toks, do_sample, temperature, {', '.join(SAMPLING)}"
                 )
         return options

@@ -1,8 +1,9 @@
-"""Statewise language models in Hugging Face's ``transformers``: extra ``hf``, transformers 5.
+"""Statewise models in Hugging Face's ``transformers``: extra ``hf``, transformers 5.
 
-Importing this module registers the model type "statewise" with ``AutoConfig`` and ``AutoModelForCausalLM``.
+Importing this module registers the model type "statewise" with ``AutoConfig``, ``AutoModelForCausalLM`` and
+``AutoModelForSequenceClassification``.
 
-A thin layer: state and mathematics are :class:`~statewise.models.language_model.LanguageModel`'s own.
+A thin layer: state and mathematics are the models' own.
 """
 
 from __future__ import annotations
@@ -14,11 +15,24 @@ with importing("transformers", "hf", "the wrapper needs version 5 of"):
     from transformers import PreTrainedConfig as _  # noqa: F401 (its name since version 5)
 
 from statewise.integrations.transformers.cache import StatewiseCache
+from statewise.integrations.transformers.classifier import StatewiseForSequenceClassification
 from statewise.integrations.transformers.config import StatewiseConfig
-from statewise.integrations.transformers.model import StatewiseForCausalLM, from_statewise
+from statewise.integrations.transformers.model import StatewiseForCausalLM
 from statewise.integrations.transformers.tokenizer import fast_tokenizer
+from statewise.integrations.transformers.wrap import from_statewise
 
-__all__ = ["StatewiseCache", "StatewiseConfig", "StatewiseForCausalLM", "fast_tokenizer", "from_statewise"]
+__all__ = [
+    "StatewiseCache",
+    "StatewiseConfig",
+    "StatewiseForCausalLM",
+    "StatewiseForSequenceClassification",
+    "fast_tokenizer",
+    "from_statewise",
+]
 
 transformers.AutoConfig.register(StatewiseConfig.model_type, StatewiseConfig, exist_ok=True)
-transformers.AutoModelForCausalLM.register(StatewiseConfig, StatewiseForCausalLM, exist_ok=True)
+for auto, ours in (
+    (transformers.AutoModelForCausalLM, StatewiseForCausalLM),
+    (transformers.AutoModelForSequenceClassification, StatewiseForSequenceClassification),
+):
+    auto.register(StatewiseConfig, ours, exist_ok=True)

@@ -33,7 +33,7 @@ def starts_of(position_ids: Tensor | None, tokens: Tensor) -> Tensor | None:
 def check_labels(labels: Tensor, tokens: Tensor, logits_to_keep: int | Tensor, vocab_size: int) -> None:
     """InputError unless every token has a label, of the vocabulary or IGNORED; costs one wait for the device."""
     if not isinstance(logits_to_keep, int) or logits_to_keep:
-        raise InputError("labels need the logits of every column; leave logits_to_keep out, or labels")
+        raise InputError("labels need the logits of every column; leave out logits_to_keep or labels")
     if labels.shape != tokens.shape:
         raise InputError(
             f"labels have the shape {tuple(labels.shape)} and the tokens {tuple(tokens.shape)}; expected one label "
@@ -53,4 +53,4 @@ def refuse(kwargs: dict[str, Any]) -> None:
     """Arguments that other models have and this one gives no meaning. Errors: InputError."""
     for name, value in kwargs.items():
         if value is not None and value is not False:
-            raise InputError(f"{name} has no meaning for a Statewise model; leave it out")
+            raise InputError(f"{name} means nothing to a Statewise model; leave it out")

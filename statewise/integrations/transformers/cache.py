@@ -18,7 +18,7 @@ class StatewiseCache(Cache):
     """What a model knows of each row of a batch. A call given one reads on from it and writes the new state into it.
 
     state:     the model's; None before the first call. It is never mutated, only replaced, so ``copy.copy(cache)``
-               costs nothing and goes on from where it was taken, however far the other has gone on
+               costs nothing and continues from where it was taken, however far the other has gone
     features:  (batch, d_model), the model's last features of each row: the next token's logits are their ``head``
     n_columns: how many columns of ids were read, padding included
 
@@ -85,13 +85,13 @@ class StatewiseCache(Cache):
         if tokens_to_remove:
             raise InputError(
                 f"a state cannot be cut back by {abs(tokens_to_remove)} tokens: it holds no history; "
-                "keep copy.copy(cache) from before them and go on from that"
+                "keep copy.copy(cache) from before them and continue from that"
             )
 
     def activate_past_recording(self) -> None:
         raise InputError(
-            "assisted generation takes drafted tokens back, and a state holds no history to do so; "
-            "generate without an assistant, or use another assistant than a Statewise model"
+            "assisted generation takes drafted tokens back, but a state has no history to do that; generate without "
+            "an assistant, or with one that is not a Statewise model"
         )
 
     def update(self, *args: Any, **kwargs: Any) -> Any:

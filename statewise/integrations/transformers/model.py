@@ -2,70 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from statewise.checkpoints.empty import cast_parameters
 from statewise.configuration import to_dict
 from statewise.data.tokenizers import Tokenizer, require_fits
-from statewise.errors import CheckpointError, InputError
+from statewise.errors import InputError
 from statewise.integrations.transformers.arguments import IGNORED, check_labels, refuse, starts_of
 from statewise.integrations.transformers.cache import StatewiseCache
 from statewise.integrations.transformers.config import StatewiseConfig
 from statewise.integrations.transformers.padding import from_right_padded, read_mask, to_right_padded
+from statewise.integrations.transformers.pretrained import StatewisePreTrainedModel, wrapped
 from statewise.models.freezing import freeze, has_operators_to_prepare
-from statewise.models.language_model import LanguageModel
+from statewise.models.language_model import LanguageModel, LanguageModelConfig
 
 
-class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
+class StatewiseForCausalLM(StatewisePreTrainedModel, GenerationMixin):
     """Any Statewise language model for ``generate``, ``Trainer`` and ``pipeline``. ``model`` is ours.
 
     Rows may be padded anywhere, left or right: a column whose ``attention_mask`` is 0 is not read, whatever its id, and
     its logits are those of the row's last token before it. Rows of a padded batch say what they would say alone.
     """
 
-    config_class = StatewiseConfig
-    config: StatewiseConfig
-    base_model_prefix = "model"
     main_input_name = "input_ids"
-    supports_gradient_checkpointing = True
+    model: LanguageModel
     _is_stateful = True  # assisted generation is refused: a state holds no history to go back to
     _tied_weights_keys = {"model.head.weight": "model.embedding.weight"}  # noqa: RUF012 (the base class has a dict)
 
     def __init__(self, config: StatewiseConfig) -> None:
         super().__init__(config)
-        dtype = torch.get_default_dtype()  # theirs say so which dtype they want
-        with _default_dtype(torch.promote_types(dtype, torch.float32)):
-            self.model = config.language_model().build()
-        cast_parameters(self.model, dtype)
         self._readers: list[LanguageModel] = []  # frozen copies while they generate; in a list they are no submodules
-        self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: a model draws its parameters when it is built."""
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As theirs, but strict. ``dtype`` leaves the parameters of ``Dynamics`` modules in float32 or wider.
-
-        Errors:  CheckpointError naming tensors that are missing, unexpected or of another shape.
-        """
-        kwargs["ignore_mismatched_sizes"] = True  # or theirs ends without a name
-        model, loaded = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        loaded["mismatched_keys"] = {_mismatch(key) for key in loaded.get("mismatched_keys", ())}
-        for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-            if found := sorted(str(key) for key in loaded.get(what, ())):
-                raise CheckpointError(
-                    f"{args[0] if args else 'the checkpoint'} has {what.replace('_', ' ')}: {', '.join(found[:3])}"
-                    f"{f' and {len(found) - 3} more' if len(found) > 3 else ''}; expected the tensors of its config"
-                )
-        return (model, loaded) if output_loading_info else model
+    def _config_of(self, config: StatewiseConfig) -> LanguageModelConfig:
+        return config.language_model()
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embedding
@@ -79,7 +51,7 @@ class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
             return self.model.embedding
         raise InputError(
             f"a Statewise model's vocabulary of {self.config.vocab_size} cannot be resized to {new_num_tokens}; "
-            "use tokens that it has (padding may have any id, masked columns are not read)"
+            "use tokens that it has (padding may have any id, as masked columns are not read)"
         )
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +62,7 @@ class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
         given = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
         if isinstance(given, Tensor) and given.ndim == 2 and not given.shape[1]:
             raise InputError(
-                f"the prompt has the shape {tuple(given.shape)}, which holds no token to go on from; "
+                f"the prompt has the shape {tuple(given.shape)}, which has no token to continue from; "
                 "begin every row with a token, such as the tokenizer's bos token"
             )
         if self.training or not has_operators_to_prepare(self.model):
@@ -111,7 +83,9 @@ class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
         """A cache of ours where the caller gave none."""
         given = generation_config.cache_implementation
         if given not in (None, "dynamic"):
-            raise InputError(f"cache_implementation={given!r} is for keys and values; a state needs none, leave it out")
+            raise InputError(
+                f"cache_implementation={given!r} is for keys and values, which a state does not need; leave it out"
+            )
         if generation_config.is_assistant:
             StatewiseCache().activate_past_recording()
         cache = model_kwargs.get("past_key_values")
@@ -183,8 +157,8 @@ class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
             cache.features = weight.new_zeros(batch, weight.shape[1])
         elif cache.batch_size != batch:
             raise InputError(
-                f"the cache has {cache.batch_size} rows and the tokens {batch}; for beams or several continuations "
-                "of a row, cache.batch_repeat_interleave(n) first"
+                f"the cache has {cache.batch_size} rows and the tokens {batch}; for beams or several continuations of "
+                "a row, call cache.batch_repeat_interleave(n) first"
             )
         return cast(StatewiseCache, cache)
 
@@ -212,18 +186,8 @@ class StatewiseForCausalLM(PreTrainedModel, GenerationMixin):
         return features
 
 
-def from_statewise(model: LanguageModel, tokenizer: Tokenizer | None = None) -> StatewiseForCausalLM:
-    """The model, wrapped; nothing is copied, ``from_statewise(model).model is model``.
-
-    With a tokenizer its document token begins and ends documents; with that of a published model its own end tokens
-    end a row, and the settings are the published ones. Ids that it does not have (of a vocabulary that was padded) are
-    never drawn, as in ``sw.generate(..., tokenizer=tokenizer)``.
-
-    Errors:  InputError for anything but a language model that is not frozen, and for a tokenizer with more tokens.
-    """
-    if not isinstance(model, LanguageModel) or model.is_frozen:
-        what = "frozen model" if isinstance(model, LanguageModel) else type(model).__name__
-        raise InputError(f"from_statewise takes a LanguageModel that is not frozen, got a {what}")
+def wrap_language_model(model: LanguageModel, tokenizer: Tokenizer | None) -> StatewiseForCausalLM:
+    """As ``from_statewise``."""
     ids: dict[str, Any] = {}
     if tokenizer is not None:
         require_fits(tokenizer, model.config.vocab_size)
@@ -232,37 +196,17 @@ def from_statewise(model: LanguageModel, tokenizer: Tokenizer | None = None) -> 
         theirs = tokenizer.conventions
         if theirs is not None:
             ids = dict(zip(names, (None, theirs.begin_id, list(theirs.end_ids), theirs.padding_id)))
-    with torch.device("meta"):
-        wrapped = StatewiseForCausalLM(StatewiseConfig(model=model.config, **ids))
-    wrapped.model = model
+    around = wrapped(StatewiseForCausalLM, StatewiseConfig(model=model.config, **ids), model)
     if tokenizer is not None:
         without_token = [*tokenizer.gaps, *range(tokenizer.vocab_size, model.config.vocab_size)]
-        wrapped.generation_config.suppress_tokens = without_token or None
+        around.generation_config.suppress_tokens = without_token or None
         if tokenizer.conventions is not None:
             for name, value in to_dict(tokenizer.conventions.settings).items():
                 if value is not None and not name.endswith("_token_id"):
-                    setattr(wrapped.generation_config, name, value)
-    wrapped.config.dtype = wrapped.dtype
-    return wrapped.train(model.training)
-
-
-def _mismatch(key: Any) -> str:
-    """One of theirs, (name, shape, shape of the model), in words."""
-    if not isinstance(key, tuple) or len(key) != 3:
-        return str(key)
-    return f"{key[0]} of shape {tuple(key[1])} instead of {tuple(key[2])}"
+                    setattr(around.generation_config, name, value)
+    return around
 
 
 def _no_target(real: Tensor, fresh: bool) -> Tensor:
     """Padding, and a row's first token, which nothing before it predicts."""
     return ~real | (real.cumsum(1) < 2) if fresh else ~real
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

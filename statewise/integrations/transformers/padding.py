@@ -12,7 +12,8 @@ from statewise.errors import InputError
 
 
 def read_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """The mask of these tokens, (batch, length) bool; None if every token is to be read.
+    """The mask of these tokens (batch, length), or numbers (batch, length, d_input), as (batch, length) bool; None if
+    every column is to be read.
 
     ``attention_mask`` is zeros and ones, (batch, columns); where it has more columns than the tokens, the others were
     read in calls before.
@@ -21,23 +22,24 @@ def read_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
     """
     if attention_mask is None:
         return None
-    batch, length = tokens.shape
+    batch, length = tokens.shape[:2]
     if attention_mask.ndim != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < length:
         raise InputError(
             f"attention_mask has the shape {tuple(attention_mask.shape)} and the tokens {(batch, length)}; expected "
-            "(batch, length), or more columns of which the last are these tokens'"
+            "(batch, length), or more columns, with these tokens' last"
         )
     mask = attention_mask[:, attention_mask.shape[1] - length :].to(tokens.device)
     real = mask.bool()
     if not bool((mask == real).all()):
-        raise InputError("attention_mask holds other values than 0 and 1; expected 1 for tokens and 0 for padding")
+        raise InputError("attention_mask has values that are neither 0 nor 1; expected 1 for tokens and 0 for padding")
     return None if bool(real.all()) else real
 
 
 def to_right_padded(real: Tensor, *columns: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
     """The real columns of each row, in order, at its beginning; and how many they are.
 
-    Shapes:  real: (batch, length) bool, columns: (batch, length)   ->   lengths (batch,), and (batch, longest) of each
+    Shapes:  real: (batch, length) bool, columns: (batch, length, ...)
+             ->   lengths (batch,), and (batch, longest, ...) of each
 
     >>> real = torch.tensor([[False, True, True], [True, True, True]])
     >>> lengths, (tokens,) = to_right_padded(real, torch.tensor([[0, 5, 6], [7, 8, 9]]))
@@ -46,7 +48,8 @@ def to_right_padded(real: Tensor, *columns: Tensor | None) -> tuple[Tensor, list
     """
     lengths = real.sum(1)
     order = (~real).to(torch.uint8).argsort(dim=1, stable=True)[:, : int(lengths.max())]
-    return lengths, [None if column is None else column.gather(1, order) for column in columns]
+    rows = torch.arange(len(order), device=order.device)[:, None]
+    return lengths, [None if column is None else column[rows, order] for column in columns]
 
 
 def from_right_padded(features: Tensor, before: Tensor, real: Tensor) -> Tensor:

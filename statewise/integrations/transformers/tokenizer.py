@@ -34,7 +34,7 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         backend = tokenizers.Tokenizer.from_str(tokenizer.json)
     else:
         raise InputError(
-            f"fast_tokenizer takes a ByteTokenizer or a FileTokenizer, not a {type(tokenizer).__name__}; "
+            f"fast_tokenizer needs a ByteTokenizer or a FileTokenizer, not a {type(tokenizer).__name__}; "
             "save it as a tokenizer.json and open that"
         )
     backend.no_truncation()

@@ -42,7 +42,7 @@ def forward(v: Tensor, z: Tensor, Lambda: Tensor) -> Tensor:
     out = torch.empty(*v.shape[:2], z.shape[1], dtype=v.dtype, device=v.device)
     if out.numel() == 0 or v.numel() == 0:
         return out.zero_()
-    numerators, room = _numerators(v, Lambda), _Room(v)
+    numerators, room = numerators_of(v, Lambda), _Room(v)
     for block in _blocks(z, Lambda):
         x, y, given = block.x, block.y, numerators[block.channels]
         sums = _products(given, _inverse(block, room), room("sums", 2, *given.shape[:2], x.shape[2]))
@@ -66,7 +66,7 @@ def backward(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor, with_z: bool) -
     moments = torch.zeros(w, n, 2, dtype=v.real.dtype, device=v.device)  # sums over the nodes of Re E and of Re(E z)
     if grad.numel() == 0 or v.numel() == 0:
         return torch.zeros_like(v), dz, torch.zeros_like(Lambda)
-    numerators, room = _numerators(v, Lambda), _Room(v)
+    numerators, room = numerators_of(v, Lambda), _Room(v)
     for block in _blocks(z, Lambda):
         channels, x, y = block.channels, block.x, block.y
         inverse = re, im = _inverse(block, room)
@@ -95,12 +95,14 @@ def backward(grad: Tensor, v: Tensor, z: Tensor, Lambda: Tensor, with_z: bool) -
             change = 2 * (total * torch.complex(x, y).squeeze(1) - weighted) + (H * alphas).sum(1)
             change = change if z.shape[0] > 1 else change.sum(0, keepdim=True)
             dz[block.own, block.nodes] += change[:, : block.n_nodes].conj()
-    dv, d_Lambda = _to_inputs(d_numerators, moments, v, Lambda)
+    dv, d_Lambda = to_inputs(d_numerators, moments, v, Lambda)
     return dv, dz, d_Lambda
 
 
 def _weight(grad: Tensor, block: Block, room: _Room) -> Tensor:
-    """(2, w, 2 k, m): the real and the imaginary plane of H z, for alpha, and of H, for beta; 0 at what fills up m."""
+    """(2, w, 2 k, m): the real and the imaginary plane of H z, for alpha, and of H, for beta; 0 where m is filled
+    up.
+    """
     w, k, _ = grad.shape
     weight = room("weight", 2, w, 2 * k, block.x.shape[2])
     weight[..., block.n_nodes :] = 0
@@ -112,7 +114,7 @@ def _weight(grad: Tensor, block: Block, room: _Room) -> Tensor:
     return weight
 
 
-def _to_inputs(d_numerators: Tensor, moments: Tensor, v: Tensor, Lambda: Tensor) -> tuple[Tensor, Tensor]:
+def to_inputs(d_numerators: Tensor, moments: Tensor, v: Tensor, Lambda: Tensor) -> tuple[Tensor, Tensor]:
     """From alpha = 2 Re v, beta = -2 (Re v p + Im v q) and d = (z - p)^2 + q^2, with Lambda = p + i q."""
     d_alpha, d_beta = d_numerators.chunk(2, 1)  # (w, k, n)
     p, q = Lambda.real, Lambda.imag
@@ -121,7 +123,7 @@ def _to_inputs(d_numerators: Tensor, moments: Tensor, v: Tensor, Lambda: Tensor)
     return dv, through_d - 2 * torch.complex((v.real * d_beta).sum(1), (v.imag * d_beta).sum(1))
 
 
-def _numerators(v: Tensor, Lambda: Tensor) -> Tensor:
+def numerators_of(v: Tensor, Lambda: Tensor) -> Tensor:
     """alpha, then beta: (w, 2 k, n)"""
     p, q = Lambda.real.unsqueeze(1), Lambda.imag.unsqueeze(1)
     return torch.cat([2 * v.real, -2 * (v.real * p + v.imag * q)], 1)

@@ -8,6 +8,7 @@ from statewise.kernels.adjoint import derivative_of
 from statewise.kernels.backend import c_runs
 from statewise.kernels.diagonal_scan import native
 from statewise.kernels.diagonal_scan.reference import diagonal_scan_reference
+from statewise.kernels.gpu import triton_or
 from statewise.kernels.registration import register
 
 __all__ = ["diagonal_scan", "diagonal_scan_reference", "refusal"]
@@ -18,8 +19,12 @@ refusal = native.refusal
 def _forward(
     u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    path = native.forward if c_runs("diagonal_scan", refusal(u, A)) else diagonal_scan_reference
-    return path(u, A, B, C, D, state, lengths)
+    given = (u, A, B, C, D, state, lengths)
+    if c_runs("diagonal_scan", refusal(u, A)):
+        return native.forward(*given)
+    path = triton_or(None, "diagonal_scan", *given)
+    found: tuple[Tensor, Tensor] = diagonal_scan_reference(*given) if path is None else path.forward(*given)
+    return found
 
 
 _diagonal_scan = register(

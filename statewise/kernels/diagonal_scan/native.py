@@ -16,7 +16,7 @@ PLANES, LANES, STATES = 8, 16, 2  # of the scratch memory, as diagonal_scan.c ha
 def refusal(u: Tensor, A: Tensor) -> str | None:
     """Why C cannot take these; None if it can."""
     if u.dtype != torch.float32 or A.dtype != torch.complex64:
-        return f"u is {u.dtype} and A {A.dtype}, and it takes float32 and complex64"
+        return f"u is {u.dtype} and A {A.dtype}, but it needs float32 and complex64"
     return refusal_of(u=u, A=A)
 
 

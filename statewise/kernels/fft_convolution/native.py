@@ -146,7 +146,7 @@ def _plan(points: int, dtype: torch.dtype, by_eight: bool) -> Plan:
 
 
 def _radices(points: int, by_eight: bool) -> list[int]:
-    """Of 1, 3 or 5 times a power of 2 that is at least 4."""
+    """The radices of 1, 3 or 5 times a power of 2 that is at least 4."""
     twos = (points & -points).bit_length() - 1
     odd = points >> twos
     first = [odd] if odd > 1 else []

@@ -43,7 +43,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
     tensor([-0.1588,  0.0000,  0.8412])
     """
     refuse_unreal("gelu_tanh", x=x)
-    if x.numel() < _WORTH_IT or x.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or x.numel() < _WORTH_IT or x.device.type != "cpu":
         return F.gelu(x, approximate="tanh")
     y: Tensor = _gelu(x)
     return y

@@ -66,7 +66,7 @@ def _adjoint(*arguments: Any) -> Any:
 
 
 def _parts(arguments: Sequence[Any]) -> tuple[Arguments, Outputs, Grads]:
-    """Of the adjoint's arguments: tensors come first, the count of rows is the last."""
+    """Sorts the adjoint's arguments: tensors come first, the count of rows is the last."""
     *tensors, rows = arguments
     given = Arguments(*[*tensors[: _N - 1], rows])
     return given, Outputs(*tensors[_N - 1 : -3]), Grads(*tensors[-3:])
@@ -162,7 +162,7 @@ def kalman(
               covariance depends on the row
               lengths: (batch,) int64; a row stands still beyond. starts: (batch, length) bool, where x_{t-1} is the
               prior
-    Cost:     O(length (p + n)^2 n) for each row whose covariances are its own. In C rows stand in the lanes of vectors;
+    Cost:     O(length (p + n)^2 n) for each row whose covariances are its own. In C each lane of a vector is a row;
               the adjoint recomputes from the outputs, in O(length (p + n)^2 n) with no square root.
     Numerics: in float32 or float64 as given. In C, a variance below what the dtype holds (1e-38 in float32) is zero.
               A gradient of the factors themselves goes through PyTorch's operations, as everything does off the CPU.

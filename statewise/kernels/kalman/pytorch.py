@@ -174,7 +174,7 @@ def backward(grads: Grads, given: Arguments, found: Outputs) -> Gradients:
 
 
 def _before(first: Tensor, found: Tensor, batch: int) -> Tensor:
-    """What stood before each step, (batch, length, ...)."""
+    """The values before each step, (batch, length, ...)."""
     first, found = (m.expand(batch, *m.shape[1:]) for m in (first, found))
     return torch.cat([first.unsqueeze(1), found[:, :-1]], 1)[:, : found.shape[1]]
 

@@ -58,7 +58,7 @@ class Grads(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of the arguments that are numbers."""
+    """The gradients of the arguments that are numbers."""
 
     y: Tensor
     G: Tensor

@@ -1,6 +1,6 @@
 """Square roots of covariances: triangular factors L with L L^T = P, by orthogonal transformations alone.
 
-A filter that carries L in the place of P cannot come to a covariance that is not one: L L^T is never indefinite, and
+A filter that carries L instead of P cannot come to a covariance that is not one: L L^T is never indefinite, and
 half the digits of the exponent are enough. What a step needs is one thing, :func:`lower`: a triangular matrix X with
 X X^T = M M^T for a wide M, which is the transposed R of a QR decomposition.
 """
@@ -22,7 +22,7 @@ class Backwards(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
-            "square-root filters have no derivative in forward mode, as of torch.func.jvp, jacfwd and hessian; use "
+            "square-root filters have no derivative in forward mode (torch.func.jvp, jacfwd, hessian); use "
             "torch.func.jacrev, or a LinearGaussian's form='recurrent'"
         )
 

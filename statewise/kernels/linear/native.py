@@ -17,7 +17,7 @@ _TURNED = 4  # a weight with this many times as many rows as x is not packed
 def refusal(x: Tensor, weight: Tensor) -> str | None:
     """Why the C code cannot take these; None if it can."""
     if x.dtype != torch.float32 or weight.dtype != torch.float32:
-        return f"x is {x.dtype} and weight {weight.dtype}, and the C code multiplies float32"
+        return f"x is {x.dtype} and weight {weight.dtype}, but the C code multiplies float32"
     return refusal_of(x=x, weight=weight)
 
 

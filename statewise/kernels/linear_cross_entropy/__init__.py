@@ -138,7 +138,8 @@ def linear_cross_entropy(
     Numerics: softmax and sums over blocks in float32, float64 for float64; with bfloat16 the products are bfloat16's,
               with sums in float32. Under autocast in its dtype, but of float16 in float32.
     Errors:   InputError if the shapes disagree, for targets outside the vocabulary, an empty one, unknown reductions,
-              and complex numbers or integers. On a device that is not a CPU it refuses targets itself, as it can.
+              and complex numbers or integers. On a device that is not a CPU it refuses targets itself, as it can; in
+              Triton they make the loss NaN.
     Source:   the gradient in the forward pass: Hsu et al. 2024 (Liger kernel), arXiv:2410.10989, sec. 3.2.
 
     >>> linear_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 2]))  # log 4

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
+from statewise.kernels.gpu import triton_or
 from statewise.kernels.linear import linear, onednn
 from statewise.kernels.linear_cross_entropy import native, pytorch
 from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
@@ -28,7 +29,8 @@ def losses_and_gradients(
     n, vocab = x.shape[0], weight.shape[0]
     _check_targets(targets, vocab)
     full = full_precision(x.dtype)
-    path = native if c_runs("linear_cross_entropy", stored_refusal(x=x, weight=weight)) else pytorch
+    in_c = c_runs("linear_cross_entropy", stored_refusal(x=x, weight=weight))
+    path = native if in_c else triton_or(pytorch, "linear_cross_entropy", x, weight, targets, coefficients)
     losses = x.new_empty(n, dtype=full)
     grad_x = x.new_empty(x.shape if coefficients is not None else 0)
     grad_weight = weight.new_empty(weight.shape if coefficients is not None else 0, dtype=full)
@@ -39,14 +41,21 @@ def losses_and_gradients(
     for start in range(0, n, max(block, 1)):
         here = slice(start, min(start + block, n))
         part = logits[: here.stop - start]
-        for piece in _pieces(weight):
-            part[:, piece] = _product(x[here], weight[piece])
+        _make_logits(part, x[here], weight)
         losses[here] = path.rows(part, targets[here], None if coefficients is None else coefficients[here])
         if coefficients is not None:
             _take_gradients(part, x[here], weight, grad_x[here], grad_weight, first=start == 0)
     if n == 0:
         grad_weight.zero_()
     return losses, grad_x, grad_weight.to(weight.dtype)
+
+
+def _make_logits(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    if x.device.type != "cpu":
+        torch.mm(x, weight.t(), out=out)  # in place: a block is half a gigabyte
+        return
+    for piece in _pieces(weight):
+        out[:, piece] = _product(x, weight[piece])
 
 
 def _take_gradients(

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
+from statewise.kernels.gpu import triton_or
 from statewise.kernels.linear_scan import native, pytorch
+from statewise.kernels.linear_scan.pytorch import before
 from statewise.kernels.linear_scan.reference import linear_scan_reference
 from statewise.kernels.registration import register
 
@@ -17,24 +19,17 @@ __all__ = ["linear_scan", "linear_scan_reference"]
 
 
 def _forward(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
-    run = native.forward if c_runs("linear_scan", native.refusal(a, b, h0)) else pytorch.forward
-    return run(a, b, h0)
+    path = native if c_runs("linear_scan", native.refusal(a, b, h0)) else triton_or(pytorch, "linear_scan", a, b, h0)
+    h: Tensor = path.forward(a, b, h0)
+    return h
 
 
 def _adjoint(grad: Tensor, a: Tensor, h: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The adjoint is the same recurrence backwards in time: g_t = grad_t + conj(a_{t+1}) g_{t+1}."""
-    if c_runs("linear_scan", native.refusal(a, grad, h0)):
-        return native.backward(grad, a, h, h0)
-    if h.shape[1] == 0:
-        return torch.zeros_like(h), torch.zeros_like(h), torch.zeros_like(h0)
-    a = a.conj()
-    a_next = torch.cat([a[:, 1:], torch.zeros_like(a[:, :1])], 1)
-    g = pytorch.forward(a_next.flip(1), grad.flip(1), torch.zeros_like(h0)).flip(1)
-    return g * _before(h, h0).conj(), g, a[:, 0] * g[:, 0]
-
-
-def _before(h: Tensor, h0: Tensor) -> Tensor:
-    return torch.cat([h0.unsqueeze(1), h], 1)[:, :-1]
+    c_can = c_runs("linear_scan", native.refusal(a, grad, h0))
+    path = native if c_can else triton_or(pytorch, "linear_scan", a, grad, h0)
+    da, db, dh0 = path.backward(grad, a, h, h0)
+    return da, db, dh0
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -55,14 +50,16 @@ def _setup_second(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ..
 def _second_backward(
     ctx: Any, d_da: Tensor | None, d_g: Tensor | None, d_dh0: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of g, da_t = g_t conj(h_{t-1}) and dh0 = conj(a_0) g_0, in terms of the operators: so every higher one exists."""
+    """The gradients of g, da_t = g_t conj(h_{t-1}) and dh0 = conj(a_0) g_0, in terms of the operators: so every higher
+    one exists.
+    """
     a, h, h0, g = ctx.saved_tensors
     d_da, d_g = (torch.zeros_like(h) if x is None else x for x in (d_da, d_g))
     d_dh0 = torch.zeros_like(h0) if d_dh0 is None else d_dh0
-    x = _linear_scan(a, d_g + d_da * _before(h, h0), d_dh0)
+    x = _linear_scan(a, d_g + d_da * before(h, h0), d_dh0)
     through_h = torch.cat([d_da.conj() * g, torch.zeros_like(h0).unsqueeze(1)], 1)  # of h0, then of each h
     d_h0 = through_h[:, 0]
-    return x, _before(x, d_dh0).conj() * g, through_h[:, 1:], d_h0
+    return x, before(x, d_dh0).conj() * g, through_h[:, 1:], d_h0
 
 
 _linear_scan = register(

@@ -16,7 +16,7 @@ _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 def refusal(a: Tensor, b: Tensor, h0: Tensor) -> str | None:
     """Why C cannot take these; None if it can."""
     if b.dtype not in _DTYPES:
-        return f"b is {b.dtype}, and it takes float32 and float64, real or complex"
+        return f"b is {b.dtype}, but it needs float32 or float64, real or complex"
     return refusal_of(a=a, b=b, h0=h0)
 
 
@@ -25,7 +25,7 @@ def forward(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     h = empty(*b.shape, dtype=b.dtype)
     if h.numel() == 0:
         return h
-    numbers, row, step = _expanded(a)
+    numbers, row, step = expanded(a)
     native.function("linear_scan_forward", b.real.dtype, "pppplllllll")(
         *(numbers, plain(b), plain(h0), h, *_sizes(b), row, step, native.n_threads())
     )
@@ -38,7 +38,7 @@ def backward(grad: Tensor, a: Tensor, h: Tensor, h0: Tensor) -> tuple[Tensor, Te
         da, g, dh0 = (torch.zeros(x.shape, dtype=x.dtype) for x in (h, h, h0))
         return da, g, dh0
     da, g, dh0 = (empty(*x.shape, dtype=x.dtype) for x in (h, h, h0))
-    numbers, row, step = _expanded(a)
+    numbers, row, step = expanded(a)
     native.function("linear_scan_backward", h.real.dtype, "ppppppplllllll")(
         *(plain(grad), numbers, plain(h), plain(h0), da, g, dh0, *_sizes(h), row, step, native.n_threads())
     )
@@ -51,7 +51,7 @@ def _sizes(b: Tensor) -> tuple[int, int, int, int]:
     return b.shape[0], b.shape[1], b[0, 0].numel() * parts, parts - 1
 
 
-def _expanded(a: Tensor) -> tuple[Tensor, int, int]:
+def expanded(a: Tensor) -> tuple[Tensor, int, int]:
     """a without copies over rows and times that it is expanded over, and its strides there in real numbers."""
     each_row, each_step = a.stride(0) != 0 and a.shape[0] > 1, a.stride(1) != 0 and a.shape[1] > 1
     a = a if each_row else a[:1]

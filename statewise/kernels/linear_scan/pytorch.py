@@ -40,3 +40,18 @@ def forward(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     for t in range(main, length):
         state = torch.addcmul(b[:, t], a[:, t], state, out=h[:, t])
     return h
+
+
+def backward(grad: Tensor, a: Tensor, h: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of a, b and h0 for one of h."""
+    if h.shape[1] == 0:
+        return torch.zeros_like(h), torch.zeros_like(h), torch.zeros_like(h0)
+    a = a.conj()
+    a_next = torch.cat([a[:, 1:], torch.zeros_like(a[:, :1])], 1)
+    g = forward(a_next.flip(1), grad.flip(1), torch.zeros_like(h0)).flip(1)
+    return g * before(h, h0).conj(), g, a[:, 0] * g[:, 0]
+
+
+def before(h: Tensor, h0: Tensor) -> Tensor:
+    """The states before the steps, of those after them."""
+    return torch.cat([h0.unsqueeze(1), h], 1)[:, :-1]

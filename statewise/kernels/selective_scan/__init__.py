@@ -12,6 +12,7 @@ from statewise.errors import InputError
 from statewise.kernels.adjoint import Path, derivative_of, empty_like, gradients_of, without_none
 from statewise.kernels.arguments import Sizes
 from statewise.kernels.backend import c_runs, refusal_of
+from statewise.kernels.gpu import triton_or
 from statewise.kernels.registration import register, save, saved
 from statewise.kernels.selective_scan import native, pytorch
 from statewise.kernels.selective_scan.reference import selective_scan_reference
@@ -38,7 +39,10 @@ def _fake_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _path(given: Arguments) -> Path:
-    return native if c_runs("selective_scan", refusal_of(u=given.u)) else pytorch
+    if c_runs("selective_scan", refusal_of(u=given.u)):
+        return native
+    path: Path = triton_or(pytorch, "selective_scan", given)
+    return path
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:

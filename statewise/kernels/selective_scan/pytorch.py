@@ -68,7 +68,7 @@ def _run_back(block: Block, transition: _Transition, g: Tensor, grad: Tensor) ->
 
 
 def _passed_on(block: Block, transition: _Transition) -> tuple[Tensor, Tensor | None]:
-    """Of each chunk (rows, chunks, ...): what it multiplies a state by, and where it lets none through.
+    """For each chunk (rows, chunks, ...): what it multiplies a state by, and where it lets none through.
 
     The product is 0 there: it may hold a NaN of the document that ends, and 0 times that is not 0.
     """
@@ -193,7 +193,7 @@ def backward(
 
 
 def _kept_states(m: Tensor, g: int, is_complex: bool) -> Tensor:
-    """Of checkpoints (b, chunks, [2,] n, d): (b, chunks, g, n, d/g), a copy where complex."""
+    """Checkpoints (b, chunks, [2,] n, d) as (b, chunks, g, n, d/g), a copy if complex."""
     m = torch.complex(m[:, :, 0], m[:, :, 1]) if is_complex else m
     return by_group(m, g).transpose(-2, -3)
 

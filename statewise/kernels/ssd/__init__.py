@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.adjoint import register_with_adjoint
 from statewise.kernels.arguments import Sizes
+from statewise.kernels.backend import refusal_of, triton_is_asked_for
 from statewise.kernels.ssd import native, pytorch
 from statewise.kernels.ssd.reference import Arguments, ssd_differentiable, ssd_reference
 from statewise.kernels.stored import refuse_unreal
@@ -24,7 +26,13 @@ def _wrong_counts(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
     return None if given["chunk_length"] >= 1 else f"chunk_length of at least 1; got {given['chunk_length']}"
 
 
-_STEPS, _GROUPS = "b l h: as x", "b l g n: as x"
+def _refusal(*, x: Tensor, **others: Tensor | None) -> str | None:
+    if x.dtype not in (torch.float32, torch.float64):
+        return f"x is {x.dtype}, but it needs float32 or float64"
+    return refusal_of(x=x, **others)
+
+
+_STEPS, _GROUPS = "b l h: as h0", "b l g n: as x"
 _ssd = register_with_adjoint(
     "ssd",
     "Tensor x, Tensor log_a, Tensor B, Tensor C, Tensor h0, Tensor? dt, Tensor? D, Tensor? segments, int chunk_length",
@@ -32,17 +40,18 @@ _ssd = register_with_adjoint(
     pytorch,
     definition=ssd_differentiable,
     takes={
-        "x": "b l h p: real",
+        "x": "b l h p: narrow h0",
         "log_a": _STEPS,
         "B": _GROUPS,
         "C": _GROUPS,
-        "h0": "b h p n: as x",
+        "h0": "b h p n: real",
         "dt": _STEPS,
-        "D": "h: as x",
+        "D": "h: as h0",
         "segments": "b l: ids",
     },
-    gives={"y": "b l h p: as x", "state": "b h p n: as x"},
+    gives={"y": "b l h p: as x", "state": "b h p n: as h0"},
     needs=_wrong_counts,
+    refusal=_refusal,
     signature=Arguments,
 )
 
@@ -106,7 +115,18 @@ def ssd(
 
 def ssd_unchecked(given: Arguments) -> tuple[Tensor, Tensor]:
     """:func:`ssd` of what its caller has checked; the registered operator holds it against the sizes that it reads."""
-    numbers = given[:7]
+    numbers: tuple[Tensor | None, ...] = given[:7]
     dtype = full_precision(*(m.dtype for m in numbers if m is not None))
-    y, state = _ssd(*(None if m is None else m.to(dtype) for m in numbers), given.segments, given.chunk_length)
+    is_narrow = dtype == torch.float32 != given.x.dtype == given.B.dtype == given.C.dtype
+    if is_narrow and (given.x.device.type == "cuda" or triton_is_asked_for()):  # a GPU waits for its memory
+        numbers = (
+            given.x,
+            given.log_a.to(dtype),
+            given.B,
+            given.C,
+            *(m if m is None else m.to(dtype) for m in given[4:7]),
+        )
+    else:
+        numbers = tuple(m if m is None else m.to(dtype) for m in numbers)
+    y, state = _ssd(*numbers, given.segments, given.chunk_length)
     return y.to(given.x.dtype), state

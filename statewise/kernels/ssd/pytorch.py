@@ -38,11 +38,12 @@ def _scaled(x: Tensor, dt: Tensor | None, rows: slice) -> Tensor:
 
 def forward(given: Arguments) -> tuple[Tensor, Tensor]:
     """y and the state after the last step."""
-    x, log_a, B, C, h0, dt, D, segments, chunk_length = given
+    stored = given.x.dtype
+    x, log_a, B, C, h0, dt, D, segments, chunk_length = given.widened()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     state = torch.empty(h0.shape, dtype=x.dtype, device=x.device)
     if not x.numel():  # no steps, rows, heads or width of a head
-        return y, state.copy_(h0)
+        return y.to(stored), state.copy_(h0)
     for rows in _blocks_of_rows(x):
         ids = None if segments is None else segments[rows]
         inputs, h = Inputs(_scaled(x, dt, rows), log_a[rows], B[rows], C[rows], ids), h0[rows]
@@ -52,17 +53,27 @@ def forward(given: Arguments) -> tuple[Tensor, Tensor]:
         state[rows] = h
         if D is not None:
             y[rows].addcmul_(x[rows], D[:, None])
-    return y, state
+    return y.to(stored), state
 
 
 def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tensor | None, ...]:
     """Gradients of x, log_a, B, C, h0, dt and D; None where there was none."""
-    x, log_a, B, C, h0, dt, D, segments, chunk_length = given
+    stored = given.x.dtype
+    x, log_a, B, C, h0, dt, D, segments, chunk_length = given.widened()
+    grad_y = grad_y.to(x.dtype)
     dx, da, dB, dC, dh = (torch.empty(m.shape, dtype=m.dtype, device=m.device) for m in (x, log_a, B, C, h0))
     d_dt = None if dt is None else torch.empty(dt.shape, dtype=x.dtype, device=x.device)
     by_row = torch.zeros(x.shape[0], x.shape[2], dtype=x.dtype, device=x.device)  # the gradient of D
     if not x.numel():
-        gradients = (dx, da, dB, dC, dh.copy_(grad_state), d_dt, None if D is None else by_row.sum(0))
+        gradients = (
+            dx.to(stored),
+            da,
+            dB.to(stored),
+            dC.to(stored),
+            dh.copy_(grad_state),
+            d_dt,
+            None if D is None else by_row.sum(0),
+        )
         return tuple(m if m is None or m is dh else m.zero_() for m in gradients)
     pieces = _pieces(x.shape[1], chunk_length)
     for rows in _blocks_of_rows(x):
@@ -82,4 +93,5 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
         if D is not None:
             by_row[rows] = (grad_y[rows] * x[rows]).sum((1, 3))
             dx[rows].addcmul_(grad_y[rows], D[:, None])
+    dx, dB, dC = (m.to(stored) for m in (dx, dB, dC))
     return dx, da, dB, dC, dh, d_dt, None if D is None else by_row.sum(0)

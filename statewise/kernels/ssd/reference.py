@@ -21,6 +21,11 @@ class Arguments(NamedTuple):
     segments: Tensor | None
     chunk_length: int
 
+    def widened(self) -> Arguments:
+        """x, B and C in the dtype of the state: on a GPU they are stored narrower."""
+        x, B, C = (m.to(self.h0.dtype) for m in (self.x, self.B, self.C))
+        return self._replace(x=x, B=B, C=C)
+
 
 def ssd_reference(
     x: Tensor,
@@ -56,7 +61,8 @@ def ssd_differentiable(given: Arguments) -> tuple[Tensor, Tensor]:
 
     Within a chunk y = (L * C B^T) x + diag(exp(cumulative log_a)) C h; L is the masked exp of segment sums.
     """
-    x, log_a, B, C, h0, dt, D, segments, chunk_length = given
+    stored = given.x.dtype
+    x, log_a, B, C, h0, dt, D, segments, chunk_length = given.widened()
     skipped = 0 if D is None else D[:, None] * x
     if dt is not None:
         x = x * dt.unsqueeze(-1)
@@ -85,7 +91,7 @@ def ssd_differentiable(given: Arguments) -> tuple[Tensor, Tensor]:
         y = y + torch.einsum("blhn,bhpn,blh->blhp", C_c, h, from_start)
         h = from_start[:, -1, :, None, None] * h + torch.einsum("bshn,bsh,bshp->bhpn", B_c, to_end, x_c)
         outputs.append(y)
-    return (torch.cat(outputs, 1) if outputs else torch.zeros_like(x)) + skipped, h
+    return ((torch.cat(outputs, 1) if outputs else torch.zeros_like(x)) + skipped).to(stored), h
 
 
 def _same(a: Tensor, b: Tensor) -> Tensor:

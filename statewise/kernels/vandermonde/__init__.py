@@ -40,7 +40,8 @@ def vandermonde(c: Tensor, A: Tensor, length: int) -> Tensor:
     Cost:     O(width p n length) in matrix products, and tables of about 2 sqrt(length) powers for each A, a few
               channels at a time; the adjoint recomputes them. Nothing of size (width, n, length) is made, except
               by second derivatives, which go through the plain form.
-    Numerics: in float32, or float64 if an input is; lower dtypes are widened. The powers are computed in float64.
+    Numerics: in float32, or float64 if an input is; lower dtypes are widened. The powers are computed in float64
+              (in Triton, which has no float64 inputs, from logarithms of 64 bits).
               Relative to max |K|, the error is about 1e-6 in float32, and in float64 below 1e-14 at a length of
               16,384 with |A| = 1. A that grows, |A| > 1, is computed too, but only while |A|^length, and in the
               adjoint its sums, stay below the largest number of the dtype: beyond it the result may be NaN where

@@ -123,17 +123,32 @@ INLINE uint16_t bf16_of_float(float value) {
     if (value != value) return (uint16_t)((bits >> 16) | 0x40);
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
-INLINE vf32 load_bf16(const uint16_t *from) {
-    vu16 bits = (vu16) * (const vu16_unaligned *)from;
-    return (vf32)(__builtin_convertvector(bits, vu32) << 16);
+/* GCC 12 makes two halves of a conversion to twice the width, and joins them: four instructions for one. */
+INLINE vu32 widen_u16(const uint16_t *from) {
+#if defined(__AVX512F__)
+    return (vu32)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)from));
+#elif defined(__AVX2__)
+    return (vu32)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)from));
+#else
+    vu16 narrow = (vu16) * (const vu16_unaligned *)from;
+    return __builtin_convertvector(narrow, vu32);
+#endif
 }
+INLINE vf32 load_bf16(const uint16_t *from) { return (vf32)(widen_u16(from) << 16); }
 INLINE void store_bf16(uint16_t *to, vf32 value) {
     vu32 bits = (vu32)value;
     vu32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     vu32 not_a_number = (bits >> 16) | 0x40;
     vi32 is_nan = value != value;
     vu32 chosen = ((vu32)is_nan & not_a_number) | (~(vu32)is_nan & rounded);
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((void *)to, _mm512_cvtepi32_epi16((__m512i)chosen));
+#elif defined(__AVX2__)
+    __m256i halves = _mm256_packus_epi32((__m256i)chosen, (__m256i)chosen);
+    _mm_storeu_si128((void *)to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08)));
+#else
     *(vu16_unaligned *)to = __builtin_convertvector(chosen, vu16);
+#endif
 }
 
 #include "exponential.h"

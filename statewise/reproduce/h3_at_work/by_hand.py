@@ -43,7 +43,7 @@ class Signals:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace(Signals):
-    """Of the layer that is set by hand, step by step; times are those of ``text``.
+    """The signals of the layer that is set by hand, step by step; times are those of ``text``.
 
     Shapes:  Q, K, shifted: (length, n_keys)   V, output: (length, n_values)
              entering, state: (length, n_keys, n_values)
@@ -75,7 +75,9 @@ def trace(text: str, *, shift_taps: tuple[float, ...] = (0.0, 1.0), decay: float
     """
     unknown = sorted(set(text) - set(KEYS + VALUES + OTHERS))
     if unknown or not text.rstrip("?"):
-        raise InputError(f"{text!r} is no text of keys {KEYS}, values {VALUES} and {OTHERS}; got {unknown or 'none'}")
+        raise InputError(
+            f"{text!r} is not a text of keys {KEYS}, values {VALUES} and {OTHERS}; got {unknown or 'none'}"
+        )
     text = text.rstrip("?")
     K = Q = one_hot(text, KEYS)  # W_K and W_Q: the identity on the keys' embeddings, zero on all others
     V = one_hot(text, VALUES)  # W_V: the identity on the values' embeddings

@@ -32,9 +32,9 @@ from statewise.reproduce.settings import Settings
 from statewise.reproduce.synthetic import look_every
 from statewise.reproduce.training import train_one
 from statewise.reproduce.work import Job, Work
-from statewise.train.config import BudgetConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
-from statewise.train.report import Reporter
-from statewise.train.run_folder import read_run
+from statewise.training.config import BudgetConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
+from statewise.training.report import Reporter
+from statewise.training.run_folder import read_run
 
 BATCH_SIZE = 32
 SCHEDULES = {"cosine": "a cosine", "linear": "a straight line down", "wsd": "a constant rate that falls at the end"}
@@ -80,8 +80,8 @@ class H3AtWorkSettings(Settings):
     def run(self) -> RunConfig:
         """The run of the model that is looked into.
 
-        Errors: CheckpointError where ``model`` is no run or has no checkpoint; ConfigError for another task, a model
-                without H3, and settings that fit no run.
+        Errors: CheckpointError if ``model`` is not a run or has no checkpoint; ConfigError for another task, a model
+                without H3, and settings that do not fit the run.
         """
         return run_config(self) if self.model is None else _given(Path(self.model))
 
@@ -129,7 +129,7 @@ def _h3_mixers(run: RunConfig) -> list[H3Config]:
 
 
 def described(run: RunConfig) -> str:
-    """The model and its training, beside the published ones."""
+    """The model and its training, next to the published ones."""
     model, train, mixers = cast(LanguageModelConfig, run.model), run.train, _h3_mixers(run)
     ends = train.budget
     budget = " or ".join(

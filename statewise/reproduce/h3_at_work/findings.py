@@ -98,7 +98,9 @@ class Pairs:
 
 
 def pairs_of(tokens: Tensor, n_names: int) -> Pairs:
-    """Of (rows, length) tokens of a language with so many symbols: ".", the keys, as many values, "=>"."""
+    """The pairs in (rows, length) tokens of a language with ``n_names`` symbols: ".", the keys, as many values,
+    "=>".
+    """
     n_keys = (n_names - 2) // 2
     keys, values = range(1, n_keys + 1), range(n_keys + 1, n_names - 1)
     before = F.pad(tokens, (1, 0))[:, :-1]
@@ -119,8 +121,8 @@ def _asking(pairs: Pairs, Q: Tensor, tokens: Tensor) -> Tensor:
 def what_is_read(mixer: H3, pairs: Pairs, seen: Signals, tokens: Tensor) -> dict[str, Any]:
     """What the query of each key makes the layer give for a pair of each key: all heads together, through W_O.
 
-    Of that only what tells the values apart counts: its mean over the values is taken away. The figure is its root mean
-    square over the values and over the steps at which a pair can stand before the query. A layer that looks up has its
+    Only what distinguishes the values counts: the mean over the values is subtracted. The figure is its root mean
+    square over the values and over the steps at which a pair can come before the query. A layer that looks up has its
     largest entries where the two keys are one. Mean signals are multiplied here, which is exact where a head's query
     and entry do not vary together given the keys and the value.
 

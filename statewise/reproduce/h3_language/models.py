@@ -60,7 +60,7 @@ class Sizes:
 def build_config(name: str, sizes: Sizes) -> LanguageModelConfig:
     """The model of this name whose number of parameters is nearest to the Transformer's.
 
-    Of the models with MLPs, the width of all MLPs is chosen, by steps of eight. Mamba and Mamba-2 come without: of them
+    In the models with MLPs, the width of all MLPs is chosen, in steps of eight. Mamba and Mamba-2 come without: of them
     the number of layers and the width are, the former as near to twice ``n_layers`` as can be.
 
     Errors: ConfigError if none is within the tolerance.
@@ -77,17 +77,17 @@ def build_config(name: str, sizes: Sizes) -> LanguageModelConfig:
     difference = n_parameters(found) / target - 1
     if abs(difference) > sizes.tolerance:
         raise ConfigError(
-            f"{name} comes no nearer than {difference:+.1%} to the Transformer's {target:,} parameters at d_model="
+            f"{name} comes no closer than {difference:+.1%} to the Transformer's {target:,} parameters at d_model="
             f"{sizes.d_model}, n_layers={sizes.n_layers}, d_state={sizes.d_state}; change one of them, or the tolerance"
         )
     return found
 
 
 def n_parameters(config: LanguageModelConfig) -> int:
-    """Of the model, of which only a block of each kind is built, without memory. A tied head counts once."""
+    """Counts the model's parameters; only a block of each kind is built, without memory. A tied head counts once."""
     rows = config.vocab_size * (1 if config.tie_embeddings else 2) + (config.max_positions or 0)
     with torch.device("meta"):
-        norm = _count(build_norm(config.norm, config.d_model, config.norm_eps))
+        norm = 0 if config.norm is None else _count(build_norm(config.norm, config.d_model, config.norm_eps))
     return config.d_model * rows + norm + sum(_block_parameters(block, config.d_model) for block in config.blocks)
 
 
@@ -102,7 +102,7 @@ def _count(module: nn.Module) -> int:
 
 
 def attention_places(n_layers: int) -> tuple[int, int]:
-    """Of a hybrid, as in the paper: layers 2 and 2 + n / 2, here counted from 0.
+    """The attention layers of a hybrid, as in the paper: layers 2 and 2 + n / 2, here counted from 0.
 
     >>> attention_places(12)
     (1, 7)
@@ -140,7 +140,7 @@ def _with_mlp(name: str, sizes: Sizes, d_hidden: int) -> LanguageModelConfig:
 
 
 def _without_mlp(name: str, sizes: Sizes, target: int) -> LanguageModelConfig:
-    """Of the depths and widths within the tolerance the one with the depth nearest to twice ``n_layers``."""
+    """Among the depths and widths within the tolerance, the one with the depth nearest to twice ``n_layers``."""
     mixer, usual = MIXERS[name](sizes), 2 * sizes.n_layers
     best: tuple[tuple[float, ...], LanguageModelConfig] | None = None
     for d_model in range(max(8, sizes.d_model // 16 * 8), 2 * sizes.d_model, 8):

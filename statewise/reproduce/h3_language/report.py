@@ -1,4 +1,4 @@
-"""What ``h3-language`` found: the table beside the published one, the order, the curves."""
+"""What ``h3-language`` found: the table next to the published one, the order, the curves."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _words(config: H3LanguageSettings, found: Found) -> dict[str, Any]:
 
 
 def _rows(found: Found) -> list[dict[str, Any]]:
-    """Of each model, for the tables of perplexities."""
+    """A row of each model, for the tables of perplexities."""
     rows = []
     for name, model in found.models.items():
         runs, rate = [*model["seeds"].values()], model["learning_rate"]
@@ -133,7 +133,7 @@ def _rows(found: Found) -> list[dict[str, Any]]:
 def _verdicts(
     config: H3LanguageSettings, ours: Mapping[str, list[float]], counts: Mapping[str, int], n_pairs: int
 ) -> dict[str, Any]:
-    """What is said of the order."""
+    """What the report says about the order."""
     several = len(config.seeds) if len(config.seeds) > 1 else 0
     verdicts = f"{counts[AS_PUBLISHED]} of {n_pairs} as published, {counts[EQUAL]} equal, {counts[REVERSED]} reversed"
     return {

@@ -24,7 +24,7 @@ from statewise.reproduce.files import write_text
 from statewise.reproduce.h3_language.models import LABELS, USUAL, WITHOUT_MLP, Sizes, build_config
 from statewise.reproduce.settings import BEFORE, Rates, Settings, rate_name
 from statewise.reproduce.training import read_looks, train_one
-from statewise.train.config import (
+from statewise.training.config import (
     BudgetConfig,
     OptimizerConfig,
     ReportingConfig,
@@ -32,9 +32,9 @@ from statewise.train.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from statewise.train.metrics import read_metrics
-from statewise.train.report import Reporter
-from statewise.train.run_folder import METRICS_FILE
+from statewise.training.metrics import read_metrics
+from statewise.training.report import Reporter
+from statewise.training.run_folder import METRICS_FILE
 
 TOKENIZER_FILE = "tokenizer.json"
 DOCUMENT_TOKEN = "<|endoftext|>"
@@ -104,7 +104,7 @@ class H3LanguageSettings(Settings):
         return max(2, math.ceil(share * self.tokens / (self.batch_size * self.length)))
 
     def training(self, lr: float, seed: int, share: float) -> TrainConfig:
-        """Of a run on this share of the tokens.
+        """The training config of a run on this share of the tokens.
 
         Errors: ConfigError for what no run could have.
         """
@@ -141,7 +141,9 @@ def train_tokenizer(text: str, vocab_size: int) -> str:
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     if vocab_size < 257:
-        raise ConfigError(f"vocab_size={vocab_size} is too small; the 256 bytes and the document token need 257")
+        raise ConfigError(
+            f"vocab_size={vocab_size} is too small; use at least 257, for the 256 bytes and the document token"
+        )
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -193,7 +195,7 @@ def tuning_part(name: str, lr: float) -> str:
 def train_and_test(
     config: H3LanguageSettings, folder: str, name: str, lr: float, seed: int, share: float, reporter: Reporter
 ) -> dict[str, Any]:
-    """Trains one model, or goes on where it was stopped, and reads the validation and the test split with it.
+    """Trains one model, or continues where it was stopped, and reads the validation and the test split with it.
 
     A run whose loss is not finite any more is a result: "diverged" says where, and there is nothing else.
 

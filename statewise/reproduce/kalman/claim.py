@@ -18,7 +18,7 @@ from statewise.reproduce.page import told
 from statewise.reproduce.report import Bar, Report, drawn
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.work import Job, Work
-from statewise.train.report import Reporter
+from statewise.training.report import Reporter
 
 LEVEL = 0.95
 METHODS = {"extended": "EKF", "iterated": "IEKF", "unscented": "UKF", "cubature": "CKF"}
@@ -30,7 +30,7 @@ WORDS = {"textbook": "textbook, P - K S K'", "joseph": "textbook, Joseph's form"
 
 @dataclass(frozen=True, kw_only=True)
 class KalmanSettings(Settings):
-    """n_runs: of each system, drawn anew; length: steps of a run
+    """n_runs: newly drawn runs of each system; length: steps of a run
     n_steps: of the long series in float32; short: of the ill-conditioned one; beside 50 digits
     bars:    whether what the project asks of itself is in the report
     """

@@ -14,7 +14,7 @@ LOST = 10.0
 
 
 def measured(runs: Runs, posterior: Posterior, smoothed: Smoothed, level: float) -> dict[str, Any]:
-    """Of the filter and the smoother: errors, NEES, coverage; and the filter's NIS."""
+    """What was measured of the filter and the smoother: errors, NEES, coverage; and the filter's NIS."""
     seen = ~runs.raw.isnan()
     raw = (runs.raw - runs.x[..., runs.states[0]])[seen].square().mean().sqrt()
     ratio = nis(posterior).mean(0)
@@ -27,7 +27,7 @@ def measured(runs: Runs, posterior: Posterior, smoothed: Smoothed, level: float)
 
 
 def told(estimate: Gaussians, runs: Runs, level: float) -> dict[str, Any]:
-    """error: the root mean square of the first state that is told; hidden_error: the same where nothing was seen
+    """error: the root mean square of the first state of ``states``; hidden_error: the same where nothing was seen
     lost: the runs of which the mean NEES, over n, is above 10: the filter follows what is not there
     coverage: how often an interval of this level holds the truth, each state by itself
     """
@@ -66,7 +66,7 @@ def against(mean: Tensor, dof: Tensor, n_runs: int, level: float) -> dict[str, A
 
 
 def example(runs: Runs, posterior: Posterior, smoothed: Smoothed, row: int = 0) -> dict[str, Any]:
-    """One run for a picture: the states that are told, (length,) each, with half the width of a 95 % interval."""
+    """One run for a picture: the states of ``states``, (length,) each, with half the width of a 95 % interval."""
 
     def rounded(x: Tensor) -> list[float | None]:
         return [None if z != z else round(z, 4) for z in x.tolist()]

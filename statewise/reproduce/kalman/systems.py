@@ -16,7 +16,7 @@ GRAVITY = 9.81
 
 class Runs(NamedTuple):
     """x (runs, length, n), y (runs, length, p), NaN where nothing is seen; raw (runs, length), what one would take for
-    ``states[0]`` from y alone; states: those whose errors are told; dt: seconds in a step."""
+    ``states[0]`` from y alone; states: those whose errors are reported; dt: seconds in a step."""
 
     model: LinearGaussian | NonlinearGaussian
     x: Tensor
@@ -36,7 +36,7 @@ def spring(n_runs: int, length: int, generator: torch.Generator) -> Runs:
 
 
 def pendulum(n_runs: int, length: int, generator: torch.Generator, method: str) -> Runs:
-    """A pendulum of 1 m that is let go at about 70 degrees, of which the sine of the angle is seen.
+    """A pendulum of 1 m that starts at about 70 degrees; the sine of its angle is observed.
 
     Source:  the example of Särkkä 2013, Bayesian Filtering and Smoothing, ch. 5; the numbers are our own.
     """

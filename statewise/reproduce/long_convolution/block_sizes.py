@@ -57,6 +57,7 @@ def split(at_least: int) -> tuple[int, int]:
 
 
 def work(n1: int, n2: int) -> int:
-    """Of one transform and a filter half as long as it: N2 for the inner products (of real numbers with half of the
-    rows, at twice the speed of the outer ones), 8 N1 for the outer ones, and what each number costs beside that."""
+    """The work of one transform and a filter half as long as it: N2 for the inner products (of real numbers with half
+    of the rows, at twice the speed of the outer ones), 8 N1 for the outer ones, and what each number costs beside
+    that."""
     return n1 * n2 * (n2 + 8 * n1 + 32)

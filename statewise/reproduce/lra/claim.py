@@ -1,4 +1,4 @@
-"""The Long Range Arena: models trained on its tasks, the published accuracies beside ours."""
+"""The Long Range Arena: models trained on its tasks, the published accuracies next to ours."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from statewise.reproduce.report import Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
 from statewise.reproduce.training import Trial, trained
 from statewise.reproduce.work import Work
-from statewise.train.config import BudgetConfig, Device, RunConfig
-from statewise.train.presets import fit_model
-from statewise.train.tasks import open_task, run_types
+from statewise.training.config import BudgetConfig, Device, RunConfig
+from statewise.training.presets import fit_model
+from statewise.training.tasks import open_task, run_types
 
 MODELS = {"s4": "S4", "s4d": "S4D-LegS", "h3": "H3", "transformer": "Transformer"}
 
@@ -88,7 +88,7 @@ class LraSettings(Settings):
 
     def check(self) -> None:
         for setting in self.settings:
-            task, known = _task_of(setting), f"which is no task; use one of {', '.join(DATA)}"
+            task, known = _task_of(setting), f"which is not a task; use one of {', '.join(DATA)}"
             self.require(not task or task in DATA, f"settings: {setting!r} is for {task!r}, {known}")
         for model, task in product(self.models, self.tasks):  # refuses what no run could have
             run = run_config(self, model, task, self.seeds[0])
@@ -164,7 +164,7 @@ def run_config(config: LraSettings, model: str, task: str, seed: int) -> RunConf
         if not given:
             raise
         raise ConfigError(
-            f"LraSettings.settings, of the task {task!r}: {error}; what is for one task alone has its name in front, "
+            f"LraSettings.settings, of the task {task!r}: {error}; a setting for one task begins with its name, "
             'as in "listops-gen:data.n_train=1000"'
         ) from error
 
@@ -191,7 +191,7 @@ def measure(config: LraSettings, work: Work) -> Found:
     reading = [task for task in config.tasks if not task.endswith("-gen")]
     if reading and config.folder is None:
         raise ConfigError(
-            f"LraSettings.tasks: {reading[0]!r} reads files; set folder (--data-dir) to where they lie, or leave the "
+            f"LraSettings.tasks: {reading[0]!r} reads files; set folder (--data-dir) to where they are, or leave the "
             'task out, as in tasks=["listops-gen"]'
         )
     runs, data = {}, {}
@@ -280,7 +280,7 @@ def _beside(config: LraSettings, found: Found) -> list[dict[str, Any]]:
 
 
 def _row(config: LraSettings, cell: Cell, part: Trial) -> dict[str, Any]:
-    """Of a run."""
+    """A run's row of the table."""
     name = f"{cell.task}, {MODELS[cell.model]}" + (f", seed {cell.seed}" if len(config.seeds) > 1 else "")
     row = row_of(name, [part])
     lost = dict.fromkeys(("watched", "minutes")) if row["lost"] else {"minutes": row["seconds"][0] / 60}

@@ -3,7 +3,7 @@
 S4: github.com/state-spaces/s4, ``configs/experiment/lra/s4-*.yaml`` (version 4), with the defaults of its model, layer,
     optimiser and scheduler; the settings of Gu et al. 2023, arXiv:2206.12037.
 S4D: the same code, ``configs/experiment/lra/old/v3-s4-*.yaml``, with a diagonal A: the settings of Gu et al. 2022,
-    arXiv:2206.11893. Of Path-X a comment there says that the paper itself had a rate of 5e-4 and an epoch of warm-up.
+    arXiv:2206.11893. For Path-X a comment there says that the paper itself had a rate of 5e-4 and an epoch of warm-up.
 H3: arXiv:2212.14052 gives accuracies; neither its code nor safari's has settings for these tasks.
 """
 
@@ -23,7 +23,7 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.encoder import SequenceModelConfig
 from statewise.models.mlp import MLPConfig
 from statewise.models.pair_classifier import PairClassifierConfig
-from statewise.train.config import (
+from statewise.training.config import (
     BudgetConfig,
     OptimizerConfig,
     ReportingConfig,

@@ -1,0 +1,153 @@
+"""Runs the code of every page before Sphinx reads, and puts outputs and figures behind the blocks that made them.
+
+Pages run in processes of their own. What they left is kept by the content of the page and of the package, so that a
+second build runs only what has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import tempfile
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import page_blocks
+from docutils import nodes
+from sphinx.transforms import SphinxTransform
+from sphinx.util import logging
+
+LOG = logging.getLogger(__name__)
+PACKAGE = Path(__file__).parents[2] / "statewise"
+LONGEST_CODE = 8  # lines of a block that draws; a longer one is folded
+
+
+def fingerprint() -> str:
+    """Of the package and of this folder: with another one, every page runs again."""
+    digest = hashlib.sha256()
+    for path in sorted(
+        [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.[ch]"), Path(page_blocks.__file__), page_blocks.STYLE]
+    ):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def run_page(page: str, folder: str) -> str | None:
+    """Runs a page in a process of its own, and writes its results; None, or what went wrong."""
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        # Bars of progress are not the page's; what is wrong comes as an exception
+        with tempfile.TemporaryDirectory() as work, contextlib.redirect_stderr(io.StringIO()):
+            results = page_blocks.run(Path(page), Path(work), Path(folder))
+    except page_blocks.PageError as error:
+        return str(error)
+    except BaseException as error:
+        at = [f"{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if frame.filename == page]
+        return f"{Path(page).name}:{at[-1] if at else '?'}: {type(error).__name__}: {error}"
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder, "results.json").write_text(json.dumps([asdict(result) for result in results]), "utf-8")
+    return None
+
+
+def execute(app: Any) -> None:
+    """All pages that have code, as many at once as there are cores."""
+    root = Path(app.config.executed_folder)
+    app.env.executed = {}
+    package = fingerprint()
+    waiting: list[tuple[str, Path, Path]] = []
+    for name in sorted(app.project.discover(app.config.exclude_patterns)):
+        page = Path(app.srcdir, name + ".md")
+        if not page.exists() or not any(
+            block.language in ("python", "console") for block in page_blocks.blocks(page.read_text("utf-8"))
+        ):
+            continue
+        key = hashlib.sha256((package + name + page.read_text("utf-8")).encode()).hexdigest()[:16]
+        folder = root / f"{name.replace('/', '-')}-{key}"
+        app.env.executed[name] = str(folder)
+        if not (folder / "results.json").exists():
+            waiting.append((name, page, folder))
+    if not waiting:
+        return
+    LOG.info("running the code of %d pages", len(waiting))
+    waiting.sort(key=lambda item: -item[1].stat().st_size)
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+        jobs = {pool.submit(run_page, str(page), str(folder)): name for name, page, folder in waiting}
+        for job, name in jobs.items():
+            problem = job.result()
+            if problem is not None:
+                LOG.error("%s", problem, location=name)
+
+
+class Outputs(SphinxTransform):
+    """Behind each Python block what it printed, unless the page says so itself, and before it what it drew."""
+
+    default_priority = 250
+
+    def apply(self, **_: Any) -> None:
+        folder = getattr(self.env, "executed", {}).get(self.env.docname)
+        if folder is None or not Path(folder, "results.json").exists():
+            return
+        results = [
+            page_blocks.Result(**result) for result in json.loads(Path(folder, "results.json").read_text("utf-8"))
+        ]
+        for block in list(self.document.findall(nodes.literal_block)):
+            if block.get("language") not in ("python", "console"):
+                continue
+            result = next((r for r in results if r.text.rstrip() == block.astext().rstrip()), None)
+            if result is None:
+                continue
+            results.remove(result)
+            if block["language"] == "console":
+                self.fill(block, result.output)
+                continue
+            after = block.next_node(descend=False, siblings=True)
+            if isinstance(after, nodes.literal_block) and after.get("language") == "text":
+                after["classes"].append("output")
+            elif result.output.strip():
+                text = result.output.rstrip()
+                output = nodes.literal_block(text, text, language="text", classes=["output"])
+                block.parent.insert(block.parent.index(block) + 1, output)
+            if result.figures:
+                self.show(block, result, Path(folder))
+
+    def fill(self, block: nodes.literal_block, text: str) -> None:
+        """Commands, with what they printed."""
+        block.rawsource = text.rstrip()
+        block.clear()
+        block += nodes.Text(text.rstrip())
+
+    def show(self, block: nodes.literal_block, result: page_blocks.Result, folder: Path) -> None:
+        """The figures, and then the code: folded where it is long."""
+        here = Path(self.env.doc2path(self.env.docname)).parent
+        shown: list[nodes.Node] = []
+        for name, words in result.figures:
+            uri = Path(os.path.relpath(folder / name, here)).as_posix()
+            image = nodes.image(uri=uri, alt=words)
+            shown.append(nodes.figure("", image, classes=["drawn"]))
+        if result.text.count("\n") > LONGEST_CODE:
+            opening = '<details class="folded"><summary>The code of this figure</summary>'
+            shown += [
+                nodes.raw("", opening, format="html"),
+                block.deepcopy(),
+                nodes.raw("", "</details>", format="html"),
+            ]
+        else:
+            shown.insert(0, block.deepcopy())
+        block.parent[block.parent.index(block) : block.parent.index(block) + 1] = shown
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.add_config_value("executed_folder", "", "env")
+    app.add_config_value("extensions_fingerprint", "", "env")  # with other extensions every page is read again
+    app.connect("builder-inited", execute)
+    app.add_transform(Outputs)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

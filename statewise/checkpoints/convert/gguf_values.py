@@ -1,0 +1,63 @@
+"""The named values of a GGUF file, read with what each has to be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from statewise.checkpoints.tensor_files import shown
+from statewise.errors import CheckpointError
+
+Value = bool | int | float | str | list[Any]
+
+
+class Values:
+    """The values of one architecture, each asked for by its key. idle: keys that say nothing about what is computed."""
+
+    def __init__(self, architecture: str, metadata: Mapping[str, Value], idle: Iterable[str]) -> None:
+        self.prefix, self.metadata = f"{architecture}.", metadata
+        self.asked = {f"{architecture}.{key}" for key in idle}
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """default: where the key may be missing"""
+        if default is not None and self.prefix + key not in self.metadata:
+            return default
+        found = self._of(key)
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise self.wrong(key, "expected an integer of at least 1")
+        return found
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """default: where the key may be missing"""
+        if default is not None and self.prefix + key not in self.metadata:
+            return default
+        found = self._of(key)
+        if not isinstance(found, float) or not 0 < found < math.inf:
+            raise self.wrong(key, "expected a number above 0")
+        return found
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """The default if it is not there."""
+        if self.prefix + key not in self.metadata:
+            return default
+        found = self._of(key)
+        if not isinstance(found, bool):
+            raise self.wrong(key, "expected true or false")
+        return found
+
+    def wrong(self, key: str, expected: str) -> CheckpointError:
+        return CheckpointError(f"{self.prefix}{key}={shown(repr(self.metadata[self.prefix + key]))}; {expected}")
+
+    def require_no_more(self) -> None:
+        """An unknown key may change what the model computes."""
+        more = sorted(key for key in self.metadata if key.startswith(self.prefix) and key not in self.asked)
+        if more:
+            value = shown(repr(self.metadata[more[0]]))
+            raise CheckpointError(f"{shown(more[0])}={value} is unknown, and may change the results")
+
+    def _of(self, key: str) -> Value:
+        self.asked.add(self.prefix + key)
+        if self.prefix + key not in self.metadata:
+            raise CheckpointError(f"the key {self.prefix}{key} is missing")
+        return self.metadata[self.prefix + key]

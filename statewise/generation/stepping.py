@@ -1,0 +1,100 @@
+"""How tokens are read one by one behind the prompt: by a decoder in C, by a CUDA graph, or by the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from torch import Tensor
+
+from statewise import kernels, native
+from statewise.decoding import Decoder, check_precision, dequantised, refusal, why_not
+from statewise.decoding.static import StaticRun, why_not_recorded
+from statewise.errors import InputError
+from statewise.generation.reading import Reading, extend, extend_by_one
+from statewise.models.language_model import LanguageModel
+
+WORTH_PACKING = 16  # tokens: with fewer, packing the weights takes longer than it saves
+WORTH_RECORDING = 32  # tokens: with fewer, recording a graph takes longer than it saves
+
+Step = Callable[[Reading, Tensor, Tensor | None, Tensor | None], Reading]
+
+
+class Stepping(NamedTuple):
+    """way: "C", "CUDA graph" or "PyTorch"; reason: why this one; others: why each other way is not used."""
+
+    way: str
+    reason: str
+    others: dict[str, str]
+
+    def __str__(self) -> str:
+        others = "; ".join(f"{way}: {why}" for way, why in self.others.items())
+        return f"generate reads tokens by {self.way}: {self.reason} (not by {others})"
+
+
+def explain_stepping(model: LanguageModel) -> Stepping:
+    """How :func:`~statewise.generate` reads the tokens it writes with this model, where it is and as it is."""
+    device = model.embedding.weight.device
+    if device.type == "cuda":
+        unused = {"C": f"the model is on {device}"}
+        reason = _not_asked() or why_not_recorded(model)
+        if reason is not None:
+            return Stepping(
+                "PyTorch", "each kernel of a step is launched from Python", {**unused, "CUDA graph": reason}
+            )
+        text = f"one launch for all layers, recorded once, for more than {WORTH_RECORDING} tokens"
+        return Stepping("CUDA graph", text, {**unused, "PyTorch": "a launch for each kernel takes longer"})
+    unused = {"CUDA graph": f"the model is on {device}"}
+    reason = (
+        why_not(model) if kernels.backend.backend() != "torch" else "kernels.use or STATEWISE_KERNELS chose PyTorch"
+    )
+    if reason is not None:
+        return Stepping("PyTorch", "a call of the model for each token", {**unused, "C": reason})
+    text = f"one call for all layers, for more than {WORTH_PACKING} tokens"
+    return Stepping("C", text, {**unused, "PyTorch": "several times slower"})
+
+
+def _not_asked() -> str | None:
+    """Why no graph is recorded, whatever the model: as our kernels, not before a GPU has run its tests."""
+    if kernels.backend.backend() == "triton" or (kernels.gpu.BY_DEFAULT and kernels.backend.backend() == "auto"):
+        return None
+    return 'no GPU has tested it yet; kernels.use("triton") asks for it'
+
+
+def stepping(
+    model: LanguageModel, weights: str | Decoder | None, n_tokens: int
+) -> Callable[[LanguageModel, Reading], Step]:
+    """How tokens are read one by one, once the prompt has been: given its reader and Reading, a function that extends.
+
+    Errors:  InputError for ``weights`` that this model cannot have.
+    """
+    on_cuda = model.embedding.weight.device.type == "cuda"
+
+    def by_decoder(reader: LanguageModel, reading: Reading) -> Step:
+        decoder = weights if isinstance(weights, Decoder) else Decoder(model, weights)
+        return partial(extend_by_one, decoder.run(reading.state))
+
+    def by_model(reader: LanguageModel, reading: Reading) -> Step:
+        if weights is not None:
+            reader = dequantised(model, str(weights)).eval()
+        wanted = on_cuda and n_tokens > WORTH_RECORDING and len(reading.logits) and _not_asked() is None
+        if wanted and why_not_recorded(reader) is None:
+            return partial(extend_by_one, StaticRun(reader, reading.state))
+        return partial(extend, reader)
+
+    if isinstance(weights, Decoder):
+        if weights.config != model.config:
+            raise InputError(
+                "the decoder given as weights was made from a model with a different configuration; make one from "
+                "this model"
+            )
+        return by_decoder
+    if weights is None:
+        wanted = not on_cuda and n_tokens > WORTH_PACKING and kernels.backend.backend() != "torch"
+        return by_decoder if wanted and why_not(model) is None else by_model
+    check_precision(weights, None)
+    reason = refusal(model)
+    if reason is not None:
+        raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
+    return by_decoder if native.available() and not on_cuda else by_model

@@ -1,0 +1,139 @@
+"""The online canary: a kernel checks itself before its first use on a device, and the answer is kept.
+
+A new card or a new Triton may silently corrupt results. So the first time that a kernel is to run on a device it
+computes small cases, forwards and backwards, and so does the PyTorch path. Only if the two agree does it run. The
+answer is kept in a file, for this card, these versions and these sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statewise.kernels import gpu
+
+FULL, NARROW = 2e-4, 3e-2  # of the largest number: what two right answers may differ by
+FILE = "triton-canary.json"
+_known: dict[str, str | None] = {}
+
+
+def verdict(kernel: str, device: torch.device) -> str | None:
+    """Why a Triton kernel is not to be trusted on a device; None if its answers are those of PyTorch."""
+    key = _key(kernel, device)
+    if key not in _known:
+        kept = _read()
+        if key in kept:
+            _known[key] = kept[key]
+        elif device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return "it has not been checked on this device, and a CUDA graph is being captured; call it once before"
+        else:
+            _known[key] = check(kernel, device)
+            _write(key, _known[key])
+    return _known[key]
+
+
+def remembered(kernel: str, device: torch.device) -> tuple[bool, str | None]:
+    """Whether an answer of :func:`verdict` is kept, and the answer; nothing is computed."""
+    key = _key(kernel, device)
+    kept = {**_read(), **_known}
+    return key in kept, kept.get(key)
+
+
+def check(kernel: str, device: torch.device) -> str | None:
+    """:func:`verdict` without what is kept."""
+    module = gpu.module(kernel)
+    trial = getattr(module, "trial", _trial)
+    room = f"statewise.kernels.{kernel}.pytorch"
+    pytorch = importlib.import_module(room) if importlib.util.find_spec(room) else None
+    try:
+        for i, sample in enumerate(module.samples(device)):
+            tolerance = NARROW if any(m.dtype == torch.bfloat16 for m in _tensors(sample)) else FULL
+            for j, (got, want) in enumerate(zip(trial(module, *sample), trial(pytorch, *sample), strict=True)):
+                error = _difference(got, want)
+                if not error <= tolerance:
+                    return f"its result {j} of case {i} is off by {error:.1e}, and {tolerance:.0e} may be rounding"
+    except Exception as error:  # whatever Triton, its compiler or the driver raise
+        return f"it fails with {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+    return None
+
+
+def _trial(path: Any, *sample: Any) -> list[Tensor]:
+    """The outputs of a path, and its gradients for a fixed slope."""
+    found = path.forward(*sample)
+    outputs = [found] if isinstance(found, Tensor) else list(found)
+    grads = path.backward(*(slope_of(m) for m in outputs), *sample)
+    return [m for m in (*outputs, *grads) if m is not None]
+
+
+def slope_of(m: Tensor) -> Tensor:
+    """Fixed numbers of a tensor's shape and dtype."""
+    numbers = torch.arange(m.numel(), device=m.device).to(torch.float32).sin().view(m.shape)
+    return numbers.to(m.dtype)
+
+
+def _difference(got: Tensor, want: Tensor) -> float:
+    """The largest, as a share of the largest number; infinite for another shape."""
+    if got.shape != want.shape:
+        return math.inf
+    if not want.numel():
+        return 0.0
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    got, want = got.to(wide), want.to(wide)
+    return float((got - want).abs().max() / want.abs().max().clamp(min=1e-6))
+
+
+def _tensors(sample: Any) -> Iterator[Tensor]:
+    for part in sample:
+        if isinstance(part, Tensor):
+            yield part
+        elif isinstance(part, tuple):
+            yield from _tensors(part)
+
+
+def _key(kernel: str, device: torch.device) -> str:
+    """The card, the versions, and the sources of the kernel."""
+    import triton
+
+    room = Path(str(gpu.module(kernel).__file__)).parent
+    files = [path for folder in (room, Path(__file__).parent) for path in sorted(folder.glob("triton*.py"))]
+    sources = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    card = "cpu"
+    if device.type == "cuda":
+        card = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+    return f"{kernel} {sources} on {card}, triton {triton.__version__}, torch {torch.__version__}"
+
+
+def _path() -> Path:
+    if chosen := os.environ.get("STATEWISE_CACHE"):
+        return Path(chosen) / FILE
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "statewise" / FILE
+
+
+def _read() -> dict[str, str | None]:
+    try:
+        found = json.loads(_path().read_text("utf-8"))
+    except (OSError, RuntimeError, ValueError):  # not there, no home, or not whole: it is checked again
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(key: str, answer: str | None) -> None:
+    """Kept where that is possible; else the next process checks again."""
+    try:
+        path = _path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = path.with_suffix(f".{os.getpid()}")
+        whole.write_text(json.dumps({**_read(), key: answer}, indent=1) + "\n", "utf-8")
+        whole.replace(path)
+    except (OSError, RuntimeError):
+        return

@@ -1,0 +1,192 @@
+"""The offline gate: every Triton kernel compiled for eight GPUs, without one, and inspected.
+
+    python -m statewise.kernels.gpu.gate [KERNEL...] [--targets sm_90,gfx942] [--json FILE] [--jobs 4]
+
+The wheel of Triton brings the assemblers and disassemblers, so that any x86-64 Linux will do. A build passes if nothing
+spills, its shared memory fits the card, its products are matrix instructions, and every offset has 64 bits from the
+first product on. Time it cannot tell, nor what the assembler gets wrong: the former needs a GPU, the latter is the
+canary's (canary.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from statewise.kernels.gpu import KERNELS, interprets, module, why_not
+from statewise.kernels.gpu.build import Build
+
+KIB = 1024
+# of each target what a program may have of shared memory: NVIDIA, CUDA C++ programming guide, table of technical
+# specifications per compute capability; AMD, the instruction set manuals of CDNA 3 and CDNA 4
+SHARED = {
+    "sm_80": 163 * KIB,
+    "sm_86": 99 * KIB,
+    "sm_89": 99 * KIB,
+    "sm_90": 227 * KIB,
+    "sm_100": 227 * KIB,
+    "sm_120": 99 * KIB,
+    "gfx942": 64 * KIB,
+    "gfx950": 160 * KIB,
+}
+_MATRIX = re.compile(r"\bmma\.sync|\bwgmma\.mma_async|\btcgen05\.mma|\bv_mfma_|\bv_smfmac_")
+_NARROW_PRODUCT = re.compile(r"arith\.muli .*: (?:tensor<[^>]*x)?i32\b")
+_OFFSET = re.compile(r"tt\.addptr [^:]*: .*?, (?:tensor<[^>]*x)?(i\d+)>?")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of one build on one target. ``faults``: why it does not pass, empty if it does."""
+
+    kernel: str
+    function: str
+    configuration: str
+    target: str
+    registers: int
+    spills: int
+    shared: int
+    matrix_instructions: int
+    faults: tuple[str, ...]
+
+
+def inspect(kernel: str, build: Build, target: str) -> Found:
+    """Compiles a build for a target and says what it found."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    is_amd = target.startswith("gfx")
+    gpu = GPUTarget("hip", target, 64) if is_amd else GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
+    constants = dict(build.constants)
+    if constants.get("PRODUCT") == "float32":  # as a launch on such a card says it
+        constants["PRODUCT"] = "ieee" if is_amd else "tf32x3"
+    source = ASTSource(fn=build.kernel, signature=build.signature, constexprs=constants, attrs=build.aligned)
+    options: dict[str, Any] = {"num_warps": build.warps, "num_stages": build.stages}
+    if build.registers and not is_amd:
+        options["maxnreg"] = build.registers
+    try:
+        built = triton.compile(source, target=gpu, options=options)
+    except Exception as error:  # whatever the compiler and its assemblers raise
+        fault = f"does not compile: {str(error).strip().splitlines()[-1]}"
+        return Found(kernel, build.name, build.label, target, 0, 0, 0, 0, (fault,))
+    text = str(built.asm["amdgcn" if is_amd else "ptx"])
+    registers, spills = _amd(text) if is_amd else _nvidia(built.asm["cubin"])
+    products = len(_MATRIX.findall(text))
+    shared = int(built.metadata.shared)
+    faults = []
+    if spills:
+        faults.append(f"{spills} registers spill")
+    if shared > SHARED[target]:
+        faults.append(f"{shared:,} bytes of shared memory, and the card has {SHARED[target]:,}")
+    if build.products and not products:
+        faults.append("no matrix instructions")
+    faults += narrow_offsets(str(built.asm["ttir"]))
+    return Found(kernel, build.name, build.label, target, registers, spills, shared, products, tuple(faults))
+
+
+def narrow_offsets(ttir: str) -> list[str]:
+    """Where offsets could overflow: one of 32 bits, or a product of 32 bits, which could become one."""
+    faults = []
+    narrow = {bits for bits in _OFFSET.findall(ttir) if bits != "i64"}
+    if narrow:
+        faults.append(f"an offset of {', '.join(sorted(narrow))}")
+    if _NARROW_PRODUCT.search(ttir):
+        faults.append("a product of 32 bits")
+    return faults
+
+
+def _amd(text: str) -> tuple[int, int]:
+    """Vector registers, and those that spill, or words of memory of a thread's own, if there are more of these.
+
+    Scalar registers spill into vector registers, which costs no memory.
+    """
+    found = {key: int(value) for key, value in re.findall(r"\.(\w+_count|private_segment_fixed_size): +(\d+)", text)}
+    return found["vgpr_count"], max(found["vgpr_spill_count"], found["private_segment_fixed_size"] // 4)
+
+
+def _nvidia(cubin: bytes) -> tuple[int, int]:
+    """Registers, and instructions that load or store local memory."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        usage = _output(tools / "cuobjdump", "--dump-resource-usage", file.name)
+        registers, stack = (int(n) for n in re.findall(r"(?:REG|STACK):(\d+)", usage)[:2])
+        code = _output(tools / "nvdisasm", file.name) if stack else ""  # nothing spills without a stack
+    return registers, len(re.findall(r"\b(?:LDL|STL)\b", code))
+
+
+def _output(*command: Any) -> str:
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
+
+
+def gate(kernels: Iterable[str] = KERNELS, targets: Iterable[str] = tuple(SHARED), n_jobs: int = 1) -> Iterator[Found]:
+    """Each configuration of each kernel on each target, in their order, compiled by as many processes."""
+    tasks = [(k, i, target) for k in kernels for i in range(len(module(k).builds())) for target in targets]
+    with ProcessPoolExecutor(n_jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_inspect_one, tasks)
+
+
+def _inspect_one(task: tuple[str, int, str]) -> Found:
+    kernel, i, target = task
+    return inspect(kernel, module(kernel).builds()[i], target)
+
+
+def table(found: Sequence[Found]) -> str:
+    """A line for each configuration: registers on each target, and the most shared memory of any."""
+    targets = list(dict.fromkeys(f.target for f in found))
+    heads = ["kernel", "function", "configuration", *targets, "shared, bytes", "matrix instructions"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows: dict[tuple[str, str, str], list[Found]] = {}
+    for f in found:
+        rows.setdefault((f.kernel, f.function, f.configuration), []).append(f)
+    for names, of in rows.items():
+        cells = [str(f.registers) + (" !" if f.faults else "") for f in of]
+        products = "yes" if all(f.matrix_instructions for f in of) else "none"
+        lines.append(f"| {' | '.join(names)} | {' | '.join(cells)} | {max(f.shared for f in of):,} | {products} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m statewise.kernels.gpu.gate", description=__doc__.splitlines()[0])
+    parser.add_argument("kernels", nargs="*", default=list(KERNELS), metavar="KERNEL", help="all if none is named")
+    parser.add_argument("--targets", default=",".join(SHARED), help="of " + ", ".join(SHARED))
+    parser.add_argument("--json", type=Path, help="a file for what was found")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; one a processor")
+    given = parser.parse_args(arguments)
+    targets = given.targets.split(",")
+    unknown = [name for name in (*given.kernels, *targets) if name not in (*KERNELS, *SHARED)]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; kernels are {', '.join(KERNELS)}, targets {', '.join(SHARED)}")
+    if interprets():
+        parser.error("TRITON_INTERPRET=1 is set, under which nothing is compiled; unset it")
+    reason = why_not()
+    if reason is not None:
+        parser.error(reason)
+    found = []
+    for one in gate(given.kernels, targets, given.jobs):
+        found.append(one)
+        for fault in one.faults:
+            print(f"{one.kernel}: {one.function}, {one.configuration}, {one.target}: {fault}", file=sys.stderr)
+    print(table(found))
+    failed = sum(bool(one.faults) for one in found)
+    print(f"\n{len(found)} builds of {len(given.kernels)} kernels, {failed} of them faulty")
+    if given.json:
+        given.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n", "utf-8")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""The launches of the selective scan in Triton (triton_kernels.py): real states, each stretched by Delta.
+
+Forwards one launch, backwards another; the sums over rows and over the programs of a group come after, in their order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from statewise.kernels.gpu import on_device_of, options
+from statewise.kernels.gpu.build import Build, numbers, pointers
+from statewise.kernels.gpu.canary import slope_of
+from statewise.kernels.selective_scan import pytorch
+from statewise.kernels.selective_scan.signature import Arguments, Gradients
+from statewise.kernels.selective_scan.triton_kernels import scan_backward, scan_forward
+from statewise.kernels.stored import plain_steps
+
+WIDTH, WARPS = 32, 8  # channels of a program, and its warps
+WIDTH_BACK = 16
+REGISTERS = 255
+CHUNK = 32  # steps, as the operator keeps states
+
+
+def refusal(given: Arguments) -> str | None:
+    if given.is_complex:
+        return "its states are complex"
+    return None
+
+
+def forward(given: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor, chunk_length: int) -> None:
+    """Writes y, the last state, and the states at the starts of chunks (if there is room for any)."""
+    if not y.numel() or not state.numel():
+        return pytorch.forward(given, y, state, checkpoints, chunk_length)
+    given = _prepared(given)
+    kept = checkpoints if checkpoints.shape[1] else None
+    programs, own, sizes = _sizes(given, chunk_length, WIDTH)
+    b, d, n = state.shape
+    carry = torch.empty(b, n, d, dtype=torch.float32, device=y.device)
+    with on_device_of(y):
+        scan_forward[(b, programs)](
+            *given[:10], y, state, kept, carry, *sizes, *_strides(given.u, given.dt, given.gate),
+            SOFTPLUS=given.softplus, EXACT=given.exact, OWN=own, TIME=chunk_length, WIDTH=WIDTH,
+            **options(y.device, WARPS, REGISTERS),
+        )  # fmt: skip
+    return None
+
+
+def backward(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, given: Arguments, chunk_length: int) -> Gradients:
+    """All gradients; those along time in the dtype of what they are gradients of."""
+    if not grad_y.numel() or not grad_state.numel():
+        return pytorch.backward(grad_y, grad_state, checkpoints, given, chunk_length)
+    shapes = given.numbers
+    given = _prepared(given)
+    slope = plain_steps(grad_y)
+    programs, own, sizes = _sizes(given, chunk_length, WIDTH_BACK)
+    b, _, d = given.u.shape
+    n, device = given.A.shape[1], given.u.device
+    shares = 1 if own else programs // given.B.shape[2]
+
+    def room(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=device)
+
+    d_u, d_dt, d_gate = (
+        None if m is None else torch.empty(m.shape, dtype=m.dtype, device=device)
+        for m in (given.u, given.dt, given.gate)
+    )
+    d_A, d_B, d_C, d_h0 = room(b, n, d), room(shares, *given.B.shape), room(shares, *given.C.shape), room(b, d, n)
+    d_D, d_bias, carry = room(b, d), room(b, d), room(b, n, d)
+    with on_device_of(slope):
+        scan_backward[(b, programs)](
+            slope, grad_state.contiguous(), checkpoints, *given[:5], *given[6:10],
+            d_u, d_dt, d_A, d_B, d_C, d_h0, d_D, d_gate, d_bias, carry, *sizes, b,
+            *_strides(slope, given.u, given.dt, given.gate),
+            SOFTPLUS=given.softplus, EXACT=given.exact, OWN=own, TIME=chunk_length, WIDTH=WIDTH_BACK,
+            **options(device, WARPS, REGISTERS),
+        )  # fmt: skip
+    found = (d_u, d_dt, d_A.sum(0).t().contiguous(), d_B.sum(0), d_C.sum(0), d_h0, d_D.sum(0), d_gate, d_bias.sum(0))
+    gradients: list[Any] = [None if m is None else g for m, g in zip(shapes, found)]
+    return Gradients(*gradients)
+
+
+def _prepared(given: Arguments) -> Arguments:
+    """All side by side but u, dt and gate, of which only the channels are."""
+    u, dt, A, B, C, h0, D, gate, dt_bias, segments, softplus, exact = given
+    small = (None if m is None else m.contiguous() for m in (A, B, C, h0, D))
+    bias, ids = (
+        None if dt_bias is None else dt_bias.contiguous(),
+        None if segments is None else segments.long().contiguous(),
+    )
+    gates = None if gate is None else plain_steps(gate)
+    prepared: Any = (plain_steps(u), plain_steps(dt), *small, gates, bias, ids, softplus, exact)
+    return Arguments(*prepared)
+
+
+def _sizes(given: Arguments, chunk_length: int, width: int) -> tuple[int, bool, tuple[int, ...]]:
+    """Programs of a row, whether each channel has a group of its own, and the sizes as the kernels take them."""
+    length, d, groups, n = given.u.shape[1], given.u.shape[2], given.B.shape[2], given.B.shape[3]
+    own = groups == d
+    of_group = triton.cdiv(d, width) if own else triton.cdiv(d // groups, width)
+    sizes = (length, d, n, groups, d // groups, of_group, triton.cdiv(length, chunk_length))
+    return of_group if own else of_group * groups, own, sizes
+
+
+def _strides(*tensors: Tensor | None) -> tuple[int, ...]:
+    return tuple(i for m in tensors for i in ((0, 0) if m is None else m.stride()[:2]))
+
+
+def builds() -> list[Build]:
+    sizes = numbers(i32="length d n groups each programs chunks u_row u_step dt_row dt_step gate_row gate_step")
+    given = {**pointers(bf16="u dt gate", fp32="A B C h0 D dt_bias"), **sizes}
+    found = []
+    for own, exact, segments in (
+        *((False, False, None), (False, False, "*i64"), (True, False, None)),
+        *((False, True, "*i64"), (True, True, None)),
+    ):
+        label = f"{'a group each' if own else 'groups'}{', exact' if exact else ''}{', packed' if segments else ''}"
+        fixed: dict[str, Any] = {"segments": segments, "SOFTPLUS": True, "OWN": own, "TIME": CHUNK, "EXACT": exact}
+        ahead = {**given, **fixed, "WIDTH": WIDTH, **pointers(bf16="y", fp32="state kept carry")}
+        back = {
+            **given,
+            **fixed,
+            "WIDTH": WIDTH_BACK,
+            **pointers(bf16="grad d_u d_dt d_gate"),
+            **numbers(i32="rows grad_row grad_step"),
+        }
+        back |= pointers(fp32="grad_state kept d_A d_B d_C d_h0 d_D d_bias carry")
+        found.append(Build(scan_forward, ahead, WARPS, registers=REGISTERS, label=label))
+        found.append(
+            Build(
+                scan_backward,
+                {key: back[key] for key in scan_backward.arg_names},
+                WARPS,
+                registers=REGISTERS,
+                label=label,
+            )
+        )
+    return found
+
+
+def samples(device: torch.device) -> list[tuple[Any, ...]]:
+    b, length, d, g, n = 1, 34, 10, 2, 2
+    u = torch.linspace(-2, 3, b * length * d, device=device).sin().view(b, length, d)
+    keys = u[..., : g * n].reshape(b, length, g, n)
+    A, state = -u[0, :d, :n].exp(), u[:, :n].transpose(1, 2).contiguous()
+    ids = (torch.arange(length, device=device) // 17).expand(b, length)
+    skip, bias = u[0, 0], u[0, 1]
+    return [
+        (Arguments(u, u.cos(), A, keys, keys.cos(), state, skip, u.tan().clamp(-2, 2), bias, ids, True, False),),
+        (Arguments(u.bfloat16(), u.abs().bfloat16(), A, keys, keys, state, None, None, None, None, False, False),),
+        (Arguments(u, u.cos(), A, keys, keys.cos(), state, skip, None, bias, None, True, True),),
+    ]
+
+
+def trial(path: Any, given: Arguments) -> list[Tensor]:
+    """y and the state of a path, and its gradients for fixed slopes."""
+    y, state = torch.empty_like(given.u), torch.empty_like(given.h0)
+    b, d, n = given.h0.shape
+    kept = given.h0.new_empty(b, triton.cdiv(given.u.shape[1], CHUNK), n, d)
+    path.forward(given, y, state, kept, CHUNK)
+    found = path.backward(slope_of(y), slope_of(state), kept, given, CHUNK)
+    return [m for m in (y, state, *found) if m is not None]

@@ -1,0 +1,174 @@
+"""How strongly inputs reach each state and outputs show it: Gramians, Hankel singular values, balanced truncation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.systems.base import Matrices, System
+from statewise.systems.continuous import ContinuousSystem
+
+_MOST_DOUBLINGS = 64
+_S = TypeVar("_S", bound=System)
+
+
+class Truncated(NamedTuple, Generic[_S]):
+    """What :func:`balanced_truncation` returns.
+
+    system:   the reduced system, of the kind and dtype of the given one, dense
+    hankel:   all Hankel singular values of the given system, descending, (..., n) float64
+    bound:    (...) float64: at no frequency does the largest singular value of the difference of the two frequency
+              responses exceed it. So the difference of the outputs has at most ``bound`` times the energy norm of the
+              input
+    """
+
+    system: _S
+    hankel: Tensor
+    bound: Tensor
+
+
+def controllability_gramian(system: System) -> Tensor:
+    """P = integral of e^(At) B B* e^(A*t) over t from 0 on, or the sum of A^k B B* A*^k over k from 0 on.
+
+    x* P^-1 x is the least energy of an input that brings the state from rest to x. P solves the Lyapunov equation
+    A P + P A* + B B* = 0 of a continuous system, and Stein's equation P = A P A* + B B* of a discrete one.
+
+    Shapes:  -> (..., n, n), Hermitian, in the dtype of the system. It carries no gradient.
+    Numerics: float64, as the square of a factor; so it has no negative eigenvalue beyond rounding.
+    Cost:    O(n^3) some twenty times: the logarithm of how many steps the system remembers.
+    Errors:  InputError for a pole that does not decay: the integral has no limit.
+    Source:  Antoulas 2005, Approximation of Large-Scale Dynamical Systems, ch. 4; doubling: Smith 1968.
+
+    >>> decay = ContinuousSystem(torch.tensor([[-2.0]]), torch.tensor([1.0]))
+    >>> controllability_gramian(decay)
+    tensor([[0.2500]])
+    """
+    A, B = _dense(system)[:2]
+    factor = _factor(A, B, system)
+    return (factor @ factor.mH).to(system.A.dtype)
+
+
+def observability_gramian(system: System) -> Tensor:
+    """Q = integral of e^(A*t) C* C e^(At), or the sum of A*^k C* C A^k over k from 0 on.
+
+    x* Q x is the energy of the output from the state x with no more input (for a discrete system with the output C x
+    itself as the first). Everything else as :func:`controllability_gramian`.
+
+    Errors:  InputError for a pole that does not decay, and for a system without C.
+    """
+    A, _, C, _ = _with_outputs(system)
+    factor = _factor(A.mH, C.mH, system)
+    return (factor @ factor.mH).to(system.A.dtype)
+
+
+def hankel_singular_values(system: System) -> Tensor:
+    """The square roots of the eigenvalues of P Q, descending: how much of past inputs each balanced state passes on.
+
+    Shapes:  -> (..., n), float64. They carry no gradient.
+    Numerics: from the factors of P and Q, never their product: errors are a few times float64's rounding of the largest
+             one, and not its square root.
+    Errors:  as :func:`observability_gramian`.
+    Source:  Antoulas 2005, ch. 5.
+    """
+    A, B, C, _ = _with_outputs(system)
+    return torch.linalg.svdvals(_factor(A.mH, C.mH, system).mH @ _factor(A, B, system))
+
+
+def balanced_truncation(system: _S, n_states: int) -> Truncated[_S]:
+    """The system with ``n_states`` states that keeps the largest Hankel singular values, and how wrong it can be.
+
+    In balanced coordinates P and Q are the same diagonal matrix, of the Hankel singular values, and the last states
+    are left out. The reduced system is stable, and the H-infinity norm of the error is at most twice the sum of the
+    values left out. ``n_states=n`` only balances. D and, for a discrete system, ``dt`` and ``reads`` stay: with either
+    order of reading the error is the same but for a factor of modulus 1.
+
+    Shapes:  n_states: 1 to n   ->   :class:`Truncated`, with the leading axes of the system
+    Cost:    O(n^3), as two Gramians and an SVD. In float64; the result is rounded to the system's dtype.
+    Errors:  InputError for an ``n_states`` outside 1 ... n, or more than Hankel singular values above rounding; for a
+             pole that does not decay, and a system without C.
+    Source:  Antoulas 2005, ch. 7: Enns 1984 and Glover 1984 (continuous), Al-Saggaf & Franklin 1987 (discrete).
+
+    >>> fast, slow = -100.0, -1.0
+    >>> two = ContinuousSystem(torch.tensor([fast, slow]), torch.ones(2), torch.ones(2), diagonal=True)
+    >>> one, hankel, bound = balanced_truncation(two, 1)
+    >>> one.poles().real, bound
+    (tensor([-1.0396]), tensor(0.0096, dtype=torch.float64))
+    """
+    A, B, C, _ = _with_outputs(system)
+    n = A.shape[-1]
+    if isinstance(n_states, bool) or not isinstance(n_states, int) or not 1 <= n_states <= n:
+        raise InputError(f"n_states must be a whole number from 1 to the system's {n} states, got {n_states!r}")
+    reached, seen = _factor(A, B, system), _factor(A.mH, C.mH, system)
+    U, hankel, Vh = torch.linalg.svd(seen.mH @ reached)
+    n_real = int(significant(hankel).amin())
+    if n_states > n_real:
+        raise InputError(
+            f"n_states={n_states}, but only {n_real} Hankel singular values are above rounding; ask for no more"
+        )
+    scale = hankel[..., :n_states].rsqrt().unsqueeze(-2)
+    right = reached @ Vh.mH[..., :n_states] * scale
+    left = seen @ U[..., :n_states] * scale
+    small = (left.mH @ A @ right, left.mH @ B, C @ right)
+    A, B, C = (m.to(system.A.dtype) for m in small)
+    B = B.squeeze(-1) if system.single_input else B
+    C = C.squeeze(-2) if system.single_output else C
+    reduced = replace(system, A=A, B=B, C=C, diagonal=False)
+    return Truncated(reduced, hankel, 2 * hankel[..., n_states:].sum(-1))
+
+
+def significant(hankel: Tensor) -> Tensor:
+    """How many Hankel singular values are above the rounding of the largest, (...)."""
+    n = hankel.shape[-1]
+    return (hankel > n * torch.finfo(hankel.dtype).eps * hankel[..., :1]).sum(-1)
+
+
+def _dense(system: System) -> tuple[Tensor, Tensor]:
+    """A (..., n, n) and B (..., n, m), complex128 or float64, with all leading axes and without gradients."""
+    if not isinstance(system, System):
+        raise InputError(f"system must be a ContinuousSystem or a DiscreteSystem, got {type(system).__name__}")
+    A = system.A.detach().diag_embed() if system.diagonal else system.A.detach()
+    B = system.B.detach().unsqueeze(-1) if system.single_input else system.B.detach()
+    wide = torch.complex128 if A.is_complex() else torch.float64
+    A, B = A.to(wide), B.to(wide)
+    return A.expand(*system.leading, *A.shape[-2:]), B.expand(*system.leading, *B.shape[-2:])
+
+
+def _with_outputs(system: System) -> Matrices:
+    """As ``_dense``, with C (..., p, n) and D."""
+    A, B = _dense(system)
+    C, D = (m.detach().to(A.dtype) for m in system._matrices()[2:])
+    return Matrices(A, B, C.expand(*system.leading, *C.shape[-2:]), D)
+
+
+def _factor(A: Tensor, B: Tensor, system: System) -> Tensor:
+    """L (..., n, n) with L L* = the Gramian of A (..., n, n) and B (..., n, m)."""
+    poles = torch.linalg.eigvals(A)
+    if not bool((system._growth(poles) < 0).all()):
+        worst = poles.flatten()[system._growth(poles).flatten().argmax()].item()
+        raise InputError(f"the system has a pole at {worst:.4g}, which does not decay; a Gramian needs all to decay")
+    if isinstance(system, ContinuousSystem):
+        A, B = _cayley(A, B, poles.abs())
+    L = torch.linalg.qr(torch.cat([B, torch.zeros_like(A)], -1).mH, mode="r").R.mH
+    for _ in range(_MOST_DOUBLINGS):
+        added = A @ L
+        L = torch.linalg.qr(torch.cat([L, added], -1).mH, mode="r").R.mH
+        size, whole = torch.linalg.matrix_norm(added), torch.linalg.matrix_norm(L)
+        if bool((size <= torch.finfo(whole.dtype).eps * whole).all()) and bool(torch.linalg.matrix_norm(A).amax() < 1):
+            return L
+        A = A @ A
+        if not bool(A.isfinite().all()):
+            break
+    raise InputError("the Gramian did not settle: A is too far from normal for float64; scale or reduce the states")
+
+
+def _cayley(A: Tensor, B: Tensor, moduli: Tensor) -> tuple[Tensor, Tensor]:
+    """The discrete (A, B) with the same Gramian: (pI - A)^-1 (pI + A) and sqrt(2p) (pI - A)^-1 B, for any p > 0; the
+    geometric mean of the slowest and the fastest pole treats both alike."""
+    p = (moduli.amin(-1) * moduli.amax(-1)).sqrt()[..., None, None]
+    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    both = torch.linalg.solve(p * identity - A, torch.cat([p * identity + A, (2 * p).sqrt() * B], -1))
+    return both[..., : A.shape[-1]], both[..., A.shape[-1] :]

@@ -1,0 +1,80 @@
+"""Ctrl-C and SIGTERM: asked once, a run stops after its step; asked twice, at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, ClassVar
+
+ASKED = 1 << 16  # in the place of a signal's number: a callback of the run asked for its end
+
+
+class Stopped(BaseException):
+    """A signal asked for the end; what was finished is kept. Nothing that catches errors on the way stops it."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"stopped by signal {signal}")
+        self.signal = signal
+
+
+@contextmanager
+def stopping_at_signals() -> Iterator[None]:
+    """Within it Ctrl-C and SIGTERM are :class:`Stopped`, at once: what is not finished is not kept anyway."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            before[number] = signal.signal(number, stop)
+        except ValueError:  # not the main thread, which alone may: Ctrl-C then reaches that one
+            break
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class StopSignals:
+    """Within a ``with``, notes the first SIGINT or SIGTERM in ``received``; the second one kills the process.
+
+    Python only lets the main thread handle signals. In another thread this does nothing.
+
+    before_the_end: is called before the second one kills
+    """
+
+    present: ClassVar[StopSignals | None] = None  # that which is in use
+
+    def __init__(self, before_the_end: Callable[[], None] | None = None) -> None:
+        self.received: int | None = None
+        self._before_the_end = before_the_end
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+            StopSignals.present = self
+        return self
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            if self._before_the_end is not None:
+                self._before_the_end()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.received = number
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if StopSignals.present is self:
+            StopSignals.present = None

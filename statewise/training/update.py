@@ -1,0 +1,137 @@
+"""One step of the optimiser: accumulate gradients over the micro-batches, clip, update; stop where it goes wrong."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from statewise.errors import ConfigError, DivergedError
+from statewise.training.diagnose import first_non_finite, is_finite
+from statewise.training.environment import autocast
+from statewise.training.optimizer import set_learning_rate
+from statewise.training.ranks import Loss
+from statewise.training.run_state import RunState
+from statewise.training.snapshot import set_torch_generators, torch_generators
+
+
+def loss_function(state: RunState) -> Loss:
+    """(batch, state) -> the mean loss, and the state after the batch."""
+    task, model = state.task, state.model
+
+    def loss_of(batch: Any, carried: Any) -> tuple[Tensor, Any]:
+        return task.loss(model, batch, carried)
+
+    return loss_of
+
+
+def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[float, float]:
+    """One step; gives its mean loss, and the norm of its gradient before clipping.
+
+    ``eager`` is the same loss, uncompiled, for finding the layer if either is not finite.
+
+    Errors: DivergedError, with the parameters as they were before the step.
+    """
+    config = state.config
+    if state.task.searches:
+        return _searched(state)
+    generators, carried = torch_generators(state.device), state.carried
+    set_learning_rate(state.optimizer, lr)
+    ranks, total = state.ranks, torch.zeros((), device=state.device)
+    for number in range(config.accumulation):
+        with ranks.gathering(last=number == config.accumulation - 1):
+            loss = _share_of_loss(state, number, loss_of)
+            ranks.backward(loss)
+        total += loss.detach()
+    norm = ranks.norm(_gradients(state))
+    total_value, norm_value = ranks.numbers(total, norm)
+    if not (math.isfinite(total_value) and math.isfinite(norm_value)):
+        set_torch_generators(generators, state.device)
+        state.carried = carried
+        raise not_finite(state, total_value, norm_value, eager)
+    clip_norm = config.optimizer.clip_norm
+    if clip_norm is not None:
+        ranks.clip(state.parameters, clip_norm, norm)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.progress.step += 1
+    state.progress.validation = None
+    return total_value, norm_value
+
+
+def _searched(state: RunState) -> tuple[float, float]:
+    """The step of a task that does it itself."""
+    if state.ranks.size > 1:
+        raise ConfigError(
+            f"{type(state.run.config.model).__name__} is fitted by one process, and there are {state.ranks.size}; "
+            "start it without torchrun"
+        )
+    batch = tree_map(
+        lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, state.batches[state.progress.step]
+    )
+    loss, norm = state.task.search(state.model, batch, state.progress.step)
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        what = f"step {state.progress.step + 1}: the loss is {loss}, the norm of its gradient {norm}"
+        raise DivergedError(f"{what}; {state.what_remains()}", what)
+    state.progress.step += 1
+    state.progress.validation = None
+    return loss, norm
+
+
+def _share_of_loss(state: RunState, number: int, loss_of: Loss) -> Tensor:
+    """What a micro-batch adds to the loss of the step to come, or this rank's part; passes the carried state on."""
+    config = state.config
+    batch = _without_empty_starts(state.batches[state.progress.step * config.accumulation + number])
+    batch, share = state.ranks.part_of(state.task, batch)
+    batch = tree_map(lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, batch)
+    with autocast(config.precision, state.device):
+        loss, carried = loss_of(batch, state.carried)
+    if carried is not None:
+        state.carried = tree_map(torch.Tensor.detach, carried)  # gradients end where the batch began
+    if share is not None:
+        loss = loss * share if share else loss.nan_to_num(0.0) * 0.0  # the mean of no targets is not a number
+    return loss / config.accumulation
+
+
+def _without_empty_starts(batch: Any) -> Any:
+    """Where no document begins, no layer has to look for one: on a GPU only we can tell without waiting for it."""
+    starts = getattr(batch, "starts", None)
+    return batch._replace(starts=None) if starts is not None and not bool(starts.any()) else batch
+
+
+def _gradients(state: RunState) -> list[Tensor]:
+    return [parameter.grad for parameter in state.parameters if parameter.grad is not None]
+
+
+def not_finite(state: RunState, loss: float, norm: float, eager: Loss) -> DivergedError:
+    """Does the step again, under hooks, to name the layer that it went wrong in.
+
+    The generators and the carried state have to be as they were before the step.
+    """
+    what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {norm}"
+    where = state.ranks.first_of(_culprit(state, eager))
+    if where is None:
+        finite = is_finite(_gradients(state))
+        where = "done again layer by layer, every number in it is finite" + (" but that norm" if finite else "")
+    what = f"step {state.progress.step + 1}: {what}; {where}"
+    return DivergedError(f"{what}; {state.what_remains()}. {state.advice()}", what)
+
+
+def _culprit(state: RunState, eager: Loss) -> str | None:
+    if not state.ranks.works_apart:
+        return "the layer cannot be found while ranks share the layers; train in one process, or with ddp, to find it"
+    if not is_finite(state.carried):
+        return "the state carried into the step was not finite"
+    state.optimizer.zero_grad(set_to_none=True)
+    try:
+        for number in range(state.config.accumulation):
+            where = first_non_finite(state.model, partial(_share_of_loss, state, number, eager))
+            if where is not None:
+                return where
+    except RuntimeError as error:  # out of memory, most likely: what is known has to be said all the same
+        return f"the layer was not found ({str(error).splitlines()[0]})"
+    return None

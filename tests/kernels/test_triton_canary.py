@@ -1,0 +1,158 @@
+"""Kernels that are wrong on purpose: canary and laws catch wrong numbers, the gate what could overflow or spill."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from fused_kernels import CASES, loss
+from interpreted import compare, needs_interpreter
+from lti_kernels import cauchy_case, vandermonde_case
+from torch import Tensor
+
+from statewise import kernels
+from statewise.kernels import gpu
+from statewise.kernels.gpu import canary
+from statewise.kernels.selective_scan import selective_scan, selective_scan_reference
+from statewise.kernels.ssd import ssd, ssd_reference
+
+pytestmark = needs_interpreter
+CPU = torch.device("cpu")
+MUTANTS = {  # the file, and what is written instead of what
+    "a lost mask of SSD": ("ssd/triton_kernels", "return tl.where(lower, tl.exp", "return tl.where(lower >= 0, tl.exp"),
+    "a dropped decay of SSD": ("ssd/triton_kernels", "h = h * across + dot", "h = h + dot"),
+    "a dropped decay of the scan": ("selective_scan/triton_kernels", "a2 * b1 + b2)", "b1 + b2)"),
+    "a lost mask of the convolution": ("short_convolution/triton", "if segments is not None:", "if False:"),
+    "a lost mean of the norm": ("rms_norm/triton", "normed * mean[:, None]) * r", "normed) * r"),
+    "a softmax without its largest": ("linear_cross_entropy/triton", "total * tl.exp(before - base)", "total"),
+    "a slope without its target": ("linear_cross_entropy/triton", "own[:, None], 1.0, 0.0)", "own[:, None], 0.0, 0.0)"),
+    "a lost quarter of a turn": ("vandermonde/triton_kernels", "tl.where(quarter >= 2, -im, im)", "im"),
+    "a step too early in the powers": ("vandermonde/triton_kernels", "        step += 1\n", ""),
+    "a pole that is not a pair": ("cauchy/triton_kernels", "(height[None, :] + q[:, None])", "height[None, :]"),
+    "a sum that forgets other nodes": ("cauchy/triton_kernels", "plain -= re", "plain = -re"),
+}
+
+
+def wrong(name: str, folder: Path) -> ModuleType:
+    """A copy of a kernel's file with its fault."""
+    file, good, bad = MUTANTS[name]
+    source = (Path(kernels.__file__).parent / f"{file}.py").read_text("utf-8")
+    assert good in source
+    path = folder / "wrong_kernel.py"
+    path.write_text(source.replace(good, bad), "utf-8")
+    spec = importlib.util.spec_from_file_location(f"wrong_kernel_{abs(hash(name))}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def law(kernel: str) -> None:
+    torch.manual_seed(0)
+    if kernel == "ssd":
+        shapes = ((1, 40, 1, 2), (1, 40, 1), (1, 40, 1, 3), (1, 40, 1, 3), (1, 1, 2, 3))
+        x, log_a, B, C, h0 = (torch.randn(shape) for shape in shapes)
+        inputs = [m.requires_grad_() for m in (x, -log_a.abs(), B, C, h0)]
+        compare(lambda *m: ssd(*m), lambda *m: ssd_reference(*m), inputs, 1e-5)
+    elif kernel == "selective_scan":
+        shapes = ((1, 5, 2), (1, 5, 2), (2, 3), (1, 5, 1, 3), (1, 5, 1, 3), (1, 2, 3))
+        u, dt, A, B, C, h0 = (torch.randn(shape) for shape in shapes)
+        inputs = [m.requires_grad_() for m in (u, dt.abs(), -A.abs(), B, C, h0)]
+        compare(lambda *m: selective_scan(*m), lambda *m: selective_scan_reference(*m), inputs, 1e-5)
+    elif kernel == "linear_cross_entropy":
+        fast, definition, inputs = loss(4, 3, 9000, "mean")(torch.float32)
+        compare(fast, definition, inputs, 2e-5)
+    elif kernel in ("vandermonde", "cauchy"):
+        fast, definition, inputs = vandermonde_case(130) if kernel == "vandermonde" else cauchy_case(70)
+        narrow = [m.detach().cfloat().requires_grad_() for m in inputs]
+        compare(fast, definition, narrow, 1e-5)
+    else:
+        name = {"short_convolution": "convolution, trailing axis, packed", "rms_norm": "norm, odd"}[kernel]
+        fast, definition, inputs = CASES[name](torch.float32)
+        compare(fast, definition, inputs, 2e-5)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_kernel_is_caught_by_the_laws_and_by_the_canary(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = MUTANTS[name][0].split("/")[0]
+    mutant = wrong(name, tmp_path)
+    with kernels.use("triton"):
+        law(kernel)
+        assert canary.check(kernel, CPU) is None
+        launches = gpu.module(kernel)
+        for key, value in vars(mutant).items():
+            if type(value).__name__ == "InterpretedFunction" and hasattr(launches, key):
+                monkeypatch.setattr(launches, key, value)
+        reason = canary.check(kernel, CPU)
+        assert reason is not None
+        assert "is off by" in reason
+        with pytest.raises(AssertionError):
+            law(kernel)
+
+
+@pytest.mark.parametrize("kernel", ["gated_rms_norm", "linear_scan", "diagonal_scan"])
+def test_the_canary_passes_kernels_that_are_right(kernel: str) -> None:
+    assert canary.check(kernel, CPU) is None
+
+
+def test_the_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATEWISE_CACHE", str(tmp_path))
+    monkeypatch.setattr(canary, "_known", {})
+    asked: list[str] = []
+
+    def check(kernel: str, device: torch.device) -> str | None:
+        asked.append(kernel)
+        return "a reason"
+
+    monkeypatch.setattr(canary, "check", check)
+    for _ in range(2):
+        assert canary.verdict("rms_norm", CPU) == "a reason"
+        canary._known.clear()
+    assert asked == ["rms_norm"]
+    assert "a reason" in json.loads((tmp_path / canary.FILE).read_text("utf-8")).values()
+
+
+def test_a_kernel_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Tensor) -> Tensor:
+        raise RuntimeError("no such card\nand more")
+
+    monkeypatch.setattr(gpu.module("rms_norm"), "forward", fails)
+    assert canary.check("rms_norm", CPU) == "it fails with RuntimeError: no such card"
+
+
+IN_THE_GATE = """
+import dataclasses, importlib.util, sys
+from statewise.kernels.gpu import module
+from statewise.kernels.gpu.gate import inspect
+spec = importlib.util.spec_from_file_location("wrong_kernel", sys.argv[1])
+wrong = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(wrong)
+build = module("ssd").builds()[0]
+print(inspect("ssd", build, "sm_90").faults)
+print(inspect("ssd", dataclasses.replace(build, kernel=wrong.sweep), "sm_90").faults)
+print(inspect("ssd", dataclasses.replace(build, arguments={**build.arguments, "Q": 128, "N": 128}), "sm_90").faults)
+"""
+
+
+def test_the_gate_catches_offsets_of_32_bits_and_spills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (Path(kernels.__file__).parent / "ssd/triton_kernels.py").read_text("utf-8")
+    good = "row = (of_head // heads).to(tl.int64)"
+    assert good in source
+    (tmp_path / "wrong_kernel.py").write_text(source.replace(good, "row = of_head // heads"), "utf-8")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", IN_THE_GATE, str(tmp_path / "wrong_kernel.py")]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert found[0] == "()"
+    assert "a product of 32 bits" in found[1]
+    assert "spill" in found[2]

@@ -1,0 +1,89 @@
+"""SSD in Triton, under its interpreter: against the definition in float64, in pieces, and cut anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from interpreted import TOLERANCE, compare, needs_interpreter
+from torch import Tensor
+
+from statewise.kernels import gpu
+from statewise.kernels.ssd import ssd, ssd_reference
+
+pytestmark = [needs_interpreter, pytest.mark.usefixtures("poisoned_memory", "in_triton")]
+SHAPES = [  # batch, length, heads, d_head, groups, d_state
+    (2, 1, 4, 2, 2, 3),
+    (1, 3, 6, 7, 3, 16),
+    (2, 67, 4, 5, 2, 4),
+    (1, 70, 2, 65, 1, 17),
+    (1, 33, 1, 3, 1, 130),
+]
+
+
+def case(shape: tuple[int, ...], options: bool, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """x, log_a, B, C, h0, and with options dt and D."""
+    b, length, h, p, g, n = shape
+    random = torch.Generator().manual_seed(length)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(*size, generator=random)
+
+    inputs = [draw(b, length, h, p).to(dtype), -draw(b, length, h).abs() / 5]
+    inputs += [draw(b, length, g, n).to(dtype), draw(b, length, g, n).to(dtype), draw(b, h, p, n)]
+    inputs += [draw(b, length, h).abs(), draw(h)] if options else []
+    return [m.requires_grad_() for m in inputs]
+
+
+def check(inputs: Sequence[Tensor], segments: Tensor | None, tolerance: float) -> None:
+    def run(function, *given: Tensor) -> Sequence[Tensor]:
+        options = {"dt": given[5], "D": given[6]} if len(given) > 5 else {}
+        return function(*given[:5], segments, **options)
+
+    compare(lambda *m: run(ssd, *m), lambda *m: run(ssd_reference, *m), inputs, tolerance)
+
+
+def documents(shape: tuple[int, ...]) -> Tensor:
+    return (torch.rand(shape[:2], generator=torch.Generator().manual_seed(1)) < 0.05).cumsum(1)
+
+
+@pytest.mark.parametrize("options", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equal_to_the_definition(shape: tuple[int, ...], options: bool) -> None:
+    check(case(shape, options), documents(shape) if options else None, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_inputs_that_are_stored_narrower(dtype: torch.dtype) -> None:
+    check(case((2, 67, 4, 5, 2, 4), True, dtype), None, TOLERANCE[dtype])
+
+
+def test_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a card that has more processors than there are sequences."""
+    monkeypatch.setattr(gpu, "processors", lambda device: 10)
+    monkeypatch.setattr("statewise.kernels.ssd.triton._LEAST_CHUNKS", 1)
+    shape = (1, 140, 2, 5, 1, 4)
+    check(case(shape, True), documents(shape), 1e-5)
+
+
+def test_it_is_itself_cut_anywhere() -> None:
+    x, log_a, B, C, h0 = (m.detach() for m in case((1, 70, 2, 5, 1, 4), False))
+    y, state = ssd(x, log_a, B, C, h0)
+    for cut in (1, 32, 65):
+        begin, h = ssd(x[:, :cut], log_a[:, :cut], B[:, :cut], C[:, :cut], h0)
+        end, last = ssd(x[:, cut:], log_a[:, cut:], B[:, cut:], C[:, cut:], h)
+        torch.testing.assert_close(torch.cat([begin, end], 1), y, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(last, state, atol=1e-5, rtol=1e-5)
+
+
+def test_a_mild_decay_is_as_right_after_a_strong_one() -> None:
+    x, log_a, B, C, h0 = (m.detach() for m in case((1, 60, 1, 3, 1, 2), False))
+    for strong in (-999.0, -torch.inf):
+        log_a = torch.full_like(log_a, -1e-3)
+        log_a[:, 5] = strong
+        inputs = [m.requires_grad_() for m in (x, log_a, B, C, h0)]
+        if strong == -999.0:
+            check(inputs, None, 3e-6)
+        else:
+            assert all(m.isfinite().all() for m in torch.autograd.grad(ssd(*inputs)[0].sum(), inputs))
