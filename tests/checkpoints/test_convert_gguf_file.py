@@ -177,7 +177,7 @@ def test_a_vocabulary_of_50000_tokens_is_read_at_once(tmp_path: Path) -> None:
     write_file(tmp_path / "x.gguf", {"general.architecture": "mamba", **values}, {})
     began = time.process_time()
     found = read_file(tmp_path / "x.gguf").metadata
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 15  # one second; minutes where a list is read as it grows
     assert {key: found[key] for key in values} == values
 
 

@@ -136,7 +136,8 @@ def test_a_run_of_the_first_version_is_evaluated_as_before(old: Path, capsys: py
         warnings.simplefilter("error")
         assert cli.run(latest) == 0
     record = json.loads(capsys.readouterr().out)
-    assert (record["loss"], record["accuracy"]) == (expected["loss"], expected["accuracy"])
+    assert record["accuracy"] == expected["accuracy"]
+    assert record["loss"] == pytest.approx(expected["loss"], rel=1e-6)  # of another processor
 
 
 @pytest.mark.filterwarnings("ignore:.*was written by Statewise 0.1.0")
@@ -144,9 +145,10 @@ def test_a_run_of_the_first_version_goes_on_as_before_and_then_lacks_nothing(old
     expected = everything(old)
     shutil.rmtree(old / "checkpoints" / "step-00000004")
     train_run(None, old, resume=True)
-    assert [line["loss"] for line in curve(old, "train")] == [line["loss"] for line in curve(OLD, "train")]
-    found = everything(old)
-    assert_same(found, expected)
+    losses = [[line["loss"] for line in curve(folder, "train")] for folder in (old, OLD)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    # Close and not equal: the first version's numbers are those of another processor, whose sums have another order
+    torch.testing.assert_close(everything(old), expected, rtol=1e-5, atol=1e-7)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model: Any = sw.load(checkpoints.resolve(old, "latest"))
