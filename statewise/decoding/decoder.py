@@ -161,6 +161,23 @@ class Running:
         """The state after the steps so far, to be copied or forgotten before the next step, which writes over it."""
         return self._state
 
+    def put(self, row: int, state: LanguageModelState) -> None:
+        """Replaces the state of a row by that of ``state``, which has one row: a sequence leaves the batch, and another
+        one joins it. The other rows stay as they are.
+
+        Cost:    a copy of one row's state; with attention, of all histories where the new one is longer.
+        """
+        with self._lock, torch.no_grad():
+            self._check(state, 1)
+            self._release()
+            if self._shared:
+                self._state, self._shared = self._copied(self._state), False
+            tables = zip(self._decoder._tables, self._state.layers, state.layers)
+            layers = tuple(table.put(layer, row, other) for table, layer, other in tables)
+            position = self._state.position.clone()
+            position[row] = state.position[0]
+            self._state = LanguageModelState(position, layers)
+
     def step(
         self,
         tokens: Tensor,

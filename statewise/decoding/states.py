@@ -38,6 +38,9 @@ class StateTable(Protocol):
     def room(self, state: Any) -> int | None:
         """How many more steps can be written without :meth:`prepare`; None: any number."""
 
+    def put(self, state: Any, row: int, other: Any) -> Any:
+        """The state with a row replaced by the one row of ``other``: the same tensors, if they have room for it."""
+
     def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
         """Errors: InputError if these rows can take no step more."""
 
@@ -70,6 +73,11 @@ class RecurrentState:
 
     def room(self, state: Any) -> int | None:
         return None
+
+    def put(self, state: Any, row: int, other: Any) -> Any:
+        for leaf, new in zip(tree_leaves(state), tree_leaves(other)):
+            leaf[row].copy_(new[0])
+        return state
 
     def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
         pass
@@ -119,6 +127,19 @@ class AttentionHistory:
 
     def room(self, state: AttentionState) -> int | None:
         return state.keys.shape[1] - int(state.end.max())
+
+    def put(self, state: AttentionState, row: int, other: AttentionState) -> AttentionState:
+        """Rows have a buffer in common: where it is too short for the new one, all are copied."""
+        new = copy_with_room(other, 1, self.window)
+        n_history, capacity = int(new.end), state.keys.shape[1]
+        if n_history >= capacity:
+            state = copy_with_room(state, n_history + 1, self.window)
+        for buffer, history in ((state.keys, new.keys), (state.values, new.values)):
+            buffer[row, :n_history].copy_(history[0, :n_history])
+            buffer[row, n_history:] = 0
+        for count, value in zip(state[2:], new[2:]):
+            count[row] = value[0]
+        return state
 
     def check(self, state: AttentionState, rows: Tensor, restarts: Tensor) -> None:
         check_positions(state.position, rows, restarts, self.max_positions)

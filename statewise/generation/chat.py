@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -15,19 +14,16 @@ import torch
 from statewise import kernels
 from statewise.configuration import Config, from_dict, parse_json
 from statewise.configuration.types import Natural, NonEmpty
-from statewise.conventions.template import ChatTemplate
-from statewise.data.tokenizers import FileTokenizer, Tokenizer, require_fits
+from statewise.data.tokenizers import Tokenizer, require_fits
 from statewise.decoding import Decoder, why_not
-from statewise.errors import CheckpointError, ConfigError, DataError, InputError, excerpt, retold
+from statewise.errors import CheckpointError, ConfigError, InputError, retold
+from statewise.generation.chat_text import ChatText, n_agreeing
 from statewise.generation.decode import Token, generate, read
 from statewise.generation.reading import Reading
 from statewise.generation.reading_file import has_note, load_noted, save_reading
 from statewise.generation.sample import Sampling
 from statewise.models.language_model import LanguageModel
 
-# They stand round the name of a special token in what people write, until it has been encoded as text. Letters for
-# private use: a text that holds them loses them.
-OPENED, CLOSED = "\uf8f0", "\uf8f1"
 MOST_STATES = 32  # that are kept to go back to, one a turn; each is as large as the model's state
 
 
@@ -119,22 +115,10 @@ class Chat:
     ) -> None:
         if not isinstance(model, LanguageModel):
             raise InputError(f"Chat needs a LanguageModel; got a {type(model).__name__}")
-        if not isinstance(tokenizer, FileTokenizer):
-            raise InputError(
-                f"Chat needs the FileTokenizer of a published model; got a {type(tokenizer).__name__}, which has no "
-                "special tokens to write turns with"
-            )
+        self._text = ChatText(tokenizer, template)
         require_fits(tokenizer, model.config.vocab_size)
-        conventions = tokenizer.conventions
-        published = None if conventions is None else conventions.chat_template
-        text = published if template is None else template
-        if text is None:
-            raise DataError(
-                "the model has no chat template, so the form of its conversations is unknown; give one: template=..., "
-                "or --template FILE"
-            )
         self.model, self.tokenizer = model, tokenizer
-        self.template = ChatTemplate(text, {} if conventions is None else conventions.names)
+        conventions = tokenizer.conventions
         given = {
             "temperature": temperature,
             "top_k": top_k,
@@ -171,7 +155,7 @@ class Chat:
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self.encode(messages)
         # A template may begin an answer in one way and write it down in another; what is before it stays
-        return self._answer(messages, ids, _agree(self.encode(messages, add_generation_prompt=False), ids))
+        return self._answer(messages, ids, n_agreeing(self.encode(messages, add_generation_prompt=False), ids))
 
     def undo(self) -> str | None:
         """Takes back the last question and its answer, and returns the question; None if there is none.
@@ -222,39 +206,8 @@ class Chat:
         self._states = [Read(_turn(self.messages), saved.ids, reading)]
 
     def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> tuple[int, ...]:
-        """The ids of these messages, by default up to where an answer begins. The same as ``transformers``'
-        ``apply_chat_template(messages, add_generation_prompt=True, sanitize_control_tokens=True)``."""
-        plain = self.tokenizer.conventions is not None and self.tokenizer.conventions.special_is_text
-        special = () if plain else self.tokenizer.special_names
-        marked = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
-
-        def mark(text: str) -> str:
-            text = text.replace(OPENED, "").replace(CLOSED, "")
-            return marked.sub(lambda name: f"{OPENED}{name[0]}{CLOSED}", text)
-
-        rendered = self.template.render(
-            [{**m, "content": mark(m["content"])} for m in messages], add_generation_prompt=add_generation_prompt
-        )
-        pieces = re.split(f"{OPENED}({marked.pattern}){CLOSED}|[{OPENED}{CLOSED}]", rendered)
-        ids = list(self.tokenizer.encode_published(pieces[0], whole=False))
-        for i, piece in enumerate(pieces[1:], start=1):
-            if piece:
-                ids += self._encode_within(piece, as_text=i % 2 == 1)
-        if not ids:
-            raise DataError("the chat template writes nothing for this conversation; give another: template=...")
-        return tuple(ids)
-
-    def _encode_within(self, piece: str, *, as_text: bool) -> list[int]:
-        """Behind a line break that is then left out: some tokenizers put a space before what they are given."""
-        encode = self.tokenizer.encode if as_text else lambda text: self.tokenizer.encode_published(text, whole=False)
-        line, ids = encode("\n"), encode("\n" + piece)
-        ids = ids[len(line) :] if ids[: len(line)] == line else encode(piece)
-        if as_text and (forged := self.tokenizer.special_names[piece]) in ids:
-            raise DataError(
-                f"the message contains {excerpt(piece)}, which the tokenizer turns into the special token {forged} "
-                "even as text; leave it out"
-            )
-        return ids
+        """The ids of these messages, by default up to where an answer begins: :meth:`ChatText.encode`."""
+        return self._text.encode(messages, add_generation_prompt=add_generation_prompt)
 
     def _answer(self, messages: list[Message], ids: tuple[int, ...], n_stable: int) -> Iterator[str]:
         reading = self._read(ids, n_stable, _turn(messages))
@@ -307,8 +260,3 @@ class Chat:
 def _turn(messages: Sequence[Message]) -> int:
     """How many questions there are."""
     return sum(message["role"] == "user" for message in messages)
-
-
-def _agree(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids two rows have in common at their beginning."""
-    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))

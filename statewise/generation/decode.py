@@ -147,7 +147,7 @@ def generate(
     stops = check_stop(stop)
     if stops and tokenizer is None:
         raise InputError("stop strings need a tokenizer; give tokenizer=")
-    document_token = _document_token(model, tokenizer, document_token)
+    document_token = document_token_of(model, tokenizer, document_token)
     tokens, row_lengths = _encode(model, prompt, state, tokenizer, document_token, lengths, prefill_chunk)
     seed = torch.Generator().seed() >> 1 if seed is None else seed
     make_steps = stepping(model, weights, max_new_tokens)
@@ -156,7 +156,7 @@ def generate(
         reader = freeze(model) if has_operators_to_prepare(model) else model
         reading = _read(reader, tokens, row_lengths, state, document_token, prefill_chunk)
         device, batch = reading.logits.device, len(row_lengths)
-        no_token = _no_token(reading.logits, tokenizer)
+        without_token = ids_without_token(reading.logits, tokenizer)
         generators = [torch.Generator().manual_seed((seed + i) % (1 << 63)) for i in range(batch)]
         rows = [RowText(tokenizer, stops, ids) for ids in reading.recent.tolist()]
         ends = end_tokens(tokenizer, document_token) if stop_at_document else frozenset()
@@ -180,7 +180,9 @@ def generate(
                 uniforms = torch.stack(
                     [torch.rand((), dtype=torch.float64, generator=g, device="cpu") for g in generators]
                 )
-                logits = reading.logits if no_token is None else reading.logits.masked_fill(no_token, -math.inf)
+                logits = reading.logits
+                if without_token is not None:
+                    logits = logits.masked_fill(without_token, -math.inf)
                 drawn = sampling.draw(logits, reading.seen, uniforms.to(device))
                 log_probabilities = reading.logits.log_softmax(-1).gather(1, drawn[:, None])[:, 0]
             ids = drawn.where(active, -1)
@@ -216,12 +218,12 @@ def read(
     Cost:    O(length) work; memory for ``prefill_chunk`` tokens; the logits of one position for each chunk.
     Errors:  InputError as for ``generate``.
     """
-    document_token = _document_token(model, tokenizer, document_token)
+    document_token = document_token_of(model, tokenizer, document_token)
     tokens, row_lengths = _encode(model, prompt, state, tokenizer, document_token, lengths, prefill_chunk)
     return copied(_read(model, tokens, row_lengths, state, document_token, prefill_chunk))
 
 
-def _no_token(logits: Tensor, tokenizer: Tokenizer | None) -> Tensor | None:
+def ids_without_token(logits: Tensor, tokenizer: Tokenizer | None) -> Tensor | None:
     """(vocabulary,) bool, the ids that the tokenizer does not have; None if it has all."""
     n_ids = logits.shape[-1]
     if tokenizer is None or (tokenizer.vocab_size == n_ids and not tokenizer.gaps):
@@ -231,7 +233,11 @@ def _no_token(logits: Tensor, tokenizer: Tokenizer | None) -> Tensor | None:
     return found.to(logits.device)
 
 
-def _document_token(model: LanguageModel, tokenizer: Tokenizer | None, document_token: int | None) -> int | None:
+def document_token_of(model: LanguageModel, tokenizer: Tokenizer | None, document_token: int | None) -> int | None:
+    """The token that begins and ends documents for :func:`generate`; None if texts have none.
+
+    Errors:  InputError for one that is not an id of the model, and for a tokenizer with more ids than the model.
+    """
     vocab_size = model.config.vocab_size
     if tokenizer is not None:
         require_fits(tokenizer, vocab_size)

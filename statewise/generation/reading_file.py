@@ -29,21 +29,28 @@ NOTED = "note."
 
 
 def save_reading(
-    reading: Reading, path: str | os.PathLike[str], *, model: LanguageModel, notes: Mapping[str, str] | None = None
+    reading: Reading,
+    path: str | os.PathLike[str],
+    *,
+    model: LanguageModel,
+    notes: Mapping[str, str] | None = None,
+    weights: str | None = None,
 ) -> None:
     """Writes what :func:`~statewise.generation.decode.read` gave to a safetensors file, whole or not at all.
 
     With it goes a digest of the model's weights, so that no other model takes it for its own. A file of that name
-    is replaced. ``notes`` are texts that go with it, by names of their own.
+    is replaced. ``notes`` are texts that go with it, by names of their own. ``weights`` is the digest, if you have it
+    already (:func:`~statewise.checkpoints.states.weights_digest`).
 
-    Cost:    one pass over the model's weights and the state.
+    Cost:    one pass over the state, and without ``weights`` over the model's weights.
     Errors:  CheckpointError if the disk does not take it; what was there before then remains.
     """
     # Leaves may share memory, which a safetensors file cannot say
     tensors = {name: leaf.detach().cpu().clone().contiguous() for name, leaf in flatten_tree(reading, PREFIX).items()}
     notes = {NOTED + name: text for name, text in (notes or {}).items()}
     digest = _digest(tensors, notes)
-    metadata = {"format_version": FORMAT_VERSION, "weights": weights_digest(model), "sha256": digest, **notes}
+    weights = weights_digest(model) if weights is None else weights
+    metadata = {"format_version": FORMAT_VERSION, "weights": weights, "sha256": digest, **notes}
     data = save(tensors, metadata=metadata)
 
     def write(aside: Path) -> None:
@@ -61,8 +68,10 @@ def load_reading(path: str | os.PathLike[str], *, model: LanguageModel) -> Readi
     return load_noted(path, model=model)[0]
 
 
-def load_noted(path: str | os.PathLike[str], *, model: LanguageModel) -> tuple[Reading, dict[str, str]]:
-    """As :func:`load_reading`, and the notes."""
+def load_noted(
+    path: str | os.PathLike[str], *, model: LanguageModel, weights: str | None = None
+) -> tuple[Reading, dict[str, str]]:
+    """As :func:`load_reading`, and the notes; ``weights`` as in :func:`save_reading`."""
     path = Path(path)
     with reading(f"the state {path}", CheckpointError):
         metadata, tensors = read_metadata(path), read_tensors(path)
@@ -73,7 +82,7 @@ def load_noted(path: str | os.PathLike[str], *, model: LanguageModel) -> tuple[R
     notes = {name: text for name, text in metadata.items() if name.startswith(NOTED)}
     if metadata.get("sha256") != _digest(tensors, notes):
         raise CheckpointError(f"the state {path} is damaged: its checksum does not match")
-    if metadata["weights"] != weights_digest(model):
+    if metadata["weights"] != (weights_digest(model) if weights is None else weights):
         raise CheckpointError(
             f"the state {path} was made with different weights; use the checkpoint that made it, or read the text again"
         )
