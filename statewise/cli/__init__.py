@@ -25,6 +25,7 @@ from statewise.cli.commands.info import info
 from statewise.cli.commands.plot import plot
 from statewise.cli.commands.predict import predict
 from statewise.cli.commands.reproduce import reproduce
+from statewise.cli.commands.serve import serve
 from statewise.cli.commands.train import train
 from statewise.errors import StatewiseError
 
@@ -60,6 +61,7 @@ for command in (
     forecast,
     generate,
     chat,
+    serve,
     evaluate,
     convert,
     export,

@@ -30,7 +30,7 @@ ORDER = (
     ("evaluate", "generation", "export"),
     ("predict", "explain"),
     ("training",),
-    ("reproduce", "explore", "integrations"),
+    ("reproduce", "explore", "integrations", "serve"),
     ("benchmark",),
     ("cli",),
     ("__main__",),

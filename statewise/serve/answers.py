@@ -1,0 +1,164 @@
+"""Answers in OpenAI's form: whole, and as events of a stream."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from statewise.serve.job import Done, Piece
+from statewise.serve.model import ServedModel
+from statewise.serve.requests import Wanted
+
+
+@dataclass
+class Choice:
+    """One sequence as it comes. text_offset: where the next token's text begins, for the older log-probabilities"""
+
+    pieces: list[Piece] = field(default_factory=list)
+    done: Done | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+class Answers:
+    """The objects of one request.
+
+    chat:  whether it is a chat completion
+    echoed: the text of each choice's prompt, which then begins it
+    """
+
+    def __init__(
+        self, served: ServedModel, *, chat: bool, wanted: Wanted, echoed: tuple[str, ...] | None = None
+    ) -> None:
+        self.served, self.chat, self.n_top, self.n, self.echoed = served, chat, wanted.n_top, wanted.n, echoed
+        self.id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
+        self.created = int(time.time())
+        self._sent: dict[int, int] = {}  # characters of each choice, for text_offset
+
+    def whole(self, choices: list[Choice]) -> dict[str, Any]:
+        """The answer of a request that does not stream."""
+        found = []
+        for i, choice in enumerate(choices):
+            assert choice.done is not None  # it has ended
+            text = self._begin(i) + choice.text
+            said = {"message": {"role": "assistant", "content": text, "refusal": None}} if self.chat else {"text": text}
+            found.append(
+                {
+                    "index": i,
+                    **said,
+                    "logprobs": self._log_probabilities(i, choice.pieces),
+                    "finish_reason": choice.done.reason,
+                }
+            )
+        kind = "chat.completion" if self.chat else "text_completion"
+        return self._object(kind, found, usage([choice.done for choice in choices if choice.done], self.n))
+
+    def begin(self, i: int) -> dict[str, Any] | None:
+        """The first event of a choice."""
+        if self.chat:
+            return self._event(i, {"delta": {"role": "assistant", "content": ""}})
+        return self._event(i, {"text": self._begin(i)}) if self.echoed else None
+
+    def piece(self, i: int, piece: Piece) -> dict[str, Any] | None:
+        """An event; None for a token that adds nothing yet."""
+        if not piece.text and self.n_top is None:
+            return None
+        said = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
+        return self._event(i, said, logprobs=self._log_probabilities(i, [piece]))
+
+    def end(self, i: int, done: Done) -> dict[str, Any]:
+        said: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
+        return self._event(i, said, finish_reason=done.reason)
+
+    def usage(self, done: list[Done]) -> dict[str, Any]:
+        """The last event, if it was asked for."""
+        return self._object("chat.completion.chunk" if self.chat else "text_completion", [], usage(done, self.n))
+
+    def _begin(self, i: int) -> str:
+        return "" if self.echoed is None else self.echoed[i]
+
+    def _event(
+        self, i: int, said: dict[str, Any], *, logprobs: Any = None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": i, **said, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._object("chat.completion.chunk" if self.chat else "text_completion", [choice], None)
+
+    def _object(self, kind: str, choices: list[dict[str, Any]], counts: dict[str, Any] | None) -> dict[str, Any]:
+        about = {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
+        return {**about, "choices": choices, **({} if counts is None else {"usage": counts})}
+
+    def _log_probabilities(self, i: int, pieces: list[Piece]) -> dict[str, Any] | None:
+        if self.n_top is None:
+            return None
+        return {"content": [self._token(p) for p in pieces], "refusal": None} if self.chat else self._older(i, pieces)
+
+    def _token(self, piece: Piece) -> dict[str, Any]:
+        top = [self._named(token, value) for token, value in piece.top]
+        return {**self._named(piece.token, piece.log_probability), "top_logprobs": top}
+
+    def _named(self, token: int, value: float) -> dict[str, Any]:
+        served = self.served
+        return {"token": served.token_text(token), "logprob": value, "bytes": served.token_bytes(token)}
+
+    def _older(self, i: int, pieces: list[Piece]) -> dict[str, Any]:
+        """In the form of /v1/completions."""
+        text, offsets = self.served.token_text, []
+        at = self._sent.get(i, len(self._begin(i)))
+        for piece in pieces:
+            offsets.append(at)
+            at += len(piece.text)
+        self._sent[i] = at
+        return {
+            "tokens": [text(piece.token) for piece in pieces],
+            "token_logprobs": [piece.log_probability for piece in pieces],
+            "top_logprobs": [{text(token): value for token, value in piece.top} for piece in pieces]
+            if self.n_top
+            else None,
+            "text_offset": offsets,
+        }
+
+
+def usage(done: list[Done], n: int = 1) -> dict[str, Any]:
+    """Tokens of all choices, ``n`` to each prompt, which counts once. ``cached_tokens`` are those of the prompt that
+    did not have to be read.
+
+    >>> usage([Done("stop", 5, 4, 2), Done("length", 5, 5, 3)], n=2)["total_tokens"]
+    10
+    """
+    read, written = sum(one.n_read for one in done[::n]), sum(one.n_written for one in done)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": sum(one.n_kept for one in done[::n])},
+    }
+
+
+def embeddings(served: ServedModel, done: list[Done], *, in_base64: bool) -> dict[str, Any]:
+    """Vectors of length 1, in the order of the inputs."""
+
+    def written(vector: list[float] | None) -> Any:
+        return base64.b64encode(np.array(vector, "<f4").tobytes()).decode() if in_base64 else vector
+
+    data = [{"object": "embedding", "index": i, "embedding": written(one.embedding)} for i, one in enumerate(done)]
+    n_read = sum(one.n_read for one in done)
+    counts = {"prompt_tokens": n_read, "total_tokens": n_read}
+    return {"object": "list", "data": data, "model": served.name, "usage": counts}
+
+
+def event(data: dict[str, Any] | str) -> bytes:
+    """One event of a stream.
+
+    >>> event("[DONE]")
+    b'data: [DONE]\\n\\n'
+    """
+    text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
+    return f"data: {text}\n\n".encode()

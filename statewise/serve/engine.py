@@ -1,0 +1,353 @@
+"""The loop of the server: a piece of a prompt is read, then all rows that write take a step, and so on."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.generation import Reading
+from statewise.generation.reading import extend, nothing_read
+from statewise.models.evaluation_mode import evaluation_mode
+from statewise.serve.errors import RequestError
+from statewise.serve.job import Done, Failed, Job, Piece, Writing
+from statewise.serve.metrics import Metrics
+from statewise.serve.model import ServedModel
+from statewise.serve.options import ServeConfig
+from statewise.serve.states import States
+
+SHARED = 32  # tokens that prompts must have in common for the state behind them to be kept
+
+
+class Engine:
+    """All work with the model, in one thread. The methods may be called from any.
+
+    A row's text is that of :func:`statewise.generate` with the same seed, whoever else is there: its random numbers are
+    its own, and its logits do not depend on the others, but for the rounding of float32.
+    """
+
+    def __init__(self, served: ServedModel, config: ServeConfig, states: States, metrics: Metrics) -> None:
+        self.served, self.config, self.states, self.metrics = served, config, states, metrics
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._reading: collections.deque[Job] = collections.deque()
+        self._writing: list[Job] = []
+        self._n_open = 0  # jobs that were submitted and have not ended
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._saver = _Saver()
+        self._thread = threading.Thread(target=self._run, name="statewise-engine", daemon=True)
+
+    # -- from any thread ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends what is running as cancelled, and the thread."""
+        self._commands.put(None)
+        self._thread.join(timeout=60)
+        self._saver.close()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """All of them, or none.
+
+        Errors:  RequestError if too many wait.
+        """
+        room = self.config.rows + self.config.max_waiting
+        with self._lock:
+            if len(jobs) > room:
+                raise RequestError(f"a request may ask for {room} sequences at most here; it asks for {len(jobs)}")
+            if self._n_open + len(jobs) > room:
+                raise RequestError(
+                    f"{self._n_open} sequences are being answered, and {room} may be; try again soon",
+                    status=429,
+                    code="too_many_requests",
+                    retry_after=1.0,
+                )
+            self._n_open += len(jobs)
+        self._commands.put(lambda: self._waiting.extend(jobs))
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Nobody waits for them any more: their rows are free for others."""
+        for job in jobs:
+            job.cancelled = True
+        self._commands.put(lambda: None)  # wakes the thread
+
+    def counts(self) -> dict[str, int]:
+        """How many sequences are in which part."""
+        n_reading, n_writing = len(self._reading), len(self._writing)
+        return {"reading": n_reading, "writing": n_writing, "waiting": self._n_open - n_reading - n_writing}
+
+    # -- in the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        served = self.served
+        with evaluation_mode(served.reader), torch.inference_mode():
+            self._rows = served.rows(self.config.rows)
+            self._free = list(range(self.config.rows))
+            while not self._stopping:
+                self._take_commands()
+                for job in [job for job in (*self._waiting, *self._reading, *self._writing) if job.cancelled]:
+                    self._end(job, "cancelled")
+                self._admit()
+                for part in (self._read_a_piece, self._step, self._draw):
+                    try:
+                        part()
+                    except Exception as error:  # of one job, if its part says so; here of all that share a step
+                        self._fail(list(self._writing), error)
+            for job in (*self._waiting, *self._reading, *self._writing):
+                self._end(job, "cancelled")
+
+    def _take_commands(self) -> None:
+        idle = not (self._waiting or self._reading or self._writing)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                command = self._commands.get(block=idle)
+                idle = False
+                if command is None:
+                    self._stopping = True
+                    return
+                command()
+
+    def _admit(self) -> None:
+        """Gives rows to those that wait, in their order. One that reads the same as another one waits for it, and finds
+        what it needs among the states."""
+        for job in list(self._waiting):
+            if not self._free:
+                return
+            twin = not job.embed and any(
+                not other.embed and len(other.ids) == len(job.ids) and bool((other.ids == job.ids).all())
+                for other in self._reading
+            )
+            if twin and self.config.state_bytes:
+                continue
+            self._waiting.remove(job)
+            job.row = self._free.pop()
+            self._reading.append(job)
+            try:
+                self._begin(job)
+            except Exception as error:
+                self._fail([job], error)
+
+    def _begin(self, job: Job) -> None:
+        """Finds what has been read already."""
+        served = self.served
+        if job.embed:
+            job.reading = nothing_read(served.model, 1, None)
+            return
+        n, reading = self.states.longest(job.ids)
+        if job.begin is not None and job.begin[0] >= n:
+            n, reading = job.begin
+        job.n_kept = job.n_read = n
+        if reading is None:
+            reading = nothing_read(served.model, 1, None)
+            reading = reading._replace(state=served.model.with_room(reading.state, len(job.ids)))
+        job.reading = reading
+        parting = self.states.shared(job.ids, least=n + SHARED)
+        marks = {mark for mark in (*job.marks, parting or 0) if n < mark < len(job.ids)}
+        job.marks = tuple(sorted(marks))
+
+    def _read_a_piece(self) -> None:
+        """Of one prompt, the next time of another one."""
+        if not self._reading:
+            return
+        job = self._reading.popleft()
+        self._reading.append(job)
+        try:
+            if job.n_read < len(job.ids):
+                self._extend(job)
+            if job.n_read == len(job.ids):
+                self._reading.remove(job)
+                self._has_read(job)
+        except Exception as error:
+            self._fail([job], error)
+
+    def _extend(self, job: Job) -> None:
+        assert job.reading is not None  # it has begun
+        served, begin = self.served, job.n_read
+        end = min([begin + self.config.prefill_piece, len(job.ids), *(m for m in job.marks if m > begin)])
+        tokens = torch.from_numpy(job.ids[begin:end].astype("int64"))[None].to(served.device)
+        if job.embed:
+            features, state = served.reader.features(tokens, job.reading.state)
+            assert state is not None  # a state was given
+            total = features[0].double().sum(0)
+            job.features = total if job.features is None else job.features + total
+            job.reading = job.reading._replace(state=state)
+        else:
+            starts = None if served.document_token is None else tokens == served.document_token
+            if starts is not None and begin == 0:
+                starts[:, 0] = False  # a row that begins at rest needs no telling
+            if starts is not None and not bool(starts.any()):
+                starts = None
+            job.reading = extend(served.reader, job.reading, tokens, None, starts)
+        job.n_read = end
+        self.metrics.tokens_read.add(end - begin)
+        if end in job.marks:
+            self.states.keep(job.ids[:end], job.reading)
+
+    def _has_read(self, job: Job) -> None:
+        assert job.reading is not None  # it has been read
+        self.metrics.tokens_kept.add(job.n_kept)
+        if job.embed:
+            self._end(job, "stop")
+            return
+        if job.n_kept < len(job.ids):
+            self.states.keep(job.ids, job.reading, on_disk=False)
+        if job.max_new_tokens == 0:
+            self._finish(job, "length")
+            return
+        job.writing = Writing(job, job.reading, self.served.tokenizer)
+        self._rows.join(job.row, job.reading.state)
+        job.reading = None
+        self._writing.append(job)
+
+    def _step(self) -> None:
+        """The model reads the last token of each row."""
+        rows = [(job.row, job.writing) for job in self._writing if job.writing is not None]
+        unread = {row: writing.unread for row, writing in rows if writing.unread is not None}
+        if not unread:
+            return
+        logits = self._rows.step(unread)
+        self.metrics.steps.add(1)
+        of_row = dict(zip(unread, logits.split(1)))
+        for row, writing in rows:
+            if row in of_row:
+                writing.read(unread[row], of_row[row])
+
+    def _draw(self) -> None:
+        """The next token of each row that has logits; rows with the same options together."""
+        alike: dict[Any, list[Job]] = {}
+        for job in self._writing:
+            alike.setdefault(job.sampling, []).append(job)
+        for sampling, jobs in alike.items():
+            rows = [job.writing for job in jobs if job.writing is not None]
+            logits = torch.cat([row.logits for row in rows if row.logits is not None])
+            own = logits.log_softmax(-1)
+            drawable = logits
+            if self.served.without_token is not None:
+                drawable = logits.masked_fill(self.served.without_token, -math.inf)
+            seen = torch.cat([row.seen for row in rows]) if sampling.repetition_penalty != 1 else rows[0].seen
+            uniforms = torch.stack([row.uniform() for row in rows])
+            drawn = sampling.draw(drawable, seen, uniforms.to(logits.device))
+            chosen = own.gather(1, drawn[:, None])[:, 0]
+            for i, (job, token, log_probability) in enumerate(zip(jobs, drawn.tolist(), chosen.tolist())):
+                try:
+                    self._write(job, token, log_probability, own[i])
+                except Exception as error:
+                    self._fail([job], error)
+
+    def _write(self, job: Job, token: int, log_probability: float, own: Tensor) -> None:
+        writing = job.writing
+        assert writing is not None  # it writes
+        if not math.isfinite(log_probability):
+            raise InputError("the logits are not finite: the model's parameters or the state hold NaN or infinity")
+        writing.drawn.append(token)
+        writing.unread = token
+        last = len(writing.drawn) == job.max_new_tokens
+        text = writing.text.feed(token, self.served.ends, last=last)
+        top: list[tuple[int, float]] = []
+        if job.n_top:
+            found = own.topk(min(job.n_top, len(own)))
+            top = list(zip(found.indices.tolist(), found.values.tolist()))
+        if job.first_token is None:
+            job.first_token = time.monotonic()
+            self.metrics.first_token.observe(job.first_token - job.arrived)
+        self.metrics.tokens_written.add(1)
+        job.sink(Piece(token, text, log_probability, top))
+        if writing.text.finished or last:
+            self._finish(job, "stop" if writing.text.finished else "length")
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def _finish(self, job: Job, reason: str) -> None:
+        """Keeps the state for the next turn: after all but the last token, which the model has not read."""
+        writing, reading, ids = job.writing, job.reading, job.ids
+        if writing is not None:
+            assert writing.logits is not None  # the last token was drawn from them
+            reading = Reading(writing.logits.clone(), self._rows.state(job.row), writing.seen, writing.recent())
+            ids = self.served.joined(ids, writing.drawn[:-1])
+            if writing.drawn[:-1]:
+                self.states.keep(ids, reading)
+        assert reading is not None  # it has been read
+        if job.save_as is None:
+            self._end(job, reason)
+            return
+        if writing is not None and writing.drawn[-1] not in self.served.ends:
+            token = torch.tensor([[writing.drawn[-1]]], device=self.served.device)
+            reading = extend(self.served.reader, reading, token, None, None)
+            ids = self.served.joined(ids, writing.drawn[-1:])
+        name, found = job.save_as, reading
+        done = self._close(job, reason)
+
+        def save() -> None:
+            try:
+                self.states.save(name, ids, found)
+            except Exception as error:
+                job.sink(Failed(error))
+            else:
+                job.sink(done)
+
+        self._saver.call(save)
+
+    def _end(self, job: Job, reason: str) -> None:
+        job.sink(self._close(job, reason))
+
+    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
+        for job in jobs:
+            self._close(job, "failed")
+            job.sink(Failed(error))
+
+    def _close(self, job: Job, reason: str) -> Done:
+        """Takes the job out of where it is."""
+        for part in (self._waiting, self._reading, self._writing):
+            with contextlib.suppress(ValueError):
+                part.remove(job)
+        if job.row >= 0:
+            if job.writing is not None:
+                self._rows.leave(job.row)
+            self._free.append(job.row)
+            job.row = -1
+        with self._lock:
+            self._n_open -= 1
+        n_written = 0 if job.writing is None else len(job.writing.drawn)
+        self.metrics.ended.add(1, reason=reason)
+        embedding = None
+        if job.features is not None:
+            mean = job.features / len(job.ids)
+            embedding = (mean / mean.norm().clamp(min=1e-30)).tolist()
+        job.writing = job.reading = job.features = job.begin = None
+        return Done(reason, len(job.ids), job.n_kept, n_written, embedding)
+
+
+class _Saver:
+    """Writes saved states to the disk, while rows go on."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="statewise-saver", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], None]) -> None:
+        self._calls.put(function)
+
+    def close(self) -> None:
+        self._calls.put(None)
+        self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        while (function := self._calls.get()) is not None:
+            function()

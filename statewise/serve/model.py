@@ -1,0 +1,144 @@
+"""The model that is served: what turns requests into tokens, and tokens into text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from statewise import kernels
+from statewise.data.tokenizers import REPLACEMENT, ByteTokenizer, Tokenizer
+from statewise.decoding import Decoder, check_precision, dequantised, refusal, why_not
+from statewise.errors import DataError, InputError
+from statewise.generation.chat_text import ChatText, n_agreeing
+from statewise.generation.decode import document_token_of, ids_without_token
+from statewise.generation.prompt import encode_prompt
+from statewise.generation.reading import nothing_read
+from statewise.generation.stopping import end_tokens
+from statewise.mixers.attention import Attention
+from statewise.models.freezing import freeze, has_operators_to_prepare
+from statewise.models.language_model import LanguageModel
+from statewise.serve.rows import DecoderRows, ModelRows, Rows
+
+Prompts = Callable[[Sequence[str]], Sequence[Any] | None]
+
+
+class ServedModel:
+    """A language model with its tokenizer, under a name.
+
+    weights:  precision of the matrices for the tokens that are written, as in :func:`statewise.generate`
+    template: a chat template (Jinja); None: the published one
+    prompts:  texts as this model's prompts; None: as :func:`statewise.generate` takes them
+    Errors:   InputError for a tokenizer that does not fit, and for ``weights`` that the model cannot have.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        *,
+        name: str = "statewise",
+        weights: str | None = None,
+        template: str | None = None,
+        prompts: Prompts | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
+        self.document_token = document_token_of(model, tokenizer, None)
+        self.reader = freeze(model) if has_operators_to_prepare(model) else model
+        self.device = model.embedding.weight.device
+        self.ends = end_tokens(tokenizer, self.document_token)
+        self.without_token = ids_without_token(nothing_read(model, 1, None).logits, tokenizer)
+        self._prompts = prompts
+        conventions = tokenizer.conventions
+        self.chat_sampling: dict[str, Any] = {} if conventions is None else conventions.sampling
+        self.chat: ChatText | None = None
+        self.why_no_chat: str | None = None
+        try:
+            self.chat = ChatText(tokenizer, template)
+        except (InputError, DataError) as error:
+            self.why_no_chat = str(error)
+        self._decoder: Decoder | None = None
+        self._writer = self.reader
+        if weights is not None:
+            check_precision(weights, None)
+            if (reason := refusal(model)) is not None:
+                raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
+        if self.device.type == "cpu" and kernels.backend.backend() != "torch" and why_not(model) is None:
+            self._decoder = Decoder(model, weights)
+        elif weights is not None:
+            self._writer = dequantised(model, weights).eval()
+        self._names = {i: name for name, i in getattr(tokenizer, "special_names", {}).items()}
+
+    @property
+    def precision(self) -> str:
+        """How the matrices are stored for the tokens that are written."""
+        return (
+            str(self.model.head.weight.dtype).removeprefix("torch.") if self._decoder is None else self._decoder.weights
+        )
+
+    @property
+    def longest(self) -> int | None:
+        """How many positions there are; None: any number."""
+        limits = [self.model.config.max_positions]
+        limits += [
+            block.mixer.config.max_positions for block in self.model.blocks if isinstance(block.mixer, Attention)
+        ]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def rows(self, n: int) -> Rows:
+        """Places for n sequences that are written together."""
+        return ModelRows(self._writer, n) if self._decoder is None else DecoderRows(self._decoder, n)
+
+    def encode(self, prompt: str | Sequence[int], *, continued: bool = False) -> np.ndarray:
+        """(n,) int32, a prompt as the command line's ``generate`` has it. One that is ``continued`` from a state may be
+        empty.
+
+        Errors:  InputError for ids outside the vocabulary and an empty prompt; DataError for a text that is none.
+        """
+        given: Any = [prompt]
+        if isinstance(prompt, str) and not continued and self._prompts is not None:
+            given = self._prompts([prompt])
+        ids, _ = encode_prompt(
+            given,
+            vocab_size=self.model.config.vocab_size,
+            tokenizer=self.tokenizer,
+            document_token=self.document_token,
+            n_continued=1 if continued else None,
+            may_be_empty=continued,
+        )
+        found: np.ndarray = ids[0].numpy().astype(np.int32)
+        return found
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> tuple[np.ndarray, int]:
+        """The ids of a conversation up to where the answer begins, and how many of them the next turn will most likely
+        begin with.
+
+        Errors:  DataError without a chat template, and for a conversation that it refuses.
+        """
+        if self.chat is None:
+            raise DataError(f"this model has no conversations: {self.why_no_chat}. Use /v1/completions")
+        ids = self.chat.encode(messages, **variables)
+        stable = n_agreeing(self.chat.encode(messages, add_generation_prompt=False, **variables), ids)
+        return np.array(ids, np.int32), stable
+
+    @staticmethod
+    def joined(ids: np.ndarray, more: Sequence[int]) -> np.ndarray:
+        """Both, one behind the other."""
+        return np.concatenate([ids, np.array(more, np.int32)])
+
+    def token_text(self, token: int) -> str:
+        """A name for one token: its text, if that is whole characters."""
+        if isinstance(self.tokenizer, ByteTokenizer):
+            return chr(token) if token < 128 else f"bytes:\\x{token:02x}" if token < 256 else f"token_id:{token}"
+        if token in self._names:
+            return self._names[token]
+        text = self.tokenizer.decode([token])
+        return f"token_id:{token}" if not text or REPLACEMENT in text else text
+
+    def token_bytes(self, token: int) -> list[int] | None:
+        """The bytes of one token; None where they are not known."""
+        if isinstance(self.tokenizer, ByteTokenizer):
+            return [token] if token < 256 else []
+        name = self.token_text(token)
+        return None if name.startswith("token_id:") else list(name.encode())
