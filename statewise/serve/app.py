@@ -202,6 +202,8 @@ class Server:
             if usage:
                 yield event(answers.usage([done[i] for i in range(n)]))
             yield event("[DONE]")
+        except ClientGoneError:
+            return
         except StatewiseError as error:  # the status has been sent, so the error is an event
             yield event(as_request_error(error).body())
         finally:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from statewise.decoding import Decoder
 from statewise.mixers.attention_state import AttentionState, copy_with_room
@@ -139,7 +139,8 @@ def stacked(states: Sequence[LanguageModelState]) -> LanguageModelState:
         _map_histories(note, state)
     flat = [tree_flatten(_map_histories(even, state)) for state in states]
     leaves = [torch.cat(leaf) for leaf in zip(*(leaves for leaves, _ in flat), strict=True)]
-    return tree_unflatten(leaves, flat[0][1])  # type: ignore[no-any-return]
+    together: LanguageModelState = tree_unflatten(leaves, flat[0][1])
+    return together
 
 
 def _row(state: LanguageModelState, row: int) -> LanguageModelState:
@@ -165,6 +166,5 @@ def _is_a(kind: type, part: Any) -> bool:
 
 
 def _has_history(state: LanguageModelState) -> bool:
-    found: list[int] = []
-    _map_histories(lambda i, history: found.append(i) or history, state)
-    return bool(found)
+    parts = tree_leaves(state, is_leaf=partial(_is_a, AttentionState))
+    return any(isinstance(part, AttentionState) for part in parts)

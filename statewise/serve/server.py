@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -73,9 +76,23 @@ def serve(
             timeout_graceful_shutdown=max(1, round(config.stop_seconds)),
             h11_max_incomplete_event_size=64 << 10,
         )
-        Graceful(settings).run(sockets=[listening])
+        with _ended_by_sigterm():
+            Graceful(settings).run(sockets=[listening])
     finally:
         listening.close()
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """uvicorn sends itself the signal again when all is done: that this one ended the server is no failure."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda sig, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def make_server(
