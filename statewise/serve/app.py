@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from starlette.routing import Route
 
 from statewise import __version__
 from statewise.configuration import parse_json
-from statewise.errors import ConfigError, StatewiseError
+from statewise.errors import ConfigError
 from statewise.serve import requests
 from statewise.serve.answers import Answers, Choice, embeddings, event
 from statewise.serve.asking import Asking, ClientGoneError
@@ -28,12 +27,10 @@ from statewise.serve.job import Done, Job, Piece
 from statewise.serve.metrics import Metrics
 from statewise.serve.model import ServedModel
 from statewise.serve.options import ServeConfig
+from statewise.serve.responses import EventStream, Handler, answered, as_request_error, error_response, id_of
 from statewise.serve.states import Kept, States
 
 BODY_SECONDS = 60.0  # in which a body has to come
-GONE = 499  # a status for the log: nobody is there to read it
-log = logging.getLogger("statewise.serve")
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Server:
@@ -155,7 +152,7 @@ class Server:
     async def _answer(
         self, request: Request, wanted: requests.Wanted, prompts: list[dict[str, Any]], answers: Answers
     ) -> Response:
-        self._check_lengths([prompt["ids"] for prompt in prompts], wanted)
+        self._check_lengths(prompts, wanted)
         if wanted.save_as is not None:
             self.states.reserve(wanted.save_as)
         asking = Asking(self.engine, request.receive)
@@ -175,7 +172,7 @@ class Server:
         ]
         asking.begin(jobs)
         if wanted.stream:
-            return EventStream(self._events(asking, len(jobs), answers, usage=wanted.stream_usage))
+            return EventStream(self._events(request, asking, len(jobs), answers, usage=wanted.stream_usage))
         choices = [Choice() for _ in jobs]
         async for i, found in asking.events():
             if isinstance(found, Piece):
@@ -185,7 +182,9 @@ class Server:
         self._check_not_cancelled(choice.done for choice in choices)
         return JSONResponse(answers.whole(choices))
 
-    async def _events(self, asking: Asking, n: int, answers: Answers, *, usage: bool) -> AsyncIterator[bytes]:
+    async def _events(
+        self, request: Request, asking: Asking, n: int, answers: Answers, *, usage: bool
+    ) -> AsyncIterator[bytes]:
         done: dict[int, Done] = {}
         try:
             for i in range(n):
@@ -204,14 +203,14 @@ class Server:
             yield event("[DONE]")
         except ClientGoneError:
             return
-        except StatewiseError as error:  # the status has been sent, so the error is an event
-            yield event(as_request_error(error).body())
+        except Exception as error:  # the status has been sent, so the error is an event
+            yield event(as_request_error(error, id_of(request)).body())
         finally:
             asking.leave()
 
     async def _run(self, request: Request, prompts: list[dict[str, Any]]) -> list[Done]:
         """Jobs that write nothing; how each ended."""
-        self._check_lengths([prompt["ids"] for prompt in prompts], None)
+        self._check_lengths(prompts, None)
         asking = Asking(self.engine, request.receive)
         asking.begin([Job(**prompt, sink=asking.sink(i)) for i, prompt in enumerate(prompts)])
         done: dict[int, Done] = {}
@@ -225,12 +224,13 @@ class Server:
         ids = await asyncio.to_thread(self.served.encode, prompt, continued=begin is not None)
         return ids if begin is None else np.concatenate([begin[0], ids])
 
-    def _check_lengths(self, rows: Sequence[np.ndarray], wanted: requests.Wanted | None) -> None:
+    def _check_lengths(self, prompts: Sequence[dict[str, Any]], wanted: requests.Wanted | None) -> None:
         """Errors: RequestError for a prompt that is too long, for the server or for the model."""
-        longest, limit = max(map(len, rows)), self.config.max_prompt_tokens
-        if longest > limit:
+        longest, limit = max(len(prompt["ids"]) for prompt in prompts), self.config.max_prompt_tokens
+        n_new = max(len(prompt["ids"]) - (prompt.get("begin") or (0,))[0] for prompt in prompts)
+        if n_new > limit:
             raise RequestError(
-                f"the prompt has {longest:,} tokens, and this server reads {limit:,} at most",
+                f"the prompt has {n_new:,} tokens, and this server reads {limit:,} at most",
                 param="prompt",
                 code="context_length_exceeded",
             )
@@ -288,58 +288,6 @@ class Server:
             "tokens": len(kept.ids),
             "on_disk": on_disk,
         }
-
-
-class EventStream(Response):
-    """Lines as they are made. When the client goes, the lines are closed."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, lines: AsyncIterator[bytes]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._lines = lines
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with contextlib.aclosing(self._lines) as lines:  # type: ignore[type-var]
-            async for line in lines:
-                await send({"type": "http.response.body", "body": line, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def as_request_error(error: Exception) -> RequestError:
-    """Errors of the package are those of what was asked for; others are ours."""
-    if isinstance(error, RequestError):
-        return error
-    if isinstance(error, StatewiseError):
-        return RequestError(str(error))
-    return RequestError("the server failed; its log has the request's id and the reason", status=500)
-
-
-def error_response(error: Exception) -> Response:
-    """An error in OpenAI's form."""
-    found = as_request_error(error)
-    headers = {} if found.retry_after is None else {"retry-after": f"{found.retry_after:.0f}"}
-    if found.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return JSONResponse(found.body(), found.status, headers)
-
-
-def answered(handler: Handler) -> Handler:
-    """The same, whatever happens within."""
-
-    async def call(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except ClientGoneError:
-            return Response(status_code=GONE)
-        except Exception as error:
-            if not isinstance(error, StatewiseError):
-                log.exception("id=%s failed", request.scope.get("statewise_id"))
-            return error_response(error)
-
-    return call
 
 
 def build_app(server: Server) -> Any:

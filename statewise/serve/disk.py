@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import re
 import threading
 from pathlib import Path
@@ -27,6 +26,7 @@ from statewise.errors import CheckpointError, ConfigError, StatewiseError
 from statewise.generation import Reading
 from statewise.generation.reading_file import load_noted, save_reading
 from statewise.models.language_model import LanguageModel
+from statewise.serve.worker import Worker
 
 IDS = "ids"  # the note with the tokens
 FILE = re.compile(r"(?P<length>[0-9]{1,10})-(?P<key>[0-9a-f]{32})\.safetensors")
@@ -62,9 +62,7 @@ class StateFolder:
         for path in sorted(self._prefixes.iterdir(), key=lambda path: path.stat().st_mtime_ns):
             if found := FILE.fullmatch(path.name):
                 self._sizes[found["key"]] = (int(found["length"]), path.stat().st_size)
-        self._waiting: queue.Queue[tuple[str, np.ndarray, Reading] | None] = queue.Queue()
-        self._writer = threading.Thread(target=self._write, name="statewise-states", daemon=True)
-        self._writer.start()
+        self._writer = Worker("states")
 
     @property
     def n_bytes(self) -> int:
@@ -72,8 +70,7 @@ class StateFolder:
 
     def close(self) -> None:
         """Writes what waits, and lets others have the folder."""
-        self._waiting.put(None)
-        self._writer.join(timeout=60)
+        self._writer.close()
         self._lock_file.close()
 
     # -- by tokens ----------------------------------------------------------------------------------------------------
@@ -85,8 +82,8 @@ class StateFolder:
 
     def write_soon(self, key: str, ids: np.ndarray, reading: Reading) -> None:
         """In a thread of its own. While many wait, it is not written: it can be read again."""
-        if key not in self._sizes and self._waiting.qsize() < MOST_WAITING:
-            self._waiting.put((key, ids, reading))
+        if key not in self._sizes and self._writer.n_waiting < MOST_WAITING:
+            self._writer.call(lambda: self._write(key, ids, reading))
 
     def read(self, key: str, ids: np.ndarray) -> Reading | None:
         """None if the file is gone or damaged; it is deleted then."""
@@ -101,29 +98,28 @@ class StateFolder:
                 raise CheckpointError(f"{path} has other tokens than its name says")
         except CheckpointError as error:
             log.warning("state not used: %s", error)
-            self._delete(key)
+            self.forget(key)
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
         return reading
 
-    def _write(self) -> None:
-        while (item := self._waiting.get()) is not None:
-            key, ids, reading = item
-            path = self._file(key, len(ids))
-            try:
-                self._store(path, ids, reading)
-                size = path.stat().st_size
-            except (StatewiseError, OSError) as error:
-                log.warning("state not kept on disk: %s", error)
-                continue
-            with self._lock:
-                self._sizes[key] = (len(ids), size)
-                old = list(self._sizes)
-            while self.n_bytes > self.limit and old:
-                self._delete(old.pop(0))
+    def _write(self, key: str, ids: np.ndarray, reading: Reading) -> None:
+        path = self._file(key, len(ids))
+        try:
+            self._store(path, ids, reading)
+            size = path.stat().st_size
+        except (StatewiseError, OSError) as error:
+            log.warning("state not kept on disk: %s", error)
+            return
+        with self._lock:
+            self._sizes[key] = (len(ids), size)
+            old = list(self._sizes)
+        while self.n_bytes > self.limit and old:
+            self.forget(old.pop(0))
 
-    def _delete(self, key: str) -> None:
+    def forget(self, key: str) -> None:
+        """Deletes the state, if it is there."""
         with self._lock:
             length, _ = self._sizes.pop(key, (None, 0))
         if length is not None:
@@ -147,6 +143,10 @@ class StateFolder:
 
     def save(self, name: str, ids: np.ndarray, reading: Reading) -> None:
         self._store(self._named(name), ids, reading)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name, whatever it holds."""
+        return os.path.lexists(self._named(name))
 
     def load(self, name: str) -> Reading:
         """Errors: CheckpointError if the file is damaged."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import math
 import queue
 import threading
@@ -24,7 +25,9 @@ from statewise.serve.metrics import Metrics
 from statewise.serve.model import ServedModel
 from statewise.serve.options import ServeConfig
 from statewise.serve.states import States
+from statewise.serve.worker import Worker
 
+log = logging.getLogger("statewise.serve")
 SHARED = 32  # tokens that prompts must have in common for the state behind them to be kept
 
 
@@ -44,7 +47,7 @@ class Engine:
         self._n_open = 0  # jobs that were submitted and have not ended
         self._lock = threading.Lock()
         self._stopping = False
-        self._saver = _Saver()
+        self._saver = Worker("saver")
         self._thread = threading.Thread(target=self._run, name="statewise-engine", daemon=True)
 
     # -- from any thread ----------------------------------------------------------------------------------------------
@@ -68,6 +71,8 @@ class Engine:
         Errors:  RequestError if too many wait.
         """
         room = self.config.rows + self.config.max_waiting
+        if not self.is_alive:
+            raise RequestError("the server is stopping; ask another one", status=503)
         with self._lock:
             if len(jobs) > room:
                 raise RequestError(f"a request may ask for {room} sequences at most here; it asks for {len(jobs)}")
@@ -96,21 +101,31 @@ class Engine:
 
     def _run(self) -> None:
         served = self.served
-        with evaluation_mode(served.reader), torch.inference_mode():
-            self._rows = served.rows(self.config.rows)
-            self._free = list(range(self.config.rows))
-            while not self._stopping:
-                self._take_commands()
-                for job in [job for job in (*self._waiting, *self._reading, *self._writing) if job.cancelled]:
-                    self._end(job, "cancelled")
-                self._admit()
-                for part in (self._read_a_piece, self._step, self._draw):
-                    try:
-                        part()
-                    except Exception as error:  # of one job, if its part says so; here of all that share a step
-                        self._fail(list(self._writing), error)
-            for job in (*self._waiting, *self._reading, *self._writing):
-                self._end(job, "cancelled")
+        try:
+            with evaluation_mode(served.reader), torch.inference_mode():
+                self._rows = served.rows(self.config.rows)
+                self._free = list(range(self.config.rows))
+                while not self._stopping:
+                    self._turn()
+        except BaseException as error:  # a mistake of ours: health says so, and nobody waits for ever
+            self._stopping = True
+            log.exception("the engine has stopped")
+            reason = error if isinstance(error, Exception) else RequestError("the server was stopped", status=503)
+            self._fail([*self._waiting, *self._reading, *self._writing], reason)
+        for job in (*self._waiting, *self._reading, *self._writing):
+            self._end(job, "cancelled")
+
+    def _turn(self) -> None:
+        self._take_commands()
+        for job in [job for job in (*self._waiting, *self._reading, *self._writing) if job.cancelled]:
+            self._end(job, "cancelled")
+        self._admit()
+        self._read_a_piece()
+        try:
+            self._step()
+            self._draw()
+        except Exception as error:  # of all that share the step
+            self._fail(list(self._writing), error)
 
     def _take_commands(self) -> None:
         idle = not (self._waiting or self._reading or self._writing)
@@ -137,9 +152,12 @@ class Engine:
                 continue
             self._waiting.remove(job)
             job.row = self._free.pop()
-            self._reading.append(job)
             try:
                 self._begin(job)
+                if job.n_read == len(job.ids):
+                    self._has_read(job)
+                else:
+                    self._reading.append(job)
             except Exception as error:
                 self._fail([job], error)
 
@@ -168,8 +186,7 @@ class Engine:
         job = self._reading.popleft()
         self._reading.append(job)
         try:
-            if job.n_read < len(job.ids):
-                self._extend(job)
+            self._extend(job)
             if job.n_read == len(job.ids):
                 self._reading.remove(job)
                 self._has_read(job)
@@ -331,23 +348,3 @@ class Engine:
             embedding = (mean / mean.norm().clamp(min=1e-30)).tolist()
         job.writing = job.reading = job.features = job.begin = None
         return Done(reason, len(job.ids), job.n_kept, n_written, embedding)
-
-
-class _Saver:
-    """Writes saved states to the disk, while rows go on."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="statewise-saver", daemon=True)
-        self._thread.start()
-
-    def call(self, function: Callable[[], None]) -> None:
-        self._calls.put(function)
-
-    def close(self) -> None:
-        self._calls.put(None)
-        self._thread.join(timeout=60)
-
-    def _run(self) -> None:
-        while (function := self._calls.get()) is not None:
-            function()

@@ -52,7 +52,7 @@ class Rate:
 class Guard:
     """An ASGI application around another one."""
 
-    def __init__(self, app: Any, server: Server, error_response: Callable[[Exception], Response]) -> None:
+    def __init__(self, app: Any, server: Server, error_response: Callable[[RequestError], Response]) -> None:
         self._app, self._server, self._error_response = app, server, error_response
         config = server.config
         self._rate = None if config.requests_per_minute is None else Rate(config.requests_per_minute)

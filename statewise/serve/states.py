@@ -8,10 +8,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -36,6 +36,10 @@ class Kept:
     ids: np.ndarray
     reading: Reading | None
     created: float = field(default_factory=time.time)
+
+    @cached_property
+    def key(self) -> str:
+        return key_of(self.ids)
 
     @property
     def n_bytes(self) -> int:
@@ -82,6 +86,7 @@ class States:
         self._saved: dict[str, Kept] = {}
         self._prompts: OrderedDict[str, np.ndarray] = OrderedDict()
         self._lock = threading.RLock()
+        self._naming = threading.RLock()  # one name is given after the other, as a disk takes its time
         if folder is not None:
             self._saved = {name: Kept(ids, None, created) for name, (ids, created) in folder.saved().items()}
 
@@ -93,7 +98,8 @@ class States:
     def keep(self, ids: np.ndarray, reading: Reading, *, on_disk: bool = True) -> None:
         """In memory at once, on disk soon. A state of more than half of the memory is not kept there."""
         ids = ids.astype(np.int32)
-        key, kept = key_of(ids), Kept(ids, reading)
+        kept = Kept(ids, reading)
+        key = kept.key
         with self._lock:
             self._drop(key)
             if 2 * kept.n_bytes <= self.limit:
@@ -109,7 +115,7 @@ class States:
         """How many of these tokens have been read before, at the most, and the Reading after them."""
         with self._lock:
             on_disk = {} if self.folder is None else self.folder.lengths()
-            named = {key_of(kept.ids): name for name, kept in self._saved.items() if len(kept.ids) <= len(ids)}
+            named = {kept.key: name for name, kept in self._saved.items() if len(kept.ids) <= len(ids)}
             there = {key: len(kept.ids) for key, kept in self._recent.items()}
             there |= on_disk | {key: len(self._saved[name].ids) for key, name in named.items()}
             lengths = sorted({n for n in there.values() if 0 < n <= len(ids)})
@@ -165,6 +171,10 @@ class States:
         with self._lock:
             if name in self._saved:
                 raise RequestError(f"there is a state {name!r} already; delete it, or give another name", status=409)
+            if self.folder is not None and self.folder.has(name):
+                raise RequestError(
+                    f"a file has the name of a state {name!r}, and it is not one; give another", status=409
+                )
             if len(self._saved) >= self.most_saved:
                 raise RequestError(f"{self.most_saved} states are saved, which is the limit; delete some", status=409)
 
@@ -174,28 +184,28 @@ class States:
         Errors:  RequestError as :meth:`reserve`, if the disk does not take it, and without a folder if saved states
                  would need more memory than the others may.
         """
-        self.reserve(name)
         kept = Kept(ids.astype(np.int32), reading)
-        with self._lock:
-            held = sum(other.n_bytes for other in self._saved.values() if other.reading is not None)
+        with self._naming:
+            self.reserve(name)
+            held = sum(other.n_bytes for other in self.names().values() if other.reading is not None)
             if self.folder is None and held + kept.n_bytes > self.limit:
                 raise RequestError(
                     f"saved states may take {self.limit:,} bytes of memory; delete some, or start the server with "
                     "--state-folder",
                     status=409,
                 )
-        if self.folder is not None:
-            self.folder.save(name, kept.ids, reading)
-            self.keep(kept.ids, reading, on_disk=False)
-            kept = replace(kept, reading=None)
-        with self._lock:
-            self._saved[name] = kept
+            if self.folder is not None:
+                self.folder.save(name, kept.ids, reading)
+                self.keep(kept.ids, reading, on_disk=False)
+                kept = replace(kept, reading=None)
+            with self._lock:
+                self._saved[name] = kept
         return kept
 
     def saved(self, name: str) -> tuple[np.ndarray, Reading]:
         """Errors: RequestError if there is none of that name, or its file is damaged."""
         kept = self.about(name)
-        reading = kept.reading or self._of_key(key_of(kept.ids), name, kept.ids)
+        reading = self._of_key(kept.key, name, kept.ids) if kept.reading is None else kept.reading
         if reading is None:
             raise RequestError(f"the file of the state {name!r} is damaged or gone; delete it", status=409)
         return kept.ids, reading
@@ -208,23 +218,28 @@ class States:
 
     def branch(self, name: str, other: str) -> Kept:
         """The same state under another name: the two are continued apart, since a state never changes."""
-        kept = self.about(name)
-        self.reserve(other)
-        if self.folder is not None:
-            self.folder.link(name, other)
-        with self._lock:
-            self._saved[other] = replace(kept, created=time.time())
-            return self._saved[other]
+        with self._naming:
+            kept = replace(self.about(name), created=time.time())
+            self.reserve(other)
+            if self.folder is not None:
+                self.folder.link(name, other)
+            with self._lock:
+                self._saved[other] = kept
+        return kept
 
     def delete(self, name: str) -> None:
         """The name, and with the last name of it the state."""
-        key = key_of(self.about(name).ids)
-        if self.folder is not None:
-            self.folder.delete(name)
-        with self._lock:
-            self._saved.pop(name, None)
-            if all(key_of(kept.ids) != key for kept in self._saved.values()):
-                self._drop(key)
+        with self._naming:
+            key = self.about(name).key
+            if self.folder is not None:
+                self.folder.delete(name)
+            with self._lock:
+                self._saved.pop(name, None)
+                last = all(kept.key != key for kept in self._saved.values())
+                if last:
+                    self._drop(key)
+        if last and self.folder is not None:
+            self.folder.forget(key)
 
     def _load(self, name: str) -> Reading | None:
         assert self.folder is not None
@@ -239,8 +254,3 @@ def agreeing(one: np.ndarray, other: np.ndarray) -> int:
     n = min(len(one), len(other))
     differ = np.flatnonzero(one[:n] != other[:n])
     return int(differ[0]) if len(differ) else n
-
-
-def without_recent(reading: Reading) -> Reading:
-    """The same, with a text that begins again after it: an answer is no continuation of a word."""
-    return reading._replace(recent=torch.full_like(reading.recent, -1))

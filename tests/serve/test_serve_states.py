@@ -165,7 +165,6 @@ def test_damaged_files_are_not_used(tmp_path: Path, reading: Reading) -> None:
         data = bytearray(file.read_bytes())
         data[-3] ^= 1
         file.write_bytes(data)
-    (tmp_path / "notes.txt").write_text("somebody's")
     folder = StateFolder(tmp_path, model, n_bytes=1 << 30)
     states = States(1 << 20, most_saved=9, folder=folder)
     assert states.longest(IDS)[1] is None
@@ -174,8 +173,11 @@ def test_damaged_files_are_not_used(tmp_path: Path, reading: Reading) -> None:
         states.saved("name")
     assert list(states.names()) == ["name"]  # it is the client's to delete
     states.delete("name")
+    (folder.path / "saved" / "mine.safetensors").write_text("somebody's")
+    with pytest.raises(RequestError, match="a file"):
+        states.save("mine", IDS, reading)
     folder.close()
-    assert (tmp_path / "notes.txt").exists()
+    assert (folder.path / "saved" / "mine.safetensors").read_text() == "somebody's"
 
 
 def test_the_disk_is_bounded_and_the_longest_unused_goes(tmp_path: Path, reading: Reading) -> None:
