@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import torch
-import uvicorn
 
 import statewise as sw
 from statewise.serve import ServeConfig
-from statewise.serve.app import Server, build_app
-from statewise.serve.server import make_server
+from statewise.serve.app import Server
+from statewise.serve.server import make_server, running_server
 
 TOKENIZER = sw.ByteTokenizer()
 MAMBA = sw.MambaConfig(d_state=4)
@@ -55,22 +53,9 @@ def serving(
     """The server, in a thread of this process, and a client of it."""
     config = ServeConfig(port=0, **options)
     server = make_server(model, tokenizer, config, name="small", weights=weights)
-    settings = uvicorn.Config(build_app(server), port=0, log_config=None, access_log=False, lifespan="on")
-    running = uvicorn.Server(settings)
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 30
-    while not running.started and time.monotonic() < deadline:
-        time.sleep(0.01)
-    port = running.servers[0].sockets[0].getsockname()[1]
     headers = {} if config.api_key is None else {"authorization": f"Bearer {config.api_key}"}
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client:
-            yield server, client
-    finally:
-        running.should_exit = True
-        thread.join(timeout=30)
-        assert not thread.is_alive()
+    with running_server(server) as address, httpx.Client(base_url=address, headers=headers, timeout=60) as client:
+        yield server, client
 
 
 def complete(client: httpx.Client, prompt: Any, longest: int, **options: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "evaluation": "Evaluation",
         "generation": "Generation",
         "chat": "Chat models",
+        "serving": "Serving",
         "checkpoints": "Checkpoints",
     },
     "Guides: models and mathematics": {

@@ -180,7 +180,7 @@ class Engine:
         job.marks = tuple(sorted(marks))
 
     def _read_a_piece(self) -> None:
-        """Of one prompt, the next time of another one."""
+        """A piece of one prompt; the next time, of another one."""
         if not self._reading:
             return
         job = self._reading.popleft()

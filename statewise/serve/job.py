@@ -20,7 +20,7 @@ from statewise.generation.stopping import RowText
 class Piece(NamedTuple):
     """A token that was written.
 
-    text: what it adds to the text, perhaps nothing     top: the likeliest tokens with their log-probabilities, if asked
+    text: what it adds to the text, perhaps nothing     top: the most likely tokens with their log-probabilities, if asked
     """
 
     token: int
@@ -61,7 +61,7 @@ class Job:
     begin:          a Reading after the first of them, of a saved state, and after how many
     marks:          after how many tokens a state is worth keeping, besides after all
     sampling, seed, max_new_tokens, stop: as in :func:`statewise.generate`
-    n_top:          how many of the likeliest tokens each event names
+    n_top:          how many of the most likely tokens each event names
     text_begins:    whether the text that is written continues no word of the prompt
     save_as:        the name that the state at the end gets
     embed:          whether the features are asked for, and nothing is written

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from statewise.data.tokenizers import Tokenizer
-from statewise.errors import ConfigError, importing
+from statewise.errors import ConfigError, InputError, importing
 from statewise.models.language_model import LanguageModel
 from statewise.serve.options import ServeConfig
 
@@ -46,45 +46,82 @@ def serve(
     Errors:   InputError without the extra ``serve``, for a tokenizer that does not fit, and for ``weights`` that the
               model cannot have; ConfigError if the address is taken, or the folder for states cannot be used.
     """
+    config = ServeConfig() if config is None else config
+    with contextlib.closing(_listen(config)) as listening:
+        options: dict[str, Any] = {"name": name, "weights": weights, "template": template, "prompts": prompts}
+        web = _web_server(make_server(model, tokenizer, config, **options), listening, ready)
+        with _ended_by_sigterm():
+            web.run(sockets=[listening])
+
+
+@contextlib.contextmanager
+def running(
+    model: LanguageModel, tokenizer: Tokenizer, config: ServeConfig | None = None, **options: Any
+) -> Iterator[str]:
+    """Serves a language model as long as the ``with`` lasts, in a thread; its address, as "http://127.0.0.1:8000".
+
+    The arguments are those of :func:`serve`. By default the port is a free one.
+
+        with running(model, tokenizer, name="mine") as address:
+            client = openai.OpenAI(base_url=address + "/v1", api_key="none")
+    """
+    config = ServeConfig(port=0) if config is None else config
+    with running_server(make_server(model, tokenizer, config, **options)) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def running_server(server: Server) -> Iterator[str]:
+    """The same for what :func:`make_server` made."""
+    ready = threading.Event()
+    with contextlib.closing(_listen(server.config)) as listening:
+        web = _web_server(server, listening, lambda address: ready.set())
+        thread = threading.Thread(target=web.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not ready.wait(0.05):
+            if not thread.is_alive():
+                raise InputError("the server did not start; its log has the reason")
+        try:
+            yield _address(listening)
+        finally:
+            server.draining = web.should_exit = True
+            thread.join(server.config.stop_seconds + 60)
+
+
+def _web_server(server: Server, listening: socket.socket, ready: Callable[[str], None] | None) -> Any:
+    """uvicorn's, around the application."""
     with importing("uvicorn", "serve", "a server needs"):
         import uvicorn
-    config = ServeConfig() if config is None else config
-    listening = _listen(config)
-    try:
-        server = make_server(model, tokenizer, config, name=name, weights=weights, template=template, prompts=prompts)
-        from statewise.serve.app import build_app
+    from statewise.serve.app import build_app
 
-        class Graceful(uvicorn.Server):
-            """Refuses requests from the first signal on, also over connections that are open."""
+    class Graceful(uvicorn.Server):
+        """Refuses requests from the first signal on, also over connections that are open."""
 
-            def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-                server.draining = True
-                super().handle_exit(sig, frame)
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            server.draining = True
+            super().handle_exit(sig, frame)
 
-            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-                await super().startup(sockets=sockets)
-                if ready is not None and self.started:
-                    ready(_address(listening))
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets=sockets)
+            if ready is not None and self.started:
+                ready(_address(listening))
 
-        settings = uvicorn.Config(
-            build_app(server),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="on",
-            ws="none",
-            timeout_graceful_shutdown=max(1, round(config.stop_seconds)),
-            h11_max_incomplete_event_size=64 << 10,
-        )
-        with _ended_by_sigterm():
-            Graceful(settings).run(sockets=[listening])
-    finally:
-        listening.close()
+    settings = uvicorn.Config(
+        build_app(server),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        ws="none",
+        timeout_graceful_shutdown=max(1, round(server.config.stop_seconds)),
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    return Graceful(settings)
 
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """uvicorn sends itself the signal again when all is done: that this one ended the server is no failure."""
+    """uvicorn sends itself the signal again when all is done: to end the server in this way is not a failure."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -27,7 +27,7 @@ def serve(
     max_new_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 4096,
     max_body: Annotated[int, typer.Option(help="Bytes of a request.")] = 8 << 20,
     requests_per_minute: Annotated[
-        float | None, typer.Option(help="Of one client's address. Default: any number.", show_default=False)
+        float | None, typer.Option(help="From one client's address. Default: any number.", show_default=False)
     ] = None,
     prefill_piece: Annotated[
         int, typer.Option(help="Tokens of a prompt that are read between two steps of running answers.")
