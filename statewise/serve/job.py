@@ -20,7 +20,8 @@ from statewise.generation.stopping import RowText
 class Piece(NamedTuple):
     """A token that was written.
 
-    text: what it adds to the text, perhaps nothing     top: the most likely tokens with their log-probabilities, if asked
+    text: what it adds to the text, perhaps nothing
+    top:  the most likely tokens with their log-probabilities, if asked
     """
 
     token: int

@@ -74,7 +74,8 @@ def serve(
     )
     text = None if template is None else check_template(read_text(template), template)
     opened = open_model(folder, which=which, device=device_for(weights, device), tokenizer=tokenizer)
-    name = opened.folder.resolve().name if name is None else name
+    if name is None:  # that of a hub is in a folder with a name of its own
+        name = folder.name if str(folder).startswith("hub:") else opened.folder.resolve().name
     log_to_stderr()
 
     def ready(address: str) -> None:
