@@ -4,7 +4,8 @@
 
 Two untrained models of one size answer by bytes: one of Mamba-2 layers alone, and one in which every other layer is
 attention over all that was said. Both read only what is new, from the state that the server kept. In each turn the
-client says ``--said`` characters and gets ``--answer`` tokens. The models take their turns one after the other, so that
+client says ``--said`` characters and gets ``--answer`` tokens. ``busy`` is the processor's time of a turn, which other
+work on the machine disturbs less than the seconds. The models take their turns one after the other, so that
 other work on the machine disturbs both.
 """
 
@@ -54,16 +55,22 @@ class Talk:
     def turn(self, said: str) -> None:
         self.text += said
         asked = {"model": self.name, "prompt": self.text, "max_tokens": self.n_answer, "seed": len(self.turns)}
-        begun = time.perf_counter()
+        begun, used = time.perf_counter(), time.process_time()
         answer = self.client.post("/v1/completions", json=asked).raise_for_status().json()
-        seconds = time.perf_counter() - begun
+        seconds, busy = time.perf_counter() - begun, time.process_time() - used
         self.text += answer["choices"][0]["text"]
         usage = answer["usage"]
         kept = usage["prompt_tokens_details"]["cached_tokens"]
         read = usage["prompt_tokens"] - kept
         states = self.server.states
         latest = next(reversed(states._recent.values()))
-        record = {"seconds": round(seconds, 4), "read": read, "kept": kept, "state_bytes": latest.n_bytes}
+        record = {
+            "seconds": round(seconds, 4),
+            "busy": round(busy, 4),
+            "read": read,
+            "kept": kept,
+            "state_bytes": latest.n_bytes,
+        }
         self.turns.append(record)
 
 
@@ -83,10 +90,12 @@ def main() -> None:
             print(turn + 1, *(f"{talk.name} {talk.turns[-1]}" for talk in talks), flush=True)
     summary = {}
     for talk in talks:
-        seconds = [turn["seconds"] for turn in talk.turns]
-        first, last = statistics.median(seconds[1:6]), statistics.median(seconds[-5:])
-        grown = talk.turns[-1]["state_bytes"] / talk.turns[1]["state_bytes"]
-        summary[talk.name] = {"first": first, "last": last, "ratio": round(last / first, 3), "bytes": round(grown, 3)}
+        early, late = talk.turns[1:6], talk.turns[-5:]
+        ratios = {}
+        for key in ("seconds", "busy", "state_bytes"):
+            first, last = (statistics.median(turn[key] for turn in part) for part in (early, late))
+            ratios[key] = {"turns 2 to 6": first, "last five": last, "ratio": round(last / first, 3)}
+        summary[talk.name] = ratios
     print(summary)
     record = {"processor": processor(), "threads": torch.get_num_threads(), "summary": summary}
     arguments.out.mkdir(parents=True, exist_ok=True)

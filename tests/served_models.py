@@ -48,11 +48,16 @@ def written(model: sw.LanguageModel, prompt: Any, n: int, **options: Any) -> str
 
 @contextlib.contextmanager
 def serving(
-    model: sw.LanguageModel, tokenizer: Any = TOKENIZER, *, weights: str | None = None, **options: Any
+    model: sw.LanguageModel,
+    tokenizer: Any = TOKENIZER,
+    *,
+    weights: str | None = None,
+    prompts: Any = None,
+    **options: Any,
 ) -> Iterator[tuple[Server, httpx.Client]]:
     """The server, in a thread of this process, and a client of it."""
     config = ServeConfig(port=0, **options)
-    server = make_server(model, tokenizer, config, name="small", weights=weights)
+    server = make_server(model, tokenizer, config, name="small", weights=weights, prompts=prompts)
     headers = {} if config.api_key is None else {"authorization": f"Bearer {config.api_key}"}
     with running_server(server) as address, httpx.Client(base_url=address, headers=headers, timeout=60) as client:
         yield server, client

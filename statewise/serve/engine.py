@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statewise.errors import InputError
+from statewise.errors import InputError, StatewiseError
 from statewise.generation import Reading
 from statewise.generation.reading import extend, nothing_read
 from statewise.models.evaluation_mode import evaluation_mode
@@ -324,6 +324,9 @@ class Engine:
         job.sink(self._close(job, reason))
 
     def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
+        """What clients can do wrong was found before: this is ours, or the model's."""
+        if isinstance(error, StatewiseError) and not isinstance(error, RequestError):
+            error = RequestError(str(error), status=500)
         for job in jobs:
             self._close(job, "failed")
             job.sink(Failed(error))

@@ -109,6 +109,24 @@ def test_a_conversation_is_that_of_chat(chats: tuple[Any, Server], published: Pa
         messages.append({"role": "assistant", "content": text})
 
 
+def test_a_template_that_rewrites_answers_reads_one_turn(tmp_path: Path) -> None:
+    """What a model thought is left out of later turns: the state after an answer does not fit, the one before does."""
+    publish(tmp_path, "thinking", "mamba2", seed=2)
+    model, tokenizer = sw.load(tmp_path), sw.open_tokenizer(tmp_path)
+    chat = sw.Chat(model, tokenizer, max_new_tokens=10)
+    messages: list[dict[str, str]] = []
+    with serving(model, tokenizer) as (_, client):
+        for turn in range(6):
+            messages.append({"role": "user", "content": "Go on, and on."})
+            asked = {"model": "small", "messages": messages, "max_tokens": 10}
+            answer = client.post("/v1/chat/completions", json=asked).raise_for_status().json()
+            text = answer["choices"][0]["message"]["content"]
+            assert text == "".join(chat.say("Go on, and on."))
+            usage = answer["usage"]
+            assert turn == 0 or usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"] < 75
+            messages.append({"role": "assistant", "content": text})
+
+
 def test_a_streamed_conversation(chats: tuple[Any, Server]) -> None:
     ai, _ = chats
     asked: dict[str, Any] = {

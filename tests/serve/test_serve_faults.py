@@ -1,0 +1,57 @@
+"""Faults of ours and of models: a clear 500, and the next request is answered."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from served_models import build, serving, text_of, written
+
+from statewise.serve.rows import DecoderRows
+
+ASKED: dict[str, Any] = {"model": "small", "prompt": "x", "max_tokens": 9, "seed": 1}
+
+
+def test_a_step_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build()
+    with serving(model) as (server, client):
+        want = text_of(client, "x", 9, seed=1)
+        step = DecoderRows.step
+
+        def fail(self: DecoderRows, tokens: Any) -> Any:
+            raise RuntimeError("no such luck")
+
+        monkeypatch.setattr(DecoderRows, "step", fail)
+        response = client.post("/v1/completions", json=ASKED)
+        assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
+        assert "no such luck" not in response.text
+        lines = client.post("/v1/completions", json=ASKED | {"stream": True}).text.split("\n\n")
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["type"] == "server_error"
+        monkeypatch.setattr(DecoderRows, "step", step)
+        assert text_of(client, "x", 9, seed=1) == want == written(model, "x", 9, seed=1)
+        assert server.engine.counts() == {"reading": 0, "writing": 0, "waiting": 0}
+
+
+def test_a_model_of_nan() -> None:
+    model = build()
+    with torch.no_grad():
+        model.norm.weight.fill_(float("nan"))  # type: ignore[union-attr]
+    with serving(model) as (_, client):
+        response = client.post("/v1/completions", json=ASKED)
+        assert response.status_code == 500
+        assert "not finite" in response.json()["error"]["message"]
+
+
+def test_an_engine_that_stops_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(build()) as (server, client):
+        assert client.get("/health").status_code == 200
+
+        def fail() -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(server.engine, "_admit", fail)
+        assert client.post("/v1/completions", json=ASKED).status_code == 500
+        assert client.get("/health").status_code == 503
+        assert client.post("/v1/completions", json=ASKED).status_code == 503
