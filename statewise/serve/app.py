@@ -19,7 +19,7 @@ from statewise.configuration import parse_json
 from statewise.errors import ConfigError
 from statewise.serve import requests
 from statewise.serve.answers import Answers, Choice, embeddings, event
-from statewise.serve.asking import Asking, ClientGoneError
+from statewise.serve.asking import Asking, ClientGoneError, into
 from statewise.serve.engine import Engine
 from statewise.serve.errors import RequestError
 from statewise.serve.guard import Guard
@@ -295,7 +295,7 @@ def build_app(server: Server) -> Any:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        server.engine.start()
+        server.engine.start(into(asyncio.get_running_loop()))
         try:
             yield
         finally:

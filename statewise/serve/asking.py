@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from statewise.serve.engine import Engine
+from statewise.serve.engine import Deliver, Engine
 from statewise.serve.job import Done, Event, Failed, Job
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -22,18 +22,12 @@ class Asking:
 
     def __init__(self, engine: Engine, receive: Receive) -> None:
         self._engine, self._receive = engine, receive
-        self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
         self._open: dict[int, Job] = {}
 
     def sink(self, i: int) -> Callable[[Event], None]:
-        """Where the engine puts the events of sequence i."""
-
-        def put(event: Event) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._events.put_nowait, (i, event))
-
-        return put
+        """Where the events of sequence i go, in the loop's thread."""
+        return lambda event: self._events.put_nowait((i, event))
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """Errors: RequestError if too many wait."""
@@ -71,3 +65,17 @@ class Asking:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._events.put_nowait(None)
+
+
+def into(loop: asyncio.AbstractEventLoop) -> Deliver:
+    """Brings events from the engine's thread into the loop's, where their sinks are."""
+
+    def put(events: list[tuple[Callable[[Event], None], Event]]) -> None:
+        for sink, event in events:
+            sink(event)
+
+    def deliver(events: list[tuple[Callable[[Event], None], Event]]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(put, events)
+
+    return deliver

@@ -10,7 +10,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +18,9 @@ from statewise.errors import InputError, StatewiseError
 from statewise.generation import Reading
 from statewise.generation.reading import extend, nothing_read
 from statewise.models.evaluation_mode import evaluation_mode
+from statewise.serve.drawing import drawn
 from statewise.serve.errors import RequestError
-from statewise.serve.job import Done, Failed, Job, Piece, Writing
+from statewise.serve.job import Done, Event, Failed, Job, Piece, Writing
 from statewise.serve.metrics import Metrics
 from statewise.serve.model import ServedModel
 from statewise.serve.options import ServeConfig
@@ -28,6 +28,7 @@ from statewise.serve.states import States
 from statewise.serve.worker import Worker
 
 log = logging.getLogger("statewise.serve")
+Deliver = Callable[[list[tuple[Callable[[Event], None], Event]]], None]
 SHARED = 32  # tokens that prompts must have in common for the state behind them to be kept
 
 
@@ -47,12 +48,15 @@ class Engine:
         self._n_open = 0  # jobs that were submitted and have not ended
         self._lock = threading.Lock()
         self._stopping = False
+        self._outbox: list[tuple[Callable[[Event], None], Event]] = []
         self._saver = Worker("saver")
         self._thread = threading.Thread(target=self._run, name="statewise-engine", daemon=True)
 
     # -- from any thread ----------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, deliver: Deliver) -> None:
+        """deliver: is called in the thread with the events of a turn, and puts each into its sink"""
+        self._deliver = deliver
         self._thread.start()
 
     def stop(self) -> None:
@@ -114,6 +118,7 @@ class Engine:
             self._fail([*self._waiting, *self._reading, *self._writing], reason)
         for job in (*self._waiting, *self._reading, *self._writing):
             self._end(job, "cancelled")
+        self._send()
 
     def _turn(self) -> None:
         self._take_commands()
@@ -126,6 +131,13 @@ class Engine:
             self._draw()
         except Exception as error:  # of all that share the step
             self._fail(list(self._writing), error)
+        self._send()
+
+    def _send(self) -> None:
+        """All events of a turn at once: to wake the other thread costs more than an event."""
+        if self._outbox:
+            self._deliver(self._outbox)
+            self._outbox = []
 
     def _take_commands(self) -> None:
         idle = not (self._waiting or self._reading or self._writing)
@@ -246,26 +258,12 @@ class Engine:
                 writing.read(unread[row], of_row[row])
 
     def _draw(self) -> None:
-        """The next token of each row that has logits; rows with the same options together."""
-        alike: dict[Any, list[Job]] = {}
-        for job in self._writing:
-            alike.setdefault(job.sampling, []).append(job)
-        for sampling, jobs in alike.items():
-            rows = [job.writing for job in jobs if job.writing is not None]
-            logits = torch.cat([row.logits for row in rows if row.logits is not None])
-            own = logits.log_softmax(-1)
-            drawable = logits
-            if self.served.without_token is not None:
-                drawable = logits.masked_fill(self.served.without_token, -math.inf)
-            seen = torch.cat([row.seen for row in rows]) if sampling.repetition_penalty != 1 else rows[0].seen
-            uniforms = torch.stack([row.uniform() for row in rows])
-            drawn = sampling.draw(drawable, seen, uniforms.to(logits.device))
-            chosen = own.gather(1, drawn[:, None])[:, 0]
-            for i, (job, token, log_probability) in enumerate(zip(jobs, drawn.tolist(), chosen.tolist())):
-                try:
-                    self._write(job, token, log_probability, own[i])
-                except Exception as error:
-                    self._fail([job], error)
+        """The next token of each row."""
+        for job, token, log_probability, own in list(drawn(self._writing, self.served.without_token)):
+            try:
+                self._write(job, token, log_probability, own)
+            except Exception as error:
+                self._fail([job], error)
 
     def _write(self, job: Job, token: int, log_probability: float, own: Tensor) -> None:
         writing = job.writing
@@ -284,7 +282,7 @@ class Engine:
             job.first_token = time.monotonic()
             self.metrics.first_token.observe(job.first_token - job.arrived)
         self.metrics.tokens_written.add(1)
-        job.sink(Piece(token, text, log_probability, top))
+        self._outbox.append((job.sink, Piece(token, text, log_probability, top)))
         if writing.text.finished or last:
             self._finish(job, "stop" if writing.text.finished else "length")
 
@@ -314,14 +312,14 @@ class Engine:
             try:
                 self.states.save(name, ids, found)
             except Exception as error:
-                job.sink(Failed(error))
+                self._deliver([(job.sink, Failed(error))])
             else:
-                job.sink(done)
+                self._deliver([(job.sink, done)])
 
         self._saver.call(save)
 
     def _end(self, job: Job, reason: str) -> None:
-        job.sink(self._close(job, reason))
+        self._outbox.append((job.sink, self._close(job, reason)))
 
     def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
         """What clients can do wrong was found before: this is ours, or the model's."""
@@ -329,7 +327,7 @@ class Engine:
             error = RequestError(str(error), status=500)
         for job in jobs:
             self._close(job, "failed")
-            job.sink(Failed(error))
+            self._outbox.append((job.sink, Failed(error)))
 
     def _close(self, job: Job, reason: str) -> Done:
         """Takes the job out of where it is."""

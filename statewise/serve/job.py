@@ -66,7 +66,7 @@ class Job:
     text_begins:    whether the text that is written continues no word of the prompt
     save_as:        the name that the state at the end gets
     embed:          whether the features are asked for, and nothing is written
-    sink:           is given each event, in the engine's thread
+    sink:           is given each event, in the thread of the web server
     """
 
     ids: np.ndarray
