@@ -313,7 +313,7 @@ def build_app(server: Server) -> Any:
         return response
 
     def route(path: str, handler: Handler, *methods: str) -> Route:
-        return Route(path, answered(handler), methods=list(methods))
+        return Route(path, answered(handler, path), methods=list(methods))
 
     app = Starlette(
         routes=[

@@ -117,8 +117,7 @@ class Guard:
 
     def _note(self, scope: Any, request_id: str, status: int, seconds: float) -> None:
         """One line in the log: nothing of what was said."""
-        route = scope.get("route")
-        path = getattr(route, "path", None) or ("/health" if scope["path"] == "/health" else "other")
+        path = scope.get("statewise_path", "other")
         if status:
             self._server.metrics.requests.add(1, path=path, method=_method(scope["method"]), status=str(status))
         self._server.metrics.seconds.observe(seconds)

@@ -55,10 +55,11 @@ def error_response(found: RequestError) -> Response:
     return JSONResponse(found.body(), found.status, headers)
 
 
-def answered(handler: Handler) -> Handler:
-    """The same, whatever happens within."""
+def answered(handler: Handler, path: str) -> Handler:
+    """The same, whatever happens within; ``path`` is what the log and the metrics call it."""
 
     async def call(request: Request) -> Response:
+        request.scope["statewise_path"] = path
         try:
             return await handler(request)
         except ClientGoneError:
