@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -270,6 +270,8 @@ class Server:
                     parts.append(part)
         except TimeoutError as error:
             raise RequestError(f"the body did not come within {BODY_SECONDS:g} seconds", status=408) from error
+        except ClientDisconnect as error:
+            raise ClientGoneError from error
         try:
             return parse_json(b"".join(parts), "the body")
         except ConfigError as error:

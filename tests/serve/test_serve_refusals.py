@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import socket
 from typing import Any
 
 import httpx
@@ -199,6 +201,35 @@ def test_no_random_request_brings_it_down(client: httpx.Client, model: sw.Langua
     for state in client.get("/v1/states").json()["data"]:
         assert client.delete(f"/v1/states/{state['id']}").status_code == 200
     assert text_of(client, "x", 9, seed=1) == written(model, "x", 9, seed=1)
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes(range(256)),
+        b"GET /" + b"a" * 100_000,
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        HEAD + b"Content-Length: -5\r\n\r\n",
+        HEAD + b"Content-Length: 500\r\n\r\n{",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        HEAD.replace(b"POST", b"\x00") + b"\r\n",
+        HEAD.replace(b"localhost", b"[::1") + b"\r\n",
+    ],
+    ids=["bytes", "path", "header", "negative", "half", "chunks", "method", "host"],
+)
+def test_what_is_not_http(
+    client: httpx.Client, model: sw.LanguageModel, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", client.base_url.port)) as raw, contextlib.suppress(OSError):
+            raw.sendall(data)
+            raw.settimeout(0.05)
+            raw.recv(100)
+    assert text_of(client, "x", 9, seed=1) == written(model, "x", 9, seed=1)
+    assert not [record for record in caplog.records if "failed" in record.getMessage()]
 
 
 def test_long_contexts() -> None:
