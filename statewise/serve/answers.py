@@ -104,7 +104,7 @@ class Answers:
         top = [self._named(token, value) for token, value in piece.top]
         return {**self._named(piece.token, piece.log_probability), "top_logprobs": top}
 
-    def _named(self, token: int, value: float) -> dict[str, Any]:
+    def _named(self, token: int, value: float | None) -> dict[str, Any]:
         served = self.served
         return {"token": served.token_text(token), "logprob": value, "bytes": served.token_bytes(token)}
 

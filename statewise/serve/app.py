@@ -164,7 +164,7 @@ class Server:
                 seed=(wanted.seed + i * wanted.n + j) % (1 << 63),
                 max_new_tokens=self._longest(len(prompt["ids"]), wanted),
                 stop=wanted.stop,
-                n_top=wanted.n_top or 0,
+                n_top=wanted.n_top,
                 save_as=wanted.save_as,
             )
             for i, prompt in enumerate(prompts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-import math
 import queue
 import threading
 import time
@@ -259,30 +258,30 @@ class Engine:
 
     def _draw(self) -> None:
         """The next token of each row."""
-        for job, token, log_probability, own in list(drawn(self._writing, self.served.without_token)):
+        for job, token, own in list(drawn(self._writing, self.served.without_token)):
             try:
-                self._write(job, token, log_probability, own)
+                self._write(job, token, own)
             except Exception as error:
                 self._fail([job], error)
 
-    def _write(self, job: Job, token: int, log_probability: float, own: Tensor) -> None:
+    def _write(self, job: Job, token: int, own: Tensor | None) -> None:
         writing = job.writing
         assert writing is not None  # it writes
-        if not math.isfinite(log_probability):
+        if token < 0:
             raise InputError("the logits are not finite: the model's parameters or the state hold NaN or infinity")
         writing.drawn.append(token)
         writing.unread = token
         last = len(writing.drawn) == job.max_new_tokens
         text = writing.text.feed(token, self.served.ends, last=last)
-        top: list[tuple[int, float]] = []
-        if job.n_top:
+        log_probability, top = None if own is None else float(own[token]), None
+        if own is not None and job.n_top:
             found = own.topk(min(job.n_top, len(own)))
             top = list(zip(found.indices.tolist(), found.values.tolist()))
         if job.first_token is None:
             job.first_token = time.monotonic()
             self.metrics.first_token.observe(job.first_token - job.arrived)
         self.metrics.tokens_written.add(1)
-        self._outbox.append((job.sink, Piece(token, text, log_probability, top)))
+        self._outbox.append((job.sink, Piece(token, text, log_probability, top or [])))
         if writing.text.finished or last:
             self._finish(job, "stop" if writing.text.finished else "length")
 

@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
     token: int
     text: str
-    log_probability: float
+    log_probability: float | None
     top: list[tuple[int, float]]
 
 
@@ -62,7 +62,7 @@ class Job:
     begin:          a Reading after the first of them, of a saved state, and after how many
     marks:          after how many tokens a state is worth keeping, besides after all
     sampling, seed, max_new_tokens, stop: as in :func:`statewise.generate`
-    n_top:          how many of the most likely tokens each event names
+    n_top:          how many of the most likely tokens each event names; None: no log-probabilities
     text_begins:    whether the text that is written continues no word of the prompt
     save_as:        the name that the state at the end gets
     embed:          whether the features are asked for, and nothing is written
@@ -77,7 +77,7 @@ class Job:
     seed: int = 0
     max_new_tokens: int = 0
     stop: tuple[str, ...] = ()
-    n_top: int = 0
+    n_top: int | None = None
     text_begins: bool = False
     save_as: str | None = None
     embed: bool = False

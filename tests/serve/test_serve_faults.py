@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from served_models import build, serving, text_of, written
+from served_models import TOKENIZER, build, serving, text_of, written
 
+from statewise.generation import read
+from statewise.serve.drawing import drawn
+from statewise.serve.job import Job, Writing
 from statewise.serve.rows import DecoderRows
 
 ASKED: dict[str, Any] = {"model": "small", "prompt": "x", "max_tokens": 9, "seed": 1}
@@ -32,6 +36,18 @@ def test_a_step_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(DecoderRows, "step", step)
         assert text_of(client, "x", 9, seed=1) == want == written(model, "x", 9, seed=1)
         assert server.engine.counts() == {"reading": 0, "writing": 0, "waiting": 0}
+
+
+def test_a_row_of_nan_leaves_the_others_alone() -> None:
+    reading = read(build(), [1, 2, 3])
+    jobs = []
+    for logits in (reading.logits, reading.logits * float("nan"), reading.logits):
+        job = Job(ids=np.array([1, 2, 3]), sink=lambda event: None, seed=4, n_top=None)
+        job.writing = Writing(job, reading._replace(logits=logits), TOKENIZER)
+        jobs.append(job)
+    tokens = [token for _, token, _ in drawn(jobs, None)]
+    assert tokens[1] == -1
+    assert tokens[0] == tokens[2] >= 0
 
 
 def test_a_model_of_nan() -> None:
