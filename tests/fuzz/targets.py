@@ -46,4 +46,5 @@ TARGETS: dict[str, Target] = {
     "registered": Target("registered", runs_c=True, sanitize=True),
     "states": Target("states"),
     "estimation": Target("estimation"),
+    "requests": Target("requests", memory=1 << 30),
 }
