@@ -6,6 +6,7 @@ import base64
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,11 +33,11 @@ class Answers:
     """The objects of one request.
 
     chat:  whether it is a chat completion
-    echoed: the text of each choice's prompt, which then begins it
+    echoed: the text of each choice's prompt, which then begins it, and whether it was given as a text
     """
 
     def __init__(
-        self, served: ServedModel, *, chat: bool, wanted: Wanted, echoed: tuple[str, ...] | None = None
+        self, served: ServedModel, *, chat: bool, wanted: Wanted, echoed: tuple[tuple[str, bool], ...] = ()
     ) -> None:
         self.served, self.chat, self.n_top, self.n, self.echoed = served, chat, wanted.n_top, wanted.n, echoed
         self.id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
@@ -48,13 +49,16 @@ class Answers:
         found = []
         for i, choice in enumerate(choices):
             assert choice.done is not None  # it has ended
-            text = self._begin(i) + choice.text
+            text, pieces = self._begin(i) + choice.text, choice.pieces
+            if choice.done.scores:
+                pieces = [*self._tokens_of_prompt(i, choice.done.scores), *pieces]
+                self._sent[i] = 0
             said = {"message": {"role": "assistant", "content": text, "refusal": None}} if self.chat else {"text": text}
             found.append(
                 {
                     "index": i,
                     **said,
-                    "logprobs": self._log_probabilities(i, choice.pieces),
+                    "logprobs": self._log_probabilities(i, pieces),
                     "finish_reason": choice.done.reason,
                 }
             )
@@ -83,7 +87,17 @@ class Answers:
         return self._object("chat.completion.chunk" if self.chat else "text_completion", [], usage(done, self.n))
 
     def _begin(self, i: int) -> str:
-        return "" if self.echoed is None else self.echoed[i]
+        return self.echoed[i][0] if self.echoed else ""
+
+    def _tokens_of_prompt(self, i: int, scores: Sequence[Piece]) -> list[Piece]:
+        """Each with the part of the text that it completes. A token that was put before a text is left out: the echo
+        does not have it either."""
+        decoder = self.served.tokenizer.stream_decoder()
+        parts = [decoder.feed(piece.token) for piece in scores]
+        parts[-1] += decoder.finish()
+        found = [piece._replace(text=part) for piece, part in zip(scores, parts)]
+        added = self.echoed[i][1] and not self.served.tokenizer.decode([scores[0].token])
+        return found[1:] if added else found
 
     def _event(
         self, i: int, said: dict[str, Any], *, logprobs: Any = None, finish_reason: str | None = None

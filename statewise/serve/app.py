@@ -75,14 +75,15 @@ class Server:
         wanted = asked.wanted
         begin = None if asked.state is None else await asyncio.to_thread(self.states.saved, asked.state)
         rows = [await self._encode(prompt, begin) for prompt in asked.prompts]
-        echoed = None
-        if asked.echo:
-            own = [p if isinstance(p, str) else self.served.tokenizer.decode(p) for p in asked.prompts]
-            echoed = tuple(text for text in own for _ in range(wanted.n))
+        echoed: list[tuple[str, bool]] = []
+        for prompt in asked.prompts if asked.echo else ():
+            text = prompt if isinstance(prompt, str) else self.served.tokenizer.decode(prompt)
+            echoed += [(text, isinstance(prompt, str))] * wanted.n
         first = None if begin is None else (len(begin[0]), begin[1])
-        prompts = [{"ids": ids, "begin": first} for ids in rows]
+        scored = asked.echo and wanted.n_top is not None
+        prompts = [{"ids": ids, "begin": first, "scored": scored} for ids in rows]
         return await self._answer(
-            request, wanted, prompts, Answers(self.served, chat=False, wanted=wanted, echoed=echoed)
+            request, wanted, prompts, Answers(self.served, chat=False, wanted=wanted, echoed=tuple(echoed))
         )
 
     async def chat(self, request: Request) -> Response:

@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError, StatewiseError
 from statewise.generation import Reading
-from statewise.generation.reading import extend, nothing_read
+from statewise.generation.reading import extend
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.serve.drawing import drawn
 from statewise.serve.errors import RequestError
@@ -23,6 +24,7 @@ from statewise.serve.job import Done, Event, Failed, Job, Piece, Writing
 from statewise.serve.metrics import Metrics
 from statewise.serve.model import ServedModel
 from statewise.serve.options import ServeConfig
+from statewise.serve.prompts import begin_to_read, read_piece
 from statewise.serve.states import States
 from statewise.serve.worker import Worker
 
@@ -155,9 +157,8 @@ class Engine:
         for job in list(self._waiting):
             if not self._free:
                 return
-            twin = not job.embed and any(
-                not other.embed and len(other.ids) == len(job.ids) and bool((other.ids == job.ids).all())
-                for other in self._reading
+            twin = _may_be_kept(job) and any(
+                _may_be_kept(other) and np.array_equal(other.ids, job.ids) for other in self._reading
             )
             if twin and self.config.state_bytes:
                 continue
@@ -174,18 +175,11 @@ class Engine:
 
     def _begin(self, job: Job) -> None:
         """Finds what has been read already."""
-        served = self.served
-        if job.embed:
-            job.reading = nothing_read(served.model, 1, None)
+        if not _may_be_kept(job):
+            begin_to_read(self.served, job, (0, None))
             return
-        n, reading = self.states.longest(job.ids)
-        if job.begin is not None and job.begin[0] >= n:
-            n, reading = job.begin
-        job.n_kept = job.n_read = n
-        if reading is None:
-            reading = nothing_read(served.model, 1, None)
-            reading = reading._replace(state=served.model.with_room(reading.state, len(job.ids)))
-        job.reading = reading
+        begin_to_read(self.served, job, self.states.longest(job.ids))
+        n = job.n_read
         parting = self.states.shared(job.ids, least=n + SHARED)
         marks = {mark for mark in (*job.marks, parting or 0) if n < mark < len(job.ids)}
         job.marks = tuple(sorted(marks))
@@ -205,26 +199,11 @@ class Engine:
             self._fail([job], error)
 
     def _extend(self, job: Job) -> None:
-        assert job.reading is not None  # it has begun
-        served, begin = self.served, job.n_read
+        begin = job.n_read
         end = min([begin + self.config.prefill_piece, len(job.ids), *(m for m in job.marks if m > begin)])
-        tokens = torch.from_numpy(job.ids[begin:end].astype("int64"))[None].to(served.device)
-        if job.embed:
-            features, state = served.reader.features(tokens, job.reading.state)
-            assert state is not None  # a state was given
-            total = features[0].double().sum(0)
-            job.features = total if job.features is None else job.features + total
-            job.reading = job.reading._replace(state=state)
-        else:
-            starts = None if served.document_token is None else tokens == served.document_token
-            if starts is not None and begin == 0:
-                starts[:, 0] = False  # a row that begins at rest needs no telling
-            if starts is not None and not bool(starts.any()):
-                starts = None
-            job.reading = extend(served.reader, job.reading, tokens, None, starts)
-        job.n_read = end
+        read_piece(self.served, job, end)
         self.metrics.tokens_read.add(end - begin)
-        if end in job.marks:
+        if end in job.marks and job.reading is not None:
             self.states.keep(job.ids[:end], job.reading)
 
     def _has_read(self, job: Job) -> None:
@@ -347,4 +326,9 @@ class Engine:
             mean = job.features / len(job.ids)
             embedding = (mean / mean.norm().clamp(min=1e-30)).tolist()
         job.writing = job.reading = job.features = job.begin = None
-        return Done(reason, len(job.ids), job.n_kept, n_written, embedding)
+        return Done(reason, len(job.ids), job.n_kept, n_written, embedding, job.scores)
+
+
+def _may_be_kept(job: Job) -> bool:
+    """Whether the state of its prompt may come from another job: a vector and a score are of all tokens."""
+    return not (job.embed or job.scored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ class Done(NamedTuple):
     reason:   "stop" for an end token or a stop string, "length", or "cancelled"
     n_kept:   tokens of the prompt that did not have to be read
     embedding: (width,), of a job that asks for one
+    scores:   the tokens of the prompt, of a job that asks for their log-probabilities
     """
 
     reason: str
@@ -43,6 +44,7 @@ class Done(NamedTuple):
     n_kept: int
     n_written: int
     embedding: list[float] | None = None
+    scores: Sequence[Piece] = ()
 
 
 class Failed(NamedTuple):
@@ -66,6 +68,7 @@ class Job:
     text_begins:    whether the text that is written continues no word of the prompt
     save_as:        the name that the state at the end gets
     embed:          whether the features are asked for, and nothing is written
+    scored:         whether the log-probabilities of the prompt's own tokens are asked for
     sink:           is given each event, in the thread of the web server
     """
 
@@ -81,6 +84,7 @@ class Job:
     text_begins: bool = False
     save_as: str | None = None
     embed: bool = False
+    scored: bool = False
     cancelled: bool = False
     arrived: float = field(default_factory=time.monotonic)
     first_token: float | None = None
@@ -91,6 +95,7 @@ class Job:
     n_kept: int = 0
     row: int = -1
     features: Tensor | None = None
+    scores: list[Piece] = field(default_factory=list)
     writing: Writing | None = None
 
 

@@ -79,8 +79,6 @@ def completion(data: Any, model: str, config: ServeConfig) -> Completion:
     state = fields.text("state")
     n_top = fields.integer("logprobs", 0, MOST_TOP)
     echo = fields.flag("echo")
-    if echo and n_top is not None:
-        raise RequestError("echo with logprobs would need those of the prompt, which are not kept", param="echo")
     fields.refuse("suffix", (), "this model writes from left to right alone; leave it out")
     n_best = fields.integer("best_of", 1, 128)
     given = fields.take("prompt")
@@ -90,6 +88,8 @@ def completion(data: Any, model: str, config: ServeConfig) -> Completion:
         raise RequestError(f"best_of={n_best} is not supported; leave it out, or set it to n", param="best_of")
     if wanted.save_as is not None and len(prompts) * wanted.n > 1:
         raise RequestError("save_state needs one prompt and n=1: a state has one name", param="save_state")
+    if echo and n_top is not None and (wanted.stream or state is not None):
+        raise RequestError("echo with logprobs needs stream: false, and no state", param="echo")
     if wanted.max_new_tokens == 0 and not echo:
         raise RequestError(
             "max_tokens=0 writes nothing; use at least 1, or POST /v1/states to read", param="max_tokens"

@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import torch
 from chat_models import publish
-from served_models import TOKENIZER, serving, written
+from served_models import TOKENIZER, complete, serving, written
 
 import statewise as sw
 from statewise.serve.app import Server
@@ -58,6 +59,28 @@ def test_completions(ai: Any, model: sw.LanguageModel) -> None:
     assert choice.logprobs.token_logprobs == pytest.approx([float(t.log_probabilities) for t in tokens], abs=1e-4)
     assert all(len(top) == 3 and max(top.values()) <= 0 for top in choice.logprobs.top_logprobs)
     assert choice.logprobs.text_offset[0] == 0
+
+
+@pytest.mark.parametrize("piece", [3, 100])
+def test_the_prompt_is_scored(model: sw.LanguageModel, piece: int) -> None:
+    """As harnesses ask for it: the log-probabilities of a text's own tokens, from one call of the model."""
+    text = "Hello, né"
+    ids = [256, *text.encode()]
+    with torch.no_grad():
+        logits, _ = model(torch.tensor([ids]))
+    want = logits[0, :-1].log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    with serving(model, prefill_piece=piece) as (_, client):
+        for n in (0, 1):
+            found = complete(client, text, n, echo=True, logprobs=2, temperature=0)["choices"][0]
+            scores = found["logprobs"]
+            assert scores["token_logprobs"][: len(want)] == pytest.approx(want.tolist(), abs=1e-4)
+            assert [len(top) for top in scores["top_logprobs"]] == [2] * (len(want) + n)
+            assert scores["text_offset"][: len(want)] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 8]
+            assert found["text"].startswith(text)
+        given = complete(client, [ids, ids[:4]], 1, echo=True, logprobs=0, temperature=0)["choices"]
+        assert given[0]["logprobs"]["token_logprobs"][0] is None
+        assert given[0]["logprobs"]["token_logprobs"][1 : len(ids)] == pytest.approx(want.tolist(), abs=1e-4)
+        assert given[1]["logprobs"]["token_logprobs"][1:4] == pytest.approx(want[:3].tolist(), abs=1e-4)
 
 
 def test_a_stream_is_the_same(ai: Any, model: sw.LanguageModel) -> None:

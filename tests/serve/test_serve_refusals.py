@@ -74,7 +74,7 @@ def refusal(response: httpx.Response) -> dict[str, Any]:
         ({"stream": True, "stream_options": {"x": 1}}, "x", "no field"),
         ({"logprobs": 21}, "logprobs", "range"),
         ({"logprobs": True}, "logprobs", "integer"),
-        ({"logprobs": 1, "echo": True}, "echo", "prompt"),
+        ({"logprobs": 1, "echo": True, "stream": True}, "echo", "stream"),
         ({"suffix": "y"}, "suffix", "left to right"),
         ({"state": "none"}, None, "no state"),
         ({"save_state": "../x"}, "id", "not a name"),
