@@ -89,6 +89,12 @@ class Job:
     arrived: float = field(default_factory=time.monotonic)
     first_token: float | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its prompt is read to be continued, so that the state may come from another job: a vector and a score
+        are of all tokens."""
+        return not (self.embed or self.scored)
+
     # of the engine's thread
     reading: Reading | None = None
     n_read: int = 0

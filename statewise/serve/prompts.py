@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from statewise.generation.reading import N_RECENT, Reading, extend, nothing_read
 from statewise.precision import full_precision
 from statewise.serve.job import Job, Piece
 from statewise.serve.model import ServedModel
+from statewise.serve.rows import row_of, stacked
 
 
 def begin_to_read(served: ServedModel, job: Job, kept: tuple[int, Reading | None]) -> None:
@@ -50,6 +53,31 @@ def read_piece(served: ServedModel, job: Job, end: int) -> None:
     else:
         job.reading = extend(served.reader, reading, tokens, None, starts)
     job.n_read = end
+
+
+def read_together(served: ServedModel, jobs: Sequence[Job], ends: Sequence[int]) -> None:
+    """As :func:`read_piece` for each, in one call of the model, which reads the weights once: for short pieces of jobs
+    that are not embedded or scored."""
+    lengths = torch.tensor([end - job.n_read for job, end in zip(jobs, ends)], device=served.device)
+    tokens = torch.zeros(len(jobs), int(lengths.max()), dtype=torch.int64)
+    readings = [job.reading for job in jobs if job.reading is not None]
+    for row, (job, end) in enumerate(zip(jobs, ends)):
+        tokens[row, : end - job.n_read] = torch.from_numpy(job.ids[job.n_read : end].astype("int64"))
+    tokens = tokens.to(served.device)
+    starts = None
+    if served.document_token is not None:
+        starts = tokens == served.document_token
+        starts[:, 0] &= torch.tensor([job.n_read > 0 for job in jobs], device=served.device)
+        starts = starts if bool(starts.any()) else None
+    logits, seen, recent = (torch.cat(parts) for parts in zip(*((r.logits, r.seen, r.recent) for r in readings)))
+    before = Reading(logits, stacked([reading.state for reading in readings]), seen, recent)
+    ragged = None if len(set(lengths.tolist())) == 1 else lengths
+    after = extend(served.reader, before, tokens, ragged, starts)
+    for row, (job, end) in enumerate(zip(jobs, ends)):
+        own = (leaf[row : row + 1].clone() for leaf in (after.logits, after.seen, after.recent))
+        logits, seen, recent = own
+        job.reading = Reading(logits, row_of(after.state, row), seen, recent)
+        job.n_read = end
 
 
 def _score(job: Job, tokens: Tensor, logits: Tensor, *, first: bool) -> None:

@@ -72,7 +72,7 @@ class DecoderRows:
         return logits[rows]
 
     def state(self, row: int) -> LanguageModelState:
-        return _row(self._run.passing_state(), row)
+        return row_of(self._run.passing_state(), row)
 
 
 class ModelRows:
@@ -87,7 +87,7 @@ class ModelRows:
         self._together: LanguageModelState | None = None
 
     def join(self, row: int, state: LanguageModelState) -> None:
-        self._apart[row] = _row(state, 0)
+        self._apart[row] = row_of(state, 0)
 
     def leave(self, row: int) -> None:
         self._separate()
@@ -107,12 +107,12 @@ class ModelRows:
 
     def state(self, row: int) -> LanguageModelState:
         if row in self._order and self._together is not None:
-            return _row(self._together, self._order.index(row))
-        return _row(self._apart[row], 0)
+            return row_of(self._together, self._order.index(row))
+        return row_of(self._apart[row], 0)
 
     def _separate(self) -> None:
         if self._together is not None:
-            self._apart |= {row: _row(self._together, i) for i, row in enumerate(self._order)}
+            self._apart |= {row: row_of(self._together, i) for i, row in enumerate(self._order)}
         self._order, self._together = (), None
 
 
@@ -143,7 +143,7 @@ def stacked(states: Sequence[LanguageModelState]) -> LanguageModelState:
     return together
 
 
-def _row(state: LanguageModelState, row: int) -> LanguageModelState:
+def row_of(state: LanguageModelState, row: int) -> LanguageModelState:
     """One row, in tensors of its own."""
     taken: LanguageModelState = tree_map(lambda leaf: leaf[row : row + 1].clone(), state)
     return _map_histories(lambda i, history: copy_with_room(history, 1), taken)

@@ -5,8 +5,16 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
-from served_models import LAYERS, build, complete, serving, text_of, written
+import torch
+from served_models import LAYERS, TOKENIZER, build, complete, serving, text_of, written
+
+import statewise as sw
+from statewise.generation.reading import extend
+from statewise.serve.job import Job
+from statewise.serve.model import ServedModel
+from statewise.serve.prompts import begin_to_read, read_piece, read_together
 
 TEXT = "The state of a model is what it knows of all that it has read, in a few numbers. " * 3
 OPTIONS: list[dict[str, Any]] = [
@@ -93,3 +101,38 @@ def test_a_long_prompt_does_not_hold_up_the_others() -> None:
         assert not reading.done()
         assert during < len(long) / 2, (during, n_pieces)
         assert reading.result() == written(model, long, 4, temperature=0)
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_short_prompts_are_read_together(layers: str) -> None:
+    """Of ragged lengths, some of them from rest and some behind what is known, with documents that begin within."""
+    served = ServedModel(build(layers), TOKENIZER)
+    rows = [[256, 65, 66], [256, 70, 256, 71, 72, 73, 74], [80] * 5, [256]]
+    known = [0, 2, 3, 0]
+
+    def begun() -> list[Job]:
+        jobs = [Job(ids=np.array(ids, np.int32), sink=lambda event: None) for ids in rows]
+        for job, n in zip(jobs, known):
+            begin_to_read(served, job, (0, None))
+            if n:
+                read_piece(served, job, n)
+        return jobs
+
+    with torch.inference_mode():
+        apart, together = begun(), begun()
+        for job in apart:
+            read_piece(served, job, len(job.ids))
+        read_together(served, together, [len(ids) for ids in rows])
+    for one, other in zip(apart, together):
+        assert other.n_read == len(other.ids)
+        for got, want in zip(said(served.model, other), said(served.model, one), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def said(model: sw.LanguageModel, job: Job) -> list[torch.Tensor]:
+    """What was read, and what follows."""
+    assert job.reading is not None
+    reading = job.reading
+    with torch.inference_mode():
+        after = extend(model, reading, torch.tensor([[65, 66]]), None, None)
+    return [reading.logits, reading.seen.float(), reading.recent.float(), after.logits, reading.state.position.float()]
