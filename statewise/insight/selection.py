@@ -31,7 +31,7 @@ class Selected:
     The system of each head, or in Mamba of each channel, is y = M v + D v with v ``values`` and M
     :func:`hidden_attention`.
 
-    Shapes:  values: (batch, length, n_heads, d_head); d_head is 1 in Mamba, where each of the d_inner channels is a head
+    Shapes:  values: (batch, length, n_heads, d_head); in Mamba each of the d_inner channels is a head, of width 1
              dt: (batch, length, n_heads)   log_decay: (batch, length, n_heads, n), real, <= 0, of each number of the
              state, n being 1 where all of a head's numbers decay alike   D: (n_heads,)
     """

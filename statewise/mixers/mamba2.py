@@ -165,4 +165,4 @@ class Mamba2(Mixer):
         operator, values, z, convolution = self.select(x, before, masks)
         y, ssm = operator.apply(values, before_ssm, masks)
         y = self.out_proj(self.norm(y.flatten(-2), z).to(x.dtype))
-        return y, None if state is None else Mamba2State(convolution, ssm)
+        return y, None if convolution is None else Mamba2State(convolution, ssm)

@@ -142,7 +142,7 @@ class TestInside:
         )
         pairs = pairs_of(tokens, n_names)
         found = what_is_read(mixer, pairs, seen, tokens)
-        filters = systems(mixer)[1].impulse_response(length)
+        filters = h3_systems(mixer)[1].impulse_response(length)
         keys, values, places = (1, 2, 3), (4, 5, 6), range(1, length - 2)
 
         def given(asks: int, key: int, value: int, place: int) -> torch.Tensor:
