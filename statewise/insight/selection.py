@@ -168,8 +168,7 @@ def _matrix(mixer: Mixer, x: Tensor, found: Selected, heads: Sequence[int]) -> T
 def of_heads(operator: Any, index: Tensor) -> Any:
     """The operator of these heads only. index: (heads,) int64"""
     n_heads = operator.channels[0]
-    per_group = n_heads // operator.B.shape[2]
-    B, C = (m[:, :, index // per_group] for m in (operator.B, operator.C))
+    B, C = (m[:, :, index // (n_heads // m.shape[2])] for m in (operator.B, operator.C))
     if isinstance(operator, SelectiveDiagonal):
         bias = None if operator.dt_bias is None else operator.dt_bias[index]
         return replace(operator, dt=operator.dt[:, :, index], A=operator.A[index], B=B, C=C, dt_bias=bias)

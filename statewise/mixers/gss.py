@@ -64,10 +64,14 @@ class GSSDynamics(Dynamics):
 
         The zero-order hold written out: with a step of 1 there is no product of dt and A whose rounding would count.
         """
-        decay = wide(self.log_decay).exp().clamp(min=LEAST)
-        A = torch.complex(-decay, wide(self.log_frequency).exp())
+        A = self.continuous()
         gain = torch.expm1(A if rate == 1.0 else A * rate)
         return gain + 1, gain / A
+
+    def continuous(self) -> Tensor:
+        """A before it is made discrete, (d_ssm, d_state / 2)."""
+        decay = wide(self.log_decay).exp().clamp(min=LEAST)
+        return torch.complex(-decay, wide(self.log_frequency).exp())
 
 
 class GSS(PreparableMixer):

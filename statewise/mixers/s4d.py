@@ -123,8 +123,8 @@ class S4DDynamics(StepSizes):
                 B = torch.ones_like(A) if config.B == "ones" else torch.stack([normalised_B(row) for row in A])
                 self.B.copy_(torch.view_as_real(B) if config.is_complex else B)
 
-    def forward(self, rate: float) -> tuple[Tensor, Tensor]:
-        """The discrete A and B, (d_model, n)."""
+    def continuous(self) -> tuple[Tensor, Tensor]:
+        """A and B before they are made discrete, (d_model, n)."""
         A = -wide(self.log_decay).exp()
         if self.frequency is not None:
             A = torch.complex(A, wide(self.frequency))
@@ -134,6 +134,11 @@ class S4DDynamics(StepSizes):
             B = wide(self.B) if self.frequency is None else as_complex(self.B)
         if len(A) < self.d_model:
             A, B = (m.repeat(self.d_model // len(m), 1) for m in (A, B))
+        return A, B
+
+    def forward(self, rate: float) -> tuple[Tensor, Tensor]:
+        """The discrete A and B, (d_model, n)."""
+        A, B = self.continuous()
         return discretize_diagonal(A, B, self.dt(rate), self.config.method, check_dt=False)
 
 

@@ -223,7 +223,7 @@ def test_the_input_of_a_layer_is_what_its_mixer_is_called_with() -> None:
         residual = model.embedding(tokens)
         residual = residual + first.mixer(first.mixer_norm(residual))[0]
         torch.testing.assert_close(x, model.blocks[1].mixer_norm(residual))
-    with pytest.raises(InputError, match=r"layer=2 is not in this LanguageModel; it has layers 0 to 1"):
+    with pytest.raises(InputError, match=r"layer=2 is not one of this LanguageModel; it has layers 0 to 1"):
         layer_input(model, tokens, 2)
 
 
