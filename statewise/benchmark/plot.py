@@ -11,7 +11,7 @@ from typing import Any
 
 from statewise.benchmark.case import Workload
 from statewise.errors import ConfigError, DataError
-from statewise.training.plotting import figure, require_plot
+from statewise.plots.style import figure, require_plot
 
 
 def require_cost_plot(workload: Workload, path: Path, *, quick: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,7 +80,7 @@ def _reading(signal: Tensor, coefficients: Tensor, measure: str, theta: float | 
     if measure in ("legt", "lmu", "fourier"):
         shown = min(t, int(window(measure, theta=theta)))
     ages = torch.arange(shown, dtype=torch.float64).flip(0) + 0.5
-    unit: dict[str, float] = {"elapsed": float(t)} if theta is None else {"theta": theta}
+    unit: dict[str, Any] = {"elapsed": float(t)} if theta is None else {"theta": theta}
     values = hippo.reconstruct(coefficients, measure, ages, **unit)
     basis = hippo.basis(measure, n, ages, **unit)
     weight = None if measure == "fourier_diag" else hippo.density(measure, ages, **unit)

@@ -171,9 +171,9 @@ def poles(of: Systems) -> list[Poles]:
     """The poles of each system of an operator, a mixer or a system, one entry for each.
 
     A pole at s in continuous time is e^(s dt) in discrete time with zero-order hold, and (1 + s dt/2) / (1 - s dt/2)
-    with the bilinear rule. Systems are stable inside the unit circle, and left of the imaginary axis. A filter of finite length,
-    such as H3's shift SSM, has none but 0 and is left out. Mamba's and Mamba-2's discrete poles are those at the step
-    size of an input of zero, softplus(dt_bias): an input moves them along their curves.
+    with the bilinear rule. Systems are stable inside the unit circle, and left of the imaginary axis. A filter of
+    finite length, such as H3's shift SSM, has none but 0 and is left out. Mamba's and Mamba-2's discrete poles are
+    those at the step size of an input of zero, softplus(dt_bias): an input moves them along their curves.
 
     Errors:  InputError for a mixer that is no such system, such as attention.
     """

@@ -125,7 +125,7 @@ def drawn(name: str, title: str, draw: Callable[[Figure], None], *, width: float
     """The plot that ``draw`` makes of an empty figure so large, in inches."""
 
     def write(path: Path) -> None:
-        from statewise.training.plotting import figure
+        from statewise.plots.style import figure
 
         with figure(path, width, height) as drawing:
             draw(drawing)

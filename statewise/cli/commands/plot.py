@@ -63,7 +63,8 @@ def curves(
     Seeds that were trained together (train --seeds) are drawn as their mean, in a band from the least to the greatest.
     """
     from statewise.checkpoints.atomic import write_file
-    from statewise.training.plotting import plot_runs, require_plot
+    from statewise.plots.style import require_plot
+    from statewise.training.plotting import plot_runs
 
     figure = plot_runs(runs, x=x.value, smooth=smooth, log_y=log_y)
     out = out or (runs[0] if len(runs) == 1 else Path()) / "curves.png"

@@ -229,5 +229,5 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
         return [Table(f"{rows_of(record)}, {record['checkpoint']}", ("", ""), rows)]
 
     def plot(self, path: Path, *, model: ModelType, split: str, record: Mapping[str, Any]) -> None:
-        """Draws what ``plot_of`` says into a file (see ``statewise.training.plotting``); ``record`` is evaluate's."""
+        """Draws what ``plot_of`` says into a file (see ``statewise.plots``); ``record`` is evaluate's."""
         raise ConfigError(f"a {type(model).__name__} has no picture to draw; leave out --plot")

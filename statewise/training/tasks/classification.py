@@ -19,7 +19,7 @@ from statewise.evaluate.labelled.classification import (
     f1_scores,
 )
 from statewise.models.classifier import SequenceClassifier, SequenceClassifierConfig
-from statewise.training.plotting import figure
+from statewise.plots.style import figure
 from statewise.training.tasks.base import Table, rows_of
 from statewise.training.tasks.sequences import SequenceTask
 
