@@ -23,9 +23,9 @@ def density(
 ) -> Tensor:
     """How much of a measure is at each age: the weight under which the functions of :func:`basis` are orthonormal.
 
-    The state is the projection of the past that makes the square of the error, under this weight, least. ``legs`` weighs
-    all of the past alike, ``legt``, ``lmu`` and ``fourier`` the last theta; ``tlagt`` and ``glagt`` fade; ``lagt`` has
-    no end and no finite mass. Under it the functions of ``lmu`` have squares of 1/(2i + 1).
+    The state is the projection of the past that makes the square of the error, under this weight, least. ``legs``
+    weighs all of the past alike, ``legt``, ``lmu`` and ``fourier`` the last theta; ``tlagt`` and ``glagt`` fade;
+    ``lagt`` has no end and no finite mass. Under it the functions of ``lmu`` have squares of 1/(2i + 1).
 
     Options as :func:`basis`.
 

@@ -12,6 +12,8 @@ Every function takes a mixer and what it reads; :func:`layer_input` is that of a
 (torch.Size([1, 4, 4]), torch.Size([1, 4, 4, 4]))
 """
 
+from statewise.insight.duality import AttentionForm as AttentionForm
+from statewise.insight.duality import attention_form as attention_form
 from statewise.insight.inputs import layer_input as layer_input
 from statewise.insight.inputs import layers_of as layers_of
 from statewise.insight.lookup import Signals as Signals

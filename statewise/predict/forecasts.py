@@ -94,17 +94,18 @@ class Forecasts(Answers):
         n_series: how many there are, if these are not all
         Errors:   InputError without matplotlib.
         """
-        from statewise.evaluate.forecast_plots import Ahead, plot_ahead
+        from statewise.plots.forecasts import Forecasted, forecasts
+        from statewise.plots.style import save
 
-        shown = []
+        shown, n_steps = [], self.times.shape[1]
+        last = slice(-max(3 * n_steps, 24), None)
         for name, past, values in zip(self.names[:most], self.pasts, self.values):
             seen, ahead = (
                 as_times(on_the_wall(stamps, past.clock), past.dates) for stamps in (past.times, past.times_ahead)
             )
-            shown.append(Ahead(str(name), seen, past.values, ahead, values))
-        plot_ahead(
-            shown, self.targets, self.quantiles, path, n_series=len(self.names) if n_series is None else n_series
-        )
+            shown.append(Forecasted(str(name), seen[last], past.values[last], [(ahead, values)]))
+        n_series = len(self.names) if n_series is None else n_series
+        save(forecasts(shown, self.targets, self.quantiles, n_series=n_series), path)
 
 
 def percent(quantile: float) -> str:
