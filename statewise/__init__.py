@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from statewise import models as models
     from statewise import native as native
     from statewise import operators as operators
+    from statewise import plots as plots
     from statewise import predict as predict
     from statewise import reproduce as reproduce
     from statewise import semiseparable as semiseparable

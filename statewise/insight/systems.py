@@ -186,8 +186,12 @@ def poles(of: Systems) -> list[Poles]:
         if isinstance(system, ContinuousSystem):
             found.append(Poles(name=name, discrete=None, continuous=_rows(system.poles()), dt=None))
             continue
-        discrete = _rows(discrete_system(system).poles())
         continuous, dt = _continuous(of, system)
+        if isinstance(system, DiagonalPlusLowRank) and continuous is not None and dt is not None:
+            half = continuous * dt[:, None] / 2
+            discrete = (1 + half) / (1 - half)
+        else:
+            discrete = _rows(discrete_system(system).poles())
         found.append(Poles(name=name, discrete=discrete, continuous=continuous, dt=dt))
     if not found:
         raise InputError("a filter of finite length has no poles but 0; draw its impulse or frequency response")
@@ -201,9 +205,8 @@ def _rows(poles: Tensor) -> Tensor:
 
 def _continuous(of: Any, system: Any) -> tuple[Tensor | None, Tensor | None]:
     """The poles in continuous time and dt, where they are known."""
-    if isinstance(system, DiagonalPlusLowRank):  # always bilinear, whose inverse is z -> 2/dt (z - 1) / (z + 1)
-        z = torch.linalg.eigvals(system.dense().A)
-        return 2 / system.dt[:, None] * (z - 1) / (z + 1), system.dt
+    if isinstance(system, DiagonalPlusLowRank):
+        return _low_rank(system), system.dt.double()
     if isinstance(of, S4D):
         return _pairs(of.dynamics.continuous()[0]), of.dynamics.dt(of.rate or 1.0)
     if isinstance(of, H3):
@@ -217,10 +220,19 @@ def _continuous(of: Any, system: Any) -> tuple[Tensor | None, Tensor | None]:
         return _pairs(A), A.real.new_full((len(A),), of.rate or 1.0)
     if isinstance(of, LSSL):
         dt = of.dynamics.dt(of.rate or 1.0)
-        return torch.linalg.eigvals(wide(of.dynamics.A)).expand(len(dt), -1), dt
+        return torch.linalg.eigvals(of.dynamics.A.double()).expand(len(dt), -1), dt
     if isinstance(system, DiscreteSystem) and isinstance(system.dt, Tensor):
         return None, system.dt.reshape(-1)
     return None, None
+
+
+def _low_rank(system: DiagonalPlusLowRank) -> Tensor:
+    """Eigenvalues of Lambda - P Q* over both of each conjugate pair, in float64: those of HiPPO's matrices change with
+    the last digits.
+    """
+    Q = system.P if system.Q is None else system.Q
+    Lambda, P, Q = (torch.cat([m, m.conj()], -1).to(torch.complex128) for m in (system.Lambda, system.P, Q))
+    return torch.linalg.eigvals(torch.diag_embed(Lambda) - P.mT @ Q.conj())
 
 
 def _selective(mixer: Mamba | Mamba2) -> Poles:

@@ -177,6 +177,12 @@ def heat_map(
     return image
 
 
+def colour_bar(page: Figure, image: Any, beside: Any, label: str = "") -> None:
+    """What the colours of a map mean. beside: the axes from which it takes its room"""
+    bar: Any = page.colorbar(image, ax=beside, label=label, shrink=0.8, pad=0.02)
+    bar.outline.set_visible(False)
+
+
 def tokens_along(axes: Axes, axis: str, tokens: Sequence[str]) -> None:
     """Tokens at an axis, readable: blank ones have a sign, long ones are turned, too many are left out."""
     if not tokens or len(tokens) > LONGEST_AXIS:
