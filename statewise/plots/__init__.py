@@ -5,7 +5,7 @@ numbers come from :mod:`statewise.insight`. ``statewise plot`` draws the same of
 
 >>> import statewise as sw
 >>> figure = sw.plots.poles(sw.mass_spring_damper(mass=1.0, stiffness=4.0, damping=0.5))
->>> figure.axes[0].get_title()
+>>> figure.axes[0].get_title(loc="left")
 'continuous time'
 """
 

@@ -60,7 +60,7 @@ def semiseparable(
     >>> import torch
     >>> import statewise as sw
     >>> figure = semiseparable(sw.Mamba2Config(d_state=4, d_head=8).build(d_model=16), torch.randn(1, 16, 16))
-    >>> [axes.get_title() for axes in figure.axes if axes.get_title()][0]
+    >>> [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")][0]
     'mask: decays from step to step'
     """
     found = find(of, layer, has_matrix, "matrix over a sequence", inputs)

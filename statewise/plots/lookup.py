@@ -76,7 +76,8 @@ def by_head(signals: Signals) -> dict[str, Tensor]:
 def draw_signals(
     page: Figure, table: Mapping[str, Any], tokens: Sequence[str], rows: Sequence[str], *, signed: bool = True
 ) -> None:
-    """Into an empty figure a map for each signal, (rows, length), by the names of :data:`TITLES`. Each row has its own scale.
+    """Into an empty figure: a map for each signal, (rows, length), by the names of :data:`TITLES`. Each row has its own
+    scale.
     """
     panels = page.subplots(len(table), 1, sharex=True, squeeze=False)[:, 0]
     image: Any = None

@@ -39,7 +39,7 @@ def hippo_memory(
 
     >>> import torch
     >>> figure = hippo_memory(torch.sin(torch.arange(300) / 20), n=8)
-    >>> [axes.get_title() for axes in figure.axes][0]
+    >>> [axes.get_title(loc="left") for axes in figure.axes][0]
     'legs with 8 numbers: a signal, and what the state says of it'
     """
     if at is None and isinstance(signal, Tensor) and signal.ndim == 1 and len(signal) > 2:

@@ -11,7 +11,9 @@ from torch import Tensor
 from statewise import insight
 from statewise.errors import InputError
 from statewise.mixers.base import Mixer
+from statewise.mixers.s5 import S5
 from statewise.operators.base import Operator
+from statewise.operators.diagonal_mimo import DiagonalMIMO
 from statewise.plots.found import find, spread
 from statewise.plots.style import colour_bar, heat_map, new_figure, styled, tokens_along
 
@@ -47,6 +49,8 @@ def states(
     """
     found = find(of, layer, has_state, "state of a constant size", inputs[:1])
     kept = _numbers(insight.states(found.of, found.x))[0]  # type: ignore[arg-type]
+    if isinstance(found.of, (S5, DiagonalMIMO)):
+        kept = kept.unsqueeze(1)  # one state for all channels
     length, n_heads = kept.shape[:2]
     flat = kept.reshape(length, n_heads, -1)
     size = flat.norm(dim=-1)
@@ -77,11 +81,8 @@ def _numbers(state: Any) -> Tensor:
     if isinstance(state, Tensor):
         return state
     if hasattr(state, "h"):
-        return _batched(state.h)
+        found: Tensor = state.h
+        return found
     parts = [_numbers(part) for part in state if part is not None]
     named = [part for part, name in zip(parts, state._fields) if name == "ssm"]
     return named[0] if named else max(parts, key=torch.numel)
-
-
-def _batched(h: Tensor) -> Tensor:
-    return h if h.ndim > 3 or h.shape[-1] != 2 else h.unsqueeze(2)  # S5 has one state for all its channels

@@ -49,7 +49,6 @@ STYLE: dict[str, Any] = {
     "legend.fontsize": 9,
     "legend.frameon": False,
     "lines.linewidth": 1.7,
-    "savefig.format": "svg",
     "svg.fonttype": "path",
     "svg.hashsalt": "statewise",
     "xtick.color": "#555555",
@@ -128,8 +127,8 @@ def figure(path: Path, width: float = 6.4, height: float = 4.8) -> Iterator[Figu
 
 
 def save(drawn: Figure, path: Path | str) -> None:
-    """Into a file whose ending sets the format; of a PNG, 150 dots an inch."""
-    drawn.savefig(path, dpi=150, format=Path(path).suffix.removeprefix(".").lower() or None)
+    """Into a file whose ending sets the format; a PNG has 150 dots an inch."""
+    drawn.savefig(path, dpi=150)
 
 
 def line(number: int) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def impulse_response(
 
     >>> import statewise as sw
     >>> figure = impulse_response(sw.S4DConfig(d_state=8).build(d_model=4), length=64)
-    >>> [line.get_label() for line in figure.axes[0].get_lines()]
-    ['channel 0', 'channel 1', 'channel 2', 'channel 3']
+    >>> [line.get_label() for line in figure.axes[0].get_lines()][:2]
+    ['channel 0', 'channel 1']
     """
     found = find(of, layer, has_response, "impulse response")
     systems = systems_of(found.of)
@@ -132,7 +132,7 @@ def poles(of: Any, *, layer: int | None = None, channels: Sequence[int] | None =
 
     >>> import statewise as sw
     >>> [axes.get_xlabel() for axes in poles(sw.S4Config(d_state=8).build(d_model=4)).axes]
-    ['real part', 'real part']
+    ['real part, 1 / time', 'real part']
     """
     found = find(of, layer, has_poles, "poles")
     sets = insight.poles(found.of)
