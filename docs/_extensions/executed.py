@@ -32,9 +32,7 @@ LONGEST_CODE = 8  # lines of a block that draws; a longer one is folded
 def fingerprint() -> str:
     """Of the package and of this folder: with another one, every page runs again."""
     digest = hashlib.sha256()
-    for path in sorted(
-        [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.[ch]"), Path(page_blocks.__file__), page_blocks.STYLE]
-    ):
+    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.[ch]"), Path(page_blocks.__file__)]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

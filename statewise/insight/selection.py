@@ -136,7 +136,7 @@ def half_lives(mixer: Mixer, x: Tensor) -> Tensor:
 def hidden_attention(mixer: Mixer, x: Tensor, heads: Sequence[int] | None = None) -> Tensor:
     """The lower-triangular M of each head with y_t = sum_s M[t, s] v_s + D v_t: how much step t takes from step s.
 
-    The rows are no probabilities: entries may be negative, and need not sum to 1. The skip D is left out, and so are
+    Rows differ from attention's: entries may be negative, and need not sum to 1. The skip D is left out, and so are
     the gate and the projection behind it.
 
     heads:   which; None: all of them

@@ -74,7 +74,7 @@ def systems_of(of: Systems) -> dict[str, System | Operator]:
             "(poles has those of Mamba and Mamba2 in continuous time)"
         )
     raise InputError(
-        f"{kind} has no poles and no impulse response: it is no time-invariant system; give S4, H3 or such"
+        f"{kind} has no poles and no impulse response: its output is not that of a time-invariant system; give S4, H3 or such"
     )
 
 
@@ -159,7 +159,7 @@ def frequency_response(of: System | Operator, omega: Tensor, channels: Sequence[
 
 
 def _real(response: Tensor) -> Tensor:
-    """Of both of each conjugate pair the imaginary parts cancel; those of a complex system of one's own do not."""
+    """The imaginary parts of conjugate pairs cancel; those of a system that is complex itself do not."""
     if not response.is_complex():
         return response
     small = response.imag.abs().amax() <= 1e-4 * response.abs().amax()
@@ -175,7 +175,7 @@ def poles(of: Systems) -> list[Poles]:
     finite length, such as H3's shift SSM, has none but 0 and is left out. Mamba's and Mamba-2's discrete poles are
     those at the step size of an input of zero, softplus(dt_bias): an input moves them along their curves.
 
-    Errors:  InputError for a mixer that is no such system, such as attention.
+    Errors:  InputError for another mixer, such as attention.
     """
     if isinstance(of, (Mamba, Mamba2)):
         return [_selective(of)]

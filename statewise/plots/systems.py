@@ -125,7 +125,7 @@ def poles(of: Any, *, layer: int | None = None, channels: Sequence[int] | None =
     """The poles in continuous time, with the half-plane where systems grow, and in discrete time, with the unit circle.
 
     How far left a pole is, or how far inside the circle, is how fast it forgets; its height, or its angle, is how fast
-    it oscillates. Of Mamba and Mamba-2 the discrete poles are those at the step size of an input of zero.
+    it oscillates. The discrete poles of Mamba and Mamba-2 are those at the step size of an input of zero.
 
     of:       a system, a time-invariant operator, a mixer made of them, a Mamba or Mamba-2 mixer, or a model
     layer, channels, errors: as :func:`impulse_response`
