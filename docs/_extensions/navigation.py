@@ -34,6 +34,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Guides: models and mathematics": {
         "layers": "Layers",
         "operators": "Operators",
+        "plots": "Pictures",
         "estimation": "Estimation",
         "structural": "Structural time series",
         "synthetic": "Synthetic languages",

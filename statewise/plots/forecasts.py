@@ -58,6 +58,7 @@ def forecasts(
         axes.set_ylabel(targets[target])
         if target == 0:
             axes.set_title(series.name, fontsize="medium")
+    axes_of[-1].set_xlabel("time")
     found = dict(zip(*(part[::-1] for part in axes_of[0].get_legend_handles_labels()[::-1])))
     page.legend(
         list(found.values())[::-1], list(found)[::-1], loc="outside upper right", ncols=len(found), frameon=False

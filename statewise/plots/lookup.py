@@ -89,4 +89,4 @@ def draw_signals(
         axes.set_ylabel("head", fontsize=8)
     tokens_along(panels[-1], "x", tokens)
     panels[-1].set_xlabel("step")
-    colour_bar(page, image, list(panels), "relative to the row's largest")
+    colour_bar(page, image, list(panels), "relative to the row's largest", shrink=0.3)

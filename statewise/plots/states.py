@@ -63,7 +63,7 @@ def states(
     above, below = page.subplots(2, 1, sharex=True, height_ratios=[12 + len(rows), 12 + len(numbers)])
     part = f", {len(rows)} of {n_heads}" if len(rows) < n_heads else ""
     image = heat_map(above, size[:, rows].mT, f"{found.name}: how large the state of each is{part}", signed=False)
-    colour_bar(page, image, above, "length of the vector")
+    colour_bar(page, image, above, "size")
     part = f", {len(numbers)} of {flat.shape[2]}" if len(numbers) < flat.shape[2] else ""
     image = heat_map(below, flat[:, head, numbers].mT, f"the state of head or channel {head}{part}")
     colour_bar(page, image, below, "value")

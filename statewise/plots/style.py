@@ -176,9 +176,9 @@ def heat_map(
     return image
 
 
-def colour_bar(page: Figure, image: Any, beside: Any, label: str = "") -> None:
+def colour_bar(page: Figure, image: Any, beside: Any, label: str = "", shrink: float = 0.8) -> None:
     """What the colours of a map mean. beside: the axes from which it takes its room"""
-    bar: Any = page.colorbar(image, ax=beside, label=label, shrink=0.8, pad=0.02)
+    bar: Any = page.colorbar(image, ax=beside, label=label, shrink=shrink, pad=0.02)
     bar.outline.set_visible(False)
 
 

@@ -83,7 +83,8 @@ def impulse_response(
             axes.plot(times.numpy(), values.real.numpy(), label=label, **line(number))
         axes.axhline(0.0, color="#999999", linewidth=0.8, zorder=0)
         axes.set(xlabel=unit, ylabel="output")
-        axes.set_title(_title(found, name, "impulse response"))
+        cut = _cut_off_first(axes)
+        axes.set_title(_title(found, name, "impulse response") + (", lag 0 cut off" if cut else ""))
         _legend(axes)
     return page
 
@@ -238,6 +239,16 @@ def _frequencies(system: Any, points: int) -> tuple[Tensor, str]:
 
 def _title(found: Found, name: str, what: str) -> str:
     return ": ".join(part for part in (f"{found.name}{', ' if name else ''}{name}", what) if part)
+
+
+def _cut_off_first(axes: Axes) -> bool:
+    """A skip may be so large at lag 0 that nothing else can be seen: then the rest sets the scale. Whether it does."""
+    lines = [np.asarray(drawn.get_ydata()) for drawn in axes.get_lines() if len(np.asarray(drawn.get_ydata())) > 2]
+    first, rest = (max(float(np.abs(part).max()) for part in parts) for parts in zip(*((y[:1], y[1:]) for y in lines)))
+    if rest == 0 or first < 4 * rest:
+        return False
+    axes.set_ylim(-1.2 * rest, 1.2 * rest)
+    return True
 
 
 def _legend(axes: Axes) -> None:

@@ -37,7 +37,7 @@ def commands() -> list[tuple[str, list[str]]]:
 
 PYTHON_PAGES = [page for page in PAGES if blocks(page, "python")]
 # pages that need a package of an extra
-NEEDED = {"following.md": "matplotlib", "transformers.md": "transformers", "export.md": "onnxruntime"}
+NEEDED = {"following.md": "matplotlib", "plots.md": "matplotlib", "transformers.md": "transformers", "export.md": "onnxruntime"}
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
