@@ -18,6 +18,14 @@ SECTIONS: dict[str, dict[str, str]] = {
         "tutorials/published-weights": "Published weights",
         "tutorials/long-sequences": "Long sequences",
     },
+    "Notebooks": {
+        "notebooks/01-lookup": "Looking things up",
+        "notebooks/02-linear-attention": "Attention in linear time",
+        "notebooks/03-duality": "A layer is a matrix",
+        "notebooks/04-systems": "From systems to sequences",
+        "notebooks/05-memory": "A memory by design",
+        "notebooks/06-selection": "What to let in",
+    },
     "Guides: from data to answers": {
         "data": "Your data",
         "sequences": "Classification and regression",
@@ -89,7 +97,8 @@ FALLBACK = "Guides: with other software"
 
 def pages(docs: Path) -> set[str]:
     """Every page, by its name without `.md`. Folders of the site's own machinery have none."""
-    names = {path.relative_to(docs).with_suffix("").as_posix() for path in docs.rglob("*.md")}
+    files = [*docs.rglob("*.md"), *docs.rglob("*.ipynb")]
+    names = {path.relative_to(docs).with_suffix("").as_posix() for path in files}
     return {name for name in names if not name.startswith("_")}
 
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import notebooks
+
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXECUTES_COMMANDS = "<!-- its commands are executed -->"
 _SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -49,6 +51,12 @@ class Result:
     text: str
     output: str = ""
     figures: list[tuple[str, str]] = field(default_factory=list)
+
+
+def text_of(page: Path) -> str:
+    """The Markdown of a page, or of a notebook."""
+    text = page.read_text("utf-8")
+    return notebooks.as_markdown(text, page.name) if page.suffix == ".ipynb" else text
 
 
 def blocks(text: str) -> list[Block]:
@@ -94,7 +102,7 @@ def run(page: Path, folder: Path, figures: Path | None = None) -> list[Result]:
     """
     import torch
 
-    text = page.read_text("utf-8")
+    text = text_of(page)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     results = []
     with _in(folder), _drawing():

@@ -74,7 +74,7 @@ def systems_of(of: Systems) -> dict[str, System | Operator]:
             "(poles has those of Mamba and Mamba2 in continuous time)"
         )
     raise InputError(
-        f"{kind} has no poles and no impulse response: its output is not that of a time-invariant system; give S4, H3 or such"
+        f"{kind} has no poles and no impulse response: it is not made of time-invariant systems; give S4, H3 or such"
     )
 
 

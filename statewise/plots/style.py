@@ -107,10 +107,10 @@ def styled(draw: Callable[Given, Drawn]) -> Callable[Given, Drawn]:
 
 def new_figure(width: float = 7.2, height: float = 3.0) -> Figure:
     """An empty one, in inches. Errors: InputError if matplotlib is not installed."""
-    with importing(*MATPLOTLIB):
-        from matplotlib.figure import Figure  # not pyplot, which would open a window, and keeps all figures
+    with importing(*MATPLOTLIB):  # not pyplot, which would open a window, and keeps all figures
+        from statewise.plots.shown import ShownFigure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return ShownFigure(figsize=(width, height), layout="constrained")
 
 
 @contextmanager
@@ -148,18 +148,19 @@ def heat_map(
     columns: Sequence[str] = (),
     rows: Sequence[str] = (),
     limit: float | None = None,
-    signed: bool = True,
+    signed: bool | None = None,
     aspect: str = "auto",
 ) -> Any:
     """(rows, columns) as colours.
 
-    signed:  dark below zero and light above it, from -limit to limit; else from 0
+    signed:  dark below zero and light above it, from -limit to limit; else from 0; None: if anything is below zero
     limit:   the end of the scale; None: the largest value
     columns, rows: what is written at the axes, if there are not too many; spaces between them are left out
     NaN is white. Returns the image, for a bar of colours.
     """
     table = torch.as_tensor(values).detach().double()
     finite = table[table.isfinite()]
+    signed = bool((finite < 0).any()) if signed is None else signed
     end = limit or max(float(finite.abs().max()) if len(finite) else 0.0, 1e-9)
     image = axes.imshow(
         np.ma.masked_invalid(table.numpy()),

@@ -156,13 +156,13 @@ def poles(of: Any, *, layer: int | None = None, channels: Sequence[int] | None =
 
 def _continuous_plane(axes: Axes, values: Tensor, channels: Sequence[int] | None) -> None:
     _scatter(axes, values, channels)
-    (low, high), reach = axes.get_xlim(), float(values.abs().max())
-    end = max(high, 0.08 * max(abs(low), reach))
+    low, high = axes.get_xlim()
+    end = max(high, 0.15 * abs(low))
     axes.axvspan(0, end, color="#DDDDDD", zorder=0, linewidth=0, label="where a system grows")
     axes.axvline(0, color="#666666", linewidth=1.0)
     axes.set(xlabel="real part, 1 / time", ylabel="imaginary part, 1 / time", xlim=(low, end))
     if not bool(values.imag.any()):
-        axes.set_ylim(-reach / 2, reach / 2)
+        axes.set_ylim(low / 2, -low / 2)
     axes.set_title("continuous time")
 
 
