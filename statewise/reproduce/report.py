@@ -103,7 +103,6 @@ class Panel:
             axes.set_xticks([], minor=True)
             if len(self.ticks) > 9:
                 axes.tick_params(axis="x", labelrotation=60, labelsize=7)
-        axes.grid(alpha=0.3)
         handles = dict(zip(*reversed(axes.get_legend_handles_labels())))  # a label that comes twice is there once
         if self.legend and handles:
             axes.legend(handles.values(), handles.keys(), fontsize=8)
