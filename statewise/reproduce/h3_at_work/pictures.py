@@ -40,11 +40,14 @@ def draw_by_hand(drawing: Figure, found: Trace) -> None:
 def draw_lookup(drawing: Figure, key: Tensor, value: Tensor) -> None:
     panels = drawing.subplots(1, 3, width_ratios=[3, 2, 2])
     heat_map(panels[0], torch.outer(key, value), "K'V: V in the row of K'", rows=[f"{x:g}" for x in key], limit=1.0)
+    panels[0].set_xticks([])
     for axes, query, title in (
         (panels[1], key, "Q = K' reads V"),
         (panels[2], key.roll(-1), "Q orthogonal to K' reads nothing"),
     ):
-        heat_map(axes, lookup(key, value, query)[None], title, limit=1.0)
+        heat_map(axes, lookup(key, value, query)[None], limit=1.0)
+        axes.set_title(title, fontsize=8)
+        axes.set(xticks=[], yticks=[])
 
 
 def draw_trained(drawing: Figure, example: Mapping[str, Any]) -> None:
