@@ -12,6 +12,8 @@ from statewise.errors import InputError
 from statewise.mixers.base import Mixer
 from statewise.operators.base import Operator
 
+_GROWS = "the state of {} grows with what it reads, so its shape changes; give a mixer with a constant state"
+
 
 @torch.no_grad()
 def states(of: Mixer | Operator, x: Tensor, state: Any = None) -> Any:
@@ -28,10 +30,7 @@ def states(of: Mixer | Operator, x: Tensor, state: Any = None) -> Any:
     torch.Size([1, 6, 3, 2, 2])
     """
     if isinstance(of, Mixer) and not of.bounded_state:
-        raise InputError(
-            f"the state of {type(of).__name__} grows with every step, so there is no one shape to follow; give a mixer "
-            "with a constant state"
-        )
+        raise InputError(_GROWS.format(type(of).__name__))
     if not x.shape[1]:
         raise InputError("x has no steps, so there are no states; give at least one")
     state = of.initial_state(x.shape[0]) if state is None else state
@@ -40,4 +39,6 @@ def states(of: Mixer | Operator, x: Tensor, state: Any = None) -> Any:
         step = of[t : t + 1] if isinstance(of, Operator) else of
         _, state = step(x[:, t : t + 1], state)
         found.append(state)
+    if len({tuple(leaf.shape for leaf in pytree.tree_leaves(one)) for one in (found[0], found[-1])}) > 1:
+        raise InputError(_GROWS.format(type(of).__name__))
     return pytree.tree_map(lambda *leaves: torch.stack(leaves, 1), *found)

@@ -13,6 +13,7 @@ from torch import Tensor
 from statewise import insight
 from statewise.errors import InputError
 from statewise.insight.systems import systems_of
+from statewise.mixers.mamba2 import Mamba2
 from statewise.plots.found import Found, find, spread
 from statewise.plots.style import COLOURS, MARKERS, line, new_figure, styled
 from statewise.systems import ContinuousSystem, DiscreteSystem
@@ -140,12 +141,13 @@ def poles(of: Any, *, layer: int | None = None, channels: Sequence[int] | None =
     n_panels = max(sum(part is not None for part in (one.continuous, one.discrete)) for one in sets)
     page = new_figure(3.9 * n_panels, 1.2 + 3.3 * len(sets))
     grid = page.subplots(len(sets), n_panels, squeeze=False)
+    unit = "head" if isinstance(found.of, Mamba2) else "channel"
     for row, one in zip(grid, sets):
         panels = list(row)
         if one.continuous is not None:
-            _continuous_plane(panels.pop(0), one.continuous, channels)
+            _continuous_plane(panels.pop(0), one.continuous, channels, unit)
         if one.discrete is not None:
-            _discrete_plane(panels.pop(0), one.discrete, channels)
+            _discrete_plane(panels.pop(0), one.discrete, channels, unit)
     page.suptitle(f"{found.name}: poles", fontsize=10)
     handles = {label: handle for axes in page.axes for handle, label in zip(*axes.get_legend_handles_labels())}
     page.legend(
@@ -154,8 +156,8 @@ def poles(of: Any, *, layer: int | None = None, channels: Sequence[int] | None =
     return page
 
 
-def _continuous_plane(axes: Axes, values: Tensor, channels: Sequence[int] | None) -> None:
-    _scatter(axes, values, channels)
+def _continuous_plane(axes: Axes, values: Tensor, channels: Sequence[int] | None, unit: str) -> None:
+    _scatter(axes, values, channels, unit)
     low, high = axes.get_xlim()
     end = max(high, 0.15 * abs(low))
     axes.axvspan(0, end, color="#DDDDDD", zorder=0, linewidth=0, label="where a system grows")
@@ -166,21 +168,21 @@ def _continuous_plane(axes: Axes, values: Tensor, channels: Sequence[int] | None
     axes.set_title("continuous time")
 
 
-def _discrete_plane(axes: Axes, values: Tensor, channels: Sequence[int] | None) -> None:
+def _discrete_plane(axes: Axes, values: Tensor, channels: Sequence[int] | None, unit: str) -> None:
     around = np.linspace(0, 2 * math.pi, 400)
     axes.plot(np.cos(around), np.sin(around), color="#666666", linewidth=1.0, label="unit circle")
-    _scatter(axes, values, channels)
+    _scatter(axes, values, channels, unit)
     axes.set_aspect("equal")
     axes.set(xlabel="real part", ylabel="imaginary part")
     axes.set_title("discrete time")
 
 
-def _scatter(axes: Axes, values: Tensor, channels: Sequence[int] | None) -> None:
+def _scatter(axes: Axes, values: Tensor, channels: Sequence[int] | None, unit: str) -> None:
     chosen = _of_width(len(values), channels)
     for number, channel in enumerate(chosen):
         z = values[channel].numpy()
         look: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "color": COLOURS[number % len(COLOURS)]}
-        label = f"channel {channel}" if len(values) > 1 else "pole"
+        label = f"{unit} {channel}" if len(values) > 1 else "pole"
         axes.plot(z.real, z.imag, linestyle="none", markersize=5, markerfacecolor="none", label=label, **look)
 
 

@@ -203,8 +203,9 @@ class TestStates:
 
     def test_what_has_no_constant_state(self) -> None:
         mixer = sw.AttentionConfig(n_heads=2).build(WIDTH)
-        with pytest.raises(InputError, match=r"the state of Attention grows with every step"):
-            states(mixer, torch.randn(1, 4, WIDTH))
+        for one in (mixer, sw.AttentionConfig(n_heads=2, window=32).build(WIDTH)):
+            with pytest.raises(InputError, match=r"the state of Attention grows with what it reads"):
+                states(one, torch.randn(1, 4, WIDTH))
         with pytest.raises(InputError, match=r"x has no steps"):
             states(sw.S4DConfig(d_state=4).build(WIDTH), torch.randn(1, 0, WIDTH))
 
