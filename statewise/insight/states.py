@@ -17,7 +17,7 @@ _GROWS = "the state of {} grows with what it reads, so its shape changes; give a
 
 @torch.no_grad()
 def states(of: Mixer | Operator, x: Tensor, state: Any = None) -> Any:
-    """The state after every step: that of :meth:`initial_state`, with an axis of time behind the batch's.
+    """The state after every step: as ``initial_state`` has it, with an axis of time behind the batch's.
 
     state:   before the first step; None: at rest
     Shapes:  x: (batch, length, ...), as the call takes it   ->   each tensor (batch, ...) as (batch, length, ...)
