@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ def find(of: Any, layer: int | None, fits: Callable[[Any], bool], what: str, inp
     if not isinstance(of, Model):
         if layer is not None:
             raise InputError(f"layer={layer!r} is for a model; a {type(of).__name__} is drawn as it is: leave it out")
-        return Found(of, NAMES.get(type(of).__name__, type(of).__name__), inputs)
+        return _on_cpu(Found(of, NAMES.get(type(of).__name__, type(of).__name__), inputs))
     mixers = [block.mixer for block in of.blocks]
     fitting = [i for i, mixer in enumerate(mixers) if fits(mixer)]
     have = "layers that have: " + ", ".join(map(str, fitting)) if fitting else "no layer of this model has"
@@ -48,7 +49,14 @@ def find(of: Any, layer: int | None, fits: Callable[[Any], bool], what: str, inp
     elif layer not in fitting:
         raise InputError(f"layer {layer} is {type(mixers[layer]).__name__}, which has no {what}; {have}")
     x = None if inputs is None else layer_input(of, inputs, layer)[1]
-    return Found(mixers[layer], f"layer {layer}, {type(mixers[layer]).__name__}", x)
+    return _on_cpu(Found(mixers[layer], f"layer {layer}, {type(mixers[layer]).__name__}", x))
+
+
+def _on_cpu(found: Found) -> Found:
+    """Where figures are drawn. A mixer that is elsewhere is copied."""
+    x = found.x.cpu() if isinstance(found.x, Tensor) else found.x
+    elsewhere = isinstance(found.of, Mixer) and any(m.device.type != "cpu" for m in found.of.parameters())
+    return found._replace(of=copy.deepcopy(found.of).cpu() if elsewhere else found.of, x=x)
 
 
 def is_any(*kinds: type[Mixer]) -> Callable[[Any], bool]:

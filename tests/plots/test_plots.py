@@ -216,3 +216,11 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match=r'plots need matplotlib.*pip install "statewise\[plot\]"'):
         plots.poles(sw.mass_spring_damper(1.0, 4.0, 0.5))
+
+
+@pytest.mark.cuda
+def test_a_model_on_a_gpu(model: sw.LanguageModel) -> None:
+    there = model.config.build().cuda()
+    for draw in (plots.step_sizes, plots.hidden_attention, plots.semiseparable, plots.states):
+        assert draw(there, IDS.cuda(), layer=3).axes
+    assert plots.poles(there, layer=1).axes
