@@ -123,6 +123,7 @@ if TYPE_CHECKING:
     from statewise.predict.predictor import predictor as predictor
     from statewise.systems import ContinuousSystem as ContinuousSystem
     from statewise.systems import DiscreteSystem as DiscreteSystem
+    from statewise.systems import TimeVaryingSystem as TimeVaryingSystem
     from statewise.systems import discretize as discretize
     from statewise.systems import mass_spring_damper as mass_spring_damper
     from statewise.training.call import train as train

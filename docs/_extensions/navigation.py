@@ -54,6 +54,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Concepts": {
         "concepts": "The mathematics at a glance",
         "math/discretisation": "Discretisation",
+        "math/systems": "Systems in general",
         "math/reduction": "Fewer states",
         "math/hippo": "HiPPO",
         "math/s4": "S4's filter",
