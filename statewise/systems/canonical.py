@@ -87,7 +87,7 @@ def companion_form(system: _S, kind: Literal["controllable", "observable"] = "co
 
     ``controllable``: A moves each state to the one before it, and its last row is -a_n, ..., -a_1; B = [0, ..., 0, 1];
     C holds the numerator of the transfer function, its lowest power first. ``observable`` is the transpose: the
-    coefficients stand in the last column of A, and C = [0, ..., 0, 1].
+    coefficients are the last column of A, and C = [0, ..., 0, 1].
 
     Textbooks and transfer functions use it. To compute with, it is poor beyond about ten states: ``condition`` says how
     poor, and a warning where fewer than about four digits of the system's dtype are left.

@@ -65,7 +65,7 @@ class TimeVaryingSystem:
         """The recurrence from time to time, which is a sequentially semiseparable matrix: its product is the output.
 
         Step k leads from times[k] to times[k + 1] and reads u_k. Samples are held over their step, so each rule does to
-        it what it does to a constant system. Of functions, each rule reads the values that its definition names:
+        it what it does to a constant system. A function is read at the times that the rule's definition names:
 
         ==============================  ====================================================================
         ``zoh``                         A and B in the middle of the step: the error of a step is O(dt^3)
