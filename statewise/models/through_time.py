@@ -144,8 +144,8 @@ def backward_in_pieces(
 
     model:  a model or a mixer, ``y, state = model(x, state)``
     loss:   what the outputs y of the steps ``here`` (a slice of the time axis) add to the loss: ``lambda y, here:
-            F.cross_entropy(y.mT, targets[:, here], reduction="sum") / targets.numel()``. None: nothing. Of a model that
-            pools, y is the answer so far, so only the last piece counts: ``here.stop == x.shape[1]``
+            F.cross_entropy(y.mT, targets[:, here], reduction="sum") / targets.numel()``. None: nothing. A model that
+            pools gives the answer so far, so only its last piece counts: ``here.stop == x.shape[1]``
     kept:   how many states are kept at a time; where there are more pieces, some are read a second time to find theirs
 
     Shapes:  x: (batch, length, ...) or token ids (batch, length)   lengths: (batch,), starts: (batch, length) bool, as
@@ -153,7 +153,7 @@ def backward_in_pieces(
     Cost:    two readings and a backward pass, about 4/3 of the undivided time, for up to ``kept`` pieces; three
              readings, 5/3, up to ``kept`` squared. Memory: the graph of one piece, and twice ``kept`` states. The input
              alone grows with the length; attention without a window has a state that grows, so there the states do too.
-    Errors:  InputError for a piece that is no whole number above 0, or ``kept`` above 1, a length of 0, and a model
+    Errors:  InputError for a piece that is not a whole number above 0, or ``kept`` above 1, a length of 0, and a model
              that reads in both directions and so has no state. ConfigError for batch norm, whose means are of whole
              sequences.
     Source:  Chen et al. 2016, arXiv:1604.06174, for the recomputation; the states take the place of its checkpoints.
