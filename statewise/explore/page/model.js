@@ -62,8 +62,8 @@
         const taps = w("convolution.weight"), bias = w("convolution.bias");
         const mixed = new Float64Array(channels);
         for (let c = 0; c < channels; c++) {
-          let sum = (bias ? bias[c] : 0) + taps[c * K + K - 1] * newest[c];
-          for (let k = 0; k < K - 1; k++) sum += taps[c * K + k] * state.convolution[k * channels + c];
+          let sum = (bias ? bias[c] : 0) + taps[c * K] * newest[c]; // taps: newest first; the state: newest last
+          for (let k = 1; k < K; k++) sum += taps[c * K + k] * state.convolution[(K - 1 - k) * channels + c];
           mixed[c] = silu(sum);
         }
         const convolution = new Float64Array(state.convolution.length);
@@ -169,7 +169,7 @@
           if (block.mlp) x = add(x, block.mlp(block.beforeMlp(x)));
           return next;
         });
-        return { logits: linear(weights["head.weight"], last(x)), state: { position: state.position + 1, layers } };
+        return { logits: linear(weights["head.weight"] || weights["embedding.weight"], last(x)), state: { position: state.position + 1, layers } };
       },
     };
   }
