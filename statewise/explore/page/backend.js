@@ -48,20 +48,19 @@
       const bytes = 4 * state.layers.reduce((sum, layer) => sum + size(layer), 0);
       return { state: id, position: state.position - 1, bytes, text, next: candidates(logits), ...more };
     };
-    // Reads text behind a reading, or behind the document's start
-    function read(before, tokens, record) {
-      let reading = before;
-      if (!reading) {
-        const first = model.step(model.initial(), start, record);
-        reading = { ...first, tokens: [] };
-      }
-      for (const token of tokens) {
-        reading = { ...model.step(reading.state, token, record), tokens: [...reading.tokens, token] };
-      }
+    // A reading: the state, the logits of what comes next, and the state and the piece that led to them
+    const step = (previous, last, tokens) => ({ ...model.step(previous, last), previous, last, tokens });
+    // Reads tokens behind a reading, or behind the document's start
+    function read(before, tokens) {
+      let reading = before || step(model.initial(), start, []);
+      for (const token of tokens) reading = step(reading.state, token, [...reading.tokens, token]);
       return reading;
     }
-    const decoder = (tokens) => new TextDecoder().decode(Uint8Array.from(tokens.filter((id) => id < 256)));
+    const decoder = (tokens) => new TextDecoder().decode(Uint8Array.from(tokens));
     const withText = (reading) => ({ ...reading, text: decoder(reading.tokens) });
+    // A surgery changes the state before the last piece, which is then read again: so what comes next changes too
+    const again = (reading, layers) =>
+      described(keep(withText(step({ ...reading.previous, layers }, reading.last, reading.tokens))));
 
     let analysed = { text: null };
     function analyse(text) {
@@ -81,7 +80,7 @@
     return {
       kind: "page",
       async info() {
-        const layers = spec.layers.map(({ mixer }) => ({ name: "Mamba-2", heads: mixer.n_heads, selects: true }));
+        const layers = spec.layers.map(() => ({ name: "Mamba-2", selects: true, edits: true }));
         return { name: spec.name, layers, d_model: spec.d_model, unit: "byte" };
       },
       async analyse({ text }) {
@@ -132,19 +131,18 @@
       // A copy of a state with one head of one layer multiplied by a number
       async edit({ state, layer, head, factor }) {
         const reading = states.get(state), { d_head, d_state } = spec.layers[layer].mixer;
-        const layers = reading.state.layers.map((old, i) => {
+        const layers = reading.previous.layers.map((old, i) => {
           if (i !== layer) return old;
           const h = Float64Array.from(old.h), size = d_head * d_state;
           for (let k = head * size; k < (head + 1) * size; k++) h[k] *= factor;
           return { ...old, h };
         });
-        return described(keep({ ...reading, state: { ...reading.state, layers } }));
+        return again(reading, layers);
       },
       // The first state with these layers of the second
       async splice({ first, second, layers }) {
         const a = states.get(first), b = states.get(second);
-        const mixed = a.state.layers.map((layer, i) => (layers.includes(i) ? b.state.layers[i] : layer));
-        return described(keep({ ...a, state: { ...a.state, layers: mixed } }));
+        return again(a, a.previous.layers.map((layer, i) => (layers.includes(i) ? b.previous.layers[i] : layer)));
       },
       async picture({ state }) {
         return states.get(state).state.layers.map((layer, i) => {

@@ -103,7 +103,7 @@
       series: [{ x, y: chosen, kind: Object.keys(FORMS).indexOf(form()) + 1, stems: true }],
       over: (X, Y, box) => `<line class="now" x1="${X(row())}" x2="${X(row())}" y1="${box.top}" y2="${box.bottom}" opacity="0.35"/>`,
     });
-    $("#duality-same").textContent = `y by ${FORMS[form()]}. The other two give the same numbers: the largest difference is ${S.chart.shown(Math.max(...apart))}.`;
+    $("#duality-same").textContent = `y by ${FORMS[form()]}. The other two give the same numbers: the largest difference is ${Math.max(...apart).toExponential(0).replace("-", "−")}.`;
   }
 
   const over = $("#duality-over");

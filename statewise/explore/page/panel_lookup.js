@@ -78,7 +78,6 @@
   function table(tokens, found) {
     const asked = tokens.at(-1), marked = (t) => t === tokens.length - 1 || tokens[t] === asked || (t > 0 && tokens[t - 1] === asked);
     const cells = tokens.map((token, t) => `<td class="${marked(t) ? "asked" : ""}">${token === ASK ? "?" : token}</td>`).join("");
-    const width = tokens.length * 40;
     $("#lookup-trace").innerHTML = `<table><tr class="tokens"><th scope="row"></th>${cells}</tr>${found.rows
       .map(([label]) => `<tr><th scope="row">${label}</th><td colspan="${tokens.length}" style="padding:0"><canvas aria-hidden="true"></canvas></td></tr>`).join("")}</table>`;
     const canvases = document.querySelectorAll("#lookup-trace canvas");
@@ -86,7 +85,6 @@
       const rows = names.map((_, h) => steps.map((step) => step[h]));
       const most = rows.map((row) => Math.max(...row.map(Math.abs)) || 1);
       S.chart.heat(canvases[i], rows, (v, h) => v / most[h]);
-      canvases[i].style.width = `${width}px`;
       canvases[i].style.height = `${names.length * (names.length > 8 ? 6 : 10)}px`;
     });
   }

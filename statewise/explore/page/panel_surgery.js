@@ -123,7 +123,7 @@
     }
     const layers = $("#surgery-layers");
     if (!layers.children.length) {
-      layers.innerHTML = info.layers.map((one, i) => (one.selects ? `<label><input type="checkbox" value="${i}"${i ? "" : " checked"}> layer ${i + 1}</label>` : "")).join("");
+      layers.innerHTML = info.layers.map((one, i) => (one.edits ? `<label><input type="checkbox" value="${i}"${i ? "" : " checked"}> layer ${i + 1}</label>` : "")).join("");
     }
   }
 
