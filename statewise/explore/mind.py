@@ -68,7 +68,9 @@ class Mind:
             for block, kept in zip(self.model.blocks, self._memories(self.model.initial_state(1)))
         ]
         unit = "byte" if self.tokenizer.kind == "bytes" else "token"
-        return {"name": self.name, "layers": layers, "d_model": self.model.config.d_model, "unit": unit}
+        grows = not all(block.mixer.bounded_state for block in self.model.blocks)
+        width = self.model.config.d_model
+        return {"name": self.name, "layers": layers, "d_model": width, "unit": unit, "grows": grows}
 
     # -- Selection ----------------------------------------------------------------------------------------------------
 

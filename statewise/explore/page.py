@@ -18,7 +18,7 @@ SCRIPTS = (
     *("linear", "hippo", "systems", "duality", "model", "backend", "chart", "app"),
     *("panel_memory", "panel_system", "panel_duality", "panel_selection", "panel_surgery", "panel_lookup", "main"),
 )
-BYTES = "a small Mamba-2 that reads bytes"
+BYTES = "a small Mamba-2"
 RECALL = "H3"
 # The heads of the recall model without which it loses most, the dearest first: figures of `statewise reproduce h3-at-work`
 RECALL_HEADS = (31, 0, 2, 7, 26, 11, 3, 21)

@@ -77,15 +77,16 @@ def test_systems(name: str, method: str) -> None:
         const { poles, gain, dt, method, alpha, omega } = data;
         const system = S.systems.canonical(poles, gain);
         const discrete = S.systems.discretize(system, dt, method, alpha);
+        const moved = poles.map((pole) => S.systems.mapped(pole, dt, method, alpha));
         const kick = [1, ...Array(29).fill(0)];
         return {
           system, discrete,
           impulse: S.systems.simulate(discrete, kick),
           step: S.systems.simulate(discrete, Array(30).fill(1)),
           continuous: S.systems.continuousImpulse(system, dt, 30),
-          response: omega.map((w) => S.systems.discreteResponse(discrete, dt, w)),
+          response: omega.map(S.systems.discreteResponse(discrete, dt, moved)),
           whole: omega.map((w) => S.systems.continuousResponse(poles, gain, w)),
-          poles: poles.map((pole) => S.systems.mapped(pole, dt, method, alpha)),
+          poles: moved,
         };
         """,
         {"poles": poles, "gain": gain, "dt": dt, "method": method, "alpha": alpha, "omega": omega},

@@ -126,7 +126,7 @@ def test_numbers_of_a_text() -> None:
     attention = mind.attention(TEXT, 2, 5)
     mixer, x = sw.insight.layer_input(model, ids, 2)
     np.testing.assert_allclose(attention, sw.insight.hidden_attention(mixer, x, [5])[0, 0])
-    assert found["next"][0][0][1] == pytest.approx(float(logits[0, 0].softmax(-1).max()), rel=1e-5)
+    assert found["next"][0][0][1] == pytest.approx(float(logits[0, 0].detach().softmax(-1).max()), rel=1e-5)
 
 
 def test_states_are_saved_rewound_edited_and_spliced() -> None:
@@ -138,6 +138,7 @@ def test_states_are_saved_rewound_edited_and_spliced() -> None:
     first = mind.generate(more["state"], 20, 0.9, seed=3)
     assert mind.generate(more["state"], 20, 0.9, seed=3)["pieces"] == first["pieces"]
     assert mind.generate(more["state"], 20, 0.9, seed=4)["pieces"] != first["pieces"]
+    assert mind.info()["grows"]
     assert len(mind.picture(more["state"])[0]) == 4
     assert mind.picture(more["state"])[1] == []  # attention
     alike(mind.edit(more["state"], 0, 1, 1.0)["next"], more["next"])

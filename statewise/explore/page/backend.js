@@ -81,7 +81,7 @@
       kind: "page",
       async info() {
         const layers = spec.layers.map(() => ({ name: "Mamba-2", selects: true, edits: true }));
-        return { name: spec.name, layers, d_model: spec.d_model, unit: "byte" };
+        return { name: spec.name, layers, d_model: spec.d_model, unit: "byte", grows: false };
       },
       async analyse({ text }) {
         const { tokens, record, logits } = analyse(text);

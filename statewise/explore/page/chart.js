@@ -89,13 +89,16 @@
     const kind = `series s${one.kind || 1}${one.dash ? " dashed" : ""}${one.thin ? " thin" : ""}`;
     if (one.stems) {
       const base = Math.min(box.bottom, Math.max(box.top, Y(0)));
-      return points
-        .map(([x, y]) => `<line class="${kind} thin" x1="${x}" x2="${x}" y1="${base}" y2="${y}"/><circle class="dot s${one.kind}" cx="${x}" cy="${y}" r="2.6"/>`)
-        .join("");
+      const stems = points.map(([x, y]) => `M${x.toFixed(1)} ${base.toFixed(1)}V${y.toFixed(1)}`).join("");
+      return `<path class="${kind} thin" d="${stems}"/>${dots(points, one.kind)}`;
     }
-    if (one.dots) return points.map(([x, y]) => `<circle class="dot s${one.kind}" cx="${x}" cy="${y}" r="2.8"/>`).join("");
+    if (one.dots) return dots(points, one.kind);
     return `<path class="${kind}" d="M${points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}"/>`;
   }
+
+  // One path for all: a line of no length with round ends is a dot
+  const dots = (points, kind) =>
+    `<path class="dots s${kind}" d="${points.map(([x, y]) => `M${x.toFixed(1)} ${y.toFixed(1)}h0`).join("")}"/>`;
 
   // Lowest and highest number, with some room; at least `least` apart
   function range(arrays, { least = 1e-9, zero = false, room = 0.08 } = {}) {

@@ -101,7 +101,7 @@
       height: 230, whole: true, x: [-0.7, values.length - 0.3], y: S.chart.range([values], { zero: true, least: 0.2 }), xlabel: "which number", ylabel: "its value",
       under: (X, Y) => Array.from(values, (v, i) => {
         const width = Math.max(1.5, (X(1) - X(0)) * 0.7);
-        return `<rect class="bar${v < 0 ? " negative" : ""}" x="${X(i) - width / 2}" y="${Math.min(Y(0), Y(v))}" width="${width}" height="${Math.abs(Y(v) - Y(0))}"/>`;
+        return `<rect class="dot s${KINDS[one.measure]}" x="${X(i) - width / 2}" y="${Math.min(Y(0), Y(v))}" width="${width}" height="${Math.abs(Y(v) - Y(0))}"/>`;
       }).join(""),
     });
   }

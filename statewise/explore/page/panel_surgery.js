@@ -2,7 +2,7 @@
 // State surgery: a state is stopped, saved, rewound, edited and spliced.
 (function (S) {
   const { $, app } = { $: S.app.$, app: S.app };
-  let info = null, now = null, parts = [], before = null, pictures = null, head = null, running = false;
+  let info = null, now = null, parts = [], grown = [], before = null, pictures = null, head = null, running = false;
   const shelf = [];
 
   const temperature = app.slider("surgery-temperature", (x) => x.toFixed(2));
@@ -23,6 +23,7 @@
   async function reach(answer, added, was = now) {
     before = was && added[0] === "did" ? was.next : null;
     now = answer;
+    grown = [...grown.filter(([at]) => at < now.position), [now.position, now.bytes]];
     parts = [...parts, added];
     pictures = await S.mind.picture({ state: now.state });
     show();
@@ -133,13 +134,14 @@
     const x = [0, read], own = now.bytes / 1024, cache = (each * now.position) / 1024;
     S.chart.lines($("#surgery-memory"), {
       height: 220, x, y: [0, Math.max(own * 1.4, (each * read) / 1024)], xlabel: `${info.unit}s read`, ylabel: "KiB",
-      series: [{ x, y: [own, own], kind: 1 }, { x, y: [0, (each * read) / 1024], kind: 2, dash: true }],
+      series: [{ x: info.grows ? grown.map(([at]) => at) : x, y: info.grows ? grown.map(([, bytes]) => bytes / 1024) : [own, own], kind: 1 }, { x, y: [0, (each * read) / 1024], kind: 2, dash: true }],
       over: (X, Y, box) => `<line class="now" x1="${X(now.position)}" x2="${X(now.position)}" y1="${box.top}" y2="${box.bottom}" opacity="0.4"/>
         <circle class="dot s1" cx="${X(now.position)}" cy="${Y(own)}" r="5"/><circle class="dot s2" cx="${X(now.position)}" cy="${Y(cache)}" r="5"/>
         <text class="mark" x="${X(read) - 6}" y="${Y(own) - 7}" text-anchor="end" style="fill:var(--c1)">this state</text>
-        <text class="mark" x="${X(read * 0.82)}" y="${Y(((each * read) / 1024) * 0.82) + 22}" style="fill:var(--c2)">attention</text>`,
+        <text class="mark" x="${X(read) - 6}" y="${Y(((each * read) / 1024) * 0.6)}" text-anchor="end" style="fill:var(--c2)">attention</text>`,
     });
-    $("#surgery-bytes").textContent = `After ${now.position.toLocaleString("en")} ${info.unit}s: this state ${kilobytes(now.bytes)}, whatever was read; the keys and values of attention with as many layers and the same width, in float32: ${kilobytes(each * now.position)}.`;
+    const kept = info.grows ? "which grows, as layers of this model keep what they have read" : "whatever was read";
+    $("#surgery-bytes").textContent = `After ${now.position.toLocaleString("en")} ${info.unit}s: this state ${kilobytes(now.bytes)}, ${kept}; the keys and values of attention with as many layers and the same width, in float32: ${kilobytes(each * now.position)}.`;
   }
 
   // A call that fails is shown where the text is

@@ -126,7 +126,7 @@
       <line class="grid" x1="0" x2="${width}" y1="${Y(0)}" y2="${Y(0)}"/><line class="grid" x1="${X(0)}" x2="${X(0)}" y1="0" y2="${height}"/>${labels}${marks}`;
   }
 
-  function responses(system, discrete, poles, k, dt) {
+  function responses(system, discrete, poles, moved, k, dt) {
     const slowest = Math.min(...poles.map(([re]) => Math.abs(re)).filter((r) => r > 0.02), 5);
     const end = Math.max(Math.min(20, 4.5 / slowest), 2, 8 * dt), steps = Math.min(400, Math.floor(end / dt) + 1), fine = end / FINE;
     const times = Array.from({ length: FINE + 1 }, (_, i) => i * fine), places = Array.from({ length: steps }, (_, i) => i * dt);
@@ -147,7 +147,8 @@
     const omega = Array.from({ length: 160 }, (_, i) => from * (to / from) ** (i / 159));
     const whole = omega.map((w) => S.linear.complex.abs(S.systems.continuousResponse(poles, k, w)));
     const below = Array.from({ length: 160 }, (_, i) => from * ((0.999 * nyquist) / from) ** (i / 159));
-    const sampled = discrete ? below.map((w) => S.linear.complex.abs(S.systems.discreteResponse(discrete, dt, w))) : [];
+    const response = discrete && S.systems.discreteResponse(discrete, dt, moved);
+    const sampled = discrete ? below.map((w) => S.linear.complex.abs(response(w))) : [];
     const peak = Math.max(...whole.filter(Number.isFinite));
     S.chart.lines($("#system-frequency"), {
       height: 210, logx: true, logy: true, x: [from, to], y: [peak / 3e3, peak * 3], xlabel: "radians per unit of time", ylabel: "gain",
@@ -163,7 +164,7 @@
     const moved = poles.map((pole) => S.systems.mapped(pole, dt, method, alpha()));
     drawContinuous();
     drawDiscrete(moved);
-    const found = responses(system, discrete, poles, k, dt);
+    const found = responses(system, discrete, poles, moved, k, dt);
     const stable = poles.every(([re]) => re <= 0), still = discrete && !moved.some(outside);
     const word = (good) => `<span class="${good ? "good" : "bad"}">${good ? "stable" : "unstable"}</span>`;
     const lost = stable && !still ? " The rule made a stable system grow: take a smaller dt, or another rule." : !stable && still ? " The rule hides that the system grows." : "";

@@ -115,24 +115,23 @@
   const continuousResponse = (poles, gain, omega) =>
     poles.reduce((value, pole) => C.divide(value, C.subtract([0, omega], pole)), [gain, 0]);
 
-  // The z-transform at e^(i omega dt), by elimination in real arithmetic of twice the size
-  function discreteResponse(system, dt, omega) {
-    const n = system.A.length, re = Math.cos(omega * dt), im = Math.sin(omega * dt);
-    const matrix = L.zeros(2 * n, 2 * n), right = L.zeros(2 * n, 1);
-    for (let i = 0; i < n; i++) {
-      for (let j = 0; j < n; j++) {
-        matrix[i][j] = matrix[n + i][n + j] = (i === j ? re : 0) - system.A[i][j];
-        matrix[i][n + j] = i === j ? -im : 0;
-        matrix[n + i][j] = i === j ? im : 0;
-      }
-      right[i][0] = system.B[i];
-    }
-    const x = L.solve(matrix, right);
-    if (!x) return [Infinity, 0];
-    let value = [0, 0];
-    for (let i = 0; i < n; i++) value = [value[0] + system.C[i] * x[i][0], value[1] + system.C[i] * x[n + i][0]];
-    if (!system.before) value = C.multiply(value, [re, im]);
-    return [value[0] + system.D, value[1]];
+  // The z-transform of the impulse response h at e^(i omega dt), as a function of omega. With the poles z_i it is
+  // (n_0 + n_1/z + ...) / prod (1 - z_i/z), and the numerator is the product of that denominator's coefficients with h.
+  function discreteResponse(system, dt, poles) {
+    const n = poles.length, kick = new Float64Array(n + 1);
+    kick[0] = 1;
+    const h = simulate(system, kick), d = polynomial(poles);
+    const numerator = h.map((_, k) => {
+      let sum = 0;
+      for (let j = 0; j <= k; j++) sum += d[j] * h[k - j];
+      return sum;
+    });
+    return (omega) => {
+      const back = [Math.cos(omega * dt), -Math.sin(omega * dt)]; // 1/z
+      let top = [0, 0];
+      for (let k = n; k >= 0; k--) top = C.add(C.multiply(top, back), [numerator[k], 0]);
+      return poles.reduce((value, pole) => C.divide(value, C.subtract([1, 0], C.multiply(pole, back))), top);
+    };
   }
 
   // Where a rule puts a pole of the plane of s in that of z
