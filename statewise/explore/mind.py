@@ -64,7 +64,11 @@ class Mind:
 
     def info(self) -> dict[str, Any]:
         layers = [
-            {"name": type(block.mixer).__name__, "selects": isinstance(block.mixer, SELECTIVE), "edits": kept is not None}
+            {
+                "name": type(block.mixer).__name__,
+                "selects": isinstance(block.mixer, SELECTIVE),
+                "edits": kept is not None,
+            }
             for block, kept in zip(self.model.blocks, self._memories(self.model.initial_state(1)))
         ]
         unit = "byte" if self.tokenizer.kind == "bytes" else "token"
@@ -72,7 +76,7 @@ class Mind:
         width = self.model.config.d_model
         return {"name": self.name, "layers": layers, "d_model": width, "unit": unit, "grows": grows}
 
-    # -- Selection ----------------------------------------------------------------------------------------------------
+    # -- Selection -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def analyse(self, text: str) -> dict[str, Any]:
@@ -87,23 +91,21 @@ class Mind:
             logits, _ = self.model(tokens)
         logs = logits[0].double().log_softmax(-1)
         bits = (-logs[:-1].gather(1, tokens[0, 1:, None]).squeeze(1) / math.log(2)).tolist()
+        first = len(self.prefix)
         layers = []
         for layer in insight.layers_of(self.model, SELECTIVE):
             mixer, x = insight.layer_input(self.model, tokens, layer)
             heads = self._heads(layer)
             dt = insight.step_sizes(mixer, x)[0, :, heads]
             lives = insight.half_lives(mixer, x)[0, :, heads].amax(-1).clamp(max=1e9)
-            layers.append({"layer": layer, "dt": dt.T.tolist(), "half_life": lives.T.tolist()})
-        first = len(self.prefix)
+            numbers = {"dt": dt.T[:, first - 1 :].tolist(), "half_life": lives.T[:, first - 1 :].tolist()}
+            layers.append({"layer": layer, **numbers})
         return {
             "pieces": ["⟨start⟩", *map(self._piece, ids[first:])],
             "bits": [None, *bits[first - 1 :]],
             "n_bytes": len(text.encode("utf-8", "surrogatepass")),
             "next": [self._candidates(row) for row in logits[0, first - 1 :]],
-            "layers": [
-                {"layer": one["layer"], **{name: [row[first - 1 :] for row in one[name]] for name in ("dt", "half_life")}}
-                for one in layers
-            ],
+            "layers": layers,
         }
 
     def attention(self, text: str, layer: int, head: int) -> list[list[float]]:
@@ -125,7 +127,7 @@ class Mind:
         shown = min(n_heads, MOST_HEADS)
         return [i * n_heads // shown for i in range(shown)]
 
-    # -- State surgery ------------------------------------------------------------------------------------------------
+    # -- State surgery ---------------------------------------------------------------------------------------------
 
     def read(self, text: str, state: str | None = None) -> dict[str, Any]:
         """The state after the text: behind a held one, or from the beginning."""
@@ -182,7 +184,7 @@ class Mind:
         memories = self._memories(self._get(state).state)
         return [[] if m is None else [_pooled(part) for part in _by_head(m)] for m in memories]
 
-    # -- what these share -----------------------------------------------------------------------------------------------
+    # -- what these share ------------------------------------------------------------------------------------------
 
     def _encoded(self, text: str) -> list[int]:
         if not isinstance(text, str) or len(text) > MOST_TEXT:
@@ -192,7 +194,9 @@ class Mind:
     def _ids(self, text: str) -> list[int]:
         tokens = self._encoded(text)
         if len(tokens) > MOST_TOKENS:
-            raise InputError(f"this text has {len(tokens):,} tokens; at most {MOST_TOKENS:,} can be looked into at once")
+            raise InputError(
+                f"this text has {len(tokens):,} tokens; at most {MOST_TOKENS:,} can be looked into at once"
+            )
         return [*self.prefix, *tokens]
 
     def _piece(self, token: int) -> str:
@@ -273,9 +277,7 @@ def _pooled(part: Tensor) -> list[list[float]]:
     """Root mean squares of a matrix cut into at most SIDE x SIDE parts; further axes are put with the last."""
     matrix = part.double().reshape(part.shape[0], -1)
     high, wide = (min(size, SIDE) for size in matrix.shape)
-    rows, columns = (
-        torch.arange(size) * n // size for size, n in zip(matrix.shape, (high, wide))
-    )
+    rows, columns = (torch.arange(size) * n // size for size, n in zip(matrix.shape, (high, wide)))
     sums = torch.zeros(high, wide, dtype=torch.float64)
     counts = torch.zeros_like(sums)
     place = (rows[:, None] * wide + columns).flatten()

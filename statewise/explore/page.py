@@ -20,7 +20,7 @@ SCRIPTS = (
 )
 BYTES = "a small Mamba-2"
 RECALL = "H3"
-# The heads of the recall model without which it loses most, the dearest first: figures of `statewise reproduce h3-at-work`
+# The heads without which the recall model loses most, the dearest first: figures of `statewise reproduce h3-at-work`
 RECALL_HEADS = (31, 0, 2, 7, 26, 11, 3, 21)
 RECALL_NOTE = "It was trained on 10 pairs, so short sequences are new to it."
 
@@ -28,7 +28,7 @@ RECALL_NOTE = "It was trained on 10 pairs, so short sequences are new to it."
 def assemble(model: Mapping[str, Any], lookup: Mapping[str, Any], server: Mapping[str, Any] | None = None) -> str:
     """The page as text.
 
-    model:   what Duality reads and, without a server, Selection and State surgery: of :func:`statewise.explore.weights.spec`
+    model:   of :func:`statewise.explore.weights.spec`, for Duality and, without a server, Selection and State surgery
     lookup:  the layer of Lookup, likewise
     server:  {"address": path} of the calls that :mod:`statewise.explore.server` answers; None: the page computes alone
     """

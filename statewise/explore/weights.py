@@ -62,7 +62,9 @@ def spec(model: LanguageModel, name: str, **more: Any) -> dict[str, Any]:
     """
     reason = refusal(model)
     if reason is not None:
-        raise InputError(f"the page cannot run {name} by itself: {reason}; open it with statewise explore RUN, without --out")
+        raise InputError(
+            f"the page cannot run {name} by itself: {reason}; open it with statewise explore RUN, without --out"
+        )
     config, tensors, layers = model.config, {}, []
     for key, tensor in model.state_dict().items():
         if key == "head.weight" and config.tie_embeddings:
@@ -91,8 +93,8 @@ def _sizes(mixer: Any) -> dict[str, Any]:
 
 def _systems(mixer: H3) -> dict[str, Tensor]:
     shift, diagonal = mixer.build_operators()
-    parts = {name: torch.view_as_real(getattr(diagonal, name)) for name in ("A", "B", "C")}  # type: ignore[arg-type]
-    return {"taps": shift.taps, "D": diagonal.D, **parts}  # type: ignore[attr-defined,dict-item]
+    parts = {name: torch.view_as_real(getattr(diagonal, name)) for name in ("A", "B", "C")}
+    return {"taps": shift.taps, "D": diagonal.D, **parts}  # type: ignore[attr-defined]
 
 
 def _text(tensor: Tensor) -> str:

@@ -14,7 +14,8 @@ from page_in_node import in_node
 import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer
 from statewise.errors import InputError
-from statewise.explore.mind import MOST_STATES, Mind
+from statewise.explore import mind as mind_module
+from statewise.explore.mind import Mind
 from statewise.explore.page import own_model
 from statewise.explore.weights import refusal, spec
 
@@ -167,10 +168,11 @@ def test_what_does_not_fit_is_refused() -> None:
             call()
 
 
-def test_old_states_make_room() -> None:
+def test_old_states_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mind_module, "MOST_STATES", 3)
     mind = mind_of(hybrid())
     first = mind.read("a")["state"]
-    for _ in range(MOST_STATES):
+    for _ in range(3):
         last = mind.read("b")["state"]
     with pytest.raises(InputError, match="not held"):
         mind.picture(first)

@@ -15,7 +15,7 @@ def explore(
     source: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN]",
+            metavar="RUN",
             help=f"The language model of Selection and State surgery. {SOURCES} Default: a small one that comes along.",
             show_default=False,
         ),
@@ -24,7 +24,7 @@ def explore(
         Path | None, typer.Option(help="Write the page to this file, and stop. The model's numbers are in it.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of --out.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the local server; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the local server; 0 takes a free one.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
     which: Which = "best",
     tokenizer: TokenizerOption = None,
@@ -66,7 +66,11 @@ def explore(
         from statewise.checkpoints.atomic import write_file
 
         text = assemble(small, lookup)
-        write_file(out, 0, lambda path: path.write_text(text, "utf-8"), None if overwrite else refuse_existing)
+
+        def write(path: Path) -> None:
+            path.write_text(text, "utf-8")
+
+        write_file(out, 0, write, None if overwrite else refuse_existing)
         print(out)
         return
     from statewise.explore.server import PageServer

@@ -1,19 +1,13 @@
-"""The page in Chromium: each panel used as a person would, and what it shows held against Python's numbers.
-
-`make browser` runs these; with STATEWISE_PICTURES=docs/pictures it draws the pictures of docs/explore.md again.
-"""
+"""Each panel of the page used in Chromium as a person would, and what it shows held against Python's numbers."""
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from in_browser import close, drag, set_slider, shown
 
 import statewise as sw
 from statewise import hippo
@@ -24,41 +18,6 @@ from statewise.reproduce.h3_at_work.by_hand import trace
 from statewise.systems import ContinuousSystem, discretize, mass_spring_damper
 
 pytestmark = pytest.mark.browser
-
-PANELS = ("memory", "system", "duality", "selection", "surgery", "lookup")
-SLOWEST = 33.0  # milliseconds that the median frame of a drag may take to compute, on a busy machine
-
-
-def shown(page: Any, panel: str) -> Any:
-    """What the panel shows now, as numbers."""
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    return page.evaluate(
-        "(name) => JSON.parse(JSON.stringify(statewise[name], (_, v) => (ArrayBuffer.isView(v) ? Array.from(v) : v)))",
-        f"panel_{panel}",
-    )
-
-
-def close(found: Any, wanted: torch.Tensor, tolerance: float = 1e-6) -> None:
-    np.testing.assert_allclose(np.array(found, float), wanted.detach().numpy(), rtol=tolerance, atol=tolerance)
-
-
-def drag(page: Any, selector: str, places: list[tuple[float, float]], steps: int = 12) -> None:
-    """From the first place to the last, in parts of the element's box."""
-    page.locator(selector).scroll_into_view_if_needed()
-    box = page.locator(selector).bounding_box()
-    at = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in places]
-    page.mouse.move(*at[0])
-    page.mouse.down()
-    for place in at[1:]:
-        page.mouse.move(*place, steps=steps)
-    page.mouse.up()
-
-
-def set_slider(page: Any, name: str, value: float) -> None:
-    page.locator(f"#{name}").fill(str(value))
-
-
-# -- each panel -----------------------------------------------------------------------------------------------------------
 
 
 def test_memory(open_page: Any) -> None:
@@ -308,181 +267,3 @@ def test_lookup(open_page: Any) -> None:
     page.click("#lookup-shuffle")
     shown(page, "lookup")
     assert "is right" in page.locator("#lookup-answer").inner_text()
-
-
-# -- the whole ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_model_behind_the_server(open_page: Any, served: str) -> None:
-    """Selection and State surgery of a hybrid whose calls Python answers."""
-    page = open_page("selection", address=served)
-    page.fill("#selection-text", "abc")
-    page.wait_for_function("() => statewise.panel_selection?.found.pieces.length === 4")
-    assert page.locator("#selection-layer option").all_inner_texts() == ["1: Mamba2", "3: Mamba"]
-    page.click("#tab-surgery")
-    page.wait_for_selector("#surgery-picture button")
-    assert page.locator("#surgery-picture").inner_text().count("Attention") == 1
-    before = page.evaluate("() => statewise.panel_surgery.now.position")
-    page.click("#surgery-step")
-    page.wait_for_function("(n) => statewise.panel_surgery.now.position > n", arg=before)
-    layers = page.locator("#surgery-layers label").all_inner_texts()
-    assert [layer.strip() for layer in layers] == ["layer 1", "layer 3"]
-
-
-def test_tabs_and_colours_by_keyboard(open_page: Any) -> None:
-    page = open_page("memory")
-    page.focus("#tab-memory")
-    for panel in (*PANELS[1:], "memory"):
-        page.keyboard.press("ArrowRight")
-        assert page.locator(f"#{panel}").is_visible()
-        assert page.locator('[role="tabpanel"]:visible').count() == 1
-    page.click("#theme")
-    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
-
-
-def test_a_screen_reader_finds_its_way(open_page: Any) -> None:
-    """Everything that takes input has a name; every figure has words; colours stand out from what is behind them."""
-    page = open_page("memory")
-    for panel in PANELS:
-        page.click(f"#tab-{panel}")
-        page.wait_for_timeout(300)
-        nameless = page.evaluate(
-            """() => [...document.querySelectorAll('main button, main select, main input, main textarea, [tabindex]')]
-              .filter((e) => e.offsetParent !== null || e.closest('svg'))
-              .filter((e) => !(e.labels?.length || e.getAttribute('aria-label') || e.textContent.trim() || e.closest('[hidden]')))
-              .map((e) => e.outerHTML.slice(0, 80))"""
-        )
-        assert not nameless, nameless
-        page.wait_for_function(
-            "(panel) => document.querySelector(`#${panel}-said`).textContent || panel === 'surgery'", arg=panel
-        )
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_text_is_readable(open_page: Any, dark: bool) -> None:
-    """The contrast of WCAG's level AA, 4.5, for each colour of text."""
-    page = open_page("memory", dark=dark)
-    names = ("fg", "muted", "c1", "c2", "c3", "c4", "c5", "accent")
-    colours = page.evaluate(
-        "(names) => Object.fromEntries(names.map((name) => [name, statewise.chart.variable(`--${name}`)]))",
-        [*names, "bg", "card"],
-    )
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    for behind in ("bg", "card"):
-        for name in names:
-            one, other = sorted((luminance(colours[name]), luminance(colours[behind])))
-            assert (other + 0.05) / (one + 0.05) >= 4.5, (name, behind)
-
-
-@pytest.mark.parametrize("panel", PANELS)
-def test_a_narrow_window_has_no_sideways_scroll(open_page: Any, panel: str) -> None:
-    page = open_page(panel, width=390)
-    page.wait_for_timeout(300)
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
-
-
-# A pointer that is somewhere else in every frame, for two seconds: the times of the frames, and how long each drawing took
-MOVES = """([selector, x, y]) => new Promise((done) => {
-  const frames = [];
-  statewise.drawn.length = 0;
-  const each = (now) => {
-    frames.push(now);
-    const angle = (now - frames[0]) / 150;
-    const place = { clientX: x + 50 * Math.sin(angle), clientY: y + 30 * Math.cos(angle) };
-    document.querySelector(selector).dispatchEvent(
-      new PointerEvent('pointermove', { ...place, pointerId: 1, bubbles: true, buttons: 1 }));
-    if (now - frames[0] < 2000) requestAnimationFrame(each);
-    else done([frames, [...statewise.drawn]]);
-  };
-  requestAnimationFrame(each);
-})"""
-
-
-def test_a_drag_is_smooth(open_page: Any) -> None:
-    """Frames a second while a pointer moves, and how long each took to compute; printed."""
-    found = {}
-    for panel, selector, prepare in (
-        ("memory", "#memory-plot", lambda page: set_slider(page, "memory-n", 64)),
-        ("system", "#system-s", lambda page: page.select_option("#system-preset", "two")),
-        ("duality", "#duality-over", lambda page: set_slider(page, "duality-length", 64)),
-    ):
-        page = open_page(panel)
-        prepare(page)
-        page.locator(selector).scroll_into_view_if_needed()
-        page.wait_for_timeout(300)
-        box = page.locator(selector).bounding_box()
-        begin = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        if panel == "system":
-            handle = page.locator("#system-s .pole .hit").first.bounding_box()
-            begin = (handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2)
-        page.mouse.move(*begin)
-        page.mouse.down()
-        frames, drawn = page.evaluate(MOVES, [selector, *begin])
-        page.mouse.up()
-        seconds = (frames[-1] - frames[0]) / 1000
-        found[panel] = {
-            "frames a second": round((len(frames) - 1) / seconds, 1),
-            "drawings a second": round(len(drawn) / seconds, 1),
-            "milliseconds a drawing": round(statistics.median(drawn), 2),
-        }
-    print(json.dumps(found, indent=1))
-    for panel, numbers in found.items():
-        assert numbers["milliseconds a drawing"] < SLOWEST, (panel, numbers)
-
-
-# -- pictures -----------------------------------------------------------------------------------------------------------
-
-
-def pictures() -> Path:
-    return Path(os.environ.get("STATEWISE_PICTURES", "build/browser"))
-
-
-def scene(page: Any, panel: str) -> None:
-    """Something to see in each panel."""
-    if panel == "memory":
-        page.check('#memory-measures input[value="fourier_diag"]')
-    elif panel == "system":
-        page.select_option("#system-method", "euler")
-        set_slider(page, "system-dt", -0.65)
-    elif panel == "duality":
-        page.select_option("#duality-source", "made")
-        page.check('#duality-forms input[value="chunked"]')
-    elif panel == "selection":
-        page.wait_for_function("() => statewise.panel_selection?.attention")
-        page.locator('#selection-shown span[data-t="46"]').click()
-        page.select_option("#selection-layer", "1")
-    elif panel == "surgery":
-        page.wait_for_selector("#surgery-picture button")
-        page.click("#surgery-run")
-        page.wait_for_timeout(900)
-        page.click("#surgery-run")
-        page.wait_for_timeout(200)
-        page.click("#surgery-save")
-        page.fill("#surgery-prompt", '    """Return a list of ')
-        page.click("#surgery-read")
-        page.wait_for_timeout(200)
-        page.click("#surgery-save")
-        page.click("#surgery-shelf button >> nth=0")
-        page.wait_for_timeout(200)
-        page.click('#surgery-picture button[data-layer="0"][data-head="1"]')
-        page.click("#surgery-apply")
-    page.wait_for_timeout(400)
-    page.evaluate("() => scrollTo(0, 0)")
-    page.mouse.move(2, 2)
-    page.wait_for_timeout(100)
-
-
-@pytest.mark.parametrize("panel", PANELS)
-@pytest.mark.parametrize("look", ["light", "dark", "narrow"])
-def test_pictures(open_page: Any, panel: str, look: str) -> None:
-    page = open_page(panel, dark=look == "dark", width=390 if look == "narrow" else 1240)
-    scene(page, panel)
-    path = pictures() / f"explore-{panel}-{look}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=path, full_page=True)
-    assert path.stat().st_size > 10_000
