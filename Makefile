@@ -97,7 +97,7 @@ $(VENV)/.installed-browser: pyproject.toml constraints.txt $(VENV)/.installed-de
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-dev
 
 # Debian's Chromium, driven by Playwright; Playwright's own browsers are not downloaded
-PICTURES ?= build/browser
+PICTURES ?=
 browser: $(VENV)/.installed-browser
 	@command -v chromium > /dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium > /dev/null; } \
 		|| { echo 'make browser needs Chromium as chromium on the PATH, and apt-get could not install it'; exit 1; }

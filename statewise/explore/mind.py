@@ -252,7 +252,7 @@ class Mind:
         return self._held[state]
 
     def _memories(self, state: LanguageModelState) -> list[Tensor | None]:
-        """What each layer's system remembers, (1, ...), or None where it has no fixed one: attention, recurrent nets."""
+        """What each layer's system remembers, (1, ...), or None where it has no fixed one, as attention."""
         return [getattr(getattr(layer, "ssm", None), "h", None) for layer in state.layers]
 
     def _memory_of(self, state: LanguageModelState, layer: int) -> Tensor:

@@ -59,7 +59,7 @@ def open_page(chromium: Any, page_file: Path) -> Iterator[Open]:
         page.on("pageerror", lambda error: wrong.append(str(error)))
         own = address or page_file.as_uri()
         page.on("request", lambda request: request.url.startswith((own, "data:")) or wrong.append(request.url))
-        page.goto(f"{own}#{panel}")
+        page.goto(f"{own}#show={panel}")
         page.wait_for_selector(f"#{panel}:not([hidden])")
         page.wait_for_timeout(150)
         return page

@@ -1,6 +1,6 @@
 """The page as a whole in Chromium: a model behind the server, keyboard, screen readers, narrow windows, speed.
 
-With STATEWISE_PICTURES=docs/pictures it draws the pictures of docs/explore.md again.
+With STATEWISE_PICTURES=docs/pictures it also draws the pictures of docs/explore.md.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from PIL import Image
 
 pytestmark = pytest.mark.browser
 
+PICTURES = os.environ.get("STATEWISE_PICTURES", "")
 SLOWEST = 33.0  # milliseconds that the median frame of a drag may take to compute, on a busy machine
 
 
@@ -146,10 +148,6 @@ def test_a_drag_is_smooth(open_page: Any) -> None:
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def pictures() -> Path:
-    return Path(os.environ.get("STATEWISE_PICTURES", "build/browser"))
-
-
 def scene(page: Any, panel: str) -> None:
     """Something to see in each panel."""
     if panel == "memory":
@@ -186,13 +184,9 @@ def scene(page: Any, panel: str) -> None:
 
 @pytest.mark.parametrize("panel", PANELS)
 @pytest.mark.parametrize("look", ["light", "dark", "narrow"])
+@pytest.mark.skipif(not PICTURES, reason="draws where STATEWISE_PICTURES says")
 def test_pictures(open_page: Any, panel: str, look: str) -> None:
     page = open_page(panel, dark=look == "dark", width=390 if look == "narrow" else 1240)
     scene(page, panel)
-    path = pictures() / f"explore-{panel}-{look}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=path, full_page=True)
-    with Image.open(path) as image:  # few colours: a third of the bytes
-        few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    few.save(path, optimize=True)
-    assert path.stat().st_size > 10_000
+    with Image.open(BytesIO(page.screenshot(full_page=True))) as image:
+        image.convert("RGB").save(Path(PICTURES) / f"explore-{panel}-{look}.webp", lossless=True, method=6)

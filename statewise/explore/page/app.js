@@ -91,7 +91,7 @@
       if (chosen && focus) tab.focus();
       if (chosen) tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.clientWidth / 2 + tab.offsetWidth / 2;
     }
-    history.replaceState(null, "", `#${name}`);
+    history.replaceState(null, "", `#show=${name}`); // no element has this id, so nothing scrolls
     scrollTo(0, 0);
     panels[name].show();
   }
@@ -127,7 +127,7 @@
       });
     }
     addEventListener("resize", eachFrame(() => panels[current()].show()));
-    const wanted = location.hash.slice(1);
+    const wanted = location.hash.replace("#show=", "");
     open(panels[wanted] ? wanted : "memory");
   }
 
