@@ -94,7 +94,7 @@ fuzz: $(VENV)/.installed-dev
 
 $(VENV)/.installed-browser: pyproject.toml constraints.txt $(VENV)/.installed-dev
 	$(PIP) -e '.[browser]'
-	@touch $@ $(VENV)/.installed $(VENV)/.installed-dev
+	@touch $(VENV)/.installed $(VENV)/.installed-dev $@
 
 # Debian's Chromium, driven by Playwright; Playwright's own browsers are not downloaded
 PICTURES ?=

@@ -10,7 +10,8 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,6 +55,7 @@ class Mind:
             raise InputError(f"{name} has no token that begins a text, and the page needs one")
         self.model, self.tokenizer, self.name, self.prefix = model, tokenizer, name, tuple(prefix)
         self._held: OrderedDict[str, Held] = OrderedDict()
+        self._looked: tuple[tuple[int, ...], Tensor, dict[int, Tensor]] | None = None
         self._last = 0
 
     @property
@@ -86,46 +88,57 @@ class Mind:
         with half-lives of their own (Mamba) is shown by its longest.
         """
         ids = self._ids(text)
-        tokens = torch.tensor([ids])
-        with evaluation_mode(self.model):
-            logits, _ = self.model(tokens)
-        logs = logits[0].double().log_softmax(-1)
-        bits = (-logs[:-1].gather(1, tokens[0, 1:, None]).squeeze(1) / math.log(2)).tolist()
-        first = len(self.prefix)
-        layers = []
-        for layer in insight.layers_of(self.model, SELECTIVE):
-            mixer, x = insight.layer_input(self.model, tokens, layer)
-            heads = self._heads(layer)
-            dt = insight.step_sizes(mixer, x)[0, :, heads]
-            lives = insight.half_lives(mixer, x)[0, :, heads].amax(-1).clamp(max=1e9)
-            numbers = {"dt": dt.T[:, first - 1 :].tolist(), "half_life": lives.T[:, first - 1 :].tolist()}
-            layers.append({"layer": layer, **numbers})
+        logits, inputs = self._look(ids)
+        logs = logits.double().log_softmax(-1)
+        following = torch.tensor(ids[1:], device=logs.device)
+        bits = (-logs[:-1].gather(1, following[:, None]).squeeze(1) / math.log(2)).tolist()
+        first, layers = len(self.prefix), []
+        for layer, x in inputs.items():
+            found = insight.selected(self.model.blocks[layer].mixer, x)
+            heads = _shown(found.n_heads)
+            lives = (math.log(2) / -found.log_decay[0, first - 1 :, heads]).amax(-1).clamp(max=1e9)
+            dt = found.dt[0, first - 1 :, heads]
+            layers.append({"layer": layer, "dt": dt.T.tolist(), "half_life": lives.T.tolist()})
         return {
             "pieces": ["⟨start⟩", *map(self._piece, ids[first:])],
             "bits": [None, *bits[first - 1 :]],
             "n_bytes": len(text.encode("utf-8", "surrogatepass")),
-            "next": [self._candidates(row) for row in logits[0, first - 1 :]],
+            "next": [self._candidates(row) for row in logits[first - 1 :]],
             "layers": layers,
         }
 
+    @torch.no_grad()
     def attention(self, text: str, layer: int, head: int) -> list[list[float]]:
         """Hidden attention of one of the heads that :meth:`analyse` shows."""
-        if layer not in insight.layers_of(self.model, SELECTIVE):
+        _, inputs = self._look(self._ids(text))
+        if layer not in inputs:
             raise InputError(f"layer {layer!r} does not select; ask for one of those that analyse shows")
-        heads = self._heads(layer)
+        mixer = self.model.blocks[layer].mixer
+        heads = _shown(insight.selected(mixer, inputs[layer]).n_heads)
         if not 0 <= head < len(heads):
             raise InputError(f"head {head!r} is not one of the {len(heads)} shown")
-        mixer, x = insight.layer_input(self.model, torch.tensor([self._ids(text)]), layer)
         first = len(self.prefix) - 1
-        matrix: list[list[float]] = insight.hidden_attention(mixer, x, [heads[head]])[0, 0, first:, first:].tolist()
-        return matrix
+        matrix = insight.hidden_attention(mixer, inputs[layer], [heads[head]])[0, 0, first:, first:]
+        return cast(list[list[float]], matrix.tolist())
 
-    def _heads(self, layer: int) -> list[int]:
-        """The heads that are shown: all, or some of them, evenly spread."""
-        mixer, x = insight.layer_input(self.model, torch.tensor([self.prefix]), layer)
-        n_heads = insight.selected(mixer, x).n_heads
-        shown = min(n_heads, MOST_HEADS)
-        return [i * n_heads // shown for i in range(shown)]
+    def _look(self, ids: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """The logits, and what each selective layer reads, of one pass; those of the last text are kept."""
+        if self._looked is None or self._looked[0] != tuple(ids):
+            inputs: dict[int, Tensor] = {}
+
+            def keep(layer: int, _: Any, arguments: tuple[Tensor, ...]) -> None:
+                inputs[layer] = arguments[0]
+
+            mixers = insight.layers_of(self.model, SELECTIVE)
+            hooks = [mixer.register_forward_pre_hook(partial(keep, layer)) for layer, mixer in mixers.items()]
+            try:
+                with evaluation_mode(self.model):
+                    logits, _ = self.model(self._row(ids))
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            self._looked = tuple(ids), logits[0], inputs
+        return self._looked[1:]
 
     # -- State surgery ---------------------------------------------------------------------------------------------
 
@@ -160,6 +173,8 @@ class Mind:
     def edit(self, state: str, layer: int, head: int, factor: float) -> dict[str, Any]:
         """One head of one layer times a number, in the state before the last token, which is then read again."""
         held = self._get(state)
+        if not math.isfinite(factor):
+            raise InputError(f"factor={factor!r} is not a finite number")
         memory = self._memory_of(held.previous, layer)
         view = _by_head(memory)
         if not 0 <= head < view.shape[0]:
@@ -199,6 +214,9 @@ class Mind:
             )
         return [*self.prefix, *tokens]
 
+    def _row(self, tokens: Sequence[int]) -> Tensor:
+        return torch.tensor([list(tokens)], device=self.model.embedding.weight.device)
+
     def _piece(self, token: int) -> str:
         if self.tokenizer.kind == "bytes":
             shown = 32 <= token < 127 or token in (9, 10)
@@ -215,14 +233,14 @@ class Mind:
         if not tokens:
             return state
         with evaluation_mode(self.model):
-            _, new = self.model.features(torch.tensor([list(tokens)]), state)
+            _, new = self.model.features(self._row(tokens), state)
         assert new is not None  # a state was given
         return new
 
     @torch.no_grad()
     def _step(self, previous: LanguageModelState, token: int, tokens: tuple[int, ...]) -> Held:
         with evaluation_mode(self.model):
-            logits, state = self.model(torch.tensor([[token]]), previous)
+            logits, state = self.model(self._row([token]), previous)
         return Held(logits[0, 0], state, previous, token, tokens)
 
     def _read(self, held: Held, tokens: Sequence[int]) -> Held:
@@ -263,6 +281,12 @@ class Mind:
         return memory
 
 
+def _shown(n_heads: int) -> list[int]:
+    """The heads that are shown: all, or some of them, evenly spread."""
+    shown = min(n_heads, MOST_HEADS)
+    return [i * n_heads // shown for i in range(shown)]
+
+
 def _by_head(memory: Tensor) -> Tensor:
     """(1, heads, d_head, ..., n) without its first axis; one head where it has none, or too many to show."""
     view = memory[0]
@@ -275,13 +299,12 @@ def _with_memory(layer: Any, memory: Tensor) -> Any:
 
 def _pooled(part: Tensor) -> list[list[float]]:
     """Root mean squares of a matrix cut into at most SIDE x SIDE parts; further axes are put with the last."""
-    matrix = part.double().reshape(part.shape[0], -1)
+    matrix = part.double().cpu().reshape(part.shape[0], -1)
     high, wide = (min(size, SIDE) for size in matrix.shape)
     rows, columns = (torch.arange(size) * n // size for size, n in zip(matrix.shape, (high, wide)))
     sums = torch.zeros(high, wide, dtype=torch.float64)
     counts = torch.zeros_like(sums)
     place = (rows[:, None] * wide + columns).flatten()
-    sums.view(-1).index_add_(0, place, matrix.square().flatten().cpu())
+    sums.view(-1).index_add_(0, place, matrix.square().flatten())
     counts.view(-1).index_add_(0, place, torch.ones(matrix.numel(), dtype=torch.float64))
-    pooled: list[list[float]] = (sums / counts).sqrt().tolist()
-    return pooled
+    return cast(list[list[float]], (sums / counts).sqrt().tolist())

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from statewise.errors import ConfigError, InputError, StatewiseError
+from statewise.errors import ConfigError, InputError, StatewiseError, reason
 
 HOST = "127.0.0.1"
 LARGEST = 200_000  # bytes of a question
@@ -71,6 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
                 answer = self.server.calls[name](**question)
         except (StatewiseError, TypeError, ValueError) as error:  # TypeError: a field too many, or of another type
             return self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+        except Exception as error:  # such as too little memory: the page shows it
+            return self._json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": reason(error)})
         self._json(HTTPStatus.OK, answer)
 
     def _known(self) -> bool:

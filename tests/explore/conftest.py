@@ -71,8 +71,8 @@ def open_page(chromium: Any, page_file: Path) -> Iterator[Open]:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[str]:
-    """The address of a page whose model is in Python: a hybrid of Mamba-2, attention and Mamba."""
+def serve() -> Iterator[Callable[..., str]]:
+    """Serves a page whose model, of these layers, is in Python, and returns its address."""
     import torch
 
     import statewise as sw
@@ -81,11 +81,17 @@ def served(tmp_path: Path) -> Iterator[str]:
     from statewise.explore.page import assemble, own_specs
     from statewise.explore.server import PageServer
 
-    torch.manual_seed(0)
-    layers = (sw.Mamba2Config(d_state=8, d_head=16), sw.AttentionConfig(n_heads=2), sw.MambaConfig(d_state=4))
-    model = sw.LanguageModelConfig(vocab_size=257, d_model=32, layers=layers).build()
-    mind = Mind(model, ByteTokenizer(), "a hybrid", [256])
-    with PageServer(lambda calls: assemble(*own_specs(), {"address": calls}), mind.calls) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.address
+    servers = []
+
+    def begin(*layers: Any) -> str:
+        torch.manual_seed(0)
+        model = sw.LanguageModelConfig(vocab_size=257, d_model=32, layers=layers).build()
+        mind = Mind(model, ByteTokenizer(), "a hybrid", [256])
+        servers.append(PageServer(lambda calls: assemble(*own_specs(), {"address": calls}), mind.calls))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return servers[-1].address
+
+    yield begin
+    for server in servers:
         server.shutdown()
+        server.server_close()

@@ -79,6 +79,7 @@ def test_system(open_page: Any) -> None:
             check_system(shown(page, "system"))
     page.select_option("#system-method", "euler")
     set_slider(page, "system-dt", 0.1)
+    shown(page, "system")
     assert "The rule made a stable system grow" in page.locator("#system-verdict").inner_text()
     for preset in ("one", "two", "butterworth"):
         page.select_option("#system-preset", preset)

@@ -16,15 +16,18 @@ import pytest
 from in_browser import PANELS, set_slider
 from PIL import Image
 
+import statewise as sw
+
 pytestmark = pytest.mark.browser
 
 PICTURES = os.environ.get("STATEWISE_PICTURES", "")
 SLOWEST = 33.0  # milliseconds that the median frame of a drag may take to compute, on a busy machine
 
 
-def test_a_model_behind_the_server(open_page: Any, served: str) -> None:
+def test_a_model_behind_the_server(open_page: Any, serve: Any) -> None:
     """Selection and State surgery of a hybrid whose calls Python answers."""
-    page = open_page("selection", address=served)
+    mamba2, attention = sw.Mamba2Config(d_state=8, d_head=16), sw.AttentionConfig(n_heads=2)
+    page = open_page("selection", address=serve(mamba2, attention, sw.MambaConfig(d_state=4)))
     page.fill("#selection-text", "abc")
     page.wait_for_function("() => statewise.panel_selection?.found.pieces.length === 4")
     assert page.locator("#selection-layer option").all_inner_texts() == ["1: Mamba2", "3: Mamba"]
@@ -36,6 +39,17 @@ def test_a_model_behind_the_server(open_page: Any, served: str) -> None:
     page.wait_for_function("(n) => statewise.panel_surgery.now.position > n", arg=before)
     layers = page.locator("#surgery-layers label").all_inner_texts()
     assert [layer.strip() for layer in layers] == ["layer 1", "layer 3"]
+
+
+def test_a_model_that_selects_nothing(open_page: Any, serve: Any) -> None:
+    page = open_page("selection", address=serve(sw.S4DConfig(d_state=4), sw.AttentionConfig(n_heads=2)))
+    page.fill("#selection-text", "abc")
+    page.wait_for_function("() => statewise.panel_selection?.found.pieces.length === 4")
+    assert page.locator("#selection-none").is_visible()
+    assert not page.locator("#selection-heads").is_visible()
+    assert page.locator("#selection-next code").count() == 10
+    page.click("#tab-surgery")
+    page.wait_for_function("() => document.querySelector('#surgery-bytes').textContent.includes('which grows')")
 
 
 def test_tabs_and_colours_by_keyboard(open_page: Any) -> None:

@@ -17,6 +17,8 @@ from statewise.explore.server import LARGEST, PageServer
 def double(number: float) -> dict[str, Any]:
     if number < 0:
         raise InputError("number is 0 or more")
+    if number == 1000:
+        raise RuntimeError("too large")
     return {"number": 2 * number}
 
 
@@ -87,6 +89,11 @@ def test_bad_questions_are_answered_with_400(server: PageServer, body: bytes, wo
     status, answer, _ = ask(server, "POST", f"{server.path}/call/double", body, **JSON)
     assert status == 400
     assert words in json.loads(answer)["error"]
+
+
+def test_what_goes_wrong_inside_is_answered_too(server: PageServer) -> None:
+    status, answer, _ = ask(server, "POST", f"{server.path}/call/double", b'{"number": 1000}', **JSON)
+    assert (status, json.loads(answer)) == (500, {"error": "too large"})
 
 
 def test_questions_of_another_kind(server: PageServer) -> None:

@@ -75,6 +75,7 @@
       input.value = value;
       update();
     };
+    read.fits = (value) => value >= Number(input.min) && value <= Number(input.max);
     read.limit = (highest) => {
       input.max = highest;
       update();

@@ -28,7 +28,8 @@
       if (mine !== asked) return;
       found = answer;
       chosen = Math.min(Math.max(1, chosen), found.pieces.length - 1);
-      await matrix();
+      if (found.layers.length) await matrix();
+      else show();
     } catch (error) {
       $("#selection-total").textContent = error.message;
     }
@@ -48,8 +49,11 @@
   function show() {
     if (!found) return start();
     pieces();
-    strip();
-    if (attention) looks();
+    const selects = found.layers.length > 0;
+    $("#selection-none").hidden = selects;
+    for (const part of document.querySelectorAll("[data-selects]")) part.hidden = !selects;
+    if (selects) strip();
+    if (selects && attention) looks();
     next();
     S.panel_selection = { found, attention, chosen, layer: layer(), head: head() };
   }

@@ -32,11 +32,13 @@
     draw();
   }
 
-  // The sliders after a pole was moved: the mass stays
+  // The sliders after a pole was moved: the mass stays. False where no spring and damper of theirs has such poles
   function toSpring() {
-    const [a, b] = S.systems.listed(groups), m = mass();
-    damping.set(-m * (a[0] + b[0]));
-    stiffness.set(m * (a[0] * b[0] - a[1] * b[1]));
+    const [a, b] = S.systems.listed(groups), m = mass(), c = -m * (a[0] + b[0]), k = m * (a[0] * b[0] - a[1] * b[1]);
+    if (!damping.fits(c) || !stiffness.fits(k)) return false;
+    damping.set(c);
+    stiffness.set(k);
+    return true;
   }
 
   const gain = (poles) => (spring() ? 1 / mass() : poles.reduce((product, [re, im]) => product * (Math.hypot(re, im) || 1), 1));
@@ -93,10 +95,11 @@
   }
 
   function set(group, re, im) {
+    const before = { ...group };
     group.re = Math.max(-9.5, Math.min(3.5, re));
     if (group.pair) group.im = Math.max(0, Math.min(7.8, im));
     if (Math.abs(group.re) < 0.06) group.re = 0;
-    if (spring()) toSpring();
+    if (spring() && !toSpring()) Object.assign(group, before);
     draw();
   }
 
