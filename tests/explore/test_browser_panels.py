@@ -185,6 +185,21 @@ def test_selection(open_page: Any) -> None:
     assert page.locator("#selection-shown").get_attribute("aria-valuenow") == "10"
 
 
+def test_a_text_is_text(open_page: Any) -> None:
+    """What is typed, or what a model says, never becomes a part of the page."""
+    page = open_page("selection")
+    text = "<img src=x onerror=alert(1)>&<b>"
+    page.fill("#selection-text", text)
+    page.wait_for_function("(n) => statewise.panel_selection?.found.pieces.length === n", arg=len(text) + 1)
+    page.click("#tab-surgery")
+    page.fill("#surgery-prompt", text)
+    page.wait_for_selector("#surgery-picture button")
+    page.click("#surgery-read")
+    page.click("#surgery-save")
+    page.wait_for_function("(text) => document.querySelector('#surgery-text').textContent === text", arg=text)
+    assert page.locator("main img").count() == 0
+
+
 def test_state_surgery(open_page: Any) -> None:
     """Read, write, save, rewind, edit and splice; what comes next and the memory are Python's."""
     page = open_page("surgery")

@@ -12,11 +12,12 @@ import torch
 from page_in_node import in_node
 
 import statewise as sw
+from statewise.data.synthetic_languages import AssociativeRecallConfig, open_synthetic_language
 from statewise.data.tokenizers import ByteTokenizer
 from statewise.errors import InputError
 from statewise.explore import mind as mind_module
 from statewise.explore.mind import Mind
-from statewise.explore.page import own_model
+from statewise.explore.page import RECALL_HEADS, own_model
 from statewise.explore.weights import refusal, spec
 
 TEXT = 'def total(self, values):\n    """The sum, é."""\n'
@@ -60,6 +61,8 @@ def test_the_page_answers_as_python_does() -> None:
         ["info", {}],
         ["analyse", {"text": TEXT}],
         ["attention", {"text": TEXT, "layer": 1, "head": 2}],
+        ["analyse", {"text": TEXT[:20] + "other"}],
+        ["analyse", {"text": TEXT[:20]}],
         ["read", {"text": "class Stack:\n    def "}],
         ["generate", {"state": "1", "count": 12, "temperature": 0, "seed": 1}],
         ["read", {"state": "1", "text": "push"}],
@@ -109,6 +112,27 @@ def test_the_lookup_layer_answers_as_python_does() -> None:
     for name in ("entering", "state"):
         wanted = getattr(trace, name)[0, :, :, 0, 0]
         np.testing.assert_allclose([step[name] for step in found["steps"]], wanted, atol=1e-5)
+
+
+def test_the_heads_of_lookup_are_what_the_page_says() -> None:
+    """The mean query of each head, where the last token is a, b, c, d: its signs and sizes."""
+    model = own_model("recall")
+    split = open_synthetic_language(AssociativeRecallConfig()).split("test")
+    tokens = torch.from_numpy(split.read(np.arange(200))[0])
+    Q = sw.insight.h3_trace(*sw.insight.layer_input(model, tokens, 0)).Q[:, -1]
+    means = torch.stack([Q[tokens[:, -1] == key].mean(0) for key in (1, 2, 3, 4)])
+    a, b, c, d = means[:, list(RECALL_HEADS)].abs() > 1
+    assert torch.stack([a, b]).T.tolist()[:2] == [[True, True]] * 2
+    assert not torch.stack([c, d])[:, :2].any()
+    signs = means[:, list(RECALL_HEADS)].sign().T.tolist()
+    assert signs[0][0] == -signs[0][1]
+    assert signs[1][0] == -signs[1][1]
+    largest = means[:, list(RECALL_HEADS)].abs().argmax(0).tolist()
+    assert (largest[2], largest[3], largest[5]) == (2, 2, 3)
+    assert signs[3][2] == -signs[3][3]
+    assert signs[4][0] == signs[4][1] == -signs[4][2] == -signs[4][3]
+    assert all(len(set(signs[head])) == 1 for head in (6, 7))
+    assert (a & b & c & d)[6:].all()
 
 
 def test_numbers_of_a_text() -> None:

@@ -62,19 +62,18 @@
     const again = (reading, layers) =>
       described(keep(withText(step({ ...reading.previous, layers }, reading.last, reading.tokens))));
 
-    let analysed = { text: null };
+    // What the model makes of a text. Where it begins as the last one did, only the rest is read
+    let analysed = { tokens: [], record: spec.layers.map(() => []), readings: [] };
     function analyse(text) {
-      if (analysed.text === text) return analysed;
-      const tokens = Array.from(encoder.encode(text)), record = [], logits = [];
-      let { state, logits: first } = model.step(model.initial(), start, record);
-      logits.push(first);
-      for (const token of tokens) {
-        const next = model.step(state, token, record);
-        state = next.state;
-        logits.push(next.logits);
+      const tokens = [start, ...encoder.encode(text)];
+      let same = 0;
+      while (same < tokens.length && tokens[same] === analysed.tokens[same]) same++;
+      const record = analysed.record.map((steps) => steps.slice(0, same)), readings = analysed.readings.slice(0, same);
+      for (const token of tokens.slice(same)) {
+        readings.push(model.step(readings.length ? readings.at(-1).state : model.initial(), token, record));
       }
-      analysed = { text, tokens: [start, ...tokens], record, logits };
-      return analysed;
+      analysed = { tokens, record, readings };
+      return { tokens, record, logits: readings.map((reading) => reading.logits) };
     }
 
     return {

@@ -10,7 +10,7 @@
   const say = app.speaker($("#selection-said"));
   const layer = () => Number($("#selection-layer").value);
   const seen = () => found.layers.find((one) => one.layer === layer());
-  const visible = (piece) => piece.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/ /g, "␣");
+  const visible = S.visible = (piece) => piece.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/ /g, "␣");
 
   async function start() {
     if (info) return;

@@ -27,6 +27,8 @@
     parts = [...parts, added];
     pictures = await S.mind.picture({ state: now.state });
     show();
+    const likely = now.next.slice(0, 3).map(([piece, p]) => `${S.visible(piece)} ${Math.round(100 * p)} percent`);
+    say(`${added[0]} ${added[1].slice(-60)}. Next: ${likely.join(", ")}.`);
   }
 
   async function begin() {
