@@ -28,23 +28,23 @@ def test_memory(open_page: Any) -> None:
     set_slider(page, "memory-n", 24)
     set_slider(page, "memory-theta", 0.3)
     set_slider(page, "memory-now", 400)
-    for measure in ("fourier", "lagt", "fourier_diag"):
+    for measure in ("fourier", "lagt", "tlagt", "fourier_diag"):
         page.check(f'#memory-measures input[value="{measure}"]')
     found = shown(page, "memory")
     u = torch.tensor(found["u"], dtype=torch.float64)
     assert u[20] == 0
     assert u[60:370].abs().max() > 0.8  # the stroke has arrived
-    assert [one["measure"] for one in found["found"]] == ["legs", "legt", "fourier", "lagt", "fourier_diag"]
+    assert [one["measure"] for one in found["found"]] == ["legs", "legt", "fourier", "lagt", "tlagt", "fourier_diag"]
     for one in found["found"]:
         measure, theta = one["measure"], None
         if measure != "legs":
-            theta = 0.3 / 8 if measure == "lagt" else 0.3
+            theta = 0.3 / {"lagt": 8, "tlagt": 3}.get(measure, 1)
         wanted, _ = hippo.project(u[None, :400], measure, 24, at=[-1], theta=theta, dt=1 / 512)
         close(one["numbers"], wanted[0, 0])
         elapsed = {"elapsed": 400 / 512} if measure == "legs" else {}
         ages = torch.tensor(one["ages"], dtype=torch.float64)
         close(one["past"], hippo.reconstruct(wanted[0, 0], measure, ages, theta=theta, **elapsed))
-    assert page.locator("#memory-errors tbody tr").count() == 5
+    assert page.locator("#memory-errors tbody tr").count() == 6
 
 
 def test_memory_by_keyboard(open_page: Any) -> None:

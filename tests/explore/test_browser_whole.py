@@ -84,7 +84,7 @@ def test_a_screen_reader_finds_its_way(open_page: Any) -> None:
 def test_text_is_readable(open_page: Any, dark: bool) -> None:
     """The contrast of WCAG's level AA, 4.5, for each colour of text."""
     page = open_page("memory", dark=dark)
-    names = ("fg", "muted", "c1", "c2", "c3", "c4", "c5", "accent")
+    names = ("fg", "muted", "c1", "c2", "c3", "c4", "c5", "c6", "accent")
     colours = page.evaluate(
         "(names) => Object.fromEntries(names.map((name) => [name, statewise.chart.variable(`--${name}`)]))",
         [*names, "bg", "card"],

@@ -13,7 +13,7 @@ import statewise as sw
 from statewise import hippo, semiseparable
 from statewise.systems import METHODS, ContinuousSystem, discretize, mass_spring_damper
 
-MEASURES = ("legs", "legt", "lagt", "fourier", "fourier_diag")
+MEASURES = ("legs", "legt", "lagt", "tlagt", "fourier", "fourier_diag")
 
 
 def close(found: Any, wanted: torch.Tensor, tolerance: float = 1e-6) -> None:

@@ -12,9 +12,10 @@
         if (measure === "legs") A[i][j] = i > j ? -root : i === j ? -(i + 1) : 0;
         else if (measure === "legt") A[i][j] = -root * (i >= j || (i + j) % 2 === 0 ? 1 : -1);
         else if (measure === "lagt") A[i][j] = i > j ? -1 : i === j ? -0.5 : 0;
+        else if (measure === "tlagt") A[i][j] = i >= j ? -1 : 0; // beta = 1
       }
       if (measure === "legs" || measure === "legt") B[i] = Math.sqrt(2 * i + 1);
-      else if (measure === "lagt") B[i] = 1;
+      else if (measure === "lagt" || measure === "tlagt") B[i] = 1;
       else B[i] = i % 2 ? 0 : i ? Math.SQRT2 : 1;
     }
     if (measure === "fourier" || measure === "fourier_diag") {
@@ -120,9 +121,9 @@
       if (measure === "legs" || measure === "legt") {
         return legendre(n, 1 - 2 * x).map((value, i) => value * Math.sqrt(2 * i + 1));
       }
-      if (measure === "lagt") {
+      if (measure === "lagt" || measure === "tlagt") {
         const values = new Float64Array(n);
-        values[0] = Math.exp(-x / 2);
+        values[0] = measure === "lagt" ? Math.exp(-x / 2) : 1;
         if (n > 1) values[1] = (1 - x) * values[0];
         for (let k = 1; k < n - 1; k++) values[k + 1] = ((2 * k + 1 - x) * values[k] - k * values[k - 1]) / (k + 1);
         return values;
@@ -135,12 +136,5 @@
   const reconstruct = (coefficients, functions) =>
     Float64Array.from(functions, (row) => row.reduce((sum, value, i) => sum + value * coefficients[i], 0));
 
-  // How much an error at an age counts, 1 at its largest: the measure itself
-  function weight(measure, age, { theta = 1, elapsed = 1 } = {}) {
-    if (measure === "legs") return age <= elapsed ? 1 : 0;
-    if (measure === "legt" || measure === "fourier") return age <= theta ? 1 : 0;
-    return measure === "fourier_diag" ? Math.exp(-age / theta) : 1;
-  }
-
-  S.hippo = { transition, responses, project, basis, reconstruct, weight, legendre };
+  S.hippo = { transition, responses, project, basis, reconstruct };
 })((globalThis.statewise = globalThis.statewise || {}));

@@ -64,7 +64,7 @@
     $("#lookup-answer").innerHTML = `What was the value of <b>${asked}</b>? The layer says <b>${said}</b>. ${right}`;
     $("#lookup-bars").innerHTML = S.bars([...VALUES].map((value, i) => [value, found.chances[i]]).sort((a, b) => b[1] - a[1]), wanted);
     $("#lookup-caption").textContent = found.hand
-      ? "A row inside each block for a key, a value or a pair; filled where it is 1."
+      ? "A row inside each block for a key, a value or a pair; stronger where its number is larger."
       : `The ${spec.heads.length} heads that the trained layer needs most, a row each; blue below zero, orange above, each row by its own largest number. ${spec.note}`;
     say($("#lookup-answer").textContent);
     S.panel_lookup = { tokens, found };

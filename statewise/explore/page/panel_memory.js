@@ -3,9 +3,9 @@
 (function (S) {
   const { $, app } = { $: S.app.$, app: S.app };
   const LENGTH = 512, DT = 1 / LENGTH, POINTS = 240;
-  const KINDS = { legs: 1, legt: 2, fourier: 3, lagt: 4, fourier_diag: 5 };
-  const NAMES = { legs: "LegS", legt: "LegT", fourier: "FouT", lagt: "LagT", fourier_diag: "FouD" };
-  const unit = (measure, theta) => (measure === "lagt" ? theta / 8 : theta);
+  const KINDS = { legs: 1, legt: 2, fourier: 3, lagt: 4, fourier_diag: 5, tlagt: 6 };
+  const NAMES = { legs: "LegS", legt: "LegT", fourier: "FouT", lagt: "LagT", fourier_diag: "FouD", tlagt: "TLagT" };
+  const unit = (measure, theta) => theta / ({ lagt: 8, tlagt: 3 }[measure] || 1);
 
   const SIGNALS = {
     waves: (x) => 0.6 * Math.sin(2 * Math.PI * 3 * x) + 0.35 * Math.sin(2 * Math.PI * 7.3 * x + 1),
@@ -79,7 +79,7 @@
       },
       series: [
         { x, y: u, kind: "0 signal" },
-        ...found.map((one) => ({ x: one.ages.map((age) => count * DT - age), y: one.past, kind: KINDS[one.measure], dash: one.measure !== "legs" && one.measure !== "legt" })),
+        ...found.map((one) => ({ x: one.ages.map((age) => count * DT - age), y: one.past, kind: KINDS[one.measure], dash: one.measure !== "legs" })),
       ],
       over: (X, Y, box) =>
         `<rect class="later" x="${X(count * DT)}" y="${box.top}" width="${Math.max(0, box.right - X(count * DT))}" height="${box.bottom - box.top}"/>` +
