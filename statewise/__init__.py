@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from statewise import export as export
     from statewise import generation as generation
     from statewise import hippo as hippo
+    from statewise import insight as insight
     from statewise import kernels as kernels
     from statewise import mixers as mixers
     from statewise import models as models

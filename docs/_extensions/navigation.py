@@ -53,6 +53,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Concepts": {
         "concepts": "The mathematics at a glance",
+        "explore": "A page to play with",
         "math/discretisation": "Discretisation",
         "math/systems": "Systems in general",
         "math/reduction": "Fewer states",

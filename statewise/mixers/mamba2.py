@@ -17,7 +17,7 @@ from statewise.mixers.gated_norm import GatedRMSNorm
 from statewise.mixers.projection import Linear, draw_default
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.operators.causal_convolution import ConvolutionState
-from statewise.operators.masks import Masks
+from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.ssd import SSD, SSDState
 from statewise.operators.state_shape import leaf
 
@@ -145,15 +145,24 @@ class Mamba2(Mixer):
         ssm = SSDState(leaf(self.n_heads, self.config.d_head, self.config.d_state))
         return Mamba2State(self.convolution.operator.state_shape(), ssm)
 
-    def mix(self, x: Tensor, state: Mamba2State | None, masks: Masks) -> tuple[Tensor, Mamba2State | None]:
-        before, before_ssm = (None, None) if state is None else state
+    def select(
+        self, x: Tensor, state: ConvolutionState | None = None, masks: Masks = NO_MASKS
+    ) -> tuple[SSD, Tensor, Tensor, ConvolutionState | None]:
+        """The system that x selects, with its skip; the values (batch, length, n_heads, d_head) that it reads, in its
+        dtype; the gate z (batch, length, d_inner); and the short convolution's state.
+        """
         z, xBC, dt = self.in_proj(x).split(self.sizes, -1)
-        xBC, convolution = self.convolution(xBC, before, masks=masks)
+        xBC, convolution = self.convolution(xBC, state, masks=masks)
         values, B, C = xBC.split(self.convolved_sizes, -1)
         values = values.unflatten(-1, (self.n_heads, self.config.d_head))
         B, C = (m.unflatten(-1, (self.config.n_groups, self.config.d_state)) for m in (B, C))
         dt, log_a = self.dynamics(dt)
         operator = SSD(log_a, B, C, self.config.chunk_length, dt=dt, D=self.dynamics.D)
-        y, ssm = operator.apply(values.to(dt.dtype), before_ssm, masks)
+        return operator, values.to(dt.dtype), z, convolution
+
+    def mix(self, x: Tensor, state: Mamba2State | None, masks: Masks) -> tuple[Tensor, Mamba2State | None]:
+        before, before_ssm = (None, None) if state is None else state
+        operator, values, z, convolution = self.select(x, before, masks)
+        y, ssm = operator.apply(values, before_ssm, masks)
         y = self.out_proj(self.norm(y.flatten(-2), z).to(x.dtype))
-        return y, None if state is None else Mamba2State(convolution, ssm)
+        return y, None if convolution is None else Mamba2State(convolution, ssm)

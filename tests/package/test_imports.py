@@ -26,6 +26,8 @@ ORDER = (
     ("estimation",),
     ("mixers",),
     ("models",),
+    ("insight",),
+    ("plots",),
     ("decoding",),
     ("checkpoints", "data"),
     ("evaluate", "generation", "export"),
