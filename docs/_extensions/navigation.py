@@ -62,7 +62,9 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Concepts": {
         "concepts": "The mathematics at a glance",
+        "explore": "A page to play with",
         "math/discretisation": "Discretisation",
+        "math/systems": "Systems in general",
         "math/reduction": "Fewer states",
         "math/hippo": "HiPPO",
         "math/s4": "S4's filter",

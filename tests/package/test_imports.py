@@ -18,7 +18,8 @@ ROOT = Path(statewise.__file__).parent
 ORDER = (
     ("errors", "precision"),
     ("configuration",),
-    ("files", "memory", "native", "semiseparable", "systems"),
+    ("files", "memory", "native", "semiseparable"),
+    ("systems",),
     ("conventions", "hippo"),
     ("kernels",),
     ("operators",),
