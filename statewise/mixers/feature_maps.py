@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -32,9 +31,9 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 
 def taylor(x: Tensor, order: int = 2) -> Tensor:
-    """[1, z, (z (x) z) / sqrt(2!), ...] with z = x / d^(1/4) and products of up to ``order`` factors: phi(q) . phi(k) is
-    the sum of s^n / n!, s = q . k / sqrt(d), which is the expansion of exp(s) of this order. An even order is above 0
-    everywhere (order 2 is at least 1/2); an odd one has a root.
+    """[1, z, (z (x) z) / sqrt(2!), ...] with z = x / d^(1/4) and products of up to ``order`` factors: phi(q) . phi(k)
+    is the sum of s^n / n!, s = q . k / sqrt(d), which is the expansion of exp(s) of this order. An even order is above
+    0 everywhere (order 2 is at least 1/2); an odd one has a root.
 
     Shapes:  x: (..., d) -> (..., 1 + d + ... + d^order)
     Source:  Arora et al. 2024 (Based), arXiv:2402.18668, sec. 4.1; Zhang et al. 2024, arXiv:2402.04347.
@@ -94,8 +93,8 @@ def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> Ta
     Shapes:   q: (..., length, d)   k: (..., n_keys, d)   ->   each (...,)
               causal: query t sees the keys up to t + n_keys - length, so that the last query sees all of them
     Cost:     O(length n_keys (d + order)); no features are made, of which there are about d^order.
-    Numerics: in float64. The error grows with |s|, not with d: what counts is how large queries and keys are. With an odd
-              order a sum of weights may be near 0, and ``attention`` then has no bound.
+    Numerics: in float64. The error grows with |s|, not with d: what counts is how large queries and keys are. With an
+              odd order a sum of weights may be near 0, and ``attention`` then has no bound.
     Errors:   InputError if q and k do not fit, for an order below 0, and for causal queries that see no key.
     Source:   Taylor's theorem with Lagrange's remainder; the map: :func:`taylor`.
 

@@ -30,8 +30,11 @@ class Seen(NamedTuple):
     window: int | None = None
 
 
+ALL = Seen()
+
+
 def full_attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, seen: Seen = Seen(), *, noise: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, seen: Seen = ALL, *, noise: Tensor | None = None
 ) -> Tensor:
     """The definition, query by query in float64: y_t = sum_s softmax_s(q_t . k_s / sqrt(d_head)) noise_ts v_s.
 
@@ -64,7 +67,7 @@ def attend_fully(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    seen: Seen = Seen(),
+    seen: Seen = ALL,
     *,
     dropout: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
@@ -128,7 +131,9 @@ def _attend_part(
     exported = is_any(q.shape[1]) or is_any(k.shape[1])
     plain = q.device.type == "cpu" and q.shape[2] == k.shape[2] and not exported and q.shape[1] <= SHORT
     if dropout is not None or exported or plain:  # vmap has rules for all of it, and none for the fused
-        hidden = q.new_zeros(()) if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+        hidden = (
+            q.new_zeros(()) if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+        )
         y = weigh(q, k, v, hidden, dropout)
     else:
         y = F.scaled_dot_product_attention(*heads_first(q, k, v), attn_mask=mask, enable_gqa=True).transpose(1, 2)

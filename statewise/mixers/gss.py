@@ -109,9 +109,7 @@ class GSS(PreparableMixer):
         self.d_inner, self.d_ssm = config.expand * d_model, d_model // config.bottleneck
         self.in_proj = Linear(d_model, self.d_inner + self.d_ssm, bias=config.bias, parts=(self.d_inner, self.d_ssm))
         self.dynamics = GSSDynamics(self.d_ssm, config.d_state)
-        self.readout = Readout(
-            self.d_ssm, config.d_state // 2, bidirectional=config.bidirectional, is_complex=True
-        )
+        self.readout = Readout(self.d_ssm, config.d_state // 2, bidirectional=config.bidirectional, is_complex=True)
         self.up_proj = Linear(self.d_ssm, self.d_inner, bias=config.bias)
         self.out_proj = Linear(self.d_inner, d_model, bias=config.bias)
         self.reset_parameters()

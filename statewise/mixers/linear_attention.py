@@ -13,11 +13,11 @@ from statewise.configuration.types import Count, OneOf, Positive
 from statewise.errors import ConfigError
 from statewise.kernels.linear import linear
 from statewise.mixers.base import Mixer, MixerConfig
-from statewise.mixers.feature_maps import FEATURE_MAPS, taylor_map
+from statewise.mixers.feature_maps import FEATURE_MAPS, FeatureMap, taylor_map
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.operators.bidirectional import bidirectional
-from statewise.operators.head_patterns import HEAD_PATTERNS, heads_of, share_heads
+from statewise.operators.head_patterns import HEAD_PATTERNS, Heads, heads_of, share_heads
 from statewise.operators.masks import Masks, mask_time
 from statewise.operators.ssd import SSD, SSDState
 from statewise.operators.state_shape import leaf
@@ -25,22 +25,21 @@ from statewise.precision import without_autocast
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearAttentionConfig(MixerConfig):
-    """Linear attention with ``n_heads`` heads, values of width d_model / n_heads; causal unless ``bidirectional``.
+class FeatureMapConfig(MixerConfig):
+    """Fields that layers of linear attention have in common: ``n_heads`` heads, values of width d_model / n_heads.
 
     feature_map:  "elu" (elu + 1), "relu", "identity" or "taylor", see :mod:`~statewise.mixers.feature_maps`
+    taylor_order: of the map "taylor", which then makes 1 + d + ... + d^order features of d; with ``normalize`` an even
+                  one, since an odd one has weights below 0
     normalize:    divide by phi(q) . z, the sum of the weights; False gives the sum of weighted values
     d_feature:    width of a head's queries and keys before the feature map; None: as wide as its values. The Taylor
                   map makes 1 + d + d^2 features of d, and was published with 16 (Based)
     eps:          the smallest denominator, see :class:`LinearAttention`
-    bias:         whether both projections have one
-    chunk_length: steps in a chunk, which is computed as attention; the state is carried between chunks
+    bias:         whether all projections have one
     weight_std:   standard deviation of the projections' weights at the start
-    taylor_order: of the map "taylor", which then makes 1 + d + ... + d^order features of d; an even one, since an odd one
-                  has weights below 0, is what ``normalize`` needs
-    head_pattern: what each head has for itself: "multi_head" all, "multi_query", "multi_key" or "multi_value" only that;
-                  ``n_groups`` groups of heads share the rest, see :func:`~statewise.operators.head_patterns.heads_of`
-    bidirectional: a query also sees the keys behind it; then there is no state and the layer cannot decode
+    head_pattern: what each head has for itself: "multi_head" all, "multi_query", "multi_key" or "multi_value" only
+                  that; ``n_groups`` groups of heads share the rest, see
+                  :func:`~statewise.operators.head_patterns.heads_of`
     """
 
     n_heads: Count
@@ -49,12 +48,10 @@ class LinearAttentionConfig(MixerConfig):
     d_feature: Count | None = None
     eps: Positive = 1e-6
     bias: bool = False
-    chunk_length: Count = 64
     weight_std: Positive = WEIGHT_STD
     taylor_order: Count = 2
     head_pattern: Annotated[str, OneOf(HEAD_PATTERNS)] = "multi_head"
     n_groups: Count = 1
-    bidirectional: bool = False
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -68,7 +65,39 @@ class LinearAttentionConfig(MixerConfig):
                 f"{name}.taylor_order={self.taylor_order} is odd, so that weights may be below 0 and their sum near 0; "
                 "use an even one, or normalize=False"
             )
-        heads_of(self.head_pattern, self.n_heads, self.n_groups, name)
+        self.heads  # noqa: B018  refuses what does not divide
+
+    @property
+    def heads(self) -> Heads:
+        """How many different queries, keys and values a step has."""
+        return heads_of(self.head_pattern, self.n_heads, self.n_groups, type(self).__name__)
+
+    def head_width(self, d_model: int) -> int:
+        """Of a head's values.
+
+        Errors:  ConfigError if n_heads does not divide d_model.
+        """
+        if d_model % self.n_heads:
+            raise ConfigError(
+                f"d_model={d_model} is not a multiple of {type(self).__name__}.n_heads={self.n_heads}; "
+                "use a number of heads that divides it"
+            )
+        return d_model // self.n_heads
+
+    def build_map(self) -> FeatureMap:
+        return taylor_map(self.taylor_order) if self.feature_map == "taylor" else FEATURE_MAPS[self.feature_map]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttentionConfig(FeatureMapConfig):
+    """Linear attention, causal unless ``bidirectional``. The other fields are those of :class:`FeatureMapConfig`.
+
+    chunk_length:  steps in a chunk, which is computed as attention; the state is carried between chunks
+    bidirectional: a query also sees the keys behind it; then there is no state and the layer cannot decode
+    """
+
+    chunk_length: Count = 64
+    bidirectional: bool = False
 
     def build(self, d_model: int) -> LinearAttention:
         return LinearAttention(d_model, self)
@@ -105,19 +134,12 @@ class LinearAttention(Mixer):
     """
 
     def __init__(self, d_model: int, config: LinearAttentionConfig) -> None:
-        if d_model % config.n_heads:
-            raise ConfigError(
-                f"d_model={d_model} is not a multiple of {type(config).__name__}.n_heads={config.n_heads}; "
-                "use a number of heads that divides it"
-            )
         super().__init__()
         self.d_model, self.config = d_model, config
         self.is_causal = not config.bidirectional
-        self.n_heads, self.d_head = config.n_heads, d_model // config.n_heads
-        self.heads = heads_of(config.head_pattern, config.n_heads, config.n_groups, type(config).__name__)
+        self.n_heads, self.heads, self.d_head = config.n_heads, config.heads, config.head_width(d_model)
         self.d_feature = self.d_head if config.d_feature is None else config.d_feature
-        is_taylor = config.feature_map == "taylor"
-        self.feature_map = taylor_map(config.taylor_order) if is_taylor else FEATURE_MAPS[config.feature_map]
+        self.feature_map = config.build_map()
         self.n_features = self.feature_map.width(self.d_feature)
         widths = (self.d_feature, self.d_feature, self.d_head)  # q, k, v
         parts = tuple(n * width for n, width in zip(self.heads, widths))
@@ -188,12 +210,20 @@ class LinearAttention(Mixer):
     def _read_out(self, y: Tensor, dtype: torch.dtype, *, any_sign: bool = False) -> Tensor:
         """any_sign: whether sums of the weights may be below 0, whatever the feature map"""
         if self.config.normalize:
-            y = y[..., :-1] / self._denominator(y[..., -1:], any_sign or not self.feature_map.nonnegative)
+            y = divided_by_weight(y, self.config.eps, any_sign or not self.feature_map.nonnegative)
         return self.out_proj(y.to(dtype).flatten(2))
 
-    def _denominator(self, weight: Tensor, any_sign: bool) -> Tensor:
-        """The sum of the weights, at least eps in size."""
-        eps = self.config.eps
-        if not any_sign:
-            return weight.clamp(min=eps)
-        return torch.where(weight.abs() < eps, torch.full_like(weight, eps).copysign(weight), weight)
+
+def divided_by_weight(y: Tensor, eps: float, any_sign: bool) -> Tensor:
+    """Sums of weighted values (..., d + 1), of which the last is that of the weights: the others divided by it.
+
+    A sum of the weights is taken to be at least eps in size. any_sign: it may be below 0.
+    """
+    return y[..., :-1] / denominator(y[..., -1:], eps, any_sign)
+
+
+def denominator(weight: Tensor, eps: float, any_sign: bool) -> Tensor:
+    """The sum of the weights, at least eps in size, with its sign."""
+    if not any_sign:
+        return weight.clamp(min=eps)
+    return torch.where(weight.abs() < eps, torch.full_like(weight, eps).copysign(weight), weight)

@@ -39,8 +39,8 @@ class Mamba2Config(MixerConfig):
                       "multi_key" its B, "multi_head" all three. ``n_groups`` groups of heads share the rest, see
                       :func:`~statewise.operators.head_patterns.heads_of`
     bidirectional:    the system also reads the sequence from its end; then it has no state and cannot decode
-    tied_directions:  one set of weights for both directions; if False, each has its own convolution, A, D, bias of dt and
-                      norm
+    tied_directions:  one set of weights for both directions; if False, each has its own convolution, A, D, bias of dt
+                      and norm
     combine:          how the two directions enter the output: their "sum", or both ("concatenate")
     Source: Dao & Gu 2024, arXiv:2405.21060, sec. 7, and the Mamba2 module of ``mamba_ssm``.
     """
@@ -108,8 +108,8 @@ class Mamba2Dynamics(Dynamics):
 
 
 class Mamba2Direction(nn.Module):
-    """What lies between the two projections of a Mamba-2 layer, for one direction of reading: x, B, C pass a convolution
-    and SiLU; the system; GatedRMSNorm(y, z)."""
+    """What lies between the two projections of a Mamba-2 layer, for one direction of reading: x, B, C pass a
+    convolution and SiLU; the system; GatedRMSNorm(y, z)."""
 
     def __init__(self, n_heads: int, heads: Heads, config: Mamba2Config) -> None:
         super().__init__()

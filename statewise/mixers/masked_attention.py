@@ -27,8 +27,8 @@ DECAYS = ("ones", "constant", "selective")
 class StructuredMaskedAttentionConfig(LinearAttentionConfig):
     """Structured masked attention. The other fields are those of :class:`LinearAttentionConfig`.
 
-    decay: the numbers a_t of the mask 1SS(a), for each head: "ones" (linear attention), "constant" (one learned number a
-           head, as in retention) or "selective" (sigma(w x_t + b), from the input, as in Mamba-2)
+    decay: the numbers a_t of the mask 1SS(a), for each head: "ones" (linear attention), "constant" (one learned number
+           a head, as in retention) or "selective" (sigma(w x_t + b), from the input, as in Mamba-2)
     """
 
     decay: Annotated[str, OneOf(DECAYS)] = "selective"
@@ -61,15 +61,15 @@ class StructuredMaskedAttention(LinearAttention):
     """y = W_o (L * (phi(Q) phi(K)^T)) V with the mask L = 1SS(a), L_ts = a_t a_{t-1} ... a_{s+1}; with ``normalize``
     divided by the sums of the weights.
 
-    A call has the mask that ``decay`` names, in time linear in the length, and with a state: then L is a rectangle, whose
-    columns are the steps before the call and its own. Documents and padding are masked as in every layer. Bidirectional,
-    a step s behind t has the weight a_t a_{t+1} ... a_{s-1}. :meth:`attend` takes any other mask.
+    A call has the mask that ``decay`` names, in time linear in the length, and with a state: then L is a rectangle,
+    whose columns are the steps before the call and its own. Documents and padding are masked as in every layer.
+    Bidirectional, a step s behind t has the weight a_t a_{t+1} ... a_{s-1}. :meth:`attend` takes any other mask.
 
     Shapes:   as :class:`LinearAttention`
     Cost:     as :class:`LinearAttention`
     Errors:   as :class:`LinearAttention`
-    Source:   Dao & Gu 2024, arXiv:2405.21060, sec. 4.3 (structured masked attention) and 5; the decays at the start: Sun
-              et al. 2023 (RetNet), arXiv:2307.08621, sec. 2.2.
+    Source:   Dao & Gu 2024, arXiv:2405.21060, sec. 4.3 (structured masked attention) and 5; the decays at the start:
+              Sun et al. 2023 (RetNet), arXiv:2307.08621, sec. 2.2.
 
     >>> layer = StructuredMaskedAttentionConfig(n_heads=2).build(d_model=16)
     >>> y, state = layer(torch.randn(1, 5, 16), layer.initial_state(batch=1))
@@ -105,15 +105,15 @@ class StructuredMaskedAttention(LinearAttention):
         *,
         memory_lengths: Tensor | None = None,
     ) -> Tensor:
-        """y = W_o (mask * (phi(Q) phi(K)^T)) V with a mask of yours, the queries being those of x, keys and values those
-        of ``memory``, or of x without one. ``decay`` plays no part in it.
+        """y = W_o (mask * (phi(Q) phi(K)^T)) V with a mask of yours, the queries being those of x, keys and values
+        those of ``memory``, or of x without one. ``decay`` plays no part in it.
 
         Shapes:  x: (batch, T, d_model)   memory: (batch, S, d_model)   ->   (batch, T, d_model)
-                 mask: a dense (T, S), (n_heads, T, S) or (batch, n_heads, T, S), of any numbers or bool; or a structured
-                 matrix of such a shape with T = S, as ``OneSemiseparable(a)`` with a (..., T)
+                 mask: a dense (T, S), (n_heads, T, S) or (batch, n_heads, T, S), of any numbers or bool; or a
+                 structured matrix of such a shape with T = S, as ``OneSemiseparable(a)`` with a (..., T)
                  memory_lengths: (batch,), the length of each row of the memory: what is behind it has no weight
-        Cost:    O(T S) for a dense mask. For a structured one O(T), with n_heads n_features (d_head + 1) numbers for each
-                 step in memory; a call of the layer, in chunks, has a state a chunk.
+        Cost:    O(T S) for a dense mask. For a structured one O(T), with n_heads n_features (d_head + 1) numbers for
+                 each step in memory; a call of the layer, in chunks, has a state a chunk.
         Numerics: as in a call. With ``normalize`` a mask of both signs may have sums near 0: see ``eps``.
         Errors:  InputError for shapes or dtypes that do not fit.
         """
