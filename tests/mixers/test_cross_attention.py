@@ -80,7 +80,7 @@ def test_equal_to_the_explicit_sums(name: str) -> None:
     x, memory = signals(mixer)
     lengths, memory_lengths = torch.tensor([7, 3, 5]), torch.tensor([4, 11, 0])
     x, memory = x.requires_grad_(), memory.requires_grad_()
-    y, state = mixer(x, mixer.read(memory))
+    y, _ = mixer(x, mixer.read(memory))
     expected = torch.stack([by_hand(mixer, x[b], memory[b]) for b in range(3)])
     same(y, expected, 1e-10, "whole rows")
     same(gradients(mixer, y, (x, memory)), gradients(mixer, expected, (x, memory)), 1e-9, "gradients")
@@ -90,9 +90,7 @@ def test_equal_to_the_explicit_sums(name: str) -> None:
     inputs = (padded_x.requires_grad_(), padded.requires_grad_())
     y, _ = mixer(padded_x, mixer.read(padded, lengths=memory_lengths), lengths=lengths)
     ours = torch.cat([y[b, : lengths[b]] for b in range(3)])
-    theirs = torch.cat(
-        [by_hand(mixer, padded_x[b, : lengths[b]], padded[b, : memory_lengths[b]]) for b in range(3)]
-    )
+    theirs = torch.cat([by_hand(mixer, padded_x[b, : lengths[b]], padded[b, : memory_lengths[b]]) for b in range(3)])
     same(ours, theirs, 1e-10, "padded rows")
     same(gradients(mixer, ours, inputs), gradients(mixer, theirs, inputs), 1e-9, "gradients of padded rows")
 
@@ -150,7 +148,7 @@ def test_packed_documents_have_packed_memories(name: str) -> None:
     one_more = torch.zeros(2, 1, dtype=torch.bool)
     one_more[:] = True
     same(mixer(x[:, :1], after, starts=one_more)[0], mixer(x[:, :1])[0], 1e-12, "a document without a memory")
-    with pytest.raises(InputError, match="one document in its memory.*starts of its own"):
+    with pytest.raises(InputError, match=r"one document in its memory.*starts of its own"):
         mixer(x, mixer.read(memory), starts=starts)
 
 
@@ -159,8 +157,12 @@ def test_an_encoder_and_a_decoder_write_token_by_token(name: str) -> None:
     torch.manual_seed(0)
     attention = sw.AttentionConfig(n_heads=2)
     both = sw.AttentionConfig(n_heads=2, bidirectional=True)
-    encoder = sw.SequenceRegressorConfig(d_output=1, vocab_size=9, d_model=8, layers=(both,), pooling=None).build().eval()
-    decoder = sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=(attention, CONFIGS[name], attention)).build().eval()
+    encoder = (
+        sw.SequenceRegressorConfig(d_output=1, vocab_size=9, d_model=8, layers=(both,), pooling=None).build().eval()
+    )
+    decoder = (
+        sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=(attention, CONFIGS[name], attention)).build().eval()
+    )
     tokens, lengths = torch.randint(9, (2, 6)), torch.tensor([6, 4])
     memory, _ = encoder.features(tokens, lengths=lengths)
     state = sw.with_memory(decoder, memory, lengths=lengths)
