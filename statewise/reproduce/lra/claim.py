@@ -333,12 +333,12 @@ QUICK += [
     for split, n in (("train", n_train), ("validation", 200), ("test", 200))
 ]
 CLAIM = Claim(
-    summary="the Long Range Arena: S4, S4D, H3 and a Transformer on any of its six tasks",
+    summary="the Long Range Arena: S4, S4D, H3, Mamba-2 and a Transformer on any of its six tasks",
     duration="an hour on 2 cores",
     source="S4 (arXiv:2206.12037), S4D (arXiv:2206.11893), H3 (arXiv:2212.14052) and others, as the table names them",
     settings=LraSettings,
-    quick='models=["s4","s4d","h3","transformer"] tasks=["listops-gen"] minutes=0.3 d_model=32 n_layers=2 d_state=8 '
-    f"n_heads=2 evaluations=2 evaluate_items=64 workers=1 settings={json.dumps(QUICK, separators=(',', ':'))}",
+    quick='models=["s4","s4d","h3","mamba2","transformer"] tasks=["listops-gen"] minutes=0.3 d_model=32 n_layers=2 '
+    f"d_state=8 n_heads=2 evaluations=2 evaluate_items=64 workers=1 settings={json.dumps(QUICK, separators=(',', ':'))}",
     measure=measure,
     report=report,
 )
