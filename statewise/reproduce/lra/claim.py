@@ -338,7 +338,8 @@ CLAIM = Claim(
     source="S4 (arXiv:2206.12037), S4D (arXiv:2206.11893), H3 (arXiv:2212.14052) and others, as the table names them",
     settings=LraSettings,
     quick='models=["s4","s4d","h3","mamba2","transformer"] tasks=["listops-gen"] minutes=0.3 d_model=32 n_layers=2 '
-    f"d_state=8 n_heads=2 evaluations=2 evaluate_items=64 workers=1 settings={json.dumps(QUICK, separators=(',', ':'))}",
+    "d_state=8 n_heads=2 evaluations=2 evaluate_items=64 workers=1 "
+    f"settings={json.dumps(QUICK, separators=(',', ':'))}",
     measure=measure,
     report=report,
 )
