@@ -101,7 +101,7 @@ class MemoryReader(Mixer):
     memory is empty, and y is what a sum over nothing gives: 0, and the bias. A step looks at the whole memory and at no
     other step, so that a layer cuts, pads and decodes as every other one.
 
-    Packed rows: where a document begins in x, the next document of the memory, which ``read`` was told of by its own
+    Packed rows: where a document begins in x, the next document of the memory, which begins where ``read`` was given
     ``starts``, takes the place of the one before.
     """
 
@@ -118,7 +118,7 @@ class MemoryReader(Mixer):
 
         Shapes:  memory: (batch, n_keys, d_memory), of any length   lengths: (batch,), of each right-padded row
                  starts: (batch, n_keys) bool, True where a packed document begins
-        Cost:    of ``memory_proj``, once for all steps that look at the memory.
+        Cost:    of ``memory_proj``, one time for all steps that look at the memory.
         Errors:  InputError for shapes, dtypes and lengths that do not fit.
         """
         name = f"{type(self).__name__}.read(memory)"

@@ -73,7 +73,7 @@ class FeatureMapConfig(MixerConfig):
         return heads_of(self.head_pattern, self.n_heads, self.n_groups, type(self).__name__)
 
     def head_width(self, d_model: int) -> int:
-        """Of a head's values.
+        """The width of a head's values.
 
         Errors:  ConfigError if n_heads does not divide d_model.
         """
