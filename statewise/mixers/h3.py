@@ -200,7 +200,8 @@ class H3(PreparableMixer):
             if backward:
                 order = reversed_order(x, masks)
                 q, k, v = (reverse(m, order) for m in (q, k, v))
-                behind, _ = self._recall(*backward, q, k, v, None, masks)
+                shift, diagonal = backward
+                behind, _ = self._recall(shift, diagonal, q, k, v, None, masks)
                 y = y + reverse(behind, order)
         return self.out_proj(y.to(x.dtype)), state
 
