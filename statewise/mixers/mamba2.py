@@ -180,12 +180,14 @@ class Mamba2(Mamba2Direction, Mixer):
         super().__init__(n_heads, heads, config)
         self.d_model, self.d_inner = d_model, d_inner
         self.is_causal = not config.bidirectional
-        own = config.bidirectional and not config.tied_directions
-        self.backward_direction = Mamba2Direction(n_heads, heads, config) if own else None
         parts = (d_inner, *self.convolved_sizes, n_heads)  # z; x; B; C; dt
         self.in_proj = Linear(d_model, sum(self.sizes), bias=config.bias, parts=parts)
+        for name in ("convolution", "dynamics", "norm"):  # behind in_proj: the order in which gradients are added up
+            self._modules[name] = self._modules.pop(name)
         width = 2 * d_inner if config.combine == "concatenate" else d_inner
         self.out_proj = Linear(width, d_model, bias=config.bias)
+        own = config.bidirectional and not config.tied_directions
+        self.backward_direction = Mamba2Direction(n_heads, heads, config) if own else None
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
