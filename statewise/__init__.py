@@ -83,6 +83,8 @@ if TYPE_CHECKING:
     from statewise.mixers.base import Mixer as Mixer
     from statewise.mixers.base import MixerConfig as MixerConfig
     from statewise.mixers.base import set_rate as set_rate
+    from statewise.mixers.cross_attention import CrossAttentionConfig as CrossAttentionConfig
+    from statewise.mixers.cross_attention import LinearCrossAttentionConfig as LinearCrossAttentionConfig
     from statewise.mixers.gated_recurrence import GRUConfig as GRUConfig
     from statewise.mixers.gated_recurrence import LSTMConfig as LSTMConfig
     from statewise.mixers.gss import GSSConfig as GSSConfig
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     from statewise.mixers.mamba import MambaConfig as MambaConfig
     from statewise.mixers.mamba2 import Mamba2Config as Mamba2Config
     from statewise.mixers.mamba3 import Mamba3Config as Mamba3Config
+    from statewise.mixers.masked_attention import StructuredMaskedAttentionConfig as StructuredMaskedAttentionConfig
     from statewise.mixers.s4 import S4Config as S4Config
     from statewise.mixers.s4d import S4DConfig as S4DConfig
     from statewise.mixers.s4d_reduction import reduce_s4d as reduce_s4d
@@ -104,6 +107,7 @@ if TYPE_CHECKING:
     from statewise.models.as_layer import as_layer as as_layer
     from statewise.models.block import BlockConfig as BlockConfig
     from statewise.models.classifier import SequenceClassifierConfig as SequenceClassifierConfig
+    from statewise.models.encoder_decoder import with_memory as with_memory
     from statewise.models.forecaster import ForecasterConfig as ForecasterConfig
     from statewise.models.hybrid import hybrid_layers as hybrid_layers
     from statewise.models.language_model import LanguageModel as LanguageModel

@@ -17,6 +17,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "tutorials/language": "Language",
         "tutorials/published-weights": "Published weights",
         "tutorials/long-sequences": "Long sequences",
+        "tutorials/encoder-decoder": "An encoder and a decoder",
     },
     "Notebooks": {
         "notebooks/01-lookup": "Looking things up",

@@ -15,6 +15,7 @@ from statewise.mixers.base import Dynamics, MixerConfig
 from statewise.mixers.prepared import PreparableMixer, wide
 from statewise.mixers.projection import Linear
 from statewise.mixers.time_invariant import Readout, least_decay
+from statewise.operators.bidirectional import bidirectional
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.masks import Masks
 from statewise.operators.state_shape import leaf
@@ -31,12 +32,14 @@ class GSSConfig(MixerConfig):
     expand:     the gate, and what it multiplies, are expand * d_model wide
     bottleneck: the system has d_model / bottleneck channels
     bias:       of the projections
+    bidirectional: a second C reads the same systems run backwards in time; then it has no state and cannot decode
     """
 
     d_state: EvenCount = 64
     expand: Count = 4
     bottleneck: Count = 4
     bias: bool = True
+    bidirectional: bool = False
 
     def build(self, d_model: int) -> GSS:
         return GSS(d_model, self)
@@ -106,10 +109,11 @@ class GSS(PreparableMixer):
             )
         super().__init__()
         self.d_model, self.config = d_model, config
+        self.is_causal = not config.bidirectional
         self.d_inner, self.d_ssm = config.expand * d_model, d_model // config.bottleneck
         self.in_proj = Linear(d_model, self.d_inner + self.d_ssm, bias=config.bias, parts=(self.d_inner, self.d_ssm))
         self.dynamics = GSSDynamics(self.d_ssm, config.d_state)
-        self.readout = Readout(self.d_ssm, config.d_state // 2, is_complex=True)
+        self.readout = Readout(self.d_ssm, config.d_state // 2, bidirectional=config.bidirectional, is_complex=True)
         self.up_proj = Linear(self.d_ssm, self.d_inner, bias=config.bias)
         self.out_proj = Linear(self.d_inner, d_model, bias=config.bias)
         self.reset_parameters()
@@ -126,10 +130,11 @@ class GSS(PreparableMixer):
         self.readout.reset_parameters()
 
     def build_operators(self) -> list[DiagonalLTI]:
-        """The discrete system with its skip."""
+        """The discrete system with its skip, and without it the one that reads backwards, if there is one."""
         A, B = self.dynamics(self.rate)
-        (C,) = self.readout.directions()
-        return [DiagonalLTI(A, B, C.squeeze(1), wide(self.readout.D).squeeze(1))]
+        C, *backward = (m.squeeze(1) for m in self.readout.directions())
+        ahead = DiagonalLTI(A, B, C, wide(self.readout.D).squeeze(1))
+        return [ahead, *(DiagonalLTI(A, B, m) for m in backward)]
 
     def state_shape(self) -> DiagonalState:
         return DiagonalState(leaf(self.d_ssm, self.config.d_state // 2, 2))
@@ -137,5 +142,9 @@ class GSS(PreparableMixer):
     def mix(self, x: Tensor, state: DiagonalState | None, masks: Masks) -> tuple[Tensor, DiagonalState | None]:
         u, v = F.gelu(self.in_proj(x)).split((self.d_inner, self.d_ssm), -1)
         with without_autocast(x.device):
-            y, state = self.operators[0].apply(wide(v), state, masks)
+            operators = self.operators
+            if len(operators) == 2:
+                y = bidirectional(operators[0], operators[1]).apply(wide(v), masks)
+            else:
+                y, state = operators[0].apply(wide(v), state, masks)
         return self.out_proj(u * self.up_proj(y.to(u.dtype))), state
