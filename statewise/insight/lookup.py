@@ -46,7 +46,7 @@ def h3_trace(mixer: Mixer, x: Tensor) -> Signals:
     with them, and Q reads them. W_O of ``output`` is the mixer's own output.
 
     Shapes:  x: (rows, length, d_model)
-    Errors:  InputError for another mixer, or an x that does not fit.
+    Errors:  InputError for another mixer, one that reads in both directions, or an x that does not fit.
     Source:  Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.2.
 
     >>> import statewise as sw
@@ -57,6 +57,8 @@ def h3_trace(mixer: Mixer, x: Tensor) -> Signals:
     """
     if not isinstance(mixer, H3):
         raise InputError(f"{type(mixer).__name__} stores no keys beside its values; give an H3 mixer")
+    if not mixer.is_causal:
+        raise InputError("a bidirectional H3 also recalls what comes later; give one with bidirectional=False")
     mixer.check_call(x, None)
     Q, K, V = wide(mixer.in_proj(x)).chunk(3, -1)
     shift, diagonal = h3_systems(mixer)
