@@ -155,9 +155,13 @@ class TestSelection:
         for function in (step_sizes, half_lives, hidden_attention):
             with pytest.raises(InputError, match=r"S4D selects nothing"):
                 function(mixer, x)
-        mixer, x = built(sw.MambaConfig(d_state=4, bidirectional=True))
-        with pytest.raises(InputError, match=r"bidirectional Mamba is two systems"):
-            step_sizes(mixer, x)
+        for config in (sw.MambaConfig(d_state=4, bidirectional=True), sw.Mamba2Config(d_head=4, bidirectional=True)):
+            mixer, x = built(config)
+            with pytest.raises(InputError, match=r"bidirectional Mamba2? is two systems"):
+                step_sizes(mixer, x)
+        mixer, x = built(sw.H3Config(d_state=4, bidirectional=True))
+        with pytest.raises(InputError, match=r"bidirectional H3 also recalls what comes later"):
+            h3_trace(mixer, x)
 
 
 class TestLookup:
