@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from statewise import export as export
     from statewise import generation as generation
     from statewise import hippo as hippo
+    from statewise import insight as insight
     from statewise import kernels as kernels
     from statewise import mixers as mixers
     from statewise import models as models
     from statewise import native as native
     from statewise import operators as operators
+    from statewise import plots as plots
     from statewise import predict as predict
     from statewise import reproduce as reproduce
     from statewise import semiseparable as semiseparable
@@ -114,6 +116,7 @@ if TYPE_CHECKING:
     from statewise.models.mlp import MLPConfig as MLPConfig
     from statewise.models.pair_classifier import PairClassifierConfig as PairClassifierConfig
     from statewise.models.regressor import SequenceRegressorConfig as SequenceRegressorConfig
+    from statewise.models.through_time import backward_in_pieces as backward_in_pieces
     from statewise.operators.base import Operator as Operator
     from statewise.operators.bidirectional import bidirectional as bidirectional
     from statewise.operators.causal_convolution import CausalConvolution as CausalConvolution
@@ -127,6 +130,7 @@ if TYPE_CHECKING:
     from statewise.predict.predictor import predictor as predictor
     from statewise.systems import ContinuousSystem as ContinuousSystem
     from statewise.systems import DiscreteSystem as DiscreteSystem
+    from statewise.systems import TimeVaryingSystem as TimeVaryingSystem
     from statewise.systems import discretize as discretize
     from statewise.systems import mass_spring_damper as mass_spring_damper
     from statewise.training.call import train as train

@@ -19,7 +19,7 @@ from statewise.mixers.short_convolution import ShortConvolution
 from statewise.operators.bidirectional import COMBINE, combine, reverse, reversed_order
 from statewise.operators.causal_convolution import ConvolutionState
 from statewise.operators.head_patterns import HEAD_PATTERNS, Heads, heads_of, share_heads
-from statewise.operators.masks import Masks
+from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.ssd import SSD, SSDState
 from statewise.operators.state_shape import leaf
 
@@ -138,19 +138,29 @@ class Mamba2Direction(nn.Module):
         self.dynamics.reset_parameters()
         self.norm.reset_parameters()
 
-    def read(self, projected: Tensor, state: Mamba2State | None, masks: Masks) -> tuple[Tensor, Mamba2State | None]:
-        """z, x, B, C, dt side by side (batch, length, ...) -> the normed outputs (batch, length, d_inner)."""
+    def system(
+        self, projected: Tensor, state: ConvolutionState | None, masks: Masks
+    ) -> tuple[SSD, Tensor, Tensor, ConvolutionState | None]:
+        """The system that z, x, B, C, dt side by side (batch, length, ...) select, with its skip; the values
+        (batch, length, n_heads, d_head) that it reads, in its dtype; the gate z (batch, length, d_inner); and the short
+        convolution's state.
+        """
         config = self.config
-        before, before_ssm = (None, None) if state is None else state
         z, xBC, dt = projected.split(self.sizes, -1)
-        xBC, convolution = self.convolution(xBC, before, masks=masks)
+        xBC, convolution = self.convolution(xBC, state, masks=masks)
         values, B, C = xBC.split(self.convolved_sizes, -1)
         values = share_heads(values.unflatten(-1, (self.heads.values, config.d_head)), self.n_heads)
         B, C = (m.unflatten(-1, (-1, config.d_state)) for m in (B, C))
         dt, log_a = self.dynamics(dt)
         operator = SSD(log_a, B, C, config.chunk_length, dt=dt, D=self.dynamics.D)
-        y, ssm = operator.apply(values.to(dt.dtype), before_ssm, masks)
-        return self.norm(y.flatten(-2), z), None if state is None else Mamba2State(convolution, ssm)
+        return operator, values.to(dt.dtype), z, convolution
+
+    def read(self, projected: Tensor, state: Mamba2State | None, masks: Masks) -> tuple[Tensor, Mamba2State | None]:
+        """What ``in_proj`` gave -> the normed outputs (batch, length, d_inner)."""
+        before, before_ssm = (None, None) if state is None else state
+        operator, values, z, convolution = self.system(projected, before, masks)
+        y, ssm = operator.apply(values, before_ssm, masks)
+        return self.norm(y.flatten(-2), z), None if convolution is None else Mamba2State(convolution, ssm)
 
 
 class Mamba2(Mamba2Direction, Mixer):
@@ -202,6 +212,12 @@ class Mamba2(Mamba2Direction, Mixer):
     def state_shape(self) -> Mamba2State:
         ssm = SSDState(leaf(self.n_heads, self.config.d_head, self.config.d_state))
         return Mamba2State(self.convolution.operator.state_shape(), ssm)
+
+    def select(
+        self, x: Tensor, state: ConvolutionState | None = None, masks: Masks = NO_MASKS
+    ) -> tuple[SSD, Tensor, Tensor, ConvolutionState | None]:
+        """:meth:`system` of x, read forwards."""
+        return self.system(self.in_proj(x), state, masks)
 
     def mix(self, x: Tensor, state: Mamba2State | None, masks: Masks) -> tuple[Tensor, Mamba2State | None]:
         projected = self.in_proj(x)
