@@ -79,30 +79,24 @@ def attend_fully(
              pairs at one time, and none where all is seen. With ``dropout`` all weights are computed and kept for the
              gradients.
     """
-    n_keys = k.shape[1]
-    if not is_any(n_keys) and n_keys == 0:
+    length, n_keys = q.shape[1], k.shape[1]
+    if not is_any(length) and not is_any(n_keys) and 0 in (length, n_keys):
         return q.new_zeros(q.shape)
-    if seen.window is not None and not is_any(n_keys) and seen.window >= max(q.shape[1], n_keys):
+    if seen.window is not None and not is_any(n_keys) and seen.window >= max(length, n_keys):
         seen = seen._replace(window=None)
-    outputs = [_attend_part(q, k, v, seen, dropout, *part) for part in _parts(q.shape[1], n_keys, seen)]
+    outputs = [_attend_part(q, k, v, seen, dropout, *part) for part in _parts(length, n_keys, seen)]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
 def _parts(length: int, n_keys: int, seen: Seen) -> Iterator[tuple[int, int, int, int]]:
     """Which queries are taken at one time, and which keys any of them may see: (begin, end, low, high)."""
-    at_once = length
-    if not is_any(length) and not is_any(n_keys):
-        if seen.window is not None:
-            at_once = max(seen.window, SMALLEST_BLOCK)
-        if seen.documents is not None:
-            n_seen = n_keys if seen.window is None else min(n_keys, at_once + 2 * seen.window)
-            at_once = min(at_once, max(1, MASK_ELEMENTS // (seen.documents[0].shape[0] * n_seen or 1)))
-        elif seen.window is not None:
-            rows = 1 if seen.valid is None else seen.valid.shape[0]
-            at_once = min(at_once, max(1, MASK_ELEMENTS // (rows * min(n_keys, at_once + 2 * seen.window) or 1)))
-    if is_any(length) or is_any(n_keys) or at_once >= length:
-        yield 0, length, 0, n_keys
+    if is_any(length) or is_any(n_keys) or (seen.documents is None and seen.window is None):
+        yield 0, length, 0, n_keys  # a mask of the keys alone is one row for all queries
         return
+    at_once = length if seen.window is None else max(seen.window, SMALLEST_BLOCK)
+    n_seen = n_keys if seen.window is None else min(n_keys, at_once + 2 * seen.window)
+    rows = max(1 if seen.valid is None else len(seen.valid), 1 if seen.documents is None else len(seen.documents[0]))
+    at_once = min(at_once, max(1, MASK_ELEMENTS // (rows * n_seen)))
     for begin in range(0, length, at_once):
         end = min(begin + at_once, length)
         if seen.window is None:
