@@ -62,6 +62,9 @@ def selected(mixer: Mixer, x: Tensor) -> Selected:
             f"{type(mixer).__name__} selects nothing: it has the same coefficients at every step; give a Mamba, Mamba2 "
             "or Mamba3 mixer"
         )
+    if not mixer.is_causal:
+        kind = type(mixer).__name__
+        raise InputError(f"a bidirectional {kind} is two systems, and no causal map; give one with bidirectional=False")
     mixer.check_call(x, None)
     if isinstance(mixer, Mamba):
         return _mamba(mixer, x)
@@ -80,8 +83,6 @@ def selected(mixer: Mixer, x: Tensor) -> Selected:
 
 
 def _mamba(mixer: Mamba, x: Tensor) -> Selected:
-    if not mixer.is_causal:
-        raise InputError("a bidirectional Mamba is two systems, and no causal map; give one with bidirectional=False")
     u, _ = mixer.in_proj(x).chunk(2, -1)
     values, _ = mixer.convolution(u)
     operator = replace(mixer.operator(values), D=None)
