@@ -146,12 +146,12 @@ class Mamba2(Mixer):
         return Mamba2State(self.convolution.operator.state_shape(), ssm)
 
     def select(
-        self, x: Tensor, state: ConvolutionState | None = None, masks: Masks = NO_MASKS
+        self, projected: Tensor, state: ConvolutionState | None = None, masks: Masks = NO_MASKS
     ) -> tuple[SSD, Tensor, Tensor, ConvolutionState | None]:
-        """The system that x selects, with its skip; the values (batch, length, n_heads, d_head) that it reads, in its
-        dtype; the gate z (batch, length, d_inner); and the short convolution's state.
+        """What ``in_proj`` makes of x -> the system that it selects, with its skip; the values (batch, length, n_heads,
+        d_head) that it reads, in its dtype; the gate z (batch, length, d_inner); the short convolution's state.
         """
-        z, xBC, dt = self.in_proj(x).split(self.sizes, -1)
+        z, xBC, dt = projected.split(self.sizes, -1)
         xBC, convolution = self.convolution(xBC, state, masks=masks)
         values, B, C = xBC.split(self.convolved_sizes, -1)
         values = values.unflatten(-1, (self.n_heads, self.config.d_head))
@@ -162,7 +162,7 @@ class Mamba2(Mixer):
 
     def mix(self, x: Tensor, state: Mamba2State | None, masks: Masks) -> tuple[Tensor, Mamba2State | None]:
         before, before_ssm = (None, None) if state is None else state
-        operator, values, z, convolution = self.select(x, before, masks)
+        operator, values, z, convolution = self.select(self.in_proj(x), before, masks)
         y, ssm = operator.apply(values, before_ssm, masks)
         y = self.out_proj(self.norm(y.flatten(-2), z).to(x.dtype))
         return y, None if convolution is None else Mamba2State(convolution, ssm)
