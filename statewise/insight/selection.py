@@ -100,7 +100,7 @@ def _mamba(mixer: Mamba, x: Tensor) -> Selected:
 
 
 def _mamba2(mixer: Mamba2, x: Tensor) -> Selected:
-    operator, values, _, _ = mixer.select(x)
+    operator, values, _, _ = mixer.select(mixer.in_proj(x))
     assert operator.dt is not None
     return Selected(
         values=values,

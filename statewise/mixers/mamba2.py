@@ -138,8 +138,8 @@ class Mamba2Direction(nn.Module):
         self.dynamics.reset_parameters()
         self.norm.reset_parameters()
 
-    def system(
-        self, projected: Tensor, state: ConvolutionState | None, masks: Masks
+    def select(
+        self, projected: Tensor, state: ConvolutionState | None = None, masks: Masks = NO_MASKS
     ) -> tuple[SSD, Tensor, Tensor, ConvolutionState | None]:
         """The system that z, x, B, C, dt side by side (batch, length, ...) select, with its skip; the values
         (batch, length, n_heads, d_head) that it reads, in its dtype; the gate z (batch, length, d_inner); and the short
@@ -158,7 +158,7 @@ class Mamba2Direction(nn.Module):
     def read(self, projected: Tensor, state: Mamba2State | None, masks: Masks) -> tuple[Tensor, Mamba2State | None]:
         """What ``in_proj`` gave -> the normed outputs (batch, length, d_inner)."""
         before, before_ssm = (None, None) if state is None else state
-        operator, values, z, convolution = self.system(projected, before, masks)
+        operator, values, z, convolution = self.select(projected, before, masks)
         y, ssm = operator.apply(values, before_ssm, masks)
         return self.norm(y.flatten(-2), z), None if convolution is None else Mamba2State(convolution, ssm)
 
@@ -212,12 +212,6 @@ class Mamba2(Mamba2Direction, Mixer):
     def state_shape(self) -> Mamba2State:
         ssm = SSDState(leaf(self.n_heads, self.config.d_head, self.config.d_state))
         return Mamba2State(self.convolution.operator.state_shape(), ssm)
-
-    def select(
-        self, x: Tensor, state: ConvolutionState | None = None, masks: Masks = NO_MASKS
-    ) -> tuple[SSD, Tensor, Tensor, ConvolutionState | None]:
-        """:meth:`system` of x, read forwards."""
-        return self.system(self.in_proj(x), state, masks)
 
     def mix(self, x: Tensor, state: Mamba2State | None, masks: Masks) -> tuple[Tensor, Mamba2State | None]:
         projected = self.in_proj(x)
