@@ -15,7 +15,7 @@ SEED ?= 1
 DEMO_PROMPT ?= class Stack:
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format docs benchmark sanitize fuzz gpu-check gpu-gate gpu-tests gpu-day gpu-science clean
+.PHONY: help install demo test lint format docs benchmark sanitize fuzz browser gpu-check gpu-gate gpu-tests gpu-day gpu-science clean
 
 help:
 	@echo 'make demo     train a small hybrid for $(DEMO_MINUTES) minutes on the text of the standard library, then write with it'
@@ -27,6 +27,7 @@ help:
 	@echo 'make benchmark  the bars: our kernels and models beside those of others, which it installs (llama.cpp compiles for minutes)'
 	@echo 'make sanitize   the tests of the C kernels over a library built with sanitizers'
 	@echo 'make fuzz MINUTES=30 SEED=1   random cases against slow, obvious answers; exit code 1 if one is wrong'
+	@echo 'make browser  the page of statewise explore in Chromium, which it installs where apt-get can; PICTURES=docs/pictures draws those of the docs'
 	@echo 'make gpu-check  the Triton kernels without a GPU: compiled for eight cards, and run in an interpreter'
 	@echo 'make gpu-day  on a machine with a GPU, in ten minutes: tests, laws and times of its kernels and models; the results in build/gpu-day'
 	@echo 'make gpu-science DATA=data  ten minutes of the trainings that need a GPU; call it again and it goes on'
@@ -90,6 +91,17 @@ sanitize: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) --sanitize auto
+
+$(VENV)/.installed-browser: pyproject.toml constraints.txt $(VENV)/.installed-dev
+	$(PIP) -e '.[browser]'
+	@touch $(VENV)/.installed $(VENV)/.installed-dev $@
+
+# Debian's Chromium, driven by Playwright; Playwright's own browsers are not downloaded
+PICTURES ?=
+browser: $(VENV)/.installed-browser
+	@command -v chromium > /dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium > /dev/null; } \
+		|| { echo 'make browser needs Chromium as chromium on the PATH, and apt-get could not install it'; exit 1; }
+	STATEWISE_PICTURES=$(PICTURES) $(BIN)/python -m pytest --browser --durations 5 tests/explore/test_browser_*.py
 
 # Triton is 700 MB, and each PyTorch for CUDA wants its own: so it has an environment apart, and no pin in constraints.txt.
 # What was compiled stays in build/gpu-cache.

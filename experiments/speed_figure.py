@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from statewise.training.plotting import figure
+from statewise.plots.style import figure
 
 # What is shown: our label, the bar's name, and how its setting begins
 SHOWN = (

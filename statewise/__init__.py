@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from statewise import export as export
     from statewise import generation as generation
     from statewise import hippo as hippo
+    from statewise import insight as insight
     from statewise import kernels as kernels
     from statewise import mixers as mixers
     from statewise import models as models
     from statewise import native as native
     from statewise import operators as operators
+    from statewise import plots as plots
     from statewise import predict as predict
     from statewise import reproduce as reproduce
     from statewise import semiseparable as semiseparable
@@ -81,6 +83,8 @@ if TYPE_CHECKING:
     from statewise.mixers.base import Mixer as Mixer
     from statewise.mixers.base import MixerConfig as MixerConfig
     from statewise.mixers.base import set_rate as set_rate
+    from statewise.mixers.cross_attention import CrossAttentionConfig as CrossAttentionConfig
+    from statewise.mixers.cross_attention import LinearCrossAttentionConfig as LinearCrossAttentionConfig
     from statewise.mixers.gated_recurrence import GRUConfig as GRUConfig
     from statewise.mixers.gated_recurrence import LSTMConfig as LSTMConfig
     from statewise.mixers.gss import GSSConfig as GSSConfig
@@ -93,6 +97,7 @@ if TYPE_CHECKING:
     from statewise.mixers.mamba import MambaConfig as MambaConfig
     from statewise.mixers.mamba2 import Mamba2Config as Mamba2Config
     from statewise.mixers.mamba3 import Mamba3Config as Mamba3Config
+    from statewise.mixers.masked_attention import StructuredMaskedAttentionConfig as StructuredMaskedAttentionConfig
     from statewise.mixers.s4 import S4Config as S4Config
     from statewise.mixers.s4d import S4DConfig as S4DConfig
     from statewise.mixers.s4d_reduction import reduce_s4d as reduce_s4d
@@ -102,6 +107,7 @@ if TYPE_CHECKING:
     from statewise.models.as_layer import as_layer as as_layer
     from statewise.models.block import BlockConfig as BlockConfig
     from statewise.models.classifier import SequenceClassifierConfig as SequenceClassifierConfig
+    from statewise.models.encoder_decoder import with_memory as with_memory
     from statewise.models.forecaster import ForecasterConfig as ForecasterConfig
     from statewise.models.hybrid import hybrid_layers as hybrid_layers
     from statewise.models.language_model import LanguageModel as LanguageModel
@@ -110,6 +116,7 @@ if TYPE_CHECKING:
     from statewise.models.mlp import MLPConfig as MLPConfig
     from statewise.models.pair_classifier import PairClassifierConfig as PairClassifierConfig
     from statewise.models.regressor import SequenceRegressorConfig as SequenceRegressorConfig
+    from statewise.models.through_time import backward_in_pieces as backward_in_pieces
     from statewise.operators.base import Operator as Operator
     from statewise.operators.bidirectional import bidirectional as bidirectional
     from statewise.operators.causal_convolution import CausalConvolution as CausalConvolution
@@ -123,6 +130,7 @@ if TYPE_CHECKING:
     from statewise.predict.predictor import predictor as predictor
     from statewise.systems import ContinuousSystem as ContinuousSystem
     from statewise.systems import DiscreteSystem as DiscreteSystem
+    from statewise.systems import TimeVaryingSystem as TimeVaryingSystem
     from statewise.systems import discretize as discretize
     from statewise.systems import mass_spring_damper as mass_spring_damper
     from statewise.training.call import train as train

@@ -20,6 +20,7 @@ hypothesis.settings.load_profile("statewise")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--browser", action="store_true", help="also run the tests in Chromium, as make browser does")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -27,6 +28,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="takes minutes; run with --slow"))
+        if item.get_closest_marker("browser") and not config.getoption("--browser"):
+            item.add_marker(pytest.mark.skip(reason="needs Chromium; run with --browser"))
         if item.get_closest_marker("cuda") and not cuda:
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
 

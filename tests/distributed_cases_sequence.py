@@ -6,6 +6,7 @@ import re
 from dataclasses import fields, replace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from distributed_harness import Place, case
@@ -14,6 +15,7 @@ from law_signals import prepared
 from torch import Tensor
 
 import statewise as sw
+from statewise.errors import InputError
 from statewise.operators.base import Operator
 from statewise.training.distributed.sequence import sequence_parallel
 
@@ -91,6 +93,10 @@ def mixer_case(name: str) -> None:
     starts = torch.zeros(3, 23, dtype=torch.bool)
     starts[0, 3] = starts[0, 11] = starts[1, 0] = starts[2, 5] = starts[2, 6] = True
     lengths = torch.tensor([23, 4, 12])
+    if mixer.reads_memory:
+        with pytest.raises(InputError, match="reads a memory, which is not divided over ranks"):
+            sequence_parallel(mixer, x)
+        return
     for masks in ({}, {"starts": starts, "lengths": lengths}):
         valid = torch.arange(23) < masks.get("lengths", torch.full((3,), 23))[:, None]
         check_mixer(mixer, x, weight * valid[..., None], masks, valid)

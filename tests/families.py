@@ -165,6 +165,13 @@ def ssd_any_decay(batch: int, length: int, dtype: torch.dtype, seed: int) -> tup
     return replace(op, log_a=torch.where(mild, op.log_a, log_a)), u  # type: ignore[attr-defined, call-arg]
 
 
+def ssd_own_groups(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    """B of two groups and C of three, of six heads."""
+    op, u = ssd(batch, length, dtype, seed, heads=6, groups=2)
+    C = ssd(batch, length, dtype, seed + 1, heads=6, groups=3)[0].C  # type: ignore[attr-defined]
+    return replace(op, C=C), u  # type: ignore[call-arg]
+
+
 def ssd_one_group(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
     return ssd(batch, length, dtype, seed, heads=3, groups=1, d_head=2, d_state=7, chunk_length=64)
 
@@ -244,6 +251,7 @@ FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tenso
     "SSD one group": ssd_one_group,
     "SSD with any decay": ssd_any_decay,
     "SSD with dt and D": ssd_with_skip,
+    "SSD with groups of B and of C": ssd_own_groups,
 }
 
 # Each builds at width 8.
@@ -251,6 +259,7 @@ MIXERS: dict[str, sw.MixerConfig] = {
     "Mamba": sw.MambaConfig(d_state=4),
     "Mamba complex": sw.MambaConfig(d_state=4, initialization="lin"),
     "Mamba-2": sw.Mamba2Config(d_state=4, d_head=4, chunk_length=4),
+    "Mamba-2, multi-query": sw.Mamba2Config(d_state=4, d_head=4, head_pattern="multi_query", n_groups=2),
     "Mamba-3": sw.Mamba3Config(d_state=4, d_head=4),
     "S4": sw.S4Config(d_state=4),
     "S4D": sw.S4DConfig(d_state=4),
@@ -270,6 +279,13 @@ MIXERS: dict[str, sw.MixerConfig] = {
     "HiPPO-RNN": sw.HiPPORNNConfig(d_state=4),
     "HiPPO-RNN of a window": sw.HiPPORNNConfig(measure="legt", theta=9.0, d_state=4, d_memory=2, d_hidden=3),
     "linear attention": sw.LinearAttentionConfig(n_heads=2),
+    "linear attention, multi-key": sw.LinearAttentionConfig(n_heads=4, head_pattern="multi_key", n_groups=2),
+    "structured masked attention": sw.StructuredMaskedAttentionConfig(n_heads=2),
+    "structured masked attention, constant": sw.StructuredMaskedAttentionConfig(
+        n_heads=2, decay="constant", head_pattern="multi_query", normalize=False
+    ),
+    "cross-attention": sw.CrossAttentionConfig(n_heads=2, n_kv_heads=1),
+    "linear cross-attention": sw.LinearCrossAttentionConfig(n_heads=2),
     "attention": sw.AttentionConfig(n_heads=4),
     "attention, grouped": sw.AttentionConfig(n_heads=4, n_kv_heads=2, positions=None),
     "attention, window": sw.AttentionConfig(n_heads=2, window=7),

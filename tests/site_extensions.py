@@ -14,6 +14,7 @@ import docstrings as docstrings  # noqa: E402
 import documented as documented  # noqa: E402
 import fields as fields  # noqa: E402
 import navigation as navigation  # noqa: E402
+import notebooks as notebooks  # noqa: E402
 import page_blocks as page_blocks  # noqa: E402
 import reference as reference  # noqa: E402
 import site_check as site_check  # noqa: E402

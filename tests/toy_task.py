@@ -24,8 +24,8 @@ from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.base import Model, ModelConfig
 from statewise.models.block import Block, BlockConfig
 from statewise.models.registry import CONFIG_TYPES
+from statewise.plots.style import figure
 from statewise.training import RunConfig
-from statewise.training.plotting import figure
 from statewise.training.presets import PRESETS
 from statewise.training.tasks import TASKS, Task
 

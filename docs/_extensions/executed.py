@@ -32,9 +32,7 @@ LONGEST_CODE = 8  # lines of a block that draws; a longer one is folded
 def fingerprint() -> str:
     """Of the package and of this folder: with another one, every page runs again."""
     digest = hashlib.sha256()
-    for path in sorted(
-        [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.[ch]"), Path(page_blocks.__file__), page_blocks.STYLE]
-    ):
+    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.[ch]"), Path(page_blocks.__file__)]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -65,12 +63,13 @@ def execute(app: Any) -> None:
     package = fingerprint()
     waiting: list[tuple[str, Path, Path]] = []
     for name in sorted(app.project.discover(app.config.exclude_patterns)):
-        page = Path(app.srcdir, name + ".md")
-        if not page.exists() or not any(
-            block.language in ("python", "console") for block in page_blocks.blocks(page.read_text("utf-8"))
-        ):
+        page = next((p for p in (Path(app.srcdir, name + end) for end in (".md", ".ipynb")) if p.exists()), None)
+        if page is None:
             continue
-        key = hashlib.sha256((package + name + page.read_text("utf-8")).encode()).hexdigest()[:16]
+        text = page_blocks.text_of(page)
+        if not any(block.language in ("python", "console") for block in page_blocks.blocks(text)):
+            continue
+        key = hashlib.sha256((package + name + text).encode()).hexdigest()[:16]
         folder = root / f"{name.replace('/', '-')}-{key}"
         app.env.executed[name] = str(folder)
         if not (folder / "results.json").exists():

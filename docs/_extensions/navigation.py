@@ -17,6 +17,15 @@ SECTIONS: dict[str, dict[str, str]] = {
         "tutorials/language": "Language",
         "tutorials/published-weights": "Published weights",
         "tutorials/long-sequences": "Long sequences",
+        "tutorials/encoder-decoder": "An encoder and a decoder",
+    },
+    "Notebooks": {
+        "notebooks/01-lookup": "Looking things up",
+        "notebooks/02-linear-attention": "Attention in linear time",
+        "notebooks/03-duality": "A layer is a matrix",
+        "notebooks/04-systems": "From systems to sequences",
+        "notebooks/05-memory": "A memory by design",
+        "notebooks/06-selection": "What to let in",
     },
     "Guides: from data to answers": {
         "data": "Your data",
@@ -35,6 +44,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Guides: models and mathematics": {
         "layers": "Layers",
         "operators": "Operators",
+        "plots": "Pictures",
         "estimation": "Estimation",
         "structural": "Structural time series",
         "synthetic": "Synthetic languages",
@@ -54,7 +64,9 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Concepts": {
         "concepts": "The mathematics at a glance",
+        "explore": "A page to play with",
         "math/discretisation": "Discretisation",
+        "math/systems": "Systems in general",
         "math/reduction": "Fewer states",
         "math/hippo": "HiPPO",
         "math/s4": "S4's filter",
@@ -89,7 +101,8 @@ FALLBACK = "Guides: with other software"
 
 def pages(docs: Path) -> set[str]:
     """Every page, by its name without `.md`. Folders of the site's own machinery have none."""
-    names = {path.relative_to(docs).with_suffix("").as_posix() for path in docs.rglob("*.md")}
+    files = [*docs.rglob("*.md"), *docs.rglob("*.ipynb")]
+    names = {path.relative_to(docs).with_suffix("").as_posix() for path in files}
     return {name for name in names if not name.startswith("_")}
 
 

@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import notebooks
+
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXECUTES_COMMANDS = "<!-- its commands are executed -->"
-STYLE = Path(__file__).parents[1] / "_static" / "figures.mplstyle"
 _SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -50,6 +51,12 @@ class Result:
     text: str
     output: str = ""
     figures: list[tuple[str, str]] = field(default_factory=list)
+
+
+def text_of(page: Path) -> str:
+    """The Markdown of a page, or of a notebook."""
+    text = page.read_text("utf-8")
+    return notebooks.as_markdown(text, page.name) if page.suffix == ".ipynb" else text
 
 
 def blocks(text: str) -> list[Block]:
@@ -95,7 +102,7 @@ def run(page: Path, folder: Path, figures: Path | None = None) -> list[Result]:
     """
     import torch
 
-    text = page.read_text("utf-8")
+    text = text_of(page)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     results = []
     with _in(folder), _drawing():
@@ -149,8 +156,8 @@ def _run_python(page: Path, block: Block, namespace: dict[str, Any], figures: Pa
     result = Result(block.line, block.text, written.getvalue())
     if block.expected is not None:
         _compare(page, block.line, block.expected, result.output)
-    if "matplotlib.pyplot" in sys.modules:
-        result.figures = list(_figures(page, block.line, figures))
+    if "matplotlib" in sys.modules:
+        result.figures = list(_figures(page, block.line, namespace, figures))
     return result
 
 
@@ -159,11 +166,18 @@ def _compare(page: Path, line: int, expected: str, got: str) -> None:
         raise PageError(f"{page.name}:{line}: the page has another output than the code:\n{got.strip()}")
 
 
-def _figures(page: Path, line: int, folder: Path | None) -> Iterator[tuple[str, str]]:
+def _figures(page: Path, line: int, namespace: dict[str, Any], folder: Path | None) -> Iterator[tuple[str, str]]:
+    """Those that pyplot has open, and those of ``statewise.plots`` that the block has made and given words."""
     import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
-    for number in plt.get_fignums():
-        figure = plt.figure(number)
+    shown = namespace.setdefault("__shown__", [])  # kept, so that no other object gets the id of one
+    drawn = [plt.figure(number) for number in plt.get_fignums()]
+    drawn += [value for value in namespace.values() if isinstance(value, Figure) and value.get_label()]
+    for number, figure in enumerate(drawn, 1):
+        if any(figure is other for other in shown):
+            continue
+        shown.append(figure)
         words = " ".join(str(figure.get_label()).split())
         if not words:
             raise PageError(
@@ -214,7 +228,7 @@ def _in(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _drawing() -> Iterator[None]:
-    """Figures look alike on every page; without matplotlib nothing is drawn."""
+    """Figures look alike on every page, and like those of ``statewise.plots``; without matplotlib nothing is drawn."""
     try:
         import matplotlib
     except ImportError:
@@ -223,7 +237,9 @@ def _drawing() -> Iterator[None]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    with matplotlib.rc_context(fname=str(STYLE)):
+    from statewise.plots.style import style
+
+    with style():
         try:
             yield
         finally:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import navigation
+import notebooks
 
 # Pages of the site whose text lies elsewhere in the repository: so it is written once
 ROOT_PAGES = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md", "experiments": "experiments/README.md"}
@@ -52,6 +53,11 @@ def for_site(text: str, written_in: Path, shown_as: Path, docs: Path) -> str:
 
 def read(app: Any, name: str, content: list[str]) -> None:
     docs = Path(app.srcdir)
+    notebook = docs / f"{name}.ipynb"
+    if notebook.exists():
+        text = notebooks.as_markdown(content[0], notebook.name)
+        content[0] = for_site(text, notebook.parent, notebook.parent, docs)
+        return
     page = docs / f"{name}.md"
     if not page.exists():
         return
@@ -71,6 +77,7 @@ def depends(app: Any, env: Any, added: set[str], changed: set[str], removed: set
 
 
 def setup(app: Any) -> dict[str, Any]:
+    app.add_source_suffix(".ipynb", "markdown")
     app.connect("source-read", read)
     app.connect("env-get-outdated", depends)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -11,7 +11,7 @@ from typing import Any
 
 from statewise.benchmark.case import Workload
 from statewise.errors import ConfigError, DataError
-from statewise.training.plotting import figure, require_plot
+from statewise.plots.style import figure, line, marker, require_plot
 
 
 def require_cost_plot(workload: Workload, path: Path, *, quick: bool = False) -> None:
@@ -43,12 +43,12 @@ def plot_cost(record: Mapping[str, Any], path: Path) -> None:
     with figure(path, 5 * len(drawn), 4) as page:
         panels = page.subplots(1, len(drawn), squeeze=False, sharey=True)[0]
         for axes, (kind, sides) in zip(panels, drawn.items()):
-            for side, points in sides.items():
+            for number, (side, points) in enumerate(sides.items()):
                 lengths, costs = zip(*sorted(points.items()))
-                axes.plot(lengths, costs, marker="o", label=side, linewidth=2 if side.startswith("ours") else 1)
+                look = {**line(number), **marker(number), "linewidth": 2 if side.startswith("ours") else 1}
+                axes.plot(lengths, costs, label=side, **look)
             axes.set(xscale="log", yscale="log", xlabel="length", title=kind)
             axes.set_xscale("log", base=2)
-            axes.grid(True, alpha=0.3)
         panels[0].set_ylabel("microseconds per step")
         panels[-1].legend(fontsize="small")
         page.suptitle(f"{record['workload']}: {record['cases'][0]['setting']}", fontsize="medium")

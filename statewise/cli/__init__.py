@@ -18,6 +18,7 @@ from statewise.cli.commands.benchmark import benchmark, profile
 from statewise.cli.commands.chat import chat
 from statewise.cli.commands.convert import convert
 from statewise.cli.commands.evaluate import evaluate
+from statewise.cli.commands.explore import explore
 from statewise.cli.commands.export import export
 from statewise.cli.commands.forecast import forecast
 from statewise.cli.commands.generate import generate
@@ -66,6 +67,7 @@ for command in (
     convert,
     export,
     reproduce,
+    explore,
     benchmark,
     profile,
     info,

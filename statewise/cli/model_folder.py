@@ -33,7 +33,7 @@ from statewise.models.base import Model
 from statewise.models.forecaster import Forecaster
 from statewise.models.language_model import LanguageModel
 from statewise.models.structural import StructuralForecaster
-from statewise.training.plotting import require_plot
+from statewise.plots.style import require_plot
 from statewise.training.run_folder import RUN_FILE, read_run
 from statewise.training.several_folder import runs_in
 from statewise.training.tasks import Table, Task

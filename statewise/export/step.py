@@ -72,6 +72,9 @@ def build_part(model: nn.Module, name: str, batch: int | None = None) -> Part:
 def refusal(model: nn.Module, part: str = "step") -> str | None:
     """Why a part of a model cannot be exported, in one line; None if it can."""
     name = type(model).__name__
+    for i, block in enumerate(getattr(model, "blocks", ())):
+        if block.mixer.reads_memory:
+            return f"layers[{i}] reads a memory, for which a file has no input; export the model without it"
     if isinstance(model, LanguageModel):
         if part in ("step", "prefill"):
             return None

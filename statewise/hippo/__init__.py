@@ -3,6 +3,7 @@
 ``docs/math/hippo.md`` walks through this package.
 """
 
+from statewise.hippo.density import density as density
 from statewise.hippo.diagonalize import NPLR as NPLR
 from statewise.hippo.diagonalize import low_rank as low_rank
 from statewise.hippo.diagonalize import nplr as nplr

@@ -1,4 +1,4 @@
-"""Causal softmax attention as a mixer; its state is its key-value history."""
+"""Softmax attention as a mixer: causal, its state being its key-value history, or in both directions, without one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from statewise.configuration.types import Count, Fraction, OneOf, Positive
 from statewise.errors import ConfigError
 from statewise.mixers.attention_state import AttentionState, Context, check_history, with_room
 from statewise.mixers.base import Mixer, MixerConfig
+from statewise.mixers.full_attention import Seen, attend_fully
 from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.mixers.rotary import rotate
@@ -25,20 +26,22 @@ POSITIONS = ("rotary", "learned")
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig(MixerConfig):
-    """Causal attention with ``n_heads`` query heads of width ``d_head``.
+    """Attention with ``n_heads`` query heads of width ``d_head``, causal unless ``bidirectional``.
 
     n_kv_heads: heads of keys and values, each shared by n_heads / n_kv_heads query heads (default: n_heads)
     d_head:     default d_model / n_heads
     positions:  "rotary" (the first ``d_rotary`` features of each head, default all; see :mod:`.rotary`),
                 "learned" (a table of ``max_positions`` vectors, added to the mixer's input) or None
     scale:      by which the products of queries and keys are multiplied before the softmax (default: 1 / sqrt(d_head))
-    window:     a query sees itself and the window - 1 tokens before it (default: all)
+    window:     a query sees itself and the window - 1 tokens before it (default: all), and as many behind it if
+                bidirectional
     n_taps:     queries, keys and values first pass a depthwise causal convolution of this many taps, with a bias and no
                 activation, as in the hybrids of ``mamba_ssm`` (default: none)
     bias:       of both projections
     output_bias: of the output's projection, if that differs from ``bias``
     dropout:    of the attention weights, in training
     weight_std: standard deviation of the projections' weights at the start
+    bidirectional: a query also sees the tokens behind it; then there is no state and the layer cannot decode
     """
 
     n_heads: Count
@@ -55,6 +58,7 @@ class AttentionConfig(MixerConfig):
     output_bias: bool | None = None
     dropout: Fraction = 0.0
     weight_std: Positive = WEIGHT_STD
+    bidirectional: bool = False
 
     def __post_init__(self) -> None:
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
@@ -69,6 +73,11 @@ class AttentionConfig(MixerConfig):
             raise ConfigError(
                 f"AttentionConfig.max_positions={self.max_positions} with positions={self.positions!r}; "
                 'set it if, and only if, positions="learned"'
+            )
+        if self.bidirectional and self.n_taps is not None:
+            raise ConfigError(
+                f"AttentionConfig.n_taps={self.n_taps} with bidirectional=True; its convolution reads backwards alone: "
+                "leave it out"
             )
         if self.d_head is not None:
             self.rotary_width(self.d_head)
@@ -112,7 +121,9 @@ class ConvolvedAttentionState(NamedTuple):
 
 
 class Attention(Mixer):
-    """y = W_o softmax(scale Q K^T + causal mask) V, with Q, K, V = W_i (x + learned positions).
+    """y = W_o softmax(scale Q K^T + mask) V, with Q, K, V = W_i (x + learned positions).
+
+    The mask leaves each query its own document up to itself and, if ``bidirectional``, behind itself too.
 
     Positions count from the beginning of the document, so padded, packed and single runs agree.
 
@@ -136,6 +147,7 @@ class Attention(Mixer):
     def __init__(self, d_model: int, config: AttentionConfig) -> None:
         super().__init__()
         self.d_model, self.config = d_model, config
+        self.is_causal = not config.bidirectional
         self.bounded_state = config.window is not None
         self.n_heads = config.n_heads
         self.n_kv_heads = config.n_heads if config.n_kv_heads is None else config.n_kv_heads
@@ -197,13 +209,21 @@ class Attention(Mixer):
 
         context = Context(k, v, masks.lengths, began, self.config.window)
         dropout = self.dropout if self.training and self.dropout.p > 0.0 else None
-        if history is None:
+        if self.config.bidirectional:
+            y = attend_fully(q, k, v, self._seen(masks), dropout=dropout)
+        elif history is None:
             y = context.attend(q, dropout)
         else:
             context, history = history.extend(context)
             y = history.attend(q, context, dropout)
         y = self.out_proj(y.to(qkv.dtype).flatten(2))
         return y, history if before is None or history is None else ConvolvedAttentionState(before, history)
+
+    def _seen(self, masks: Masks) -> Seen:
+        """What a query sees in both directions."""
+        if masks.segments is None:
+            return Seen(valid=masks.valid, window=self.config.window)
+        return Seen(masks.valid, (masks.segments, masks.segments), self.config.window)
 
     def _heads(self, qkv: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (batch, length, heads, d_head); positions turn the first two."""

@@ -162,6 +162,7 @@ class Mixer(Freezable, Layer):
 
     bounded_state: bool = True  # False where the state grows with the tokens read, as full attention's does
     is_causal: bool = True  # False where an output depends on later inputs: then there is no state
+    reads_memory: bool = False  # True where the state is another sequence that was read, as cross-attention's is
     rate: float | None = None  # how many steps of the training data one step here spans; None: it has none
     takes_missing: bool = False  # True where a step that holds NaN, or that masks.observed leaves out, says nothing
 

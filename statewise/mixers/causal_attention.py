@@ -92,7 +92,7 @@ def attend(
         if length == n_keys and (short or dropout is not None):
             return _attend_whole(q, k, v, dropout)
         if dropout is None:
-            y = F.scaled_dot_product_attention(*_heads_first(q, k, v), is_causal=True, enable_gqa=True)
+            y = F.scaled_dot_product_attention(*heads_first(q, k, v), is_causal=True, enable_gqa=True)
             return y.transpose(1, 2)
     if dropout is not None:
         return _attend_masked(q, k, v, n_history, first, window, dropout)
@@ -107,7 +107,7 @@ def _attend_whole(q: Tensor, k: Tensor, v: Tensor, dropout: Callable[[Tensor], T
     """Whole rows, all scores at once. Also for several models: vmap has rules for all of it, and none for the fused."""
     length = q.shape[1]
     later = torch.full((length, length), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
-    return _weigh(q, k, v, later, dropout)
+    return weigh(q, k, v, later, dropout)
 
 
 def _attend_any(
@@ -122,21 +122,21 @@ def _attend_any(
     if low is not None:
         mask = mask & (at >= low[:, :, None])
     hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-    return _weigh(q, k, v, hidden[:, None], None)
+    return weigh(q, k, v, hidden[:, None], None)
 
 
-def _weigh(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, dropout: Callable[[Tensor], Tensor] | None) -> Tensor:
+def weigh(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, dropout: Callable[[Tensor], Tensor] | None) -> Tensor:
     """All weights at once; ``hidden``, added to the scores (batch, n_heads, queries, keys), is -inf for what is not
     seen."""
     repeats = q.shape[2] // k.shape[2]
-    q, k, v = _heads_first(q, k, v)
+    q, k, v = heads_first(q, k, v)
     if repeats > 1:
         k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
     weights = ((q * q.shape[-1] ** -0.5) @ k.mT + hidden).softmax(-1).to(v.dtype)
     return ((weights if dropout is None else dropout(weights)) @ v).transpose(1, 2)
 
 
-def _heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
@@ -189,11 +189,11 @@ def _attend_masked(
         k_seen, v_seen = k[:, :n_seen], v[:, :n_seen]
         if dropout is not None:
             hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-            outputs.append(_weigh(q_part, k_seen, v_seen, hidden, dropout))
+            outputs.append(weigh(q_part, k_seen, v_seen, hidden, dropout))
             continue
         if length == 1:
             return _decode(q, k_seen, v_seen, mask)
-        y = F.scaled_dot_product_attention(*_heads_first(q_part, k_seen, v_seen), attn_mask=mask, enable_gqa=True)
+        y = F.scaled_dot_product_attention(*heads_first(q_part, k_seen, v_seen), attn_mask=mask, enable_gqa=True)
         outputs.append(y.transpose(1, 2))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
@@ -233,7 +233,7 @@ def _attend_in_blocks(
         *qkv, part = parts
         part = part.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
         y = F.scaled_dot_product_attention(
-            *_heads_first(*(x.flatten(0, 1) for x in qkv)), attn_mask=part, enable_gqa=True
+            *heads_first(*(x.flatten(0, 1) for x in qkv)), attn_mask=part, enable_gqa=True
         )
         outputs.append(y.transpose(1, 2).unflatten(0, (batch, -1)))
     return torch.cat(outputs, 1).flatten(1, 2)[:, :length]

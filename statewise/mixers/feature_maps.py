@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from statewise.errors import InputError
 
 
 class FeatureMap(NamedTuple):
@@ -28,17 +30,19 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return F.elu(x) + 1
 
 
-def taylor(x: Tensor) -> Tensor:
-    """[1, x / d^(1/4), (x (x) x) / sqrt(2 d)]: phi(q) . phi(k) = 1 + s + s^2 / 2, s = q . k / sqrt(d), which is the
-    second-order expansion of exp(s) and at least 1/2.
+def taylor(x: Tensor, order: int = 2) -> Tensor:
+    """[1, z, (z (x) z) / sqrt(2!), ...] with z = x / d^(1/4) and products of up to ``order`` factors: phi(q) . phi(k)
+    is the sum of s^n / n!, s = q . k / sqrt(d), which is the expansion of exp(s) of this order. An even order is above
+    0 everywhere (order 2 is at least 1/2); an odd one has a root.
 
-    Shapes:  x: (..., d) -> (..., 1 + d + d^2)
+    Shapes:  x: (..., d) -> (..., 1 + d + ... + d^order)
     Source:  Arora et al. 2024 (Based), arXiv:2402.18668, sec. 4.1; Zhang et al. 2024, arXiv:2402.04347.
     """
-    d = x.shape[-1]
-    scaled = x * d**-0.25
-    squares = (scaled * math.sqrt(0.5)).unsqueeze(-1) * scaled.unsqueeze(-2)
-    return torch.cat((torch.ones_like(x[..., :1]), scaled, squares.flatten(-2)), -1)
+    scaled = x * x.shape[-1] ** -0.25
+    products = [torch.ones_like(x[..., :1])]
+    for n in range(1, order + 1):
+        products.append(((scaled * n**-0.5).unsqueeze(-1) * products[-1].unsqueeze(-2)).flatten(-2))
+    return torch.cat(products, -1)
 
 
 def identity(x: Tensor) -> Tensor:
@@ -50,8 +54,13 @@ def _same(d: int) -> int:
     return d
 
 
-def _taylor_width(d: int) -> int:
-    return 1 + d + d * d
+def _taylor_width(d: int, order: int) -> int:
+    return sum(d**n for n in range(order + 1))
+
+
+def taylor_map(order: int) -> FeatureMap:
+    """The Taylor map of this order."""
+    return FeatureMap(partial(taylor, order=order), partial(_taylor_width, order=order), order % 2 == 0)
 
 
 FEATURE_MAPS: Mapping[str, FeatureMap] = MappingProxyType(
@@ -59,6 +68,61 @@ FEATURE_MAPS: Mapping[str, FeatureMap] = MappingProxyType(
         "elu": FeatureMap(elu_plus_one, _same, True),
         "relu": FeatureMap(F.relu, _same, True),
         "identity": FeatureMap(identity, _same, False),
-        "taylor": FeatureMap(taylor, _taylor_width, True),
+        "taylor": taylor_map(2),
     }
 )
+
+
+class TaylorError(NamedTuple):
+    """How far Taylor's features are from the softmax; each (...,), the largest over queries, or pairs, of one head.
+
+    similarity: |phi(q) . phi(k) - exp(s)| / exp(s)
+    bound:      what Taylor's remainder says of ``similarity``: |s|^(order + 1) / (order + 1)! max(1, exp(-s))
+    attention:  half the sum of |a_s - b_s| over the keys of a query, a being the softmax and b the weights
+                phi(q) . phi(k) divided by their sum: how much of the attention goes elsewhere, of 1
+    """
+
+    similarity: Tensor
+    bound: Tensor
+    attention: Tensor
+
+
+def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> TaylorError:
+    """The error of the softmax's feature map if the expansion of exp(s), s = q . k / sqrt(d), ends at s^order.
+
+    Shapes:   q: (..., length, d)   k: (..., n_keys, d)   ->   each (...,)
+              causal: query t sees the keys up to t + n_keys - length, so that the last query sees all of them
+    Cost:     O(length n_keys (d + order)); no features are made, of which there are about d^order.
+    Numerics: in float64. The error grows with |s|, not with d: what counts is how large queries and keys are. With an
+              odd order a sum of weights may be near 0, and ``attention`` then has no bound.
+    Errors:   InputError if q and k do not fit, for an order below 0, and for causal queries that see no key.
+    Source:   Taylor's theorem with Lagrange's remainder; the map: :func:`taylor`.
+
+    >>> q = k = torch.ones(1, 4)
+    >>> [round(float(taylor_error(q, k, order).similarity), 3) for order in (0, 1, 2, 4)]
+    [0.865, 0.594, 0.323, 0.053]
+    """
+    if not isinstance(order, int) or isinstance(order, bool) or order < 0:
+        raise InputError(f"taylor_error needs order as an integer of at least 0, got {order!r}")
+    fits = q.ndim >= 2 and k.ndim >= 2 and q.shape[-1] == k.shape[-1] and q.shape[-2] > 0 and k.shape[-2] > 0
+    if not fits or (causal and k.shape[-2] < q.shape[-2]):
+        raise InputError(
+            f"taylor_error needs q (..., length, d) and k (..., n_keys, d) of one d, with keys for every query; got "
+            f"{tuple(q.shape)} and {tuple(k.shape)}; with causal=False there may be fewer keys than queries"
+        )
+    s = q.double() @ k.double().mT * q.shape[-1] ** -0.5
+    length, n_keys = s.shape[-2:]
+    seen = torch.ones(length, n_keys, dtype=torch.bool, device=s.device)
+    if causal:
+        seen = seen.tril(n_keys - length)
+    term = series = torch.ones_like(s)
+    for n in range(1, order + 1):
+        term = term * s / n
+        series = series + term
+    remainder = (term * s / (order + 1)).abs()
+    relative = (series * (-s).exp() - 1).abs()
+    bound = remainder * (-s).exp().clamp(min=1)
+    softmax = s.masked_fill(~seen, -torch.inf).softmax(-1)
+    series = series * seen
+    moved = (softmax - series / series.sum(-1, keepdim=True)).abs().sum(-1) / 2
+    return TaylorError((relative * seen).amax((-1, -2)), (bound * seen).amax((-1, -2)), moved.amax(-1))

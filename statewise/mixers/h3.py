@@ -17,6 +17,7 @@ from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.mixers.s4d import METHODS, S4DConfig, S4DDynamics
 from statewise.mixers.time_invariant import as_complex
 from statewise.operators.base import Operator
+from statewise.operators.bidirectional import reverse, reversed_order
 from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.masks import Masks
@@ -43,6 +44,7 @@ class H3Config(MixerConfig):
     method:   its discretisation, "bilinear" (as published) or "zoh"
     bias:     of the four projections
     weight_std: standard deviation of their weights at the start; 0.02 as published, for widths from 768
+    bidirectional: second C and D read the same systems run backwards in time; then it has no state and cannot decode
 
     Source: Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.2, and the ``H3`` module of its code.
     """
@@ -54,6 +56,7 @@ class H3Config(MixerConfig):
     method: Annotated[str, OneOf(METHODS)] = "bilinear"
     bias: bool = True
     weight_std: Positive = WEIGHT_STD
+    bidirectional: bool = False
 
     def build(self, d_model: int) -> H3:
         return H3(d_model, self)
@@ -122,6 +125,9 @@ class H3(PreparableMixer):
     their two axes is the key's (and the query's, which is summed over), the second the value's. With d_head = 1 this is
     Q * SSM_diag(SSM_shift(K) * V). Both systems have a skip. The shift SSM is a convolution with d_shift taps.
 
+    Bidirectional, all between the projections is done for the reversed sequence as well, and added: there a key is
+    stored with the value in front of it. ``backward_readout`` holds what it reads the same systems with.
+
     Shapes:  x: (batch, length, d_model) -> y the same; state: :class:`H3State`. ``in_proj.weight`` is one
              (3 d_model, d_model): the rows of q, of k, of v, and in each of them head by head.
     Cost:    for each token 4 d_model^2 multiply-adds of the projections, and the two systems as convolutions over
@@ -145,11 +151,14 @@ class H3(PreparableMixer):
         super().__init__()
         self.rate = None  # the shift SSM counts steps, so that a dt alone cannot stand for another sampling rate
         self.d_model, self.config = d_model, config
+        self.is_causal = not config.bidirectional
         self.n_heads = d_model // config.d_head
         self.d_shift = config.d_state if config.d_shift is None else config.d_shift
         self.in_proj = Linear(d_model, 3 * d_model, bias=config.bias, parts=(d_model,) * 3)
         self.dynamics = H3Dynamics(d_model, self.n_heads, self.d_shift, config)
         self.readout = H3Readout(d_model, self.n_heads, self.d_shift, config)
+        own = config.bidirectional
+        self.backward_readout = H3Readout(d_model, self.n_heads, self.d_shift, config) if own else None
         self.out_proj = Linear(d_model, d_model, bias=config.bias)
         self.reset_parameters()
 
@@ -162,14 +171,20 @@ class H3(PreparableMixer):
         self._refuse_if_frozen("cannot draw its parameters again")
         draw_normal(self.config.weight_std, self.in_proj, self.out_proj)
         self.dynamics.reset_parameters()
-        self.readout.reset_parameters()
+        for readout in (self.readout, self.backward_readout):
+            if readout is not None:
+                readout.reset_parameters()
 
     def build_operators(self) -> list[Operator]:
-        """The shift SSM as a convolution, and the discrete diagonal SSM, each with its skip."""
-        dynamics, readout = self.dynamics, self.readout
-        shift = CausalConvolution.from_shift(wide(dynamics.shift_B), wide(readout.shift_C), wide(readout.shift_D))
-        A, B = dynamics()
-        return [shift, DiagonalLTI(A, B, as_complex(readout.C), wide(readout.D))]
+        """The shift SSM as a convolution, and the discrete diagonal SSM, each with its skip; for each direction."""
+        shift_B = wide(self.dynamics.shift_B)
+        A, B = self.dynamics()
+        operators: list[Operator] = []
+        for readout in (self.readout, self.backward_readout):
+            if readout is not None:
+                shift = CausalConvolution.from_shift(shift_B, wide(readout.shift_C), wide(readout.shift_D))
+                operators += [shift, DiagonalLTI(A, B, as_complex(readout.C), wide(readout.D))]
+        return operators
 
     def state_shape(self) -> H3State:
         d_head = self.config.d_head
@@ -178,18 +193,37 @@ class H3(PreparableMixer):
         return H3State(ConvolutionState(leaf(self.d_shift - 1, self.d_model)), ssm)
 
     def mix(self, x: Tensor, state: H3State | None, masks: Masks) -> tuple[Tensor, H3State | None]:
-        before, before_ssm = (None, None) if state is None else state
         q, k, v = wide(self.in_proj(x)).chunk(3, -1)
         with without_autocast(x.device):
-            shift, diagonal = self.operators
-            k, keys = shift.apply(k, before, masks)
-            if self.config.d_head == 1:
-                stored, ssm = diagonal.apply(k * v, before_ssm, masks)
-                y = q * stored
-            else:
-                q, k, v = (m.unflatten(-1, (self.n_heads, self.config.d_head)) for m in (q, k, v))
-                pairs = k.unsqueeze(-1) @ v.unsqueeze(-2)
-                stored, ssm = diagonal.apply(pairs, before_ssm, masks)
-                y = (q.unsqueeze(-2) @ stored).flatten(-3)
-        y = self.out_proj(y.to(x.dtype))
+            shift, diagonal, *backward = self.operators
+            y, state = self._recall(shift, diagonal, q, k, v, state, masks)
+            if backward:
+                order = reversed_order(x, masks)
+                q, k, v = (reverse(m, order) for m in (q, k, v))
+                shift, diagonal = backward
+                behind, _ = self._recall(shift, diagonal, q, k, v, None, masks)
+                y = y + reverse(behind, order)
+        return self.out_proj(y.to(x.dtype)), state
+
+    def _recall(
+        self,
+        shift: Operator,
+        diagonal: Operator,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: H3State | None,
+        masks: Masks,
+    ) -> tuple[Tensor, H3State | None]:
+        """Stores keys with values and reads them by the queries: (batch, length, d_model)."""
+        before, before_ssm = (None, None) if state is None else state
+        k, keys = shift.apply(k, before, masks)
+        if self.config.d_head == 1:
+            stored, ssm = diagonal.apply(k * v, before_ssm, masks)
+            y = q * stored
+        else:
+            q, k, v = (m.unflatten(-1, (self.n_heads, self.config.d_head)) for m in (q, k, v))
+            pairs = k.unsqueeze(-1) @ v.unsqueeze(-2)
+            stored, ssm = diagonal.apply(pairs, before_ssm, masks)
+            y = (q.unsqueeze(-2) @ stored).flatten(-3)
         return y, None if state is None else H3State(keys, ssm)

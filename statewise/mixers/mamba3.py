@@ -15,7 +15,7 @@ from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear, draw_default
-from statewise.operators.masks import Masks, mask_time
+from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.ssd import SSD, SSDState
 from statewise.operators.state_shape import leaf
 
@@ -90,8 +90,8 @@ class Mamba3Dynamics(Dynamics):
             nn.init.ones_(parameter)
 
 
-class _Coefficients(NamedTuple):
-    """The coefficients of each step: value (b, l, h, p); key, query (b, l, h, n) before they are turned; turn (b, l, h,
+class Mamba3Coefficients(NamedTuple):
+    """Those of each step: value (b, l, h, p); key, query (b, l, h, n) before they are turned; turn (b, l, h,
     angles) float64, from the step before; decay, own, before (b, l, h): alpha, gamma and beta below."""
 
     value: Tensor
@@ -159,7 +159,7 @@ class Mamba3(Mixer):
         return Mamba3State(SSDState(leaf(h, d_head, d_state)), leaf(h, d_head), leaf(h, d_state))
 
     def mix(self, x: Tensor, state: Mamba3State | None, masks: Masks) -> tuple[Tensor, Mamba3State | None]:
-        z, coefficients = self._coefficients(x, masks)
+        z, coefficients = self.select(x, masks)
         before = self.initial_state(x.shape[0]) if state is None else state
         if masks.starts is not None and x.shape[1]:  # where a document begins at once, even NaN before it is forgotten
             begins = masks.starts[:, 0, None, None]
@@ -175,7 +175,8 @@ class Mamba3(Mixer):
         y = self.out_proj((y * F.silu(wide(z))).to(x.dtype))
         return y, None if state is None else self._final(coefficients, theta, before, ssm, masks.lengths)
 
-    def _coefficients(self, x: Tensor, masks: Masks) -> tuple[Tensor, _Coefficients]:
+    def select(self, x: Tensor, masks: Masks = NO_MASKS) -> tuple[Tensor, Mamba3Coefficients]:
+        """The gate z (batch, length, d_inner), and the coefficients that x selects."""
         config, dynamics = self.config, self.dynamics
         z, value, B, C, dt, A, trapezoid, angle = self.in_proj(x).split(self.sizes, -1)
         value = wide(value).unflatten(-1, (self.n_heads, config.d_head))
@@ -190,7 +191,7 @@ class Mamba3(Mixer):
         share = torch.sigmoid(wide(trapezoid))  # of the step's own end in the trapezoid
         turn = math.pi * torch.tanh(angle.double()).unsqueeze(2) * dt.double().unsqueeze(-1)
         turn = torch.fmod(turn, 2 * math.pi)  # else one large step takes the digits of every sum behind it
-        return z, _Coefficients(
+        return z, Mamba3Coefficients(
             value,
             per_head(B, self.B_norm, dynamics.B_bias),
             per_head(C, self.C_norm, dynamics.C_bias),
@@ -200,7 +201,7 @@ class Mamba3(Mixer):
             (1 - share) * dt,
         )
 
-    def _shifted(self, now: _Coefficients, before: Mamba3State, masks: Masks) -> Tensor:
+    def _shifted(self, now: Mamba3Coefficients, before: Mamba3State, masks: Masks) -> Tensor:
         """alpha_t (gamma_{t-1} + beta_t) v_{t-1}: what the SSD reads. gamma_0 v_0 k_0^T is in the state already."""
         own_before = _delayed(now.own, torch.zeros_like(now.own[:, :1]).squeeze(1) if now.own.shape[1] else None)
         weight = now.log_decay.exp() * (own_before + now.before)
@@ -209,7 +210,7 @@ class Mamba3(Mixer):
         return weight.unsqueeze(-1) * _delayed(now.value, before.value)
 
     def _final(
-        self, all_: _Coefficients, theta: Tensor, before: Mamba3State, ssm: SSDState, lengths: Tensor | None
+        self, all_: Mamba3Coefficients, theta: Tensor, before: Mamba3State, ssm: SSDState, lengths: Tensor | None
     ) -> Mamba3State:
         """S_T = P_T + gamma_T v_T k_T^T, seen from T; rows that read nothing keep what they had."""
 

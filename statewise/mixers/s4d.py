@@ -39,6 +39,9 @@ class S4DConfig(TimeInvariantConfig):
     B:              how B begins: "ones", or "normal", drawn from a complex normal distribution (real if A is) and
                     normalised as in :func:`normalised_B`
     learn_B:        learn B; if False, it keeps its initial value
+    softmax_length: DSS's softmax: what each mode takes in is divided by A and by the sum of its powers over this many
+                    steps, as a softmax over the positions of a sequence of that length would. Best the length trained
+                    on; the layer stays a recurrence and reads any length. Needs method="zoh"
     n_systems:      how many A, B there are; channel h uses number h modulo n_systems. A divisor of d_model, or None for
                     as many as channels. C, D and dt are always each channel's own
 
@@ -51,10 +54,15 @@ class S4DConfig(TimeInvariantConfig):
     learn_B: bool = True
     B: Annotated[str, OneOf(INITIAL_B)] = "ones"
     n_systems: Count | None = None
+    softmax_length: Count | None = None
 
     def __post_init__(self) -> None:
         if self.is_complex:
             self.require_pairs()
+        if self.softmax_length is not None and self.method != "zoh":
+            raise ConfigError(
+                f"S4DConfig.softmax_length={self.softmax_length} needs method='zoh', as DSS has it; got {self.method!r}"
+            )
 
     @property
     def is_complex(self) -> bool:
@@ -123,8 +131,8 @@ class S4DDynamics(StepSizes):
                 B = torch.ones_like(A) if config.B == "ones" else torch.stack([normalised_B(row) for row in A])
                 self.B.copy_(torch.view_as_real(B) if config.is_complex else B)
 
-    def forward(self, rate: float) -> tuple[Tensor, Tensor]:
-        """The discrete A and B, (d_model, n)."""
+    def continuous(self) -> tuple[Tensor, Tensor]:
+        """A and B before they are made discrete, (d_model, n)."""
         A = -wide(self.log_decay).exp()
         if self.frequency is not None:
             A = torch.complex(A, wide(self.frequency))
@@ -134,7 +142,30 @@ class S4DDynamics(StepSizes):
             B = wide(self.B) if self.frequency is None else as_complex(self.B)
         if len(A) < self.d_model:
             A, B = (m.repeat(self.d_model // len(m), 1) for m in (A, B))
-        return discretize_diagonal(A, B, self.dt(rate), self.config.method, check_dt=False)
+        return A, B
+
+    def forward(self, rate: float) -> tuple[Tensor, Tensor]:
+        """The discrete A and B, (d_model, n)."""
+        A, B = self.continuous()
+        dt = self.dt(rate)
+        A_bar, B_bar = discretize_diagonal(A, B, dt, self.config.method, check_dt=False)
+        if self.config.softmax_length is not None:
+            B_bar = B_bar / softmax_sum(A, dt, self.config.softmax_length / rate)
+        return A_bar, B_bar
+
+
+def softmax_sum(A: Tensor, dt: Tensor, length: float) -> Tensor:
+    """e^(dt A length) - 1: by what DSS's softmax differs from zero-order hold, (d_model, n).
+
+    The sum of e^(k dt A) over k < length is (e^(dt A length) - 1) / (e^(dt A) - 1). The sum is near zero where a mode
+    turns a whole number of times in ``length`` steps, so 1 / (x + 1e-7 / conj(x)) stands for 1 / x, with
+    x = A (e^(dt A length) - 1).
+
+    Source:  Gupta et al. 2022 (DSS), arXiv:2203.14343, proposition 1 (b) and sec. 3.2; the 1e-7 is that of its code.
+    """
+    x = A * torch.expm1(dt.unsqueeze(-1) * length * A)
+    square = x.abs().square() if x.is_complex() else x.square()
+    return (square + 1e-7) / (x.conj() * A)
 
 
 class S4D(TimeInvariantMixer):
@@ -146,7 +177,8 @@ class S4D(TimeInvariantMixer):
     Cost:    see :class:`~statewise.operators.diagonal.DiagonalLTI`; the output multiplies n_heads d_model by d_model
              (2 d_model if gated) numbers a step. ``freeze()`` before decoding.
     Errors:  ConfigError if n_systems does not divide d_model; InputError for shapes or states that do not fit.
-    Source:  Gu et al. 2022 (S4D), arXiv:2206.11893, sec. 3 and 4.
+    Source:  Gu et al. 2022 (S4D), arXiv:2206.11893, sec. 3 and 4; ``softmax_length``: Gupta et al. 2022 (DSS),
+             arXiv:2203.14343, sec. 3.
 
     >>> mixer = S4DConfig(d_state=8, initialization="lin").build(d_model=4)
     >>> y, state = mixer(torch.randn(1, 20, 4), mixer.initial_state(batch=1))

@@ -114,7 +114,7 @@ def _channel(A: Tensor, B: Tensor, C: Tensor, n_states: int) -> tuple[tuple[Tens
 def _built(mixer: S4D, n_states: int, A: Tensor, C: Tensor) -> S4D:
     """The layer with these continuous poles (d_model, n), B = 1 and C (d_model, directions * heads, n)."""
     complex_start = "legs" if mixer.config.initialization == "real" else mixer.config.initialization
-    config = replace(mixer.config, d_state=n_states, n_systems=None, initialization=complex_start)
+    config = replace(mixer.config, d_state=n_states, n_systems=None, initialization=complex_start, softmax_length=None)
     with torch.random.fork_rng(devices=[]):
         layer = config.build(mixer.d_model)
     layer.output.load_state_dict(mixer.output.state_dict())

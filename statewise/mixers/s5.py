@@ -98,12 +98,15 @@ class S5Dynamics(Dynamics):
 
     def forward(self, rate: float) -> tuple[Tensor, Tensor]:
         """The discrete A (n,) and B (n, d_model): n systems of one pair, since each has a dt of its own."""
-        A = torch.complex(-wide(self.log_decay).exp(), wide(self.frequency))
-        dt = wide(self.log_dt).exp().mul(rate)
+        A, dt = self.continuous(rate)
         A, B = discretize_diagonal(
             A.unsqueeze(-1), as_complex(self.B).unsqueeze(-2), dt, self.config.method, check_dt=False
         )
         return A.squeeze(-1), B.squeeze(-2)
+
+    def continuous(self, rate: float) -> tuple[Tensor, Tensor]:
+        """A before it is made discrete, and dt, each (n,)."""
+        return torch.complex(-wide(self.log_decay).exp(), wide(self.frequency)), wide(self.log_dt).exp().mul(rate)
 
 
 class S5(PreparableMixer):

@@ -7,6 +7,7 @@ from typing import Any
 
 from statewise.configuration import TYPE_KEY, from_dict, to_dict
 from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.cross_attention import CrossAttentionConfig, LinearCrossAttentionConfig
 from statewise.mixers.gated_recurrence import GRUConfig, LSTMConfig
 from statewise.mixers.gss import GSSConfig
 from statewise.mixers.h3 import H3Config
@@ -18,6 +19,7 @@ from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.mamba3 import Mamba3Config
+from statewise.mixers.masked_attention import StructuredMaskedAttentionConfig
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.mixers.s5 import S5Config
@@ -37,6 +39,7 @@ from statewise.models.structural import StructuralForecasterConfig
 CONFIG_TYPES: dict[str, type] = {
     "AttentionConfig": AttentionConfig,
     "BlockConfig": BlockConfig,
+    "CrossAttentionConfig": CrossAttentionConfig,
     "ForecasterConfig": ForecasterConfig,
     "GRUConfig": GRUConfig,
     "GSSConfig": GSSConfig,
@@ -48,6 +51,7 @@ CONFIG_TYPES: dict[str, type] = {
     "LSTMConfig": LSTMConfig,
     "LanguageModelConfig": LanguageModelConfig,
     "LinearAttentionConfig": LinearAttentionConfig,
+    "LinearCrossAttentionConfig": LinearCrossAttentionConfig,
     "MLPConfig": MLPConfig,
     "Mamba2Config": Mamba2Config,
     "Mamba3Config": Mamba3Config,
@@ -59,6 +63,7 @@ CONFIG_TYPES: dict[str, type] = {
     "SequenceClassifierConfig": SequenceClassifierConfig,
     "SequenceRegressorConfig": SequenceRegressorConfig,
     "StructuralForecasterConfig": StructuralForecasterConfig,
+    "StructuredMaskedAttentionConfig": StructuredMaskedAttentionConfig,
     "TCNConfig": TCNConfig,
 }
 

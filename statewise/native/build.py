@@ -106,6 +106,8 @@ def compiler() -> list[str]:
 def build(output: Path = LIBRARY, *, only: Sequence[str] = (), sanitize: bool = False) -> Path:
     """Compiles every file for every instruction set and links them into ``output``, which is replaced whole.
 
+    The variable STATEWISE_CFLAGS holds further flags for the compiler, after ours: "-O1" for a quick build.
+
     Errors: BuildError with the compiler's first complaint.
     """
     command = compiler()
@@ -115,6 +117,7 @@ def build(output: Path = LIBRARY, *, only: Sequence[str] = (), sanitize: bool = 
         raise BuildError(f"there is no source {', '.join(unknown)}; use {', '.join(names)}")
     chosen = [name for name in names if not only or name in only or name in ONCE]
     includes = [word for room in sorted({path.parent for path in sources(".h")}) for word in ("-I", str(room))]
+    own = shlex.split(os.environ.get("STATEWISE_CFLAGS", ""))
     optimise = (*(SANITIZE if sanitize else ("-O3",)), f'-DSOURCES="{sources_digest()}"')
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "instructions.h").write_text(header())
@@ -123,7 +126,7 @@ def build(output: Path = LIBRARY, *, only: Sequence[str] = (), sanitize: bool = 
         for name in chosen:
             for variant in ("portable",) if name in ONCE else sets:
                 target = Path(folder) / f"{Path(name).stem}_{variant}.o"
-                flags = [*FLAGS, *WARNINGS, *optimise, *VARIANTS[variant], f"-DISA={variant}", *includes]
+                flags = [*FLAGS, *WARNINGS, *optimise, *VARIANTS[variant], f"-DISA={variant}", *own, *includes]
                 jobs.append([*command, *flags, "-c", str(places[name]), "-o", str(target)])
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(_run, jobs))

@@ -141,6 +141,10 @@ class SelectiveDiagonal(Operator):
         y, h = selective_scan_unchecked(given)
         return y.reshape(u.shape), SelectiveState(h.reshape(state.h.shape).to(state.h.dtype))
 
+    def step_sizes(self) -> Tensor:
+        """Delta, (batch, length, d): dt with its bias and softplus, in float32 or wider."""
+        return self._delta(full_precision(self.dt.dtype, self.A.real.dtype))
+
     def _delta(self, dtype: torch.dtype) -> Tensor:
         """The step sizes, from dt with or without its time axis."""
         dt = self.dt.to(dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.ssd import Arguments, ssd_unchecked
 from statewise.operators.base import Operator
+from statewise.operators.head_patterns import share_heads
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.plan import SINGLE, Rule, otherwise, up_to
 from statewise.operators.state_shape import leaf
@@ -31,8 +32,8 @@ class SSD(Operator):
     is then L * (C B^T), with a 1-semiseparable mask L.
 
     Shapes:  log_a: (batch, length, n_heads), <= 0, -inf too: nothing passes that step   B, C: (batch, length, n_groups,
-             d_state), a group shared by n_heads / n_groups consecutive heads   u: (batch, length, n_heads, *trailing)
-             dt: (batch, length, n_heads)   D: (n_heads,)
+             d_state), a group shared by n_heads / n_groups consecutive heads, each with an n_groups of its own
+             u: (batch, length, n_heads, *trailing)   dt: (batch, length, n_heads)   D: (n_heads,)
     Forms:   ``recurrent``; ``quadratic``, the attention form, O(length^2); ``chunked``,
              O(length (chunk_length + d_state) d_head) for each head.
     Errors:  InputError for shapes that do not fit.
@@ -67,11 +68,10 @@ class SSD(Operator):
     def _check(self, u: Tensor) -> None:
         if not (
             self.log_a.ndim == 3
-            and self.B.ndim == 4
-            and self.B.shape == self.C.shape
-            and self.B.shape[:2] == self.log_a.shape[:2]
-            and self.B.shape[2] > 0
-            and self.log_a.shape[2] % self.B.shape[2] == 0
+            and self.B.ndim == self.C.ndim == 4
+            and self.B.shape[:2] == self.C.shape[:2] == self.log_a.shape[:2]
+            and self.B.shape[3] == self.C.shape[3]
+            and all(m.shape[2] > 0 and self.log_a.shape[2] % m.shape[2] == 0 for m in (self.B, self.C))
         ):
             shapes = ", ".join(str(tuple(m.shape)) for m in (self.log_a, self.B, self.C))
             raise InputError(
@@ -97,12 +97,11 @@ class SSD(Operator):
         return SSDState(leaf(self.log_a.shape[-1], *trailing, self.B.shape[-1]))
 
     def step(self, u: Tensor, state: SSDState) -> tuple[Tensor, SSDState]:
-        per_group = self.log_a.shape[-1] // self.B.shape[-2]
         dtype = self._state_dtype(u)
         ones = [1] * (u.ndim - 2)
         # (batch, heads, 1 per trailing axis, d_state)
         B, C = (
-            m.to(dtype).repeat_interleave(per_group, 1).reshape(*self.log_a.shape, *ones, m.shape[-1])
+            share_heads(m.to(dtype), self.log_a.shape[-1], 1).reshape(*self.log_a.shape, *ones, m.shape[-1])
             for m in (self.B, self.C)
         )
         a = self.log_a.to(dtype).exp().reshape(*self.log_a.shape, *ones, 1)
@@ -129,7 +128,11 @@ class SSD(Operator):
         if state is None:
             state = self.initial_state(batch, trailing=trailing, device=u.device, dtype=self._state_dtype(u))
         h0 = state.h.reshape(batch, heads, flat.shape[3], self.B.shape[-1])
-        given = Arguments(flat, self.log_a, self.B, self.C, h0, self.dt, self.D, masks.segments, chunk_length)
+        n_groups = self.B.shape[2]
+        if n_groups != self.C.shape[2]:  # the kernel has one number of groups for both
+            n_groups = math.lcm(n_groups, self.C.shape[2])
+        B, C = (share_heads(m, n_groups) for m in (self.B, self.C))
+        given = Arguments(flat, self.log_a, B, C, h0, self.dt, self.D, masks.segments, chunk_length)
         y, h = ssd_unchecked(given)
         return y.reshape(u.shape), SSDState(h.reshape(state.h.shape))
 

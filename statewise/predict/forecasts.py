@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from statewise.data.series_ahead import Past
 from statewise.data.series_clock import NO_ZONE, Clock, moments, on_the_wall, zone_of
 from statewise.models.quantiles import interval_name
 from statewise.predict.answers import Answers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,23 +91,29 @@ class Forecasts(Answers):
             frame["time"] = frame["time"].dt.tz_localize(zone, ambiguous=first, nonexistent="shift_forward")
         return frame
 
-    def plot(self, path: Path | str, *, most: int = 4, n_series: int | None = None) -> None:
-        """Draws the ends of the series and their forecasts, a panel for each target of the first ``most`` series.
+    def figure(self, *, most: int = 4, n_series: int | None = None) -> Figure:
+        """The ends of the series and their forecasts, a panel for each target of the first ``most`` series.
 
         n_series: how many there are, if these are not all
         Errors:   InputError without matplotlib.
         """
-        from statewise.evaluate.forecast_plots import Ahead, plot_ahead
+        from statewise.plots.forecasts import Forecasted, forecasts
 
-        shown = []
+        shown, n_steps = [], self.times.shape[1]
+        last = slice(-max(3 * n_steps, 24), None)
         for name, past, values in zip(self.names[:most], self.pasts, self.values):
             seen, ahead = (
                 as_times(on_the_wall(stamps, past.clock), past.dates) for stamps in (past.times, past.times_ahead)
             )
-            shown.append(Ahead(str(name), seen, past.values, ahead, values))
-        plot_ahead(
-            shown, self.targets, self.quantiles, path, n_series=len(self.names) if n_series is None else n_series
-        )
+            shown.append(Forecasted(str(name), seen[last], past.values[last], [(ahead, values)]))
+        n_series = len(self.names) if n_series is None else n_series
+        return forecasts(shown, self.targets, self.quantiles, n_series=n_series)
+
+    def plot(self, path: Path | str, *, most: int = 4, n_series: int | None = None) -> None:
+        """Draws :meth:`figure` into a file, whose ending sets the format. Arguments and errors are the same."""
+        from statewise.plots.style import save
+
+        save(self.figure(most=most, n_series=n_series), path)
 
 
 def percent(quantile: float) -> str:

@@ -65,6 +65,7 @@ PLACES = {
     "s4-vs-transformer": "s4_vs_transformer",
     "flashconv": "flashconv",
     **dict.fromkeys(("digits", "acsf1", "spoken-digits", "fashion-mnist", "co2"), "trained_task"),
+    "baselines": "baselines",
     "h3-synthetics": "h3_synthetics",
     "mqar": "mqar",
     "lra": "lra.claim",

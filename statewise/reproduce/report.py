@@ -103,7 +103,6 @@ class Panel:
             axes.set_xticks([], minor=True)
             if len(self.ticks) > 9:
                 axes.tick_params(axis="x", labelrotation=60, labelsize=7)
-        axes.grid(alpha=0.3)
         handles = dict(zip(*reversed(axes.get_legend_handles_labels())))  # a label that comes twice is there once
         if self.legend and handles:
             axes.legend(handles.values(), handles.keys(), fontsize=8)
@@ -125,7 +124,7 @@ def drawn(name: str, title: str, draw: Callable[[Figure], None], *, width: float
     """The plot that ``draw`` makes of an empty figure so large, in inches."""
 
     def write(path: Path) -> None:
-        from statewise.training.plotting import figure
+        from statewise.plots.style import figure
 
         with figure(path, width, height) as drawing:
             draw(drawing)

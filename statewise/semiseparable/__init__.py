@@ -6,6 +6,8 @@ sec. 3), so a product with them takes O(T) steps and never needs their T x T ent
 walks through this package.
 """
 
+from statewise.semiseparable.blocks import BlockSequentiallySemiseparable as BlockSequentiallySemiseparable
+from statewise.semiseparable.chunks import chunk_ranks as chunk_ranks
 from statewise.semiseparable.contractions import LinearSteps as LinearSteps
 from statewise.semiseparable.contractions import QuadraticSteps as QuadraticSteps
 from statewise.semiseparable.contractions import masked_attention_contraction as masked_attention_contraction

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
@@ -141,6 +141,14 @@ class System(abc.ABC):
             D = self.D.unsqueeze(-1) if self.single_input else self.D
             D = D.unsqueeze(-2) if self.single_output else D
         return Matrices(self.A, B, C, D)
+
+    def _with(self, A: Tensor, B: Tensor, C: Tensor | None, *, diagonal: bool = False) -> Self:
+        """The system with these, (..., n, m) and (..., p, n), in its precision and without the axes that it lacks."""
+        dtype = self.A.dtype.to_complex() if A.is_complex() else self.A.dtype
+        A, B = A.to(dtype), (B.squeeze(-1) if self.single_input else B).to(dtype)
+        C = None if C is None else (C.squeeze(-2) if self.single_output else C).to(dtype)
+        D = None if self.D is None else self.D.to(dtype)
+        return replace(self, A=A, B=B, C=C, D=D, diagonal=diagonal)
 
     def _squeeze(self, response: Tensor) -> Tensor:
         """(..., p, m, k) without the axes that C and B lack."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 import torch
@@ -90,6 +90,20 @@ class DiscreteSystem(System):
         read = read[..., 1:, :] if self.reads == "after" else read[..., :-1, :]
         y = torch.einsum("...pn,...ln->...lp", C, read) + torch.einsum("...pm,...lm->...lp", D, u)
         return y.squeeze(-1) if self.single_output else y, None if state is None else x
+
+    def reading_before(self) -> DiscreteSystem:
+        """The same map from inputs to outputs with ``reads="before"``: y_k = C A x_{k-1} + (C B + D) u_k.
+
+        Its state is the same. A system that reads before its input is returned as it is.
+
+        Errors:  InputError for a system without C.
+        """
+        if self.reads == "before":
+            return self
+        A, B, C, D = self._matrices()
+        moved = self._with(A, B, C * A.unsqueeze(-2) if self.diagonal else C @ A, diagonal=self.diagonal)
+        direct = self._squeeze((C @ B + D).unsqueeze(-1)).squeeze(-1)
+        return replace(moved, D=direct, reads="before")
 
     def impulse_response(self, length: int) -> Tensor:
         """The outputs after u = 1, 0, 0, ...: K_k = C A^k B, plus D at k = 0.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -112,11 +111,7 @@ def balanced_truncation(system: _S, n_states: int) -> Truncated[_S]:
     scale = hankel[..., :n_states].rsqrt().unsqueeze(-2)
     right = reached @ Vh.mH[..., :n_states] * scale
     left = seen @ U[..., :n_states] * scale
-    small = (left.mH @ A @ right, left.mH @ B, C @ right)
-    A, B, C = (m.to(system.A.dtype) for m in small)
-    B = B.squeeze(-1) if system.single_input else B
-    C = C.squeeze(-2) if system.single_output else C
-    reduced = replace(system, A=A, B=B, C=C, diagonal=False)
+    reduced = system._with(left.mH @ A @ right, left.mH @ B, C @ right)
     return Truncated(reduced, hankel, 2 * hankel[..., n_states:].sum(-1))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -96,10 +95,7 @@ def minimal_realization(system: _S, *, tolerance: float = 1e-10) -> _S:
     shown = _reached(A.mH, C.mH, tolerance)
     if not shown.shape[-1]:
         raise InputError("no state is both reached and shown: the responses are D alone, and no system is left")
-    A, B, C = (m.to(system.A.dtype) for m in (shown.mH @ A @ shown, shown.mH @ B, C @ shown))
-    B = B.squeeze(-1) if system.single_input else B
-    C = C.squeeze(-2) if system.single_output else C
-    return replace(system, A=A, B=B, C=C, diagonal=False)
+    return system._with(shown.mH @ A @ shown, shown.mH @ B, C @ shown)
 
 
 def _krylov(A: Tensor, B: Tensor) -> list[Tensor]:

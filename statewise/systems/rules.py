@@ -122,7 +122,7 @@ def transition_diagonal(
     A: Tensor, B: Tensor, dt: Tensor | float, method: str, *, alpha: float | None = None, check_dt: bool = True
 ) -> Transition:
     """:func:`discretize_diagonal`, with what ``foh`` has besides."""
-    alpha = _check_method(method, alpha)
+    alpha = check_method(method, alpha)
     dt = _check(A, B, dt, method, axes=1, check_dt=check_dt)
     many = B.ndim == A.ndim + 1
     dt = dt.unsqueeze(-1)
@@ -152,14 +152,14 @@ def transition_dense(
     A: Tensor, B: Tensor, dt: Tensor | float, method: str, *, alpha: float | None = None, check_dt: bool = True
 ) -> Transition:
     """:func:`discretize_dense`, with what ``foh`` has besides."""
-    alpha = _check_method(method, alpha)
+    alpha = check_method(method, alpha)
     dt = _check(A, B, dt, method, axes=2, check_dt=check_dt)
     one = B.ndim == A.ndim - 1
     B = B.unsqueeze(-1) if one else B
     leading = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2], dt.shape)
     B = B.expand(*leading, *B.shape[-2:])
     if alpha is not None:
-        result = Transition(*_generalized_bilinear(A, B, dt, alpha), None)
+        result = Transition(*generalized_bilinear(A, B, dt, alpha), None)
     else:
         precise = torch.complex128 if A.is_complex() else torch.float64
         result = _exponential(A.to(precise), B.to(precise), dt.double(), method, check_dt)
@@ -190,12 +190,18 @@ def _exponential(A: Tensor, B: Tensor, dt: Tensor, method: str, check_dt: bool) 
     return Transition(A_bar, step * whole, step * direct)
 
 
-def _generalized_bilinear(A: Tensor, B: Tensor, dt: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+def generalized_bilinear(
+    A: Tensor, B: Tensor, dt: Tensor, alpha: float, before: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A: (..., n, n)   B: (..., n, m), with all leading axes   dt: (...)   before: A at the start of the step, if it is
+    another there
+    """
     n, step = A.shape[-1], dt[..., None, None]
     identity = torch.eye(n, dtype=A.dtype, device=A.device)
     X = exact_product(step, A).expand(B)
     drive = exact_product(step, B)
-    forward = X.scale(1 - Fraction(alpha)) + identity
+    start = X if before is None else exact_product(step, before).expand(B)
+    forward = start.scale(1 - Fraction(alpha)) + identity
     if alpha == 0:
         return forward.rounded(), drive.rounded()
     right = DoubleWord(torch.cat([forward.high, drive.high], -1), torch.cat([forward.low, drive.low], -1))
@@ -237,7 +243,7 @@ def _times(gain: Tensor, B: Tensor, A_bar: Tensor, many: bool) -> Tensor:
     return gained.expand(torch.broadcast_shapes(gained.shape, own.shape))
 
 
-def _check_method(method: str, alpha: float | None) -> float | None:
+def check_method(method: str, alpha: float | None) -> float | None:
     """The alpha of a rule of the gbt family, None for the others."""
     if method not in METHODS:
         raise InputError(f"method={method!r} is unknown; the methods are {', '.join(METHODS)}")

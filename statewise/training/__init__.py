@@ -11,6 +11,7 @@ from statewise.training.config import (
 )
 from statewise.training.loop import TrainResult, train_run
 from statewise.training.metrics import read_metrics
+from statewise.training.plotting import plot_runs as plot_runs
 from statewise.training.report import JsonReporter, Reporter, Reporters, TerminalReporter, make_reporter
 from statewise.training.run_folder import read_run, run_from_dict
 from statewise.training.tasks import TASKS, BatchSource, Table, Task, open_task, register_task

@@ -50,6 +50,7 @@ CHANGEABLE_ON_RESUME = frozenset(
         "train.threads",
         "train.compile",
         "train.gradient_checkpointing",
+        "train.pieces",
         "train.check_memory",
         "train.parallel.data",
         "train.parallel.tensor",
@@ -238,6 +239,7 @@ class TrainConfig(Config):
     matmul: Literal["default", "fast"] = "default"  # float32 products of projections: as PyTorch is set, or "fast"
     compile: bool = False  # torch.compile; needs a compiler, and a minute at the start
     gradient_checkpointing: bool = False  # recompute each block in the backward pass: less memory, more time
+    pieces: Count = 1  # read each sequence in so many pieces, gradients through their states: the memory of one piece
     check_memory: bool = True  # refuse to begin where the estimate is more than what is free (train/memory_estimate.py)
     device: Device = "auto"  # "auto": cuda where there is one
     threads: Count | None = None  # of PyTorch on the CPU; None: as it is
@@ -248,6 +250,11 @@ class TrainConfig(Config):
                 f"TrainConfig.drop_last=False with accumulation={self.accumulation}: micro-batches count alike in a "
                 "step, and the last one of an epoch would have fewer rows; set train.accumulation=1 or "
                 "train.drop_last=true"
+            )
+        if self.pieces > 1 and self.parallel.tensor * self.parallel.sequence > 1:
+            raise ConfigError(
+                f"TrainConfig.pieces={self.pieces} with tensor={self.parallel.tensor} and "
+                f"sequence={self.parallel.sequence}: pieces are read by one process; use one of these"
             )
 
 

@@ -4,61 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from statewise.errors import CheckpointError, ConfigError, excerpt
+from statewise.plots.curves import AXES, Axis, Curve, RunCurves
 from statewise.training.course import DIVERGED
 from statewise.training.metrics import read_metrics
 from statewise.training.run_folder import METRICS_FILE, read_run
 from statewise.training.several_folder import runs_in
 from statewise.training.tasks import task_type
 
-Axis = Literal["steps", "time", "units"]
-AXES = ("steps", "time", "units")
 LARGEST = 1e300  # of what can be drawn
-
-
-class Curve(NamedTuple):
-    """Values, and where they are on the horizontal axis.
-
-    low, high: the least and the greatest of several runs, where y is their mean; None: of one run
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    low: np.ndarray | None = None
-    high: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class RunCurves:
-    """What metrics.jsonl says of a run, or of several as one.
-
-    metric:     the task's, as "accuracy"        unit: what the task counts, as "tokens"
-    training:   by name, as "loss", "lr" and, if it follows from the loss, the metric
-    validation: by name
-    n_runs:     how many runs these are the mean of
-    n_diverged: how many diverged, which are left out unless all did
-    """
-
-    name: str
-    metric: str
-    unit: str
-    higher_is_better: bool
-    training: Mapping[str, Curve]
-    validation: Mapping[str, Curve]
-    n_runs: int = 1
-    n_diverged: int = 0
-
-    @property
-    def best(self) -> float | None:
-        """The best value of the metric on the validation split; None before the first evaluation."""
-        values = self.validation[self.metric].y if self.metric in self.validation else ()
-        return float((max if self.higher_is_better else min)(values)) if len(values) else None
 
 
 def read_curves(folder: Path | str, x: Axis = "steps", name: str | None = None) -> list[RunCurves]:
@@ -100,18 +60,6 @@ def mean_of(runs: Sequence[RunCurves], name: str) -> RunCurves:
         return found
     training, validation = (_means([getattr(run, part) for run in counted]) for part in ("training", "validation"))
     return replace(found, training=training, validation=validation)
-
-
-def smoothed(y: np.ndarray, n: int) -> np.ndarray:
-    """The mean of ``n`` values around each; near the ends of as many as there are on both sides.
-
-    >>> smoothed(np.array([0.0, 3.0, 6.0, 0.0]), 3).tolist()
-    [0.0, 3.0, 3.0, 0.0]
-    """
-    place = np.arange(len(y))
-    half = np.minimum(np.minimum(place, place[::-1]), n // 2)
-    sums = np.concatenate([[0.0], np.cumsum(y, dtype=np.float64)])
-    return (sums[place + half + 1] - sums[place - half]) / (2 * half + 1)
 
 
 def _of_run(folder: Path, x: Axis, name: str) -> RunCurves:

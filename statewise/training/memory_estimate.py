@@ -15,6 +15,7 @@ from statewise.errors import ConfigError
 from statewise.memory import available_memory, size
 from statewise.models.base import Model, ModelConfig
 from statewise.models.shapes import TooLargeError, build_shapes
+from statewise.models.through_time import MOST_KEPT
 from statewise.training.config import OptimizerConfig, ParallelConfig, RunConfig
 from statewise.training.environment import autocast, choose_device
 from statewise.training.muon import AT_ONCE
@@ -177,12 +178,17 @@ def rehearse(
                     parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
             batch = tree_map(lambda leaf: rehearsal.imagine(leaf) if isinstance(leaf, Tensor) else leaf, batch)
             state = task.initial_state(model) if train.carry_state else None
+            states = 0
+            if train.pieces > 1:
+                batch = task.piece(batch, 0, train.pieces)
+                state = model.initial_state(len(batch.inputs)) if state is None else state
+                states = min(train.pieces, 2 * MOST_KEPT) * sum(map(n_bytes, tree_leaves(state)))
             before = rehearsal.live
             with autocast(train.precision, device):
                 loss, state = task.loss(model, batch, state)
             activations = rehearsal.live - before
             loss.backward()
-            peak = rehearsal.peak
+            peak = rehearsal.peak + states
     except Exception as error:  # whatever code does to whom a number is missing
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UnknownError(f"the memory of this run cannot be estimated: {reason}") from error

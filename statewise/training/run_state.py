@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from statewise import checkpoints
 from statewise.checkpoints import flatten_tree, unflatten_into
 from statewise.checkpoints.tensor_files import stored_tensors
-from statewise.errors import CheckpointError, DivergedError
+from statewise.errors import CheckpointError, ConfigError, DivergedError, InputError
+from statewise.models.through_time import refuse_whole_batches
 from statewise.training.diagnose import non_finite
 from statewise.training.environment import seed_generators
 from statewise.training.initial_tokenizer import require_own_tokenizer
@@ -71,6 +72,8 @@ class RunState:
             ranks.agree(lambda: require_own_tokenizer(initial, run.config.data, self.task))
         self.model = ranks.build(self.task.run, self.task, self.device, latest or initial).train()
         self.model.gradient_checkpointing = self.config.gradient_checkpointing
+        if self.config.pieces > 1:
+            self._require_pieces()
         self.carried: Any = self.task.initial_state(self.model) if self.config.carry_state else None  # of all rows
         self.groups: tuple[ParameterGroup, ...] = parameter_groups(self.model, self.config.optimizer)
         self.parameters: list[nn.Parameter] = [p for group in self.groups for _, p in group.parameters]
@@ -87,6 +90,20 @@ class RunState:
         else:
             ranks.begin_generators(self.config.seed, 0)
         self.carried = ranks.rows_of(self.carried)
+
+    def _require_pieces(self) -> None:
+        """Errors: ConfigError for a model, a task or several processes that cannot read sequences in pieces."""
+        n_pieces = self.config.pieces
+        if self.ranks.size > 1:
+            raise ConfigError(
+                f"train.pieces={n_pieces} is for one process, and there are {self.ranks.size}; set train.pieces=1"
+            )
+        refuse_whole_batches(self.model, f"train.pieces={n_pieces}")
+        self.task.piece(self.batches[0], 0, n_pieces)
+        try:
+            self.model.initial_state(1)
+        except InputError as error:
+            raise ConfigError(f"train.pieces={n_pieces} passes states on, and {error}") from None
 
     def _total_steps(self) -> int | None:
         """The budget in steps, of steps and epochs whichever is less; None if it is in minutes alone."""

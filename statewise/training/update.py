@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from statewise.errors import ConfigError, DivergedError
+from statewise.models.through_time import through_time
 from statewise.training.diagnose import first_non_finite, is_finite
 from statewise.training.environment import autocast
 from statewise.training.optimizer import set_learning_rate
@@ -43,6 +44,9 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
     set_learning_rate(state.optimizer, lr)
     ranks, total = state.ranks, torch.zeros((), device=state.device)
     for number in range(config.accumulation):
+        if config.pieces > 1:
+            total += _in_pieces(state, number, loss_of)
+            continue
         with ranks.gathering(last=number == config.accumulation - 1):
             loss = _share_of_loss(state, number, loss_of)
             ranks.backward(loss)
@@ -97,6 +101,32 @@ def _share_of_loss(state: RunState, number: int, loss_of: Loss) -> Tensor:
     return loss / config.accumulation
 
 
+def _in_pieces(state: RunState, number: int, loss_of: Loss) -> Tensor:
+    """As :func:`_share_of_loss`, with its gradients: those of whole sequences, read piece by piece."""
+    config, task = state.config, state.task
+    batch = _without_empty_starts(state.batches[state.progress.step * config.accumulation + number])
+    before = state.carried
+    if before is None:
+        before = state.model.initial_state(len(batch.inputs), device=state.device)
+    n_targets = max(task.n_targets(batch), 1)
+
+    def read(number: int, before: Any) -> tuple[Tensor | None, Any]:
+        piece = task.piece(batch, number, config.pieces)
+        if piece.targets.shape == batch.targets.shape:  # of whole rows: what the last piece answers
+            share = 1.0 if number == config.pieces - 1 else 0.0
+        else:
+            share = task.n_targets(piece) / n_targets
+        piece = tree_map(lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, piece)
+        with autocast(config.precision, state.device):
+            loss, after = loss_of(piece, before)
+        return (loss * share / config.accumulation if share else None), after
+
+    loss, after, _ = through_time(read, config.pieces, before, state.device)
+    if state.carried is not None:
+        state.carried = after
+    return loss
+
+
 def _without_empty_starts(batch: Any) -> Any:
     """Where no document begins, no layer has to look for one: on a GPU only we can tell without waiting for it."""
     starts = getattr(batch, "starts", None)
@@ -122,6 +152,8 @@ def not_finite(state: RunState, loss: float, norm: float, eager: Loss) -> Diverg
 
 
 def _culprit(state: RunState, eager: Loss) -> str | None:
+    if state.config.pieces > 1:
+        return "the layer cannot be found while sequences are read in pieces; set train.pieces=1 to find it"
     if not state.ranks.works_apart:
         return "the layer cannot be found while ranks share the layers; train in one process, or with ddp, to find it"
     if not is_finite(state.carried):

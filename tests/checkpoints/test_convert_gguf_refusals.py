@@ -173,6 +173,7 @@ UNWRITTEN: dict[str, dict[str, Any]] = {
     "initialization='lin'": {"layers": (MambaConfig(initialization="lin"),)},
     "norm_before_gate=True": {"layers": (Mamba2Config(d_head=8, norm_before_gate=True),)},
     "dt_limit=": {"layers": (Mamba2Config(d_head=8, dt_limit=(0.0, 1.0)),)},
+    "head_pattern='multi_key'": {"layers": (Mamba2Config(d_head=8, head_pattern="multi_key"),)},
     "norm_groups=1": {"layers": (Mamba2Config(d_head=8, n_groups=2, norm_groups=1),)},
     "mixer.norm_eps=1e-06": {"layers": (Mamba2Config(d_head=8, norm_eps=1e-6),)},
     "this one has S4DConfig": {"layers": (sw.S4DConfig(),)},

@@ -169,6 +169,7 @@ WRITTEN: list[tuple[Callable[[], LanguageModelConfig], str]] = [
     (lambda: of(sw.MambaConfig(method="zoh")), "has method='zoh'"),
     (lambda: of(sw.MambaConfig(initialization="lin")), "has initialization='lin'"),
     (lambda: of(sw.MambaConfig(norm_dt_b_c=True)), "has norm_dt_b_c=True"),
+    (lambda: of(sw.Mamba2Config(d_head=8, head_pattern="multi_query")), "has head_pattern='multi_query'"),
     (lambda: of(sw.MambaConfig(), sw.MambaConfig(d_state=4)), r"layers\[1\] differs"),
     (lambda: of(sw.MambaConfig(), sw.Mamba2Config(d_head=8)), r"layers\[1\] differs"),
     (lambda: of(sw.Mamba2Config(d_head=8, n_groups=2, norm_groups=1)), "norm_groups=1"),

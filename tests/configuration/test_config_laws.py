@@ -30,7 +30,10 @@ LANGUAGE_MODEL = sw.LanguageModelConfig(vocab_size=16, **SIZES)
 EXAMPLES: tuple[Config, ...] = (
     sw.AttentionConfig(n_heads=2),
     sw.BlockConfig(mixer=MIXER),
+    sw.CrossAttentionConfig(n_heads=2),
     sw.LinearAttentionConfig(n_heads=2),
+    sw.LinearCrossAttentionConfig(n_heads=2),
+    sw.StructuredMaskedAttentionConfig(n_heads=2),
     sw.LMUConfig(theta=8.0),
     LANGUAGE_MODEL,
     ForecasterConfig(horizon=4, **SIZES),

@@ -16,7 +16,6 @@ from statewise.errors import InputError
 from statewise.evaluate.labelled.classification import (
     confusion_matrix,
     cross_entropy,
-    draw_confusion,
     evaluate_classifier,
     f1_scores,
     macro_f1,
@@ -24,6 +23,7 @@ from statewise.evaluate.labelled.classification import (
 from statewise.evaluate.labelled.regression import evaluate_regressor, squared_error
 from statewise.models.classifier import SequenceClassifier, SequenceClassifierConfig
 from statewise.models.regressor import SequenceRegressor, SequenceRegressorConfig
+from statewise.plots.confusion import draw_confusion
 
 MAMBA = sw.Mamba2Config(d_state=4, d_head=8, chunk_length=8)
 

@@ -34,9 +34,17 @@ BIDIRECTIONAL = {
     "Mamba in both directions": sw.MambaConfig(
         d_state=4, bidirectional=True, tied_directions=False, combine="concatenate"
     ),
+    "Mamba-2 in both directions": sw.Mamba2Config(d_state=4, d_head=4, bidirectional=True, tied_directions=False),
+    "H3 in both directions": sw.H3Config(d_state=4, d_head=2, bidirectional=True),
+    "GSS in both directions": sw.GSSConfig(d_state=4, bidirectional=True),
+    "attention in both directions": sw.AttentionConfig(n_heads=2, bidirectional=True),
+    "attention in both directions, window": sw.AttentionConfig(n_heads=2, window=5, bidirectional=True),
+    "linear attention in both directions": sw.LinearAttentionConfig(n_heads=2, bidirectional=True),
+    "structured masked attention in both directions": sw.StructuredMaskedAttentionConfig(n_heads=2, bidirectional=True),
 }
+READERS = {name: config for name, config in MIXERS.items() if config.build(8).reads_memory}
 EVERY = {
-    **MIXERS,
+    **{name: config for name, config in MIXERS.items() if name not in READERS},
     **BIDIRECTIONAL,
     "Mamba complex, exact hold, one tap": sw.MambaConfig(d_state=4, initialization="lin", method="zoh", n_taps=1),
     "S4D real": sw.S4DConfig(d_state=4, initialization="real", gated_output=False),
@@ -75,7 +83,13 @@ def page() -> dict[str, dict[str, str]]:
 def test_the_page_has_every_layer_and_says_what_leaves() -> None:
     rows = page()
     layers = {name for name, cls in CONFIG_TYPES.items() if issubclass(cls, MixerConfig)}
-    assert {type(config).__name__ for config in EVERY.values()} == layers
+    assert {type(config).__name__ for config in (*EVERY.values(), *READERS.values())} == layers
+    for config in READERS.values():
+        for part in ("whole", "stream", "step"):
+            assert refusal(classifier(config), part) == (
+                "layers[0] reads a memory, for which a file has no input; export the model without it"
+            )
+        assert next(iter(rows[type(config).__name__].values())).startswith("no: ")
     assert layers <= set(rows)
     for config in EVERY.values():
         row = rows[type(config).__name__]

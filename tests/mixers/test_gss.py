@@ -35,7 +35,11 @@ def published(mixer: GSS, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, T
     W, b = mixer.in_proj.weight, 0 if mixer.in_proj.bias is None else mixer.in_proj.bias
     u, v = gelu(x @ W.T + b).split([d_inner, d_ssm], -1)
     n = mixer.config.d_state // 2
+    if mixer.norm is not None:
+        spread = ((v - v.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True)
+        v = (v - v.mean(-1, keepdim=True)) / (spread + 1e-5).sqrt() * mixer.norm.weight + mixer.norm.bias
     A = -mixer.dynamics.log_decay.exp() + 1j * mixer.dynamics.log_frequency.exp()
+    A = A[[channel % len(A) for channel in range(d_ssm)]]
     C = torch.view_as_complex(mixer.readout.C)[:, 0]
     state = torch.zeros(x.shape[0], d_ssm, n, dtype=A.dtype) if h is None else torch.view_as_complex(h.contiguous())
     outputs = []
@@ -48,7 +52,12 @@ def published(mixer: GSS, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, T
     return (y if mixer.out_proj.bias is None else y + mixer.out_proj.bias), torch.view_as_real(state)
 
 
-@pytest.mark.parametrize("options", [{}, {"bottleneck": 1, "expand": 1, "bias": False}, {"bottleneck": 4}], ids=str)
+PAPER = {"norm": True, "n_systems": 1, "random_decay": True}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"bottleneck": 1, "expand": 1, "bias": False}, {"bottleneck": 4}, PAPER, {"n_systems": 2}], ids=str
+)
 @pytest.mark.parametrize(("batch", "length"), [(1, 7), (3, 25)])
 def test_equal_to_the_equations(options: dict, batch: int, length: int) -> None:
     """Outputs, the state, and all gradients, from rest and from a state."""
@@ -70,6 +79,7 @@ def test_equal_to_the_equations(options: dict, batch: int, length: int) -> None:
 def test_laws(length: int) -> None:
     """Beyond 16 steps the system is convolved, up to there it is scanned."""
     check_mixer_laws(build(), length=length)
+    check_mixer_laws(build(**PAPER), length=length)
 
 
 def test_laws_frozen() -> None:
@@ -227,3 +237,11 @@ def test_wrong_inputs_and_states_are_refused() -> None:
         mixer(x, mixer.initial_state(3))
     with pytest.raises(ConfigError, match="d_model='4'"):
         GSSConfig().build("4")  # type: ignore[arg-type]
+
+
+def test_one_system_for_all_channels() -> None:
+    mixer = GSSConfig(d_state=512, norm=True, n_systems=1, random_decay=True).build(64)
+    assert mixer.dynamics.log_decay.shape == (1, 256)
+    assert abs(float(mixer.dynamics.log_decay.detach().std()) - 1) < 0.2
+    with pytest.raises(ConfigError, match="n_systems=3 does not divide the system's 16 channels"):
+        GSSConfig(n_systems=3).build(64)

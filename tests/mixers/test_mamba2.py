@@ -85,6 +85,64 @@ def test_laws(options: dict) -> None:
     check_mixer_laws(Mamba2Config(**{**SMALL, **options}).build(8), length=23)
 
 
+@pytest.mark.parametrize("pattern", ["multi_head", "multi_query", "multi_key", "multi_value"])
+@pytest.mark.parametrize("n_groups", [1, 2])
+def test_head_patterns_are_heads_repeated_by_hand(pattern: str, n_groups: int) -> None:
+    """A layer of full heads, with the rows and the taps of what is shared repeated, is the same; and the laws hold."""
+    if pattern == "multi_head" and n_groups > 1:
+        with pytest.raises(ConfigError, match="leave it out"):
+            Mamba2Config(**SMALL, head_pattern=pattern, n_groups=n_groups).build(8)
+        return
+    torch.manual_seed(0)
+    mixer = Mamba2Config(**SMALL, head_pattern=pattern, n_groups=n_groups, norm_groups=1).build(8).double()
+    full = Mamba2Config(**SMALL, head_pattern="multi_head", norm_groups=1).build(8).double()
+    own = {"multi_head": (4, 4, 4), "multi_query": (1, 1, 4), "multi_key": (1, 4, 1), "multi_value": (4, 1, 1)}[pattern]
+    counts = tuple(n if n == 4 else n_groups for n in own)  # x, B, C
+    assert mixer.convolved_sizes == [4 * n for n in counts]
+
+    def repeated(rows: Tensor) -> Tensor:
+        parts = rows.split(mixer.convolved_sizes)
+        return torch.cat(
+            [p.unflatten(0, (n, 4)).repeat_interleave(4 // n, 0).flatten(0, 1) for p, n in zip(parts, counts)]
+        )
+
+    with torch.no_grad():
+        others = {name: m for name, m in mixer.state_dict().items() if "conv" not in name and "in_proj" not in name}
+        assert not full.load_state_dict(others, strict=False).unexpected_keys
+        z, xBC, dt = mixer.in_proj.weight.split(mixer.sizes)
+        full.in_proj.weight.copy_(torch.cat([z, repeated(xBC), dt]))
+        full.convolution.weight.copy_(repeated(mixer.convolution.weight))
+        full.convolution.bias.copy_(repeated(mixer.convolution.bias))
+    x = torch.randn(2, 13, 8, dtype=torch.float64)
+    torch.testing.assert_close(mixer(x)[0], full(x)[0])
+    torch.testing.assert_close(full(x)[0], _by_pattern(mixer, x))
+    check_mixer_laws(mixer, length=9)
+
+
+def _by_pattern(mixer: Mamba2, x: Tensor) -> Tensor:
+    """The equations with the head's own, or its group's, of each of x, B and C."""
+    c, length = mixer.config, x.shape[1]
+    z, xBC, dt = F.linear(x, mixer.in_proj.weight).split(mixer.sizes, -1)
+    padded = F.pad(xBC.mT, (c.n_taps - 1, 0))
+    taps = mixer.convolution.weight.flip(1).unsqueeze(1)
+    xBC = F.silu(F.conv1d(padded, taps, mixer.convolution.bias, groups=len(taps)).mT)
+    parts = [m.unflatten(-1, (-1, 4)) for m in xBC.split(mixer.convolved_sizes, -1)]
+    dt = F.softplus(dt + mixer.dynamics.dt_bias)
+    outputs = []
+    for h in range(4):
+        values, B, C = (m[:, :, h * m.shape[2] // 4] for m in parts)
+        state, steps = torch.zeros(len(x), 4, 4, dtype=x.dtype), []
+        for t in range(length):
+            step = dt[:, t, h, None, None]
+            state = torch.exp(-step * mixer.dynamics.A_log[h].exp()) * state
+            state = state + step * values[:, t, :, None] * B[:, t, None]
+            steps.append((state * C[:, t, None]).sum(-1) + mixer.dynamics.D[h] * values[:, t])
+        outputs.append(torch.stack(steps, 1))
+    gated = torch.cat(outputs, -1) * F.silu(z)
+    normed = gated / (gated.square().mean(-1, keepdim=True) + c.norm_eps).sqrt() * mixer.norm.weight
+    return F.linear(normed, mixer.out_proj.weight)
+
+
 def test_dt_limit_is_obeyed_by_every_form() -> None:
     """Chunked, quadratic and step by step: with dt clamped to one value the decay is the same everywhere."""
     torch.manual_seed(0)

@@ -38,6 +38,10 @@ def published(mixer: S4D, x: Tensor) -> Tensor:
             A_bar, B_bar = torch.exp(dt * A), (torch.exp(dt * A) - 1) / A * B
         else:
             A_bar, B_bar = (1 + dt * A / 2) / (1 - dt * A / 2), dt * B / (1 - dt * A / 2)
+        if c.softmax_length is not None:  # C / A times e^(k dt A), over its sum
+            total = sum(torch.exp(k * dt * A) for k in range(c.softmax_length))
+            near = A * (torch.exp(dt * A) - 1) * total  # where this is small, DSS divides by a little more
+            B_bar = B * (torch.exp(dt * A) - 1) * near.conj() / (near.abs() ** 2 + 1e-7)
         h = torch.zeros(x.shape[0], len(A), dtype=A.dtype)
         for t in range(x.shape[1]):
             h = A_bar * h + B_bar * x[:, t, channel, None]
@@ -59,6 +63,8 @@ OPTIONS = [
     {"learn_B": False, "gated_output": False, "activation": "relu"},
     {"n_systems": 1, "initialization": "inv", "B": "normal"},
     {"n_systems": 2, "initialization": "real", "B": "normal", "learn_B": False},
+    {"softmax_length": 25, "learn_B": False},
+    {"softmax_length": 7, "initialization": "real", "n_heads": 2},
 ]
 
 
@@ -72,7 +78,9 @@ def test_equal_to_the_published_equations(options: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "length"), [(OPTIONS[0], 17), (OPTIONS[1], 5), (OPTIONS[2], 5), (OPTIONS[5], 17)], ids=str
+    ("options", "length"),
+    [(OPTIONS[0], 17), (OPTIONS[1], 5), (OPTIONS[2], 5), (OPTIONS[5], 17), (OPTIONS[7], 17)],
+    ids=str,
 )
 def test_laws(options: dict, length: int) -> None:
     """Beyond 16 steps the system is convolved, up to there it is scanned."""
@@ -242,6 +250,7 @@ def test_rate_two_on_every_second_sample() -> None:
         ({"activation": "swish"}, ["swish", "gelu"]),
         ({"dropout": 1.0}, ["dropout=1.0"]),
         ({"B": "random"}, ["B='random'", "normal"]),
+        ({"softmax_length": 8, "method": "bilinear"}, ["softmax_length=8", "method='zoh'"]),
         ({"n_systems": 0}, ["n_systems=0"]),
         ({"n_systems": 1.0}, ["n_systems=1.0"]),
     ],

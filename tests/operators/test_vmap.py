@@ -25,12 +25,16 @@ def test_models_of_every_mixer(name: str, length: int) -> None:
     tokens = torch.randint(0, 11, (3, 2, length))
     parameters, buffers = stack_module_state(models)  # type: ignore[arg-type]
     found = vmap(lambda p, b, x: functional_call(models[0], (p, b), (x,))[0])(parameters, buffers, tokens)
-    gradients = dict(zip(parameters, torch.autograd.grad(found.square().sum(), [*parameters.values()])))
+    gradients = dict(
+        zip(parameters, torch.autograd.grad(found.square().sum(), [*parameters.values()], materialize_grads=True))
+    )
     for i, model in enumerate(models):
         own = model(tokens[i])[0]
         torch.testing.assert_close(found[i], own, rtol=1e-4, atol=1e-5)
         named = dict(model.named_parameters())
-        for key, slope in zip(named, torch.autograd.grad(own.square().sum(), [*named.values()])):
+        for key, slope in zip(
+            named, torch.autograd.grad(own.square().sum(), [*named.values()], materialize_grads=True)
+        ):
             torch.testing.assert_close(gradients[key][i], slope, rtol=1e-3, atol=1e-4)
 
 

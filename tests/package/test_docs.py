@@ -13,12 +13,13 @@ from site_extensions import page_blocks
 
 from statewise.cli import app
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+PAGES = [*sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]), *NOTEBOOKS]
 
 
 def blocks(page: Path, *languages: str) -> list[tuple[int, str]]:
     """The first line and the text of each fenced block in one of these languages."""
-    found = page_blocks.blocks(page.read_text("utf-8"))
+    found = page_blocks.blocks(page_blocks.text_of(page))
     return [(block.line, block.text) for block in found if block.language in languages]
 
 
@@ -37,7 +38,11 @@ def commands() -> list[tuple[str, list[str]]]:
 
 PYTHON_PAGES = [page for page in PAGES if blocks(page, "python")]
 # pages that need a package of an extra
-NEEDED = {"following.md": "matplotlib", "transformers.md": "transformers", "export.md": "onnxruntime"}
+NEEDED = {
+    **dict.fromkeys(["following.md", "plots.md", *(notebook.name for notebook in NOTEBOOKS)], "matplotlib"),
+    "transformers.md": "transformers",
+    "export.md": "onnxruntime",
+}
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -118,6 +118,17 @@ def test_a_figure_needs_words(tmp_path: Path) -> None:
         page_blocks.run(_rewritten(tmp_path, "A line", " "), tmp_path / "work")
 
 
+def test_a_figure_of_ours_is_shown_once_it_has_words(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw = (
+        "```python\nimport statewise as sw\n\nfigure = sw.plots.poles(sw.mass_spring_damper(1.0, 4.0, 0.5))\n```\n"
+        "```python\nfigure.set_label('Two poles')\n```\n```python\nother = 1\n```\n"
+    )
+    first, second, third = run(tmp_path, draw)
+    assert (first.figures, third.figures) == ([], [])
+    assert [words for _, words in second.figures] == ["Two poles"]
+
+
 def test_commands_run_where_a_page_says_so(tmp_path: Path) -> None:
     page = (
         f"{page_blocks.EXECUTES_COMMANDS}\n```console\n$ statewise --version\nstatewise {statewise.__version__}\n```\n"

@@ -48,7 +48,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build_wheel(checkout: Path, target: Path, **variables: str) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", str(checkout), "--no-deps", "--wheel-dir", str(target)]
-    environment = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), **variables}
+    environment = {
+        **os.environ,
+        "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
+        "STATEWISE_CFLAGS": "-O1",
+        **variables,
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode and "setuptools" in done.stderr and "No matching distribution" in done.stderr:
         pytest.skip("an isolated build fetches setuptools, and there is no network")

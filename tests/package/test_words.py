@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
+from site_extensions import page_blocks
 
 # A pattern, and what to write instead. Case does not matter; a sentence may be broken over lines.
 REFUSED = (
@@ -62,6 +63,7 @@ PAGES = sorted(
     if page.name not in ("writing.md", "CHANGELOG.md", "changelog.md")
     if page.parent.name != "decisions"
 )
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 MODULES = sorted((ROOT / "statewise").rglob("*.py"))
 
 
@@ -88,9 +90,9 @@ def prose(page: str) -> str:
     return re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), page, flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages(page: Path) -> None:
-    found = list(faults(prose(page.read_text("utf-8")), str(page.relative_to(ROOT))))
+    found = list(faults(prose(page_blocks.text_of(page)), str(page.relative_to(ROOT))))
     assert not found, "\n".join(found)
 
 

@@ -14,12 +14,13 @@ from training_runs import train_config
 
 from statewise.data.synthetic_languages import AssociativeRecallConfig
 from statewise.errors import CheckpointError, ConfigError, InputError
+from statewise.insight import Signals, h3_systems
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.h3 import H3Config
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.reproduce import reproduce, settings
-from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, Signals, lookup, trace
+from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, lookup, trace
 from statewise.reproduce.h3_at_work.claim import H3AtWorkSettings
 from statewise.reproduce.h3_at_work.findings import SHOWN, pairs_of, what_is_read
 from statewise.reproduce.h3_at_work.inside import (
@@ -27,7 +28,6 @@ from statewise.reproduce.h3_at_work.inside import (
     half_reach,
     score,
     signals,
-    systems,
     with_shift_taps,
     without_heads,
 )
@@ -110,13 +110,13 @@ class TestInside:
 
     def test_shift_taps(self) -> None:
         model = small_model()
-        taps = systems(h3_layers(model)[1])[0].taps
-        only = systems(h3_layers(with_shift_taps(model, 1, [1]))[1])[0].taps
-        rest = systems(h3_layers(with_shift_taps(model, 1, [1], others=True))[1])[0].taps
+        taps = h3_systems(h3_layers(model)[1])[0].taps
+        only = h3_systems(h3_layers(with_shift_taps(model, 1, [1]))[1])[0].taps
+        rest = h3_systems(h3_layers(with_shift_taps(model, 1, [1], others=True))[1])[0].taps
         torch.testing.assert_close(only + rest, taps)
         torch.testing.assert_close(only[:, 1], taps[:, 1])
         assert only[:, [0, 2, 3]].abs().max() < 1e-6
-        assert torch.equal(systems(h3_layers(model)[1])[0].taps, taps)  # the model itself is as it was
+        assert torch.equal(h3_systems(h3_layers(model)[1])[0].taps, taps)  # the model itself is as it was
 
     def test_score_and_reach(self) -> None:
         model, tokens = small_model(), torch.randint(0, 10, (5, 4))
@@ -142,7 +142,7 @@ class TestInside:
         )
         pairs = pairs_of(tokens, n_names)
         found = what_is_read(mixer, pairs, seen, tokens)
-        filters = systems(mixer)[1].impulse_response(length)
+        filters = h3_systems(mixer)[1].impulse_response(length)
         keys, values, places = (1, 2, 3), (4, 5, 6), range(1, length - 2)
 
         def given(asks: int, key: int, value: int, place: int) -> torch.Tensor:

@@ -85,6 +85,15 @@ class TestSettings:
         adamw = other.train.optimizer
         assert (adamw.lr, adamw.clip_norm, other.data.folder) == (1e-3, 1.0, None)  # type: ignore[attr-defined]
 
+    def test_every_model_reads_in_both_directions_or_none(self) -> None:
+        """With one switch for all of them."""
+        for bidirectional in (True, False):
+            config = LraSettings(models=tuple(MODELS), folder="/data", bidirectional=bidirectional, d_state=4)
+            for cell in config.cells():
+                layer = run_config(config, *cell).model.layers[0]  # type: ignore[attr-defined]
+                assert layer.mixer.bidirectional == bidirectional
+                assert layer.build(64).mixer.is_causal != bidirectional
+
     def test_a_field_of_one_task(self) -> None:
         config = LraSettings(
             settings=("listops-gen:data.n_train=7", "train.optimizer.weight_decay=0.5"), folder="/data"
@@ -140,7 +149,7 @@ def test_the_report_says_what_was_run_and_what_was_not() -> None:
     notes = " ".join(beside.notes)
     assert "Not the published rows but listops-gen" in notes
     assert "Not run: Text, Retrieval, Pathfinder, Path-X." in notes
-    assert "Not run: S4, H3." in notes
+    assert "Not run: S4, H3, Mamba-2." in notes
     assert len(each.rows) == 12
     assert ("listops, S4D-LegS", "64 (128)", "4 (8)", "64", "16 (50)", "0.01", "7 (80,000)") in scaled.rows
     assert ("image, Transformer", "64", "4", "-", "16", "0.001", "7") in scaled.rows

@@ -124,7 +124,9 @@ def test_h3_has_the_settings_of_s4d() -> None:
     for task in TASKS:
         ours, theirs = read("h3", task), read("s4d", task)
         assert ours.train == theirs.train
-        assert ours.model.layers[0].mixer == H3Config(dt_range=theirs.model.layers[0].mixer.dt_range)
+        assert ours.model.layers[0].mixer == H3Config(
+            dt_range=theirs.model.layers[0].mixer.dt_range, bidirectional=True
+        )
 
 
 def test_the_published_averages() -> None:

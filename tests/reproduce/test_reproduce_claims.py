@@ -57,14 +57,15 @@ class TestHippo:
     def test_the_picture_is_the_best_cubic_at_both_times(self) -> None:
         """Least squares over what was read, the functions orthonormal over it, and the state their inner products."""
         found = hippo_figure.memory(600)
-        for t, values, error in zip(found.times, found.read, found.error):
+        assert [reading.steps for reading in found.readings] == [400, 600]
+        for t, _, values, _, _, error in found.readings:
             x = (torch.arange(t, dtype=torch.float64) + 0.5) / t
             powers = x[:, None] ** torch.arange(4)
             past = found.signal[:t, None]
             best = (powers @ torch.linalg.lstsq(powers, past).solution)[:, 0]
             assert (values - best).abs().max() < 1e-4
             assert error == pytest.approx(float((best - past[:, 0]).norm() / past.norm()), abs=1e-6)
-        basis = found.basis
+        basis = found.readings[-1].basis
         torch.testing.assert_close(basis.T @ basis / 600, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-4)
         torch.testing.assert_close(basis.T @ found.signal / 600, found.coefficients[-1], rtol=0, atol=1e-4)
         assert hippo_figure.plot(found).name == "hippo-memory"

@@ -173,6 +173,31 @@ class TestTrainedTasks:
         assert "skill" in figures(outcome)["evaluations"]["0"]
         assert settings("co2").bar == 0.0
 
+    @needs_sklearn
+    def test_baselines(self, tmp_path: Path) -> None:
+        outcome = quick("baselines", tmp_path / "run", "seeds=[0,1]", 'arms=["s4d","gru"]')
+        assert outcome.record is not None
+        runs = figures(outcome)["runs"]
+        assert set(runs) == {"s4d-0", "s4d-1", "gru-0", "gru-1"}
+        (table,) = outcome.record["tables"]
+        rows = {row[0]: row for row in table["rows"]}
+        accuracy = np.mean([runs[f"gru-{seed}"]["evaluation"]["accuracy"] for seed in (0, 1)])
+        assert rows["GRU"][1] == f"{accuracy:.1%}"
+        assert all(run["peak_bytes"] > 1e5 for run in runs.values())
+        again = quick("baselines", tmp_path / "run", "seeds=[0,1]", 'arms=["s4d","gru"]')
+        assert figures(again)["runs"] == runs
+
+    @pytest.mark.parametrize("preset", ["acsf1", "spoken-digits", "fashion-mnist", "co2"])
+    def test_the_arms_of_baselines(self, preset: str) -> None:
+        from statewise.reproduce.baselines import ARMS, BaselinesSettings, run_config
+
+        for arm in ARMS:
+            run = run_config(BaselinesSettings(preset=preset), arm, 3)
+            assert run.train.seed == 3
+            model = run.model.build()
+            names = {type(module).__name__ for module in model.modules()}
+            assert ({"S4D": "S4D", "attention": "Attention", "GRU": "GRU", "causal CNN": "TCN"}[ARMS[arm]]) in names
+
     def test_settings(self, tmp_path: Path) -> None:
         for fields, message in (
             ({"preset": "digitz"}, "preset='digitz' is unknown"),

@@ -13,8 +13,9 @@ from toy_task import ToyConfig, ToyDataConfig, toy
 from training_runs import small_run, train_config, with_train
 
 from statewise.errors import CheckpointError, ConfigError, InputError
+from statewise.plots.curves import smoothed
 from statewise.training import RunConfig
-from statewise.training.curves import mean_of, read_curves, smoothed
+from statewise.training.curves import mean_of, read_curves
 from statewise.training.plotting import plot_runs
 from statewise.training.run_folder import RunFolder
 from statewise.training.several_folder import begin_folder, seeds_and_rates

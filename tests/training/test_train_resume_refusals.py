@@ -122,6 +122,7 @@ def test_what_may_change_may_change(tmp_path: Path) -> None:
         "device": "cpu",
         "threads": 1,
         "gradient_checkpointing": True,
+        "pieces": 2,
         "check_memory": False,
     }
     others = {"train.compile", "data.source", "data.folder", "train.reporting.log"}  # the last: see test_logs.py

@@ -17,8 +17,8 @@ import statewise as sw
 from statewise import checkpoints
 from statewise.data.base import DataConfig
 from statewise.errors import CheckpointError, ConfigError, DataError, InputError, TrainingError
+from statewise.plots.style import figure
 from statewise.training import RunConfig, read_metrics, read_run, train_run
-from statewise.training.plotting import figure
 from statewise.training.tasks import Task, open_task
 
 pytestmark = pytest.mark.usefixtures(toy.__name__)

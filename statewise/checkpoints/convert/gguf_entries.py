@@ -211,6 +211,7 @@ def _needs(config: LanguageModelConfig, architecture: str) -> Iterator[tuple[str
         fixed: dict[str, Any] = {"bias": False, "convolution_bias": True}
         if isinstance(mixer, Mamba2Config):
             fixed |= {"norm_before_gate": False, "dt_limit": (0.0, math.inf), "norm_eps": config.norm_eps}
+            fixed["head_pattern"] = "multi_value"
             groups = mixer.n_groups if mixer.norm_groups is None else mixer.norm_groups
             yield f"{where}norm_groups", groups, mixer.n_groups
         else:

@@ -22,6 +22,7 @@ from statewise.models.language_model import LanguageModelConfig
 # What each of our configs has to say for these formats to have it, whatever its other fields are.
 _BLOCK = {"placement": "pre"}
 _MAMBA = {"method": "mamba", "initialization": "real", "bidirectional": False}
+_MAMBA2 = {"head_pattern": "multi_value"}
 _MODEL = {"max_positions": None, "d_embedding": None}
 
 
@@ -122,6 +123,8 @@ def uniform(config: LanguageModelConfig, where: str) -> tuple[BlockConfig, Mixer
             raise CheckpointError(f"{where} has no {type(mixer).__name__.removesuffix('Config')}, which {name} is")
         if isinstance(mixer, MambaConfig):
             only(mixer, _MAMBA, name, where)
+        if isinstance(mixer, Mamba2Config):
+            only(mixer, _MAMBA2, name, where)
         if isinstance(mixer, AttentionConfig):  # what says nothing of the outputs
             mixer = replace(mixer, dropout=0.0, weight_std=WEIGHT_STD)
         if mixers.setdefault(isinstance(mixer, AttentionConfig), mixer) != mixer:

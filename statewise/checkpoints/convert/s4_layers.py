@@ -263,6 +263,8 @@ def written_layers(config: ModelConfig) -> tuple[list[Layer], dict[str, Any]]:
             raise refuse(f"layer {i} has an MLP, RMSNorm, one dt for all channels or gelu_tanh")
         if isinstance(mixer, S4DConfig) and (not mixer.is_complex or not (mixer.learn_B or mixer.B == "normal")):
             raise refuse(f"layer {i} has {mixer}; published: complex A, and B")
+        if isinstance(mixer, S4DConfig) and mixer.softmax_length is not None:
+            raise refuse(f"layer {i} has softmax_length={mixer.softmax_length}, which this format cannot say")
         layers.append(_written(config, mixer, f"model.layers.{i}.", block))
     layer = {
         "_name_": "s4",

@@ -56,8 +56,8 @@ def forecast(
     from statewise.cli.console import counted
     from statewise.cli.model_folder import open_model
     from statewise.errors import ConfigError
+    from statewise.plots.style import require_plot
     from statewise.predict import Predictor
-    from statewise.training.plotting import require_plot
 
     if out is not None:
         require_answer_file(out, overwrite)

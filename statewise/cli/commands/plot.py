@@ -1,4 +1,7 @@
-"""`statewise plot`: pictures of runs. Each kind of picture is a command of its own below it; curves are the default."""
+"""`statewise plot`: pictures of runs. Each kind of picture is a command of its own below it; curves are the default.
+
+Those of what is inside a model are in ``plot_models``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from statewise.cli.options import refuse_existing
+from statewise.cli.commands import plot_models
 
 DEFAULT = "curves"
 
@@ -26,8 +29,8 @@ class _WithDefault(typer.core.TyperGroup):
 plot = typer.Typer(
     cls=_WithDefault,
     rich_markup_mode=None,
-    help="Draw runs: `statewise plot RUN ...` is `statewise plot curves RUN ...`. If a folder has the name of "
-    "a command below, write ./curves.",
+    help="Draw runs and what is inside their models: `statewise plot RUN ...` is `statewise plot curves RUN ...`. If a "
+    "folder has the name of a command below, write ./curves.",
 )
 
 
@@ -62,15 +65,11 @@ def curves(
 
     Seeds that were trained together (train --seeds) are drawn as their mean, in a band from the least to the greatest.
     """
-    from statewise.checkpoints.atomic import write_file
-    from statewise.training.plotting import plot_runs, require_plot
+    from statewise.training.plotting import plot_runs
 
     figure = plot_runs(runs, x=x.value, smooth=smooth, log_y=log_y)
-    out = out or (runs[0] if len(runs) == 1 else Path()) / "curves.png"
-    require_plot(out)
+    plot_models.write(figure, out or (runs[0] if len(runs) == 1 else Path()) / "curves.png", overwrite)
 
-    def write(path: Path) -> None:
-        figure.savefig(path, dpi=150)
 
-    write_file(out, 0, write, None if overwrite else refuse_existing)
-    print(out)
+for name, command in plot_models.COMMANDS.items():
+    plot.command(name)(command)

@@ -14,7 +14,7 @@ from statewise.decoding.instructions import Place
 from statewise.decoding.mixers.attention import attention_refusal, emit_attention
 from statewise.decoding.mixers.h3 import emit_h3
 from statewise.decoding.mixers.mamba import emit_mamba, mamba_refusal
-from statewise.decoding.mixers.mamba2 import emit_mamba2
+from statewise.decoding.mixers.mamba2 import emit_mamba2, mamba2_refusal
 from statewise.decoding.program import Program
 from statewise.decoding.states import StateTable
 from statewise.mixers.attention import Attention
@@ -35,7 +35,7 @@ class Emitter(NamedTuple):
 MIXERS: Mapping[type, Emitter] = MappingProxyType(
     {
         Mamba: Emitter(emit_mamba, mamba_refusal),
-        Mamba2: Emitter(emit_mamba2),
+        Mamba2: Emitter(emit_mamba2, mamba2_refusal),
         Attention: Emitter(emit_attention, attention_refusal),
         H3: Emitter(emit_h3),
     }

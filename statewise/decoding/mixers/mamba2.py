@@ -11,6 +11,16 @@ from statewise.decoding.states import RecurrentState, StateTable
 from statewise.mixers.mamba2 import Mamba2
 
 
+def mamba2_refusal(mixer: Mamba2) -> str | None:
+    heads = mixer.heads
+    if heads.values == mixer.n_heads and heads.keys == heads.queries:
+        return None
+    return (
+        f'is a Mamba2 with head_pattern="{mixer.config.head_pattern}", but the step has "multi_value" and "multi_head" '
+        "alone"
+    )
+
+
 def emit_mamba2(program: Program, mixer: Mamba2, x: Place, residual: Place) -> StateTable:
     config, width = mixer.config, mixer.d_inner
     state = RecurrentState(program, n_leaves=2)
@@ -26,7 +36,7 @@ def emit_mamba2(program: Program, mixer: Mamba2, x: Place, residual: Place) -> S
         n_heads=mixer.n_heads,
         d_head=config.d_head,
         n_state=config.d_state,
-        heads_per_group=mixer.n_heads // config.n_groups,
+        heads_per_group=mixer.n_heads // mixer.heads.keys,
         log_decay=dynamics.A_log.double().exp().mul(-math.log2(math.e)),
         D=dynamics.D,
         dt_bias=dynamics.dt_bias,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,11 +18,6 @@ from statewise.errors import InputError, require_least
 from statewise.models.classifier import SequenceClassifier
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 from statewise.models.evaluation_mode import evaluation_mode
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-MAX_SHOWN = 20  # classes whose cells carry their count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,22 +154,3 @@ def macro_f1(confusion: np.ndarray) -> float:
     0.3889
     """
     return float(np.nanmean(f1_scores(confusion)))
-
-
-def draw_confusion(figure: Figure, confusion: np.ndarray, classes: Sequence[str], *, title: str = "") -> None:
-    """Draws the confusion matrix into an empty figure of matplotlib, each row in shares of its class.
-
-    Where there are few classes, each cell also has its count.
-    """
-    shares = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
-    axes = figure.add_subplot()
-    image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
-    figure.colorbar(image, label="share of the true class")
-    ticks = range(len(classes))
-    axes.set_xticks(ticks, classes, rotation=90)
-    axes.set_yticks(ticks, classes)
-    axes.set(xlabel="predicted", ylabel="true", title=title)
-    if len(classes) <= MAX_SHOWN:
-        for i, j in np.argwhere(confusion):
-            colour = "white" if shares[i, j] > 0.5 else "black"
-            axes.text(j, i, f"{confusion[i, j]}", ha="center", va="center", color=colour, fontsize=8)

@@ -16,29 +16,13 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.insight import Signals
 from statewise.operators.causal_convolution import CausalConvolution
 from statewise.operators.diagonal import DiagonalLTI
 
 KEYS = "abcd"
 VALUES = "12345"
 OTHERS = ".?"  # tokens that are neither
-
-
-@dataclass(frozen=True, kw_only=True)
-class Signals:
-    """What goes through an H3 layer.
-
-    Shapes:  Q, K, shifted, V, output: (rows, length, d_model), output being what W_O reads
-             entering, state: (rows, length, n_heads, d_head, d_head): K'V^T, and what the diagonal SSM makes of it
-    """
-
-    Q: Tensor
-    K: Tensor
-    shifted: Tensor
-    V: Tensor
-    entering: Tensor
-    state: Tensor
-    output: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

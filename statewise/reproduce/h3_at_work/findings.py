@@ -12,16 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.data.synthetic_languages import LanguageSplit
+from statewise.insight import Signals, h3_systems
 from statewise.mixers.h3 import H3
 from statewise.mixers.prepared import wide
 from statewise.models.language_model import LanguageModel
-from statewise.reproduce.h3_at_work.by_hand import Signals
 from statewise.reproduce.h3_at_work.inside import (
     h3_layers,
     half_reach,
     score,
     signals,
-    systems,
     with_shift_taps,
     without_heads,
 )
@@ -134,7 +133,7 @@ def what_is_read(mixer: H3, pairs: Pairs, seen: Signals, tokens: Tensor) -> dict
     queries = _asking(pairs, seen.Q, tokens).unflatten(-1, (n_heads, d_head))
     with torch.no_grad():
         steps = torch.stack([where for row in pairs.where for where in row]).any(0).any(0).nonzero().squeeze(1)
-        filters = systems(mixer)[1].impulse_response(length)[:, length - 1 - steps]  # (heads, places)
+        filters = h3_systems(mixer)[1].impulse_response(length)[:, length - 1 - steps]  # (heads, places)
         told = torch.einsum("khi,mvhij->kmvhj", queries, entering - entering.mean(1, keepdim=True))
         output = wide(mixer.out_proj.weight).unflatten(1, (n_heads, d_head))
         given = torch.einsum("kmvhj,hp,ohj->kmvpo", told, filters.to(told), output.to(told))
@@ -194,7 +193,7 @@ def _example(found: Signals, heads: Sequence[int]) -> dict[str, Any]:
 
 def _filters(mixer: H3, heads: Sequence[int], length: int) -> dict[str, Any]:
     with torch.no_grad():
-        shift, diagonal = systems(mixer)
+        shift, diagonal = h3_systems(mixer)
         d_head = mixer.config.d_head
         channels = [head * d_head for head in heads]  # the first of each head
         long = diagonal.impulse_response(8 * length)

@@ -12,13 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import ConfigError
+from statewise.insight import Signals, h3_systems, h3_trace, layer_input
 from statewise.mixers.h3 import H3
-from statewise.mixers.prepared import wide
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel
-from statewise.operators.causal_convolution import CausalConvolution
-from statewise.operators.diagonal import DiagonalLTI
-from statewise.reproduce.h3_at_work.by_hand import Signals
 
 
 def h3_layers(model: LanguageModel) -> dict[int, H3]:
@@ -32,33 +29,9 @@ def h3_layers(model: LanguageModel) -> dict[int, H3]:
     return found
 
 
-def systems(mixer: H3) -> tuple[CausalConvolution, DiagonalLTI]:
-    """The shift SSM as its filter, and the discrete diagonal SSM."""
-    shift, diagonal = mixer.build_operators()
-    assert isinstance(shift, CausalConvolution)
-    assert isinstance(diagonal, DiagonalLTI)
-    return shift, diagonal
-
-
-@torch.no_grad()
 def signals(model: LanguageModel, layer: int, tokens: Tensor) -> Signals:
     """Those of the layer while the model reads (rows, length) tokens."""
-    mixer = h3_layers(model)[layer]
-    seen: list[Tensor] = []
-    hook = mixer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-    try:
-        with evaluation_mode(model):
-            model.features(tokens)
-    finally:
-        hook.remove()
-    Q, K, V = wide(mixer.in_proj(seen[0])).chunk(3, -1)
-    shift, diagonal = systems(mixer)
-    shifted, _ = shift(K)
-    q, k, v = (x.unflatten(-1, (mixer.n_heads, -1)) for x in (Q, shifted, V))
-    entering = torch.einsum("blhi,blhj->blhij", k, v)
-    state, _ = diagonal(entering)
-    output = torch.einsum("blhi,blhij->blhj", q, state).flatten(-2)
-    return Signals(Q=Q, K=K, shifted=shifted, V=V, entering=entering, state=state, output=output)
+    return h3_trace(*layer_input(model, tokens, layer))
 
 
 @torch.no_grad()
@@ -95,7 +68,7 @@ def with_shift_taps(model: LanguageModel, layer: int, keep: Sequence[int], *, ot
     """A copy whose shift SSM in that layer has only these taps, the others being zero; ``others``: all but these."""
     changed = copy.deepcopy(model)
     mixer = h3_layers(changed)[layer]
-    taps = systems(mixer)[0].taps
+    taps = h3_systems(mixer)[0].taps
     mask = torch.zeros(taps.shape[1])
     mask[[i for i in keep if i < taps.shape[1]]] = 1
     mixer.dynamics.shift_B.zero_()[:, 0] = 1  # then the taps are C itself

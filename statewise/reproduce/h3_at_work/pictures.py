@@ -8,23 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from statewise.plots.lookup import TITLES, draw_signals
+from statewise.plots.style import heat_map, line
 from statewise.reproduce.h3_at_work.by_hand import KEYS, VALUES, Trace, lookup
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-def heat_map(
-    axes: Axes, values: Any, title: str, *, columns: Sequence[str] = (), rows: Sequence[str] = (), limit: float = 0.0
-) -> None:
-    """(rows, columns): blue below zero, red above, white at it; ``limit`` is the end of the scale, 0 the largest."""
-    table = torch.as_tensor(values)
-    end = limit or max(float(table.abs().max()), 1e-9) if table.numel() else 1.0
-    axes.imshow(table.numpy(), cmap="RdBu_r", vmin=-end, vmax=end, aspect="auto", interpolation="nearest")
-    axes.set_title(title, fontsize=9)
-    axes.set_xticks(range(len(columns)), list(columns), fontsize=8)
-    axes.set_yticks(range(len(rows)), list(rows), fontsize=7)
 
 
 def draw_by_hand(drawing: Figure, found: Trace) -> None:
@@ -51,29 +40,20 @@ def draw_by_hand(drawing: Figure, found: Trace) -> None:
 def draw_lookup(drawing: Figure, key: Tensor, value: Tensor) -> None:
     panels = drawing.subplots(1, 3, width_ratios=[3, 2, 2])
     heat_map(panels[0], torch.outer(key, value), "K'V: V in the row of K'", rows=[f"{x:g}" for x in key], limit=1.0)
+    panels[0].set_xticks([])
     for axes, query, title in (
         (panels[1], key, "Q = K' reads V"),
         (panels[2], key.roll(-1), "Q orthogonal to K' reads nothing"),
     ):
-        heat_map(axes, lookup(key, value, query)[None], title, limit=1.0)
+        heat_map(axes, lookup(key, value, query)[None], limit=1.0)
+        axes.set_title(title, fontsize=8)
+        axes.set(xticks=[], yticks=[])
 
 
 def draw_trained(drawing: Figure, example: Mapping[str, Any]) -> None:
-    titles = {
-        "K": "K",
-        "shifted": "store the key: K' = SSM_shift(K)",
-        "V": "V",
-        "entering": "store the value: K'V enters the state",
-        "state": "SSM_diag(K'V)",
-        "Q": "Q",
-        "output": "recall: Q times the state",
-    }
     heads = [str(head) for head in example["heads"]]
-    for axes, (name, title) in zip(drawing.subplots(len(titles), 1), titles.items()):
-        values = torch.tensor(example[name])
-        scaled = values / values.abs().amax(1, keepdim=True).clamp(min=1e-9)  # each head on a scale of its own
-        rows = heads if len(heads) == len(scaled) else ()
-        heat_map(axes, scaled, title, columns=example["tokens"], rows=rows, limit=1.0)
+    table = {name: torch.tensor(example[name]) for name in TITLES}
+    draw_signals(drawing, table, example["tokens"], heads)
 
 
 def draw_reads(drawing: Figure, table: Sequence[Sequence[float]], keys: Sequence[str]) -> None:
@@ -88,11 +68,10 @@ def draw_filters(drawing: Figure, found: Mapping[str, Any]) -> None:
     lags = [str(i) if i % 2 == 0 else "" for i in range(taps.shape[1])]
     scaled = taps / taps.abs().amax(1, keepdim=True).clamp(min=1e-9)
     heat_map(left, scaled, "shift SSM: taps by lag", columns=lags, rows=heads, limit=1.0)
-    for head, response in zip(heads, filters["diagonal"]):
+    for number, (head, response) in enumerate(zip(heads, filters["diagonal"])):
         size = torch.tensor(response).abs()
-        right.semilogy(size / size.max().clamp(min=1e-30), label=head, linewidth=1)
+        right.semilogy(size / size.max().clamp(min=1e-30), label=head, **{**line(number), "linewidth": 1})
     right.set_title("diagonal SSM: |tap|, relative to the largest", fontsize=9)
     right.set_xlabel("lag")
     right.set_ylim(1e-3, 1.5)
-    right.grid(alpha=0.3)
     right.legend(title="head", fontsize=7)

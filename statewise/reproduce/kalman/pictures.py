@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from statewise.plots import style
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {"filter": "tab:blue", "smoother": "tab:orange"}
+COLOURS = {"filter": style.COLOURS[0], "smoother": style.COLOURS[1]}
+DASHES = {"filter": style.DASHES[0], "smoother": style.DASHES[1]}
 Numbers = np.ndarray[Any, Any]
 
 
@@ -28,7 +31,6 @@ def draw_series(drawing: Figure, found: Mapping[str, Any], state: str, dt: float
         band(axes, time, series, estimate)
         axes.plot(time, numbers(series["truth"]), color="black", linewidth=1, label="truth")
         axes.set(ylabel=names[0])
-        axes.grid(alpha=0.3)
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.set(xlabel="time, s")
 
@@ -38,7 +40,7 @@ def band(axes: Axes, time: Numbers, series: Mapping[str, Any], estimate: str) ->
     axes.fill_between(
         time, mean - half, mean + half, color=COLOURS[estimate], alpha=0.25, linewidth=0, label=f"{estimate}, 95 %"
     )
-    axes.plot(time, mean, color=COLOURS[estimate], linewidth=1.2, label=estimate)
+    axes.plot(time, mean, color=COLOURS[estimate], linestyle=DASHES[estimate], linewidth=1.2, label=estimate)
 
 
 def draw_methods(drawing: Figure, examples: Mapping[str, Mapping[str, Any]], dt: float) -> None:
@@ -55,7 +57,6 @@ def draw_methods(drawing: Figure, examples: Mapping[str, Mapping[str, Any]], dt:
             band(axes, time, series, estimate)
         axes.plot(time, numbers(series["truth"]), color="black", linewidth=1, label="true angle")
         axes.set_title(method, fontsize=9)
-        axes.grid(alpha=0.3)
     handles, labels = panels[0, 0].get_legend_handles_labels()
     drawing.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels))
 
@@ -78,7 +79,6 @@ def draw_track(drawing: Figure, found: Mapping[str, Any]) -> None:
     over_time.axhline(0.0, color="black", linewidth=1, label="truth")
     over_time.set(xlabel="time, s", ylabel="east less the truth, m")
     for axes in (plane, over_time):
-        axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
 
 
@@ -92,7 +92,6 @@ def draw_consistency(drawing: Figure, panels: Mapping[str, Mapping[str, Mapping[
         )
         axes.set_title(title, fontsize=9)
         axes.set(xlabel="step")
-        axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
         if axes.get_subplotspec().is_first_col():
             axes.set(ylabel="mean NEES over the number of states")

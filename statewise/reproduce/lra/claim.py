@@ -46,19 +46,22 @@ from statewise.training.config import BudgetConfig, Device, RunConfig
 from statewise.training.presets import fit_model
 from statewise.training.tasks import open_task, run_types
 
-MODELS = {"s4": "S4", "s4d": "S4D-LegS", "h3": "H3", "transformer": "Transformer"}
+MODELS = {"s4": "S4", "s4d": "S4D-LegS", "h3": "H3", "mamba2": "Mamba-2", "transformer": "Transformer"}
+
+OURS = ("mamba2", "transformer")  # whose rate, and a clipping of gradients at 1, are ours
 
 
 @dataclass(frozen=True, kw_only=True)
 class LraSettings(Settings):
-    """models:  of "s4", "s4d", "h3", "transformer"
+    """models:  of "s4", "s4d", "h3", "mamba2", "transformer"
     tasks:   as ``LongRangeDataConfig`` names them: "listops", "text", "retrieval", "image", "pathfinder" and "path-x"
              from their official files in ``folder``; "listops-gen", "pathfinder-gen" and "path-x-gen", drawn here;
              "text-folder" and "retrieval-folder" from documents in ``folder``
     folder:  that the official files lie in, each task's own folder in it
     minutes, steps: of training, whichever is reached first; both null: the published number of steps
     d_model, n_layers, d_state, batch_size, lr: null: as published
-    n_heads: of the Transformer's attention; transformer_lr: its rate
+    n_heads: of the Transformer's attention; transformer_lr: its rate, and that of Mamba-2
+    bidirectional: every model reads in both directions; false: every one from the first step to the last alone
     evaluations:    looks at the validation split on the way, of ``evaluate_items`` rows each (null: all)
     seeds:   one run each
     settings: further fields of all runs, as "train.optimizer.weight_decay=0", or of those on one task, as
@@ -79,6 +82,7 @@ class LraSettings(Settings):
     lr: Positive | None = None
     n_heads: Count = 4
     transformer_lr: Positive = 1e-3
+    bidirectional: bool = True
     evaluations: Count = 6
     evaluate_items: AtLeastTwo | None = 500
     seeds: Distinct[Seed] = (0,)
@@ -102,7 +106,7 @@ class LraSettings(Settings):
     def scaled(self, model: str, task: str) -> Setting:
         """The published setting with the sizes that were given."""
         given = {name: getattr(self, name) for name in ("d_model", "n_layers", "d_state", "batch_size")}
-        given["lr"] = self.transformer_lr if model == "transformer" else self.lr
+        given["lr"] = self.transformer_lr if model in OURS else self.lr
         given = {name: value for name, value in given.items() if value is not None}
         setting = replace(setting_of(model, task), **given)
         if setting.n_systems is not None and setting.d_model % setting.n_systems:
@@ -144,10 +148,10 @@ def run_config(config: LraSettings, model: str, task: str, seed: int) -> RunConf
         minutes = None if config.minutes is None else config.minutes / config.evaluations
         budget = BudgetConfig(minutes=config.minutes, steps=config.steps)
         reporting = replace(reporting, evaluate_every=every, evaluate_minutes=minutes, log_every=20)
-    clip_norm = 1.0 if model == "transformer" else None
+    clip_norm = 1.0 if model in OURS else None
     run = replace(
         published_run(model, task, None if task.endswith("-gen") else config.folder),
-        model=model_config(model, task, setting, n_heads=config.n_heads),
+        model=model_config(model, task, setting, n_heads=config.n_heads, bidirectional=config.bidirectional),
         train=replace(
             train,
             budget=budget,
@@ -253,6 +257,7 @@ def _words(config: LraSettings, found: Found) -> dict[str, Any]:
         "left": [name for model, name in MODELS.items() if model not in config.models],
         "sizes": "; ".join(f"{task}: {text}" for task, text in rows.items()),
         "scaled": any(size is not None for size in sizes),
+        "one_way": not config.bidirectional,
         "either": {"s4", "s4d"} & set(config.models),
     }
 
@@ -328,12 +333,13 @@ QUICK += [
     for split, n in (("train", n_train), ("validation", 200), ("test", 200))
 ]
 CLAIM = Claim(
-    summary="the Long Range Arena: S4, S4D, H3 and a Transformer on any of its six tasks",
+    summary="the Long Range Arena: S4, S4D, H3, Mamba-2 and a Transformer on any of its six tasks",
     duration="an hour on 2 cores",
     source="S4 (arXiv:2206.12037), S4D (arXiv:2206.11893), H3 (arXiv:2212.14052) and others, as the table names them",
     settings=LraSettings,
-    quick='models=["s4","s4d","h3","transformer"] tasks=["listops-gen"] minutes=0.3 d_model=32 n_layers=2 d_state=8 '
-    f"n_heads=2 evaluations=2 evaluate_items=64 workers=1 settings={json.dumps(QUICK, separators=(',', ':'))}",
+    quick='models=["s4","s4d","h3","mamba2","transformer"] tasks=["listops-gen"] minutes=0.3 d_model=32 n_layers=2 '
+    "d_state=8 n_heads=2 evaluations=2 evaluate_items=64 workers=1 "
+    f"settings={json.dumps(QUICK, separators=(',', ':'))}",
     measure=measure,
     report=report,
 )

@@ -5,10 +5,13 @@ S4: github.com/state-spaces/s4, ``configs/experiment/lra/s4-*.yaml`` (version 4)
 S4D: the same code, ``configs/experiment/lra/old/v3-s4-*.yaml``, with a diagonal A: the settings of Gu et al. 2022,
     arXiv:2206.11893. For Path-X a comment there says that the paper itself had a rate of 5e-4 and an epoch of warm-up.
 H3: arXiv:2212.14052 gives accuracies; neither its code nor safari's has settings for these tasks.
+
+Every model reads in both directions, as the published S4, S4D and Transformer do, so that none sees more than another.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +19,7 @@ from statewise.data.long_range import LongRangeDataConfig
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.h3 import H3Config
+from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.block import BlockConfig
@@ -127,7 +131,7 @@ def arena_task(task: str) -> str:
 
 
 def setting_of(model: str, task: str) -> Setting:
-    """The published one; of H3 and the Transformer, of which none is known for these blocks, that of S4D."""
+    """The published one; of H3, Mamba-2 and the Transformer, of which none is known for these blocks, that of S4D."""
     return SETTINGS.get(model, S4D)[arena_task(task)]
 
 
@@ -156,15 +160,17 @@ def published_training(setting: Setting) -> TrainConfig:
     )
 
 
-def model_config(model: str, task: str, setting: Setting, *, n_heads: int = 4) -> SequenceModelConfig:
+def model_config(
+    model: str, task: str, setting: Setting, *, n_heads: int = 4, bidirectional: bool = True
+) -> SequenceModelConfig:
     """Blocks of one mixer, the mean over a row's own steps, and a linear head; for retrieval a head of pairs."""
     dropout: dict[str, Any] = {"dropout": setting.dropout, "tied_dropout": setting.dropout > 0}
     norm = "auto" if setting.placement == "post" else setting.norm
     if model == "transformer":
-        attention = AttentionConfig(n_heads=n_heads, bias=True)
+        attention = AttentionConfig(n_heads=n_heads, bias=True, bidirectional=bidirectional)
         block, norm = BlockConfig(mixer=attention, mlp=MLPConfig(), norm="layer"), "layer"
     else:
-        mixer = mixer_config(model, setting, dropout)
+        mixer = mixer_config(model, setting, dropout, bidirectional)
         block = BlockConfig(mixer=mixer, norm=setting.norm, placement=setting.placement, **dropout)
     name = arena_task(task)
     fields: dict[str, Any] = {
@@ -177,10 +183,12 @@ def model_config(model: str, task: str, setting: Setting, *, n_heads: int = 4) -
     return PairClassifierConfig(**fields) if name == "retrieval" else SequenceClassifierConfig(**fields)
 
 
-def mixer_config(model: str, setting: Setting, dropout: dict[str, Any]) -> MixerConfig:
-    """S4 and S4D read in both directions; H3 is causal, as published."""
-    shared: dict[str, Any] = {"d_state": setting.d_state, "dt_range": setting.dt_range}
+def mixer_config(model: str, setting: Setting, dropout: dict[str, Any], bidirectional: bool) -> MixerConfig:
+    shared: dict[str, Any] = {"d_state": setting.d_state, "dt_range": setting.dt_range, "bidirectional": bidirectional}
     if model == "h3":
         return H3Config(**shared)
-    shared |= {"n_systems": setting.n_systems, "bidirectional": True, **dropout}
+    if model == "mamba2":
+        d_head = math.gcd(Mamba2Config.d_head, Mamba2Config.expand * setting.d_model)
+        return Mamba2Config(d_head=d_head, **shared)
+    shared |= {"n_systems": setting.n_systems, **dropout}
     return S4Config(**shared) if model == "s4" else S4DConfig(**shared)

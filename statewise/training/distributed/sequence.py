@@ -61,6 +61,8 @@ def sequence_parallel(
     else:
         if not reader.is_causal:
             raise InputError(_both_directions(f"a {type(reader).__name__}"))
+        if reader.reads_memory:
+            raise InputError(_reads_memory(f"a {type(reader).__name__}"))
         places = find_places(line, x, None, lengths, starts) if isinstance(reader, Attention) else None
         before = stand_in(reader, line, places, choose_ring(attention, line, x.device))
         with hooked(reader):
@@ -225,6 +227,12 @@ def _check(model: Any) -> None:
     for i, block in enumerate(model.blocks):
         if not block.mixer.is_causal:
             raise ConfigError(_both_directions(f"layers[{i}]"))
+        if block.mixer.reads_memory:
+            raise ConfigError(_reads_memory(f"layers[{i}]"))
+
+
+def _reads_memory(what: str) -> str:
+    return f"{what} reads a memory, which is not divided over ranks; train it with train.parallel.sequence=1"
 
 
 def _both_directions(what: str) -> str:

@@ -179,15 +179,20 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
         return next(len(leaf) for leaf in batch if isinstance(leaf, Tensor))
 
     def piece(self, batch: BatchType, number: int, n_pieces: int) -> BatchType:
-        """One of ``n_pieces`` contiguous pieces of the rows of a batch, for ranks that share them. Targets of whole
-        rows stay whole.
+        """One of ``n_pieces`` contiguous pieces of the rows of a batch, for ranks that share them, or to be read one
+        after the other. Targets of whole rows stay whole.
 
         Errors: ConfigError if rows are not cut, or do not divide.
         """
         raise ConfigError(
-            f"train.parallel.sequence={n_pieces}: the rows of {type(self.run.data).__name__} are not cut in pieces; "
-            "set train.parallel.sequence=1"
+            f"{self.pieces_field}={n_pieces}: the rows of {type(self.run.data).__name__} are not cut in pieces; "
+            f"set {self.pieces_field}=1"
         )
+
+    @property
+    def pieces_field(self) -> str:
+        """What asks for pieces."""
+        return "train.pieces" if self.run.train.pieces > 1 else "train.parallel.sequence"
 
     def from_loss(self, loss: float) -> dict[str, float]:
         """Further numbers for a line of metrics, from the mean loss of its steps; for text bits per byte."""
@@ -229,5 +234,5 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
         return [Table(f"{rows_of(record)}, {record['checkpoint']}", ("", ""), rows)]
 
     def plot(self, path: Path, *, model: ModelType, split: str, record: Mapping[str, Any]) -> None:
-        """Draws what ``plot_of`` says into a file (see ``statewise.training.plotting``); ``record`` is evaluate's."""
+        """Draws what ``plot_of`` says into a file (see ``statewise.plots``); ``record`` is evaluate's."""
         raise ConfigError(f"a {type(model).__name__} has no picture to draw; leave out --plot")

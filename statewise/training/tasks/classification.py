@@ -12,14 +12,13 @@ from torch import Tensor
 from statewise.data.labelled_batches import LabelledBatch
 from statewise.data.memory_tasks import IGNORED
 from statewise.evaluate.labelled.classification import (
-    MAX_SHOWN,
     cross_entropy,
-    draw_confusion,
     evaluate_classifier,
     f1_scores,
 )
 from statewise.models.classifier import SequenceClassifier, SequenceClassifierConfig
-from statewise.training.plotting import figure
+from statewise.plots.confusion import MAX_SHOWN, draw_confusion
+from statewise.plots.style import figure
 from statewise.training.tasks.base import Table, rows_of
 from statewise.training.tasks.sequences import SequenceTask
 

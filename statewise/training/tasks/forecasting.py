@@ -22,8 +22,8 @@ from statewise.models.base import ModelConfig
 from statewise.models.forecaster import Forecaster, ForecasterConfig
 from statewise.models.quantiles import QuantileConfig
 from statewise.models.series_input import SeriesInputConfig
+from statewise.plots.style import require_plot
 from statewise.training.config import RunConfig
-from statewise.training.plotting import require_plot
 from statewise.training.tasks.base import Table, Task
 
 

@@ -107,7 +107,7 @@ class LanguageTask(Task[LanguageModel, Batch]):
         length, rest = divmod(self._length, n_pieces)
         if rest:
             raise ConfigError(
-                f"train.parallel.sequence={n_pieces} does not divide train.length={self._length}; use a length that is "
+                f"{self.pieces_field}={n_pieces} does not divide train.length={self._length}; use a length that is "
                 "a multiple of it"
             )
 

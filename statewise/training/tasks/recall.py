@@ -21,8 +21,8 @@ from statewise.data.synthetic_languages.batches import RecallBatch, RecallBatche
 from statewise.errors import ConfigError, InputError, NotFiniteError
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
+from statewise.plots.style import figure
 from statewise.training.config import RunConfig
-from statewise.training.plotting import figure
 from statewise.training.tasks.base import Table, Task
 from statewise.training.tasks.language import token_loss
 

@@ -115,12 +115,13 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
             )
 
     def _require_whole_rows(self) -> None:
-        model, n_pieces = cast(SequenceModelConfig, self.run.model), self.run.train.parallel.sequence
+        model, train = cast(SequenceModelConfig, self.run.model), self.run.train
+        n_pieces = max(train.parallel.sequence, train.pieces)
         reason = None if model.input is None else model.input.whole_rows
         if n_pieces > 1 and reason is not None:
             raise ConfigError(
-                f"train.parallel.sequence={n_pieces} cuts rows in pieces, which this model does not read: {reason}; "
-                "set train.parallel.sequence=1"
+                f"{self.pieces_field}={n_pieces} cuts rows in pieces, which this model does not read: {reason}; "
+                f"set {self.pieces_field}=1"
             )
 
     @classmethod
@@ -154,8 +155,8 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
         missing = -length % (n_pieces * frame_length)
         if missing and self.data.each_step:
             raise ConfigError(
-                f"train.parallel.sequence={n_pieces} does not divide rows of {length} steps with a target each; set "
-                "train.parallel.sequence=1"
+                f"{self.pieces_field}={n_pieces} does not divide rows of {length} steps with a target each; set "
+                f"{self.pieces_field}=1"
             )
         if missing and lengths is None:
             lengths = torch.full((len(inputs),), length)

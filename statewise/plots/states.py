@@ -1,0 +1,91 @@
+"""States over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from statewise import insight
+from statewise.errors import InputError
+from statewise.mixers.attention import Attention
+from statewise.mixers.base import Mixer
+from statewise.mixers.s5 import S5
+from statewise.operators.base import Operator
+from statewise.operators.diagonal_mimo import DiagonalMIMO
+from statewise.plots.found import find, spread
+from statewise.plots.style import colour_bar, heat_map, new_figure, styled, tokens_along
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_ROWS = 64
+
+
+def has_state(of: Any) -> bool:
+    """Whether there is one of a constant size."""
+    if isinstance(of, Attention):  # even within a window it grows at first
+        return False
+    return isinstance(of, Operator) or (isinstance(of, Mixer) and of.bounded_state and of.is_causal)
+
+
+@styled
+def states(
+    of: Any, inputs: Tensor, *, layer: int | None = None, head: int | None = None, tokens: Sequence[str] = ()
+) -> Figure:
+    """What a layer keeps while it reads: how large the state of each head or channel is, and the numbers of one.
+
+    of:      an operator, a mixer or a model
+    inputs:  what it reads, (1, length, ...), or the model's own; the first row is shown
+    layer:   of a model; None: the first with a state of a constant size
+    head:    whose numbers are drawn; None: that whose state is largest
+    tokens:  what was read, to be written below
+    Errors:  InputError for a layer whose state grows, such as attention's, or a head that is not there.
+
+    >>> import torch
+    >>> import statewise as sw
+    >>> figure = states(sw.S4DConfig(d_state=8).build(d_model=4), torch.randn(1, 30, 4))
+    >>> figure.axes[0].get_ylabel()
+    'head or channel'
+    """
+    found = find(of, layer, has_state, "state of a constant size", inputs[:1])
+    kept = _numbers(insight.states(found.of, found.x))[0]  # type: ignore[arg-type]
+    if isinstance(found.of, (S5, DiagonalMIMO)):
+        kept = kept.unsqueeze(1)  # one state for all channels
+    length, n_heads = kept.shape[:2]
+    flat = kept.reshape(length, n_heads, -1)
+    size = flat.norm(dim=-1)
+    if head is None:
+        head = int(size.amax(0).argmax())
+    if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < n_heads:
+        raise InputError(f"head={head!r} is not there; this layer has heads 0 to {n_heads - 1}")
+    rows, numbers = spread(n_heads, MOST_ROWS), spread(flat.shape[2], MOST_ROWS)
+    page = new_figure(max(7.2, 0.13 * length), 2.6 + 0.03 * (len(rows) + len(numbers)))
+    above, below = page.subplots(2, 1, sharex=True, height_ratios=[12 + len(rows), 12 + len(numbers)])
+    part = f", {len(rows)} of {n_heads}" if len(rows) < n_heads else ""
+    image = heat_map(above, size[:, rows].mT, f"{found.name}: how large the state of each is{part}", signed=False)
+    colour_bar(page, image, above, "size")
+    part = f", {len(numbers)} of {flat.shape[2]}" if len(numbers) < flat.shape[2] else ""
+    image = heat_map(below, flat[:, head, numbers].mT, f"the state of head or channel {head}{part}")
+    colour_bar(page, image, below, "value")
+    above.set_ylabel("head or channel")
+    below.set(ylabel="number of the state", xlabel="step")
+    tokens_along(below, "x", tokens)
+    return page
+
+
+def _numbers(state: Any) -> Tensor:
+    """The tensor of a state that the system itself keeps, which is named h in all of them; else the largest.
+
+    (batch, length, heads or channels, ...)
+    """
+    if isinstance(state, Tensor):
+        return state
+    if hasattr(state, "h"):
+        found: Tensor = state.h
+        return found
+    parts = [_numbers(part) for part in state if part is not None]
+    named = [part for part, name in zip(parts, state._fields) if name == "ssm"]
+    return named[0] if named else max(parts, key=torch.numel)

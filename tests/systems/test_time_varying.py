@@ -1,0 +1,184 @@
+"""Systems that change with time, and the block matrices that they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_reduction import C128, F64, random
+from torch import Tensor
+
+from statewise import ContinuousSystem, TimeVaryingSystem, discretize, hippo
+from statewise.errors import InputError
+from statewise.semiseparable import BlockSequentiallySemiseparable, SequentiallySemiseparable
+from statewise.systems import METHODS
+
+RULES = [method for method in METHODS if method != "foh"]
+
+
+def options(method: str) -> dict[str, float]:
+    return {"alpha": 0.3} if method == "gbt" else {}
+
+
+@pytest.mark.parametrize("dtype", [F64, C128])
+@pytest.mark.parametrize("method", RULES)
+def test_a_system_that_does_not_change(method: str, dtype: torch.dtype) -> None:
+    system = random(4, 2, 3, dtype)
+    u = torch.randn(2, 7, 2, dtype=F64).to(dtype)
+    state = torch.randn(2, 4, dtype=F64).to(dtype)
+    expected, last = discretize(system, 0.25, method, **options(method)).simulate(u, state)  # type: ignore[arg-type]
+    times = torch.arange(8, dtype=F64) * 0.25 + 3
+    parts = (system.A, system.B, system.C, system.D)
+    constant = TimeVaryingSystem(*(lambda t, z=z: z for z in parts))
+    samples = TimeVaryingSystem(*(z.expand(7, *z.shape) for z in parts))  # type: ignore[union-attr]
+    for varying in (constant, samples):
+        y, h = varying.simulate(u, state, times=times, method=method, **options(method))
+        torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(h, last, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["euler", "backward_euler", "bilinear", "gbt"])
+def test_hippos_memory_with_its_clock(method: str) -> None:
+    """LegS: A / t. One step by its own words, in float64."""
+    A, B = hippo.transition("legs", 5)
+    alpha = {"euler": 0.0, "backward_euler": 1.0, "bilinear": 0.5, "gbt": 0.3}[method]
+    legs = TimeVaryingSystem(lambda t: A / t, lambda t: B[:, None] / t, lambda t: torch.eye(5, dtype=F64))
+    times = torch.tensor([1.0, 1.5, 2.5, 4.0], dtype=F64)
+    u, x = torch.randn(3, 1, dtype=F64), torch.randn(5, dtype=F64)
+    y, _ = legs.simulate(u, x, times=times, method=method, **options(method))
+    eye = torch.eye(5, dtype=F64)
+    for k in range(3):
+        dt, s, e = times[k + 1] - times[k], times[k], times[k + 1]
+        right = (eye + (1 - alpha) * dt * A / s) @ x + dt * (alpha / e + (1 - alpha) / s) * B * u[k]
+        x = torch.linalg.inv(eye - alpha * dt * A / e) @ right
+        torch.testing.assert_close(y[k], x, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("method", "order"), [("euler", 1), ("backward_euler", 1), ("bilinear", 2), ("zoh", 2)])
+def test_order_of_the_error(method: str, order: int) -> None:
+    """A rotating, decaying system with a constant input, beside 20,000 small steps of the classical Runge-Kutta."""
+
+    def A(t: Tensor) -> Tensor:
+        return torch.stack([torch.stack([-0.3 - 0.1 * t, t]), torch.stack([-t, torch.cos(t) - 1])])
+
+    def B(t: Tensor) -> Tensor:
+        return torch.stack([torch.sin(t), 1 + t])[:, None]
+
+    system = TimeVaryingSystem(A, B, lambda t: torch.eye(2, dtype=F64))
+    x, n = torch.tensor([1.0, -1.0], dtype=F64), 2000
+
+    def slope(t: float, x: Tensor) -> Tensor:
+        at = torch.tensor(t, dtype=F64)
+        return A(at) @ x + B(at)[:, 0]
+
+    h, exact = 2 / n, x
+    for k in range(n):
+        t = k * h
+        k1 = slope(t, exact)
+        k2 = slope(t + h / 2, exact + h / 2 * k1)
+        k3 = slope(t + h / 2, exact + h / 2 * k2)
+        exact = exact + h / 6 * (k1 + 2 * k2 + 2 * k3 + slope(t + h, exact + h * k3))
+    errors = []
+    for steps in (64, 128):
+        times = torch.linspace(0, 2, steps + 1, dtype=F64)
+        y, _ = system.simulate(torch.ones(steps, 1, dtype=F64), x, times=times, method=method)
+        errors.append(float((y[-1] - exact).abs().max()))
+    assert errors[0] / errors[1] == pytest.approx(2**order, rel=0.1)
+
+
+@pytest.mark.parametrize("leading", [(), (3,)])
+@pytest.mark.parametrize("direct", [True, False])
+def test_blocks_are_their_definition(direct: bool, leading: tuple[int, ...]) -> None:
+    T, N, M, P = 5, 3, 2, 4
+    A, B, C, D = (torch.randn(*leading, T, *s, dtype=F64) for s in ((N, N), (N, M), (P, N), (P, M)))
+    matrix = BlockSequentiallySemiseparable(A, B, C, D if direct else None)
+    dense = matrix.dense()
+    assert dense.shape == matrix.shape == (*leading, T * P, T * M)
+    for j in range(T):
+        for i in range(T):
+            block = torch.zeros(*leading, P, M, dtype=F64)
+            if j >= i:
+                block = B[..., i, :, :]
+                for k in range(i + 1, j + 1):
+                    block = A[..., k, :, :] @ block
+                block = C[..., j, :, :] @ block
+            if i == j and direct:
+                block = block + D[..., j, :, :]
+            torch.testing.assert_close(dense[..., j * P : (j + 1) * P, i * M : (i + 1) * M], block)
+    for x in (torch.randn(T * M, dtype=F64), torch.randn(2, *leading, T * M, 6, dtype=F64)):
+        torch.testing.assert_close(matrix @ x, torch.matmul(dense, x))
+    u = torch.randn(*leading, T, M, dtype=F64)
+    y, none = matrix.simulate(u)
+    assert none is None
+    torch.testing.assert_close(y.flatten(-2), (dense @ u.flatten(-2).unsqueeze(-1)).squeeze(-1))
+    # Cut anywhere
+    parts, state = [], torch.zeros(*leading, N, dtype=F64)
+    for cut in (slice(0, 2), slice(2, 5)):
+        piece = BlockSequentiallySemiseparable(
+            *(z[..., cut, :, :] for z in (A, B, C)), D[..., cut, :, :] if direct else None
+        )
+        out, state = piece.simulate(u[..., cut, :], state)
+        parts.append(out)
+    torch.testing.assert_close(torch.cat(parts, -2), y)
+
+
+def test_blocks_of_one_are_the_plain_matrix() -> None:
+    A, B, C = torch.randn(6, 3, 3, dtype=F64), torch.randn(6, 3, dtype=F64), torch.randn(6, 3, dtype=F64)
+    blocks = BlockSequentiallySemiseparable(A, B[..., None], C[:, None])
+    plain = SequentiallySemiseparable(A, B, C)
+    torch.testing.assert_close(blocks.dense(), plain.dense())
+    assert torch.equal(blocks.block_ranks(), plain.block_ranks())
+
+
+def test_gradients_reach_the_functions() -> None:
+    a = torch.tensor(0.5, dtype=F64, requires_grad=True)
+    eye = torch.eye(2, dtype=F64)
+    system = TimeVaryingSystem(lambda t: -a * t * eye, lambda t: eye, lambda t: eye)
+    times = torch.linspace(0, 1, 5, dtype=F64)
+
+    def total(value: Tensor) -> Tensor:
+        varying = TimeVaryingSystem(lambda t: -value * t * eye, lambda t: eye, lambda t: eye)
+        return varying.simulate(torch.ones(4, 2, dtype=F64), times=times)[0].sum()
+
+    assert torch.autograd.gradcheck(total, (a,))
+    assert system.discretize(times).A.requires_grad
+
+
+def test_errors() -> None:
+    eye = torch.eye(2, dtype=F64)
+    good = TimeVaryingSystem(lambda t: eye, lambda t: eye, lambda t: eye)
+    times = torch.arange(4.0, dtype=F64)
+    u = torch.ones(3, 2, dtype=F64)
+    for call, message in (
+        (lambda: good.simulate(u, times=times, method="foh"), "foh is not defined for a system that changes"),
+        (lambda: good.simulate(u, times=times.flip(0)), "times must ascend"),
+        (lambda: good.simulate(u, times=times[:1]), r"times must be a floating-point vector \(T \+ 1,\)"),
+        (lambda: good.simulate(u, times=times, method="simpson"), "the methods are"),
+        (lambda: good.simulate(u[:2], times=times), r"x must be \(\.\.\., 3, 2\)"),
+        (lambda: good.simulate(u, u[0].float(), times=times), r"state must be \(\.\.\., 2\)"),
+        (lambda: TimeVaryingSystem(eye, lambda t: eye, lambda t: eye), "for a constant give a function, lambda t: A"),
+        (lambda: TimeVaryingSystem(3, lambda t: eye, lambda t: eye), "A must be a function of time or samples"),  # type: ignore[arg-type]
+        (lambda: TimeVaryingSystem(eye.expand(3, 2, 2), eye.expand(4, 2, 2), lambda t: eye), r"steps; got \[3, 4\]"),
+        (
+            lambda: TimeVaryingSystem(eye.expand(2, 2, 2), lambda t: eye, lambda t: eye).discretize(times),
+            "samples of 2 steps, and times has 3 steps",
+        ),
+        (lambda: TimeVaryingSystem(lambda t: eye / 0, good.B, good.C).discretize(times), "A holds NaN or infinity"),
+        (lambda: TimeVaryingSystem(lambda t: eye[:1], good.B, good.C).discretize(times), r"expected A \(n, n\)"),
+        (
+            lambda: TimeVaryingSystem(lambda t: eye[0], good.B, good.C).discretize(times),
+            r"A\(t\) must be a tensor of two",
+        ),
+        (lambda: BlockSequentiallySemiseparable(eye, eye, eye), "equally many axes, three or more"),
+        (
+            lambda: BlockSequentiallySemiseparable(eye[None], eye[None, :1], eye[None]),
+            r"expected A \(\.\.\., T, N, N\)",
+        ),
+        (lambda: BlockSequentiallySemiseparable(eye[None], eye[None], eye[None, :1]).block_ranks(), "as many outputs"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+
+
+def test_continuous_systems_are_as_they_were() -> None:
+    system = ContinuousSystem(torch.tensor([[-1.0]]), torch.ones(1), torch.ones(1))
+    assert discretize(system, 1.0, "bilinear").A.item() == pytest.approx(1 / 3)
