@@ -28,7 +28,9 @@ def forward(given: Arguments) -> tuple[Tensor, Tensor]:
 
 def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> list[Tensor | None]:
     """Gradients of v, q, k, read, log_a, S0 and erase; None where there was none."""
-    with torch.enable_grad():
+    # an operator runs with autograd out of reach, which is let in again
+    dispatch = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
+    with dispatch, torch.enable_grad():
         inputs = [m.detach().requires_grad_() if isinstance(m, Tensor) else m for m in given]
         return gradients_of(lambda *m: by_chunks(Arguments(*m)), inputs, (grad_y, grad_state))[:7]
 
@@ -45,7 +47,7 @@ def by_chunks(given: Arguments) -> tuple[Tensor, Tensor]:
         erase = None if given.erase is None else given.erase[:, start:stop]
         y, S = _equal_chunks(*(_in_chunks(m, steps) for m in (*along, erase)), S)
         outputs.append(y)
-    return (torch.cat(outputs, 1) if outputs else torch.zeros_like(v)), S
+    return (torch.cat(outputs, 1) if outputs else v.clone()), S
 
 
 class _Products(NamedTuple):

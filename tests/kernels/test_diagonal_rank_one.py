@@ -1,0 +1,91 @@
+"""The diagonal-plus-rank-one recurrence: both paths against the definition, hard cases, and the edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from statewise import kernels, native
+from statewise.errors import InputError
+from statewise.kernels.diagonal_rank_one import diagonal_rank_one, diagonal_rank_one_reference
+
+D = torch.float64
+PATHS = ["torch", *(["c"] if native.available() else [])]
+SHAPES = [  # batch, length, heads, d_value, d_key
+    (2, 0, 3, 2, 3),
+    (2, 1, 3, 2, 3),
+    (1, 4, 2, 7, 16),
+    (2, 5, 2, 3, 1),
+    (1, 16, 1, 5, 17),
+    (2, 33, 2, 1, 5),
+    (1, 64, 2, 16, 4),
+    (1, 130, 3, 9, 20),
+    (1, 197, 1, 33, 33),
+]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)  # torch.empty gives NaN
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def case(shape: tuple[int, ...], kind: str = "channel", two_keys: bool = False) -> list[Tensor]:
+    """v, q, k, read, log_a, S0 and, with two keys, erase: a delta rule with unit keys and beta in 0 .. 2."""
+    b, length, h, p, n = shape
+    random = torch.Generator().manual_seed(length)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(*size, generator=random, dtype=D)
+
+    keys = F.normalize(draw(b, length, h, n), dim=-1)
+    beta = 2 * torch.rand(b, length, h, 1, generator=random, dtype=D)
+    log_a = -draw(b, length, h, n if kind == "channel" else 1).abs() / 5
+    inputs = [draw(b, length, h, p), draw(b, length, h, n), beta * keys, log_a.exp() * keys, log_a, draw(b, h, p, n)]
+    if two_keys:
+        inputs = [*inputs[:2], draw(b, length, h, n), keys, *inputs[4:], beta * log_a.exp() * keys]
+    return [m.requires_grad_() for m in inputs]
+
+
+def outputs_and_gradients(run: Callable[..., tuple[Tensor, Tensor]], inputs: list[Tensor]) -> list[Tensor]:
+    """y, the state, and the gradients of a product with fixed numbers."""
+    outputs = run(*inputs)
+    total = sum((m * torch.sin(torch.arange(m.numel())).reshape(m.shape)).sum() for m in outputs)
+    total = total + 0 * sum(m.sum() for m in inputs)
+    return [*outputs, *torch.autograd.grad(total, inputs)]
+
+
+def errors(path: str, inputs: list[Tensor], dtype: torch.dtype, **options: int) -> list[float]:
+    """The largest error of y, the state and each gradient, beside its largest number."""
+    wanted = outputs_and_gradients(diagonal_rank_one_reference, inputs)
+    with kernels.use(path):
+        copies = [m.detach().to(dtype).requires_grad_() for m in inputs]
+        found = outputs_and_gradients(lambda *m: diagonal_rank_one(*m, **options), copies)
+    pairs = [(got, want) for got, want in zip(found, wanted) if want.numel()]
+    return [float((a.double() - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (D, 1e-13)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equal_to_the_definition(shape: tuple[int, ...], dtype: torch.dtype, tolerance: float, path: str) -> None:
+    for kind in ("channel", "head"):
+        for two_keys in (False, True):
+            worst = max(errors(path, case(shape, kind, two_keys), dtype), default=0.0)
+            assert worst <= tolerance, (kind, two_keys)
+
+
+@pytest.mark.skipif(not native.available(), reason="no C kernels")
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (D, 1e-13)], ids=str)
+def test_every_instruction_set(instructions: str, dtype: torch.dtype, tolerance: float) -> None:
+    for shape in ((1, 130, 2, 9, 20), (1, 40, 1, 5, 3), (1, 3, 2, 5, 9)):
+        for kind in ("channel", "head"):
+            with native.forced(instructions):
+                assert max(errors("c", case(shape, kind, True), dtype)) <= tolerance
+                assert max(errors("c", case(shape, kind), dtype)) <= tolerance
