@@ -89,3 +89,80 @@ def test_every_instruction_set(instructions: str, dtype: torch.dtype, tolerance:
             with native.forced(instructions):
                 assert max(errors("c", case(shape, kind, True), dtype)) <= tolerance
                 assert max(errors("c", case(shape, kind), dtype)) <= tolerance
+
+
+@pytest.mark.skipif(not native.available(), reason="no C kernels")
+def test_the_same_bits_on_any_number_of_threads() -> None:
+    inputs = [m.detach().float().requires_grad_() for m in case((3, 70, 4, 5, 9), two_keys=True)]
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for n_threads in (1, 2, 3, 1):
+            torch.set_num_threads(n_threads)
+            with kernels.use("c"):
+                results.append(outputs_and_gradients(diagonal_rank_one, inputs))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (D, 1e-13)], ids=str)
+@pytest.mark.parametrize("decay", [5.0, 100.0, 1e4, 1e30, torch.inf])
+def test_strong_decays_beside_weak_ones(decay: float, dtype: torch.dtype, tolerance: float, path: str) -> None:
+    """Of the recurrence: in gradients too, a mild decay is as right beside a strong one as alone."""
+    for two_keys in (False, True):
+        inputs = case((1, 130, 2, 8, 8), two_keys=two_keys)
+        with torch.no_grad():
+            inputs[4][:] = -1e-3
+            inputs[4][:, ::8, :, ::2] = -decay
+        assert max(errors(path, inputs, dtype)) <= tolerance
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_derivatives_by_differences(path: str) -> None:
+    inputs = case((1, 6, 2, 2, 3), two_keys=True)
+    with kernels.use(path):
+        assert torch.autograd.gradcheck(diagonal_rank_one, inputs, fast_mode=True)
+        assert torch.autograd.gradgradcheck(diagonal_rank_one, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_nan_stays_in_its_row_and_head(path: str) -> None:
+    v, q, k, read, log_a, S0 = (m.detach() for m in case((2, 150, 2, 3, 4)))
+    with kernels.use(path):
+        clean, _ = diagonal_rank_one(v, q, k, read, log_a, S0)
+        v[0, 100, 1] = torch.nan
+        y, S = diagonal_rank_one(v, q, k, read, log_a, S0)
+    assert y[0, 100:, 1].isnan().all()
+    assert S[0, 1].isnan().all()
+    assert torch.equal(y[1], clean[1])
+    assert torch.equal(y[0, :, 0], clean[0, :, 0])
+    assert torch.equal(y[0, :64, 1], clean[0, :64, 1])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_chunk_length_of_the_caller_changes_no_value(path: str) -> None:
+    for chunk_length in (1, 7, 64, 500):
+        assert max(errors(path, case((1, 75, 2, 3, 5), two_keys=True), D, chunk_length=chunk_length)) <= 1e-13
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("shape", [(0, 70, 2, 3, 4), (2, 70, 0, 3, 4), (2, 70, 2, 0, 4), (2, 70, 2, 3, 0)], ids=str)
+def test_empty_axes(shape: tuple[int, ...], path: str) -> None:
+    for two_keys in (False, True):
+        assert max(errors(path, case(shape, two_keys=two_keys), D), default=0.0) == 0
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    v, q, k, read, log_a, S0 = (m.detach() for m in case((1, 5, 2, 3, 4)))
+    for wrong in ((v, q[..., :3]), (v[:, :4], q), (v[:, :, :1], q)):
+        with pytest.raises(InputError, match="diagonal_rank_one needs v"):
+            diagonal_rank_one(*wrong, k, read, log_a, S0)
+    with pytest.raises(InputError, match="needs S0 of shape"):
+        diagonal_rank_one(v, q, k, read, log_a, S0.mT)
+    with pytest.raises(InputError, match="chunk_length >= 1"):
+        diagonal_rank_one(v, q, k, read, log_a, S0, chunk_length=0)
+    with pytest.raises(InputError, match="real floating-point"):
+        diagonal_rank_one(v, q.long(), k, read, log_a, S0)
