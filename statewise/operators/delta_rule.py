@@ -92,21 +92,8 @@ class DiagonalPlusRankOne(Operator):
         self, u: Tensor, state: DeltaRuleState | None, masks: Masks = NO_MASKS
     ) -> tuple[Tensor, DeltaRuleState]:
         """Chunks of ``chunk_length`` as a triangular system, the recurrence from chunk to chunk."""
-        batch, length, heads = u.shape[:3]
-        trailing = self._trailing(u)
-        flat = u.reshape(batch, length, heads, math.prod(trailing))
-        if state is None:
-            state = self.initial_state(batch, trailing=trailing, device=u.device, dtype=self._state_dtype(u))
-        S0 = state.S.reshape(batch, heads, flat.shape[3], self.k.shape[-1])
-        log_a = self.log_a if self.log_a.ndim == 4 else self.log_a.unsqueeze(-1)
-        read = self.read
-        if masks.starts is not None:  # no decay is divided by, so that one of zero, without a look back, forgets exactly
-            begins = masks.starts[..., None, None]
-            log_a, read = log_a.masked_fill(begins, -torch.inf), read.masked_fill(begins, 0)
-        most = min(self.chunk_length, 2**62)
-        given = Arguments(flat, self.q, self.k, read, log_a, S0, self.erase, min(most, max(length, 1)))
-        y, S = diagonal_rank_one_unchecked(given)
-        return y.reshape(u.shape), DeltaRuleState(S.reshape(state.S.shape))
+        read = self.read if masks.starts is None else mask_time(self.read, ~masks.starts)
+        return _by_chunks(self, u, state, masks, self.q, self.k, self.log_a, read=read, erase=self.erase)
 
     def _mask(self, valid: Tensor) -> DiagonalPlusRankOne:
         masked = {name: mask_time(getattr(self, name), valid) for name in self.time_varying}
@@ -187,23 +174,17 @@ class DeltaRule(Operator):
     def chunked(
         self, u: Tensor, state: DeltaRuleState | None, masks: Masks = NO_MASKS
     ) -> tuple[Tensor, DeltaRuleState]:
-        """:meth:`DiagonalPlusRankOne.chunked` of :meth:`as_rank_one`."""
-        return self.as_rank_one(self._state_dtype(u)).chunked(u, state, masks)
+        """Chunks of ``chunk_length`` as a triangular system, the recurrence from chunk to chunk."""
+        q, k = (self._per_head(m, 2) for m in (self.q, self.k))
+        log_a = torch.zeros_like(self.beta) if self.log_a is None else self.log_a
+        return _by_chunks(self, u, state, masks, q, k, log_a, beta=self.beta)
 
-    def as_rank_one(self, dtype: torch.dtype | None = None) -> DiagonalPlusRankOne:
-        """The same map in the general form: read = a k, and k and erase = beta k.
-
-        dtype: in which the products are taken; None for that of the coefficients
-        """
-        q, k, beta = (m if dtype is None else m.to(dtype) for m in (self.q, self.k, self.beta))
-        q, k = self._per_head(q, 2), self._per_head(k, 2)
-        read, log_a = k, self.log_a
-        if log_a is None:
-            log_a = torch.zeros_like(beta)
-        else:
-            log_a = log_a if dtype is None else log_a.to(dtype)
-            read = k * (log_a if log_a.ndim == 4 else log_a.unsqueeze(-1)).exp()
-        return DiagonalPlusRankOne(log_a, beta.unsqueeze(-1) * k, q, read, chunk_length=self.chunk_length)
+    def as_rank_one(self) -> DiagonalPlusRankOne:
+        """The same map in the general form: read = a k, and k and erase = beta k."""
+        q, k = (self._per_head(m, 2) for m in (self.q, self.k))
+        log_a = torch.zeros_like(self.beta) if self.log_a is None else self.log_a
+        read = k * (log_a if log_a.ndim == 4 else log_a.unsqueeze(-1)).exp()
+        return DiagonalPlusRankOne(log_a, self.beta.unsqueeze(-1) * k, q, read, chunk_length=self.chunk_length)
 
     def _per_head(self, m: Tensor, axis: int) -> Tensor:
         per_group = self.beta.shape[-1] // self.k.shape[-2]
@@ -211,6 +192,33 @@ class DeltaRule(Operator):
 
     def _mask(self, valid: Tensor) -> DeltaRule:
         return replace(self, **{name: mask_time(getattr(self, name), valid) for name in self.time_varying})  # type: ignore[arg-type]
+
+
+def _by_chunks(
+    operator: DiagonalPlusRankOne | DeltaRule,
+    u: Tensor,
+    state: DeltaRuleState | None,
+    masks: Masks,
+    q: Tensor,
+    k: Tensor,
+    log_a: Tensor,
+    *,
+    read: Tensor | None = None,
+    erase: Tensor | None = None,
+    beta: Tensor | None = None,
+) -> tuple[Tensor, DeltaRuleState]:
+    batch, length, heads = u.shape[:3]
+    trailing = operator._trailing(u)
+    flat = u.reshape(batch, length, heads, math.prod(trailing))
+    if state is None:
+        state = operator.initial_state(batch, trailing=trailing, device=u.device, dtype=operator._state_dtype(u))
+    S0 = state.S.reshape(batch, heads, flat.shape[3], k.shape[-1])
+    log_a = log_a if log_a.ndim == 4 else log_a.unsqueeze(-1)
+    if masks.starts is not None:  # no decay is divided by, so that one of zero, without a look back, forgets exactly
+        log_a = log_a.masked_fill(masks.starts[..., None, None], -torch.inf)
+    steps = min(operator.chunk_length, max(length, 1))
+    y, S = diagonal_rank_one_unchecked(Arguments(flat, q, k, log_a, S0, read, erase, beta, steps))
+    return y.reshape(u.shape), DeltaRuleState(S.reshape(state.S.shape))
 
 
 def _beside(m: Tensor, u: Tensor) -> Tensor:

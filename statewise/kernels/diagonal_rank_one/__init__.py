@@ -19,14 +19,16 @@ from statewise.precision import full_precision
 __all__ = ["diagonal_rank_one", "diagonal_rank_one_reference"]
 
 
-def _wrong_chunks(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
+def _wrong_mode(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
+    if (given["read"] is None) == (given["beta"] is None) or (given["beta"] is not None and given["erase"] is not None):
+        return "either read, with or without erase, or beta"
     return None if given["chunk_length"] >= 1 else f"chunk_length of at least 1; got {given['chunk_length']}"
 
 
 _KEYS = "b l h n: as S0"
 _diagonal_rank_one = register_with_adjoint(
     "diagonal_rank_one",
-    "Tensor v, Tensor q, Tensor k, Tensor read, Tensor log_a, Tensor S0, Tensor? erase, int chunk_length",
+    "Tensor v, Tensor q, Tensor k, Tensor log_a, Tensor S0, Tensor? read, Tensor? erase, Tensor? beta, int chunk_length",
     native,
     pytorch,
     definition=by_chunks,
@@ -34,13 +36,14 @@ _diagonal_rank_one = register_with_adjoint(
         "v": "b l h p: as S0",
         "q": _KEYS,
         "k": _KEYS,
-        "read": _KEYS,
         "log_a": "b l h 1|n: as S0",
         "S0": "b h p n: real",
+        "read": _KEYS,
         "erase": _KEYS,
+        "beta": "b l h: as S0",
     },
     gives={"y": "b l h p: as v", "state": "b h p n: as S0"},
-    needs=_wrong_chunks,
+    needs=_wrong_mode,
     signature=Arguments,
 )
 
@@ -49,20 +52,22 @@ def diagonal_rank_one(
     v: Tensor,
     q: Tensor,
     k: Tensor,
-    read: Tensor,
     log_a: Tensor,
     S0: Tensor,
-    erase: Tensor | None = None,
     *,
+    read: Tensor | None = None,
+    erase: Tensor | None = None,
+    beta: Tensor | None = None,
     chunk_length: int = 64,
 ) -> tuple[Tensor, Tensor]:
     """A transition that is diagonal plus rank one: S_t = S_{t-1} (diag(a_t) - read_t erase_t^T) + v_t k_t^T, y_t = S_t
     q_t, with a_t = exp(log_a_t).
 
-    The delta rule is read = a k, erase = beta k and k = beta k, which writes along the key that it erases by: there
-    ``erase`` is None, and half of the products are spared.
+    Without ``erase`` it is k, and half of the products are spared. With ``beta`` in place of ``read`` it is the delta
+    rule: S_t = S_{t-1} diag(a_t) (I - beta_t k_t k_t^T) + beta_t v_t k_t^T.
 
     Shapes:   v: (batch, length, n_heads, d_value)   q, k, read, erase: (batch, length, n_heads, d_key)
+              beta: (batch, length, n_heads)
               log_a: (batch, length, n_heads, d_key), or 1 for d_key: a number a head; <= 0, -inf too
               S0: (batch, n_heads, d_value, d_key)   ->   y like v, the state after the last step like S0
     Cost:     O(length d_key (chunk_length + 2 d_value)) per head, in matrix products, and a triangular system of
@@ -81,7 +86,9 @@ def diagonal_rank_one(
               arXiv:2503.14456, eq. 17 (two keys).
     """
     b, length, h, n = k.shape if k.ndim == 4 else (0, 0, 0, 0)
-    keys = {"q": q, "k": k, "read": read, "erase": k if erase is None else erase}
+    if (read is None) == (beta is None) or (beta is not None and erase is not None):
+        raise InputError("diagonal_rank_one needs either read, with or without erase, or beta")
+    keys = {"q": q, "k": k, "read": k if read is None else read, "erase": k if erase is None else erase}
     same = k.ndim == 4 and all(m.shape == k.shape for m in keys.values())
     if not (same and v.ndim == 4 and v.shape[:3] == (b, length, h) and log_a.shape in ((b, length, h, 1), k.shape)):
         shapes = ", ".join(f"{name} {tuple(m.shape)}" for name, m in {"v": v, **keys, "log_a": log_a}.items())
@@ -94,17 +101,19 @@ def diagonal_rank_one(
             f"diagonal_rank_one needs S0 of shape {(b, h, v.shape[3], n)} (batch, heads, d_value, d_key); "
             f"got {tuple(S0.shape)}"
         )
-    refuse_unreal("diagonal_rank_one", v=v, q=q, k=k, read=read, log_a=log_a, S0=S0, erase=erase)
+    if beta is not None and beta.shape != (b, length, h):
+        raise InputError(f"diagonal_rank_one needs beta of shape {(b, length, h)}; got {tuple(beta.shape)}")
+    refuse_unreal("diagonal_rank_one", v=v, q=q, k=k, log_a=log_a, S0=S0, read=read, erase=erase, beta=beta)
     if chunk_length < 1:
         raise InputError(f"diagonal_rank_one needs chunk_length >= 1; got {chunk_length}")
-    return diagonal_rank_one_unchecked(Arguments(v, q, k, read, log_a, S0, erase, chunk_length))
+    return diagonal_rank_one_unchecked(Arguments(v, q, k, log_a, S0, read, erase, beta, chunk_length))
 
 
 def diagonal_rank_one_unchecked(given: Arguments) -> tuple[Tensor, Tensor]:
     """:func:`diagonal_rank_one` of what its caller has checked; the registered operator holds it against the sizes that
     it reads.
     """
-    numbers: tuple[Tensor | None, ...] = given[:7]
+    numbers: tuple[Tensor | None, ...] = given[:8]
     dtype = full_precision(*(m.dtype for m in numbers if m is not None))
     y, state = _diagonal_rank_one(*(m if m is None else m.to(dtype) for m in numbers), given.chunk_length)
     return y.to(given.v.dtype), state

@@ -23,37 +23,37 @@ def forward(given: Arguments) -> tuple[Tensor, Tensor]:
         return y.zero_(), state.copy_(S0)
     tensors, sizes = _prepare(given)
     if v.shape[1] <= _STEPS:
-        decays = torch.empty(k.shape, dtype=v.dtype)
-        call = native.function("rank_one_steps", v.dtype, "p" * 10 + "l" * 7)
-        call(*tensors, y, state, decays, *sizes, native.n_threads())
+        rows = torch.empty(k.shape[0], k.shape[2], 3, k.shape[3], dtype=v.dtype)
+        call = native.function("rank_one_steps", v.dtype, "p" * 11 + "l" * 7)
+        call(*tensors, y, state, rows, *sizes, native.n_threads())
         return y, state
     size, n_threads = _scratch("rank_one_forward_scratch", v.dtype, sizes[3:5]), _threads(v)
     scratch = empty(size * n_threads, dtype=v.dtype)
-    call = native.function("rank_one_forward", v.dtype, "p" * 10 + "l" * 8)
+    call = native.function("rank_one_forward", v.dtype, "p" * 11 + "l" * 8)
     call(*tensors, y, state, scratch, *sizes, size, n_threads)
     return y, state
 
 
 def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tensor | None, ...]:
-    """Gradients of v, q, k, read, log_a, S0 and erase; None where there was none."""
+    """Gradients of v, q, k, log_a, S0, read, erase and beta; None where there was none."""
     v = given.v
     tensors, sizes = _prepare(given)
     if not v.numel() or not given.S0.numel():
         zeros = [None if m is None else torch.zeros_like(m) for m in tensors]
-        if zeros[5] is not None and not v.shape[1]:
-            zeros[5].copy_(grad_state)
+        if zeros[4] is not None and not v.shape[1]:
+            zeros[4].copy_(grad_state)
         return tuple(zeros)
     gradients = [None if m is None else empty(*m.shape, dtype=v.dtype) for m in tensors]
     size, n_threads = _scratch("rank_one_backward_scratch", v.dtype, (sizes[1], *sizes[3:5])), _threads(v)
     scratch = empty(size * n_threads, dtype=v.dtype)
-    call = native.function("rank_one_backward", v.dtype, "p" * 17 + "l" * 8)
+    call = native.function("rank_one_backward", v.dtype, "p" * 19 + "l" * 8)
     call(plain(grad_y), plain(grad_state), *tensors, *gradients, scratch, *sizes, size, n_threads)
     return tuple(gradients)
 
 
 def _prepare(given: Arguments) -> tuple[list[Tensor | None], tuple[int, ...]]:
     """The tensors as C reads them, and the sizes: batch, length, heads, d_value, d_key, decays of a head."""
-    tensors = [None if m is None else plain(m) for m in given[:7]]
+    tensors = [None if m is None else plain(m) for m in given[:8]]
     return tensors, (*given.v.shape, given.k.shape[3], given.log_a.shape[3])
 
 

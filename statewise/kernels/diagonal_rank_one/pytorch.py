@@ -27,16 +27,17 @@ def forward(given: Arguments) -> tuple[Tensor, Tensor]:
 
 
 def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> list[Tensor | None]:
-    """Gradients of v, q, k, read, log_a, S0 and erase; None where there was none."""
+    """Gradients of v, q, k, log_a, S0, read, erase and beta; None where there was none."""
     # an operator runs with autograd out of reach, which is let in again
     dispatch = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
     with dispatch, torch.enable_grad():
         inputs = [m.detach().requires_grad_() if isinstance(m, Tensor) else m for m in given]
-        return gradients_of(lambda *m: by_chunks(Arguments(*m)), inputs, (grad_y, grad_state))[:7]
+        return gradients_of(lambda *m: by_chunks(Arguments(*m)), inputs, (grad_y, grad_state))[:8]
 
 
 def by_chunks(given: Arguments) -> tuple[Tensor, Tensor]:
     """The same map by chunks: all full ones together, then the ragged rest as a chunk of its own."""
+    given = given.general()
     v, S, length, size = given.v, given.S0, given.v.shape[1], given.chunk_length
     full = length - length % size
     pieces = [(0, full, size)] if full else []

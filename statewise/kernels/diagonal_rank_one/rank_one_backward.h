@@ -11,7 +11,7 @@
 typedef struct {
     problem in;
     const real *grad_y, *grad_state;
-    real *dv, *dq, *dk, *d_read, *d_log_a, *dS0, *d_erase, *scratch;
+    real *dv, *dq, *dk, *d_log_a, *dS0, *d_read, *d_erase, *d_beta, *scratch;
     int64_t scratch_size; /* of a thread */
 } backward_job;
 
@@ -82,12 +82,31 @@ static void backward_chunk(const problem *all, const real *S, adjoint *to) {
     multiply(n, p / REAL_LANES, s->rows, (factor){s->q_start, 1, n}, to->dy, p, (scales){&ONE, 0}, to->G, p);
 }
 
-static void write_gradients(const backward_job *job, int64_t first, int64_t steps, const adjoint *to) {
+/* From the gradients of -a k and beta k to those of k, in their place, of beta and of log_a. */
+static void delta_adjoint(const backward_job *job, int64_t first, int64_t steps, adjoint *to) {
     const problem *all = &job->in;
+    chunk *s = &to->at;
+    int64_t n = s->n;
+    for (int64_t t = 0; t < steps; t++) {
+        int64_t place = first + t * all->n_heads;
+        vreal d_beta = v_broadcast(0);
+        for (int64_t j = t * n; j < t * n + n; j += REAL_LANES) {
+            vreal d_read = v_load(to->d_read + j), d_key = v_load(to->d_keys[0] + j);
+            d_beta += d_key * v_load(s->keys[1] + j);
+            v_store(to->d_keys[0] + j, all->beta[place] * d_key - v_load(s->a + j) * d_read);
+            v_store(to->d_log_a + j, v_load(to->d_log_a + j) + d_read * v_load(s->read + j));
+        }
+        job->d_beta[place] = v_sum(d_beta);
+    }
+}
+
+static void write_gradients(const backward_job *job, int64_t first, int64_t steps, adjoint *to) {
+    const problem *all = &job->in;
+    if (all->beta) delta_adjoint(job, first, steps, to);
     int64_t n = to->at.n, keys = all->n_keys, stride = all->n_heads * keys;
     unpack(steps, all->width, to->dv, to->at.p, 1, job->dv + first * all->width, all->n_heads * all->width);
     unpack(steps, keys, to->d_q, n, 1, job->dq + first * keys, stride);
-    unpack(steps, keys, to->d_read, n, -1, job->d_read + first * keys, stride);
+    if (!all->beta) unpack(steps, keys, to->d_read, n, -1, job->d_read + first * keys, stride);
     unpack(steps, keys, to->d_keys[all->erase ? 1 : 0], n, 1, job->dk + first * keys, stride);
     if (all->erase) unpack(steps, keys, to->d_keys[0], n, 1, job->d_erase + first * keys, stride);
     if (all->n_decays > 1 || keys == 1) {
@@ -137,12 +156,12 @@ void EXPORT(rank_one_backward_scratch)(int64_t *size, int64_t length, int64_t wi
 }
 
 void EXPORT(rank_one_backward)(const real *grad_y, const real *grad_state, const real *v, const real *q, const real *k,
-                               const real *read, const real *log_a, const real *S0, const real *erase, real *dv,
-                               real *dq, real *dk, real *d_read, real *d_log_a, real *dS0, real *d_erase,
-                               real *scratch, int64_t batch, int64_t length, int64_t n_heads, int64_t width,
+                               const real *log_a, const real *S0, const real *read, const real *erase,
+                               const real *beta, real *dv, real *dq, real *dk, real *d_log_a, real *dS0, real *d_read,
+                               real *d_erase, real *d_beta, real *scratch, int64_t batch, int64_t length, int64_t n_heads, int64_t width,
                                int64_t n_keys, int64_t n_decays, int64_t scratch_size, int64_t n_threads) {
-    backward_job job = {{v, q, k, read, log_a, S0, erase, batch, length, n_heads, width, n_keys, n_decays},
-                        grad_y, grad_state, dv, dq, dk, d_read, d_log_a, dS0, d_erase, scratch, scratch_size};
+    backward_job job = {{v, q, k, log_a, S0, read, erase, beta, batch, length, n_heads, width, n_keys, n_decays},
+                        grad_y, grad_state, dv, dq, dk, d_log_a, dS0, d_read, d_erase, d_beta, scratch, scratch_size};
     parallel_for(batch * n_heads, n_threads, backward_item, &job);
 }
 

@@ -2,8 +2,8 @@
  *
  *     S_t = S_{t-1} (diag(a_t) - read_t erase_t^T) + v_t k_t^T        y_t = S_t q_t        a_t = exp(log_a_t)
  *
- * v and y (b, l, h, p); q, k, read, erase (b, l, h, n); log_a (b, l, h, n) or (b, l, h, 1); S0 (b, h, p, n). erase may be
- * NULL, and is then k: the delta rule. Inside, S is transposed, (n, p), n and p are padded with zeros to whole vectors,
+ * v and y (b, l, h, p); q, k, read, erase (b, l, h, n); log_a (b, l, h, n) or (b, l, h, 1); S0 (b, h, p, n); beta (b, l, h).
+ * erase may be NULL, and is then k. With a beta read is NULL as well: the delta rule, read = a k, and beta k for k. Inside, S is transposed, (n, p), n and p are padded with zeros to whole vectors,
  * and `read` has the opposite sign, so that everything is added.
  *
  * With d_t = v_t - S_{t-1} read_t (without v_t where there is an erase), and P(s, t] the decays of the steps s + 1 .. t,
@@ -20,14 +20,14 @@
 #define MULTIPLE (REAL_LANES > TILE_ROWS ? REAL_LANES : TILE_ROWS)
 
 typedef struct {
-    const real *v, *q, *k, *read, *log_a, *S0, *erase;
+    const real *v, *q, *k, *log_a, *S0, *read, *erase, *beta;
     int64_t batch, length, n_heads, width, n_keys, n_decays;
 } problem;
 
 /* A chunk of one head: rows of n numbers. `rows` is the number of steps, rounded up to whole blocks. */
 typedef struct {
     int64_t n, p, rows; /* n and p padded */
-    real *read, *q, *a, *keys[2]; /* keys[0] is what d is written along, keys[1] what v is, where that is another */
+    real *read, *q, *a, *keys[2]; /* keys[0] is what d is written along; keys[1] what v is, or k without beta */
     real *A[2], *Q[2], *to_end[2];
     real *read_late, *q_late, *early, *turned; /* decayed from or to a cut; `turned` is early, transposed */
     real *read_start, *q_start;                /* decayed from the chunk's start */
@@ -69,14 +69,23 @@ INLINE vreal normal(vreal x) {
     return v_select((x < least) & (x > -least), v_broadcast(0), x);
 }
 
+/* The rows of one head lie a page apart or more, which no processor foresees: those of the next chunk are asked for now.
+ * Asking beyond the end of memory does no harm. */
+INLINE void foresee(const real *from, int64_t stride, int64_t width) {
+    const char *next = (const char *)((uintptr_t)from + sizeof(real) * (uintptr_t)(CHUNK * stride));
+    for (int64_t at = 0; at < (int64_t)sizeof(real) * width; at += 64) __builtin_prefetch(next + at, 0, 2);
+}
+
 /* `steps` rows of `width` numbers, `stride` apart, times a sign -> rows of padded ones, zeros around */
 static void pack(int64_t steps, int64_t rows, int64_t width, const real *from, int64_t stride, real sign, real *to,
                  int64_t padded) {
-    for (int64_t t = 0; t < steps; t++)
+    for (int64_t t = 0; t < steps; t++) {
+        foresee(from + t * stride, stride, width);
         for (int64_t j = 0; j < padded; j += REAL_LANES) {
             const real *at = from + t * stride + j;
             v_store(to + t * padded + j, sign * (j + REAL_LANES <= width ? v_load(at) : v_load_some(at, width - j)));
         }
+    }
     if (rows > steps) memset(to + steps * padded, 0, sizeof(real) * (size_t)((rows - steps) * padded));
 }
 
@@ -84,11 +93,25 @@ static void pack_decays(const problem *all, int64_t first, int64_t steps, chunk 
     int64_t n = s->n, d = all->n_decays;
     for (int64_t t = 0; t < s->rows; t++) {
         const real *log_a = all->log_a + (first + t * all->n_heads) * d;
+        if (t < steps) foresee(log_a, all->n_heads * d, d);
         vreal a = v_broadcast(t < steps && d == 1 ? (real)exp((double)log_a[0]) : 1);
         for (int64_t j = 0; j < n; j += REAL_LANES) {
             if (t < steps && d > 1)
                 a = v_exp(j + REAL_LANES <= d ? v_load(log_a + j) : v_load_some(log_a + j, d - j));
             v_store(s->a + t * n + j, normal(a));
+        }
+    }
+}
+
+/* read and the key of the delta rule, from k in keys[1] */
+static void set_delta(const problem *all, int64_t first, int64_t steps, chunk *s) {
+    int64_t n = s->n;
+    for (int64_t t = 0; t < s->rows; t++) {
+        real beta = t < steps ? all->beta[first + t * all->n_heads] : 0;
+        for (int64_t j = t * n; j < t * n + n; j += REAL_LANES) {
+            vreal k = v_load(s->keys[1] + j);
+            v_store(s->read + j, -v_load(s->a + j) * k);
+            v_store(s->keys[0] + j, beta * k);
         }
     }
 }
@@ -165,12 +188,15 @@ static void prepare_chunk(const problem *all, int64_t row, int64_t head, int64_t
     int64_t first = (row * all->length + start) * all->n_heads + head, stride = all->n_heads * keys;
     int64_t n_kinds = all->erase ? 2 : 1;
     s->rows = round_up(steps, BLOCK);
-    pack(steps, s->rows, keys, all->read + first * keys, stride, -1, s->read, n);
-    pack(steps, s->rows, keys, all->q + first * keys, stride, 1, s->q, n);
-    pack(steps, s->rows, keys, (all->erase ? all->erase : all->k) + first * keys, stride, 1, s->keys[0], n);
-    if (all->erase) pack(steps, s->rows, keys, all->k + first * keys, stride, 1, s->keys[1], n);
-    pack(steps, s->rows, all->width, all->v + first * all->width, all->n_heads * all->width, 1, s->values, s->p);
     pack_decays(all, first, steps, s);
+    pack(steps, s->rows, keys, all->q + first * keys, stride, 1, s->q, n);
+    pack(steps, s->rows, all->width, all->v + first * all->width, all->n_heads * all->width, 1, s->values, s->p);
+    pack(steps, s->rows, keys, all->k + first * keys, stride, 1, s->keys[all->erase || all->beta ? 1 : 0], n);
+    if (all->beta)
+        set_delta(all, first, steps, s);
+    else
+        pack(steps, s->rows, keys, all->read + first * keys, stride, -1, s->read, n);
+    if (all->erase) pack(steps, s->rows, keys, all->erase + first * keys, stride, 1, s->keys[0], n);
     for (int64_t i = 0; i < n_kinds; i++) {
         for (int64_t begin = 0; begin < s->rows; begin += BLOCK) set_block(s, begin, s->keys[i], s->A[i], s->Q[i]);
         decay_early(s, s->keys[i], 0, s->rows, s->to_end[i]);

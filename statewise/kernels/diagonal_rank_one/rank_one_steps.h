@@ -7,7 +7,7 @@
 
 typedef struct {
     problem in;
-    real *y, *state, *decays; /* decays: (b, l, h, n), a */
+    real *y, *state, *rows; /* rows: (b, h, 3, n), for a, read and the key of a step */
 } steps_job;
 
 INLINE vreal some(const real *from, int64_t count) {
@@ -40,21 +40,26 @@ static void steps_item(void *context, int64_t index, int64_t thread) {
     real *after = job->state + index * width * n;
     for (int64_t t = 0; t < all->length; t++, before = after) {
         int64_t at = (row * all->length + t) * all->n_heads + head;
-        real *a = job->decays + at * n;
+        const real *k = all->k + at * n, *read = all->read ? all->read + at * n : NULL;
+        real *a = job->rows + index * 3 * n;
         for (int64_t j = 0; j < n; j++)
             a[j] = j && all->n_decays == 1 ? a[0] : (real)exp((double)all->log_a[at * all->n_decays + j]);
-        const real *k = all->k + at * n, *erase = all->erase ? all->erase + at * n : k;
+        if (all->beta) {
+            for (int64_t j = 0; j < n; j++) a[n + j] = a[j] * k[j], a[2 * n + j] = all->beta[at] * k[j];
+            read = a + n, k = a + 2 * n;
+        }
+        const real *erase = all->erase ? all->erase + at * n : k;
         for (int64_t i = 0; i < width; i++)
-            job->y[at * width + i] = step_of(n, before + i * n, a, all->read + at * n, erase, all->v[at * width + i], k,
+            job->y[at * width + i] = step_of(n, before + i * n, a, read, erase, all->v[at * width + i], k,
                                              all->q + at * n, after + i * n);
     }
 }
 
-void EXPORT(rank_one_steps)(const real *v, const real *q, const real *k, const real *read, const real *log_a,
-                            const real *S0, const real *erase, real *y, real *state, real *decays, int64_t batch,
-                            int64_t length, int64_t n_heads, int64_t width, int64_t n_keys, int64_t n_decays,
+void EXPORT(rank_one_steps)(const real *v, const real *q, const real *k, const real *log_a, const real *S0,
+                            const real *read, const real *erase, const real *beta, real *y, real *state, real *rows,
+                            int64_t batch, int64_t length, int64_t n_heads, int64_t width, int64_t n_keys, int64_t n_decays,
                             int64_t n_threads) {
-    steps_job job = {{v, q, k, read, log_a, S0, erase, batch, length, n_heads, width, n_keys, n_decays}, y, state, decays};
+    steps_job job = {{v, q, k, log_a, S0, read, erase, beta, batch, length, n_heads, width, n_keys, n_decays}, y, state, rows};
     parallel_for(batch * n_heads, n_threads, steps_item, &job);
 }
 

@@ -14,19 +14,38 @@ class Arguments(NamedTuple):
     v: Tensor
     q: Tensor
     k: Tensor
-    read: Tensor
     log_a: Tensor
     S0: Tensor
+    read: Tensor | None
     erase: Tensor | None
+    beta: Tensor | None
     chunk_length: int
+
+    def general(self) -> Arguments:
+        """With read in the place of beta: the delta rule looks up a k, and writes and erases along beta k."""
+        if self.beta is None:
+            return self
+        read, k = self.log_a.exp() * self.k, self.beta.unsqueeze(-1) * self.k
+        return self._replace(read=read, k=k, beta=None)
 
 
 def diagonal_rank_one_reference(
-    v: Tensor, q: Tensor, k: Tensor, read: Tensor, log_a: Tensor, S0: Tensor, erase: Tensor | None = None
+    v: Tensor,
+    q: Tensor,
+    k: Tensor,
+    log_a: Tensor,
+    S0: Tensor,
+    *,
+    read: Tensor | None = None,
+    erase: Tensor | None = None,
+    beta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """S_t = S_{t-1} (diag(a_t) - read_t erase_t^T) + v_t k_t^T, y_t = S_t q_t, step after step. Shapes as the fast
-    form's.
+    form's; with beta, S_t = S_{t-1} diag(a_t) (I - beta_t k_t k_t^T) + beta_t v_t k_t^T.
     """
+    if beta is not None:
+        read, k = log_a.exp() * k, beta.unsqueeze(-1) * k
+    assert read is not None
     S, outputs = S0, []
     erase = k if erase is None else erase
     for v_t, q_t, k_t, r_t, e_t, log_a_t in zip(*(m.unbind(1) for m in (v, q, k, read, erase, log_a))):
