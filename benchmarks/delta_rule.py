@@ -3,8 +3,8 @@
     python benchmarks/delta_rule.py                      # one thread, length 2,048
     python benchmarks/delta_rule.py --length 8192 --threads 2 --out delta.json
 
-Gated DeltaNet of the sizes of Qwen3-Next's heads (128 by 128), float32, the same inputs for all: ours, in C, from q, k, v,
-beta and log decays; ``torch_chunk_gated_delta_rule`` and ``torch_recurrent_gated_delta_rule`` of transformers'
+Gated DeltaNet of the sizes of Qwen3-Next's heads (128 by 128), float32, the same inputs for all: ours, in C, from q, k,
+v, beta and log decays; ``torch_chunk_gated_delta_rule`` and ``torch_recurrent_gated_delta_rule`` of transformers'
 ``qwen3_next``; and our recurrence, step after step in PyTorch. Timed by turns, the least of a few rounds, in processor
 time on one thread, so that other work on the machine counts little.
 """
@@ -92,9 +92,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     results = {}
     for kind, channels in (("a decay a head", False), ("a decay a channel", True)):
-        results[kind] = measure(
-            arguments.length, arguments.heads, arguments.width, arguments.rounds, channels=channels
-        )
+        results[kind] = measure(arguments.length, arguments.heads, arguments.width, arguments.rounds, channels=channels)
         print(f"{kind}, length {arguments.length}, {arguments.heads} heads of {arguments.width}")
         for name, row in results[kind].items():
             print(
@@ -103,7 +101,9 @@ def main() -> None:
             )
     if arguments.out is not None:
         facts = {"torch": torch.__version__, "threads": arguments.threads, "instructions": native.instruction_set()}
-        arguments.out.write_text(json.dumps({**facts, **vars(arguments), "out": str(arguments.out), **results}, indent=1))
+        arguments.out.write_text(
+            json.dumps({**facts, "length": arguments.length, "heads": arguments.heads, **results}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -94,8 +94,8 @@ class DeltaLayer(Mixer):
     """Projection, short convolution with SiLU of q, k and v, unit keys and queries, the delta rule, a norm a head,
     projection. A child says where its decay and its gate come from.
 
-    Parameters: ``in_proj.weight`` has the rows of q, then k (n_key_heads d_key each), v (n_heads d_value), and then what
-    the child has more, the last ones for beta; ``convolution`` the channels of q, k, v in that order.
+    Parameters: ``in_proj.weight`` has the rows of q, then k (n_key_heads d_key each), v (n_heads d_value), and then
+    what the child has more, the last ones for beta; ``convolution`` the channels of q, k, v in that order.
     """
 
     def __init__(

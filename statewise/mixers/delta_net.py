@@ -61,8 +61,8 @@ class DeltaNet(DeltaLayer):
     def __init__(self, d_model: int, config: DeltaNetConfig) -> None:
         if d_model % config.n_heads and None in (config.d_key, config.d_value):
             raise ConfigError(
-                f"d_model={d_model} is not a multiple of DeltaNetConfig.n_heads={config.n_heads}; use a number of heads "
-                "that divides it, or give d_key and d_value"
+                f"d_model={d_model} is not a multiple of DeltaNetConfig.n_heads={config.n_heads}; use a number of "
+                "heads that divides it, or give d_key and d_value"
             )
         d_head = d_model // config.n_heads
         d_key, d_value = (d_head if width is None else width for width in (config.d_key, config.d_value))
@@ -157,9 +157,7 @@ class GatedDeltaNet(DeltaLayer):
             name="GatedDeltaNetConfig",
         )
         self.config = config
-        self.dynamics = DecayDynamics(
-            config.n_heads, config.n_heads, config.a_range, config.dt_range, config.dt_floor
-        )
+        self.dynamics = DecayDynamics(config.n_heads, config.n_heads, config.a_range, config.dt_range, config.dt_floor)
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:

@@ -104,12 +104,12 @@ class RWKV7(Mixer):
     def __init__(self, d_model: int, config: RWKV7Config) -> None:
         super().__init__()
         if d_model % config.d_head:
-            raise ConfigError(f"RWKV7Config.d_head={config.d_head} does not divide d_model={d_model}; use one that does")
+            raise ConfigError(
+                f"RWKV7Config.d_head={config.d_head} does not divide d_model={d_model}; use one that does"
+            )
         self.d_model, self.config, self.n_heads = d_model, config, d_model // config.d_head
         self.mu = nn.ParameterDict({name: nn.Parameter(torch.empty(d_model)) for name in MIXES})
-        self.r_proj, self.k_proj, self.v_proj, self.out_proj = (
-            Linear(d_model, d_model, bias=False) for _ in range(4)
-        )
+        self.r_proj, self.k_proj, self.v_proj, self.out_proj = (Linear(d_model, d_model, bias=False) for _ in range(4))
         self.decay_net = SmallNetwork(d_model, config.decay_rank, bias=False)
         self.rate_net = SmallNetwork(d_model, config.rate_rank, bias=True)
         self.gate_net = SmallNetwork(d_model, config.gate_rank, bias=False)

@@ -67,7 +67,13 @@ def hard(beta: float, decay: float, spread: float, length: int = 200, n: int = 2
     base = torch.randn(1, 1, 2, n, generator=g, dtype=D)
     k = F.normalize(base + spread * torch.randn(1, length, 2, n, generator=g, dtype=D), dim=-1)
     q, v = (torch.randn(1, length, 2, m, generator=g, dtype=D) for m in (n, p))
-    return q, k, torch.full((1, length, 2), beta, dtype=D), -decay * torch.rand(1, length, 2, n, generator=g, dtype=D), v
+    return (
+        q,
+        k,
+        torch.full((1, length, 2), beta, dtype=D),
+        -decay * torch.rand(1, length, 2, n, generator=g, dtype=D),
+        v,
+    )
 
 
 @pytest.mark.parametrize("path", PATHS)

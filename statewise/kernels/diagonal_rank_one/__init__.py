@@ -28,7 +28,8 @@ def _wrong_mode(sizes: Sizes, given: Mapping[str, Any]) -> str | None:
 _KEYS = "b l h n: as S0"
 _diagonal_rank_one = register_with_adjoint(
     "diagonal_rank_one",
-    "Tensor v, Tensor q, Tensor k, Tensor log_a, Tensor S0, Tensor? read, Tensor? erase, Tensor? beta, int chunk_length",
+    "Tensor v, Tensor q, Tensor k, Tensor log_a, Tensor S0, Tensor? read, Tensor? erase, Tensor? beta, "
+    "int chunk_length",
     native,
     pytorch,
     definition=by_chunks,

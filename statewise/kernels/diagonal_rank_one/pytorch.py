@@ -44,9 +44,10 @@ def by_chunks(given: Arguments) -> tuple[Tensor, Tensor]:
     pieces += [(full, length, length - full)] if full < length else []
     outputs = []
     for start, stop, steps in pieces:
-        along = [None if m is None else m[:, start:stop] for m in (v, given.q, given.k, given.read, given.log_a)]
-        erase = None if given.erase is None else given.erase[:, start:stop]
-        y, S = _equal_chunks(*(_in_chunks(m, steps) for m in (*along, erase)), S)
+        assert given.read is not None
+        along = (v, given.q, given.k, given.read, given.log_a)
+        erase = None if given.erase is None else _in_chunks(given.erase[:, start:stop], steps)
+        y, S = _equal_chunks(*(_in_chunks(m[:, start:stop], steps) for m in along), erase, S)
         outputs.append(y)
     return (torch.cat(outputs, 1) if outputs else v.clone()), S
 
@@ -60,16 +61,9 @@ class _Products(NamedTuple):
 
 
 def _equal_chunks(
-    v: Tensor | None,
-    q: Tensor | None,
-    k: Tensor | None,
-    read: Tensor | None,
-    log_a: Tensor | None,
-    erase: Tensor | None,
-    S: Tensor,
+    v: Tensor, q: Tensor, k: Tensor, read: Tensor, log_a: Tensor, erase: Tensor | None, S: Tensor
 ) -> tuple[Tensor, Tensor]:
     """y (b, length, h, p) and the state after the last chunk, of inputs (b, c, h, t, ...)."""
-    assert v is not None and q is not None and k is not None and read is not None and log_a is not None
     added = _products(q, k, read, log_a)
     erased = added if erase is None else _products(q, erase, read, log_a)
     from_start = _sums_up_to(log_a).exp()
@@ -129,7 +123,7 @@ def _halves(m: Tensor, half: int) -> tuple[Tensor, Tensor]:
 
 
 def _joined(blocks: Tensor, below: Tensor) -> Tensor:
-    """Two blocks on the diagonal (..., 2 m, half, half) and one below it (..., m, half, half) -> (..., m, 2 half, ...)."""
+    """Two blocks on the diagonal (..., 2 m, half, half), one below them (..., m, half, half) -> (..., m, 2 half, ...)"""
     first, second = blocks.unflatten(-3, (-1, 2)).unbind(-3)
     upper = torch.cat([first, torch.zeros_like(below)], -1)
     return torch.cat([upper, torch.cat([below, second], -1)], -2)
@@ -146,6 +140,6 @@ def _sums_after(log_a: Tensor) -> Tensor:
     return behind.flip(-2).cumsum(-2).flip(-2)
 
 
-def _in_chunks(m: Tensor | None, steps: int) -> Tensor | None:
+def _in_chunks(m: Tensor, steps: int) -> Tensor:
     """(b, length, h, n) -> (b, c, h, steps, n)"""
-    return None if m is None else m.unflatten(1, (-1, steps)).transpose(2, 3)
+    return m.unflatten(1, (-1, steps)).transpose(2, 3)

@@ -1,9 +1,9 @@
 /* The adjoint of what a chunk is prepared from: from the gradients of A and Q, and of the rows decayed from and to the
  * chunk's ends, to those of read, q, the keys and log_a.
  *
- * log_a_t scales whatever crosses step t. Each pair of steps crosses one cut, or lies in one block, and the flow between
- * them is summed there: over the pairs behind a step in the late part, over those before it in the early one. So nothing
- * is subtracted, and where the decay is strong no noise is left.
+ * log_a_t scales whatever crosses step t. Each pair of steps crosses one cut, or lies in one block, and the flow
+ * between them is summed there: over the pairs behind a step in the late part, over those before it in the early one.
+ * So nothing is subtracted, and where the decay is strong no noise is left.
  */
 #ifndef STATEWISE_RANK_ONE_ADJOINT_H
 #define STATEWISE_RANK_ONE_ADJOINT_H
@@ -18,8 +18,8 @@ typedef struct {
     real *G, *states; /* the gradient of the state after the chunk; the states at the starts of all chunks */
 } adjoint;
 
-/* The late rows' gradients d_read, d_q are those of `read` and `q`, decayed from `begin`. `sum` holds what flows over all
- * of them, and is spoilt. */
+/* The late rows' gradients d_read, d_q are those of `read` and `q`, decayed from `begin`. `sum` holds what flows over
+ * all of them, and is spoilt. */
 static void late_adjoint(adjoint *to, int64_t begin, int64_t end, const real *read, const real *q, const real *d_read,
                          const real *d_q) {
     chunk *s = &to->at;
@@ -42,7 +42,8 @@ static void late_adjoint(adjoint *to, int64_t begin, int64_t end, const real *re
 }
 
 /* The same of keys that are decayed to `end`. */
-static void early_adjoint(adjoint *to, int64_t begin, int64_t end, const real *keys, const real *gradient, real *d_keys) {
+static void early_adjoint(adjoint *to, int64_t begin, int64_t end, const real *keys, const real *gradient,
+                          real *d_keys) {
     chunk *s = &to->at;
     int64_t n = s->n;
     for (int64_t j = 0; j < n; j++) s->decay[j] = 1, to->sum[j] = 0;

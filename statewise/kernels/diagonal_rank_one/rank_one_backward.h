@@ -158,8 +158,9 @@ void EXPORT(rank_one_backward_scratch)(int64_t *size, int64_t length, int64_t wi
 void EXPORT(rank_one_backward)(const real *grad_y, const real *grad_state, const real *v, const real *q, const real *k,
                                const real *log_a, const real *S0, const real *read, const real *erase,
                                const real *beta, real *dv, real *dq, real *dk, real *d_log_a, real *dS0, real *d_read,
-                               real *d_erase, real *d_beta, real *scratch, int64_t batch, int64_t length, int64_t n_heads, int64_t width,
-                               int64_t n_keys, int64_t n_decays, int64_t scratch_size, int64_t n_threads) {
+                               real *d_erase, real *d_beta, real *scratch, int64_t batch, int64_t length,
+                               int64_t n_heads, int64_t width, int64_t n_keys, int64_t n_decays, int64_t scratch_size,
+                               int64_t n_threads) {
     backward_job job = {{v, q, k, log_a, S0, read, erase, beta, batch, length, n_heads, width, n_keys, n_decays},
                         grad_y, grad_state, dv, dq, dk, d_log_a, dS0, d_read, d_erase, d_beta, scratch, scratch_size};
     parallel_for(batch * n_heads, n_threads, backward_item, &job);

@@ -2,11 +2,12 @@
  *
  *     S_t = S_{t-1} (diag(a_t) - read_t erase_t^T) + v_t k_t^T        y_t = S_t q_t        a_t = exp(log_a_t)
  *
- * v and y (b, l, h, p); q, k, read, erase (b, l, h, n); log_a (b, l, h, n) or (b, l, h, 1); S0 (b, h, p, n); beta (b, l, h).
- * erase may be NULL, and is then k. With a beta read is NULL as well: the delta rule, read = a k, and beta k for k. Inside, S is transposed, (n, p), n and p are padded with zeros to whole vectors,
- * and `read` has the opposite sign, so that everything is added.
+ * v and y (b, l, h, p); q, k, read, erase (b, l, h, n); log_a (b, l, h, n) or (b, l, h, 1); S0 (b, h, p, n);
+ * beta (b, l, h). erase may be NULL, and is then k. With a beta read is NULL as well: the delta rule, read = a k, and
+ * beta k for k. Inside, S is transposed, (n, p), n and p are padded with zeros to whole vectors, and `read` has the
+ * opposite sign, so that everything is added.
  *
- * With d_t = v_t - S_{t-1} read_t (without v_t where there is an erase), and P(s, t] the decays of the steps s + 1 .. t,
+ * With d_t = v_t - S_{t-1} read_t (without v_t where there is an erase), and P(s, t] the decays of s + 1 .. t,
  *     d_t = v_t + S_0 (P(0, t-1] read_t) + sum over s < t of A_ts d_s        A_ts = read_t P(s, t-1] key_s
  *     y_t = S_0 (P(0, t] q_t) + sum over s <= t of Q_ts d_s                  Q_ts = q_t P(s, t] key_s
  * Pairs of steps in one block of 16 are taken one by one. All others cross one of the cuts at 16, 32 and 48: a row of
@@ -69,8 +70,8 @@ INLINE vreal normal(vreal x) {
     return v_select((x < least) & (x > -least), v_broadcast(0), x);
 }
 
-/* The rows of one head lie a page apart or more, which no processor foresees: those of the next chunk are asked for now.
- * Asking beyond the end of memory does no harm. */
+/* The rows of one head lie a page apart or more, which no processor foresees: those of the next chunk are asked for
+ * now. Asking beyond the end of memory does no harm. */
 INLINE void foresee(const real *from, int64_t stride, int64_t width) {
     const char *next = (const char *)((uintptr_t)from + sizeof(real) * (uintptr_t)(CHUNK * stride));
     for (int64_t at = 0; at < (int64_t)sizeof(real) * width; at += 64) __builtin_prefetch(next + at, 0, 2);
@@ -260,7 +261,8 @@ static void turn_back(const problem *all, const real *S, real *to, const chunk *
 }
 
 /* `steps` packed rows, times a sign -> where the caller has them */
-static void unpack(int64_t steps, int64_t width, const real *from, int64_t padded, real sign, real *to, int64_t stride) {
+static void unpack(int64_t steps, int64_t width, const real *from, int64_t padded, real sign, real *to,
+                   int64_t stride) {
     for (int64_t t = 0; t < steps; t++)
         for (int64_t j = 0; j < width; j += REAL_LANES) {
             vreal x = sign * v_load(from + t * padded + j);

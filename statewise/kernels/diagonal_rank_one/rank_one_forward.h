@@ -45,8 +45,8 @@ void EXPORT(rank_one_forward_scratch)(int64_t *size, int64_t width, int64_t n_ke
 
 void EXPORT(rank_one_forward)(const real *v, const real *q, const real *k, const real *log_a, const real *S0,
                               const real *read, const real *erase, const real *beta, real *y, real *state,
-                              real *scratch, int64_t batch, int64_t length, int64_t n_heads, int64_t width, int64_t n_keys, int64_t n_decays,
-                              int64_t scratch_size, int64_t n_threads) {
+                              real *scratch, int64_t batch, int64_t length, int64_t n_heads, int64_t width,
+                              int64_t n_keys, int64_t n_decays, int64_t scratch_size, int64_t n_threads) {
     forward_job job = {{v, q, k, log_a, S0, read, erase, beta, batch, length, n_heads, width, n_keys, n_decays},
                        y, state, scratch, scratch_size};
     parallel_for(batch * n_heads, n_threads, forward_item, &job);

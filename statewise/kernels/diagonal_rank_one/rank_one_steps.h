@@ -57,9 +57,10 @@ static void steps_item(void *context, int64_t index, int64_t thread) {
 
 void EXPORT(rank_one_steps)(const real *v, const real *q, const real *k, const real *log_a, const real *S0,
                             const real *read, const real *erase, const real *beta, real *y, real *state, real *rows,
-                            int64_t batch, int64_t length, int64_t n_heads, int64_t width, int64_t n_keys, int64_t n_decays,
-                            int64_t n_threads) {
-    steps_job job = {{v, q, k, log_a, S0, read, erase, beta, batch, length, n_heads, width, n_keys, n_decays}, y, state, rows};
+                            int64_t batch, int64_t length, int64_t n_heads, int64_t width, int64_t n_keys,
+                            int64_t n_decays, int64_t n_threads) {
+    steps_job job = {{v, q, k, log_a, S0, read, erase, beta, batch, length, n_heads, width, n_keys, n_decays},
+                     y, state, rows};
     parallel_for(batch * n_heads, n_threads, steps_item, &job);
 }
 
