@@ -111,9 +111,12 @@ class DeltaLayer(Mixer):
         norm_eps: NonNegative,
         gate_activation: str,
         bias: bool,
+        negative_eigenvalues: bool,
+        chunk_length: Count,
         name: str,
     ) -> None:
         super().__init__()
+        self.most_beta, self.chunk_length = 2 if negative_eigenvalues else 1, chunk_length
         self.d_model, self.n_heads, self.d_key, self.d_value = d_model, n_heads, d_key, d_value
         self.n_key_heads = n_heads if n_key_heads is None else n_key_heads
         if n_heads % self.n_key_heads:
@@ -143,15 +146,14 @@ class DeltaLayer(Mixer):
         return DeltaLayerState(self.convolution.operator.state_shape(), memory)
 
     def mix(self, x: Tensor, state: DeltaLayerState | None, masks: Masks) -> tuple[Tensor, DeltaLayerState | None]:
-        config = self.config
         before, before_memory = (None, None) if state is None else state
         qkv, *more, raw_beta = self.in_proj(x).split(self.sizes, -1)
         qkv, convolution = self.convolution(qkv, before, masks=masks)
         q, k, v = qkv.to(full_precision(qkv.dtype)).split(self.convolved_sizes, -1)
         q, k = (unit(m.unflatten(-1, (self.n_key_heads, self.d_key))) for m in (q, k))
-        beta = raw_beta.to(q.dtype).sigmoid() * (2 if config.negative_eigenvalues else 1)
+        beta = self.most_beta * raw_beta.to(q.dtype).sigmoid()
         log_a, gate = self.controls(*more)
-        operator = DeltaRule(q * self.d_key**-0.5, k, beta, log_a, config.chunk_length)
+        operator = DeltaRule(q * self.d_key**-0.5, k, beta, log_a, self.chunk_length)
         y, memory = operator.apply(v.unflatten(-1, (self.n_heads, self.d_value)), before_memory, masks)
         y = self.norm(y, None if gate is None else gate.unflatten(-1, (self.n_heads, self.d_value)))
         y = self.out_proj(y.flatten(-2).to(x.dtype))

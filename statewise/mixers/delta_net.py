@@ -77,6 +77,8 @@ class DeltaNet(DeltaLayer):
             norm_eps=config.norm_eps,
             gate_activation="silu",
             bias=config.bias,
+            negative_eigenvalues=config.negative_eigenvalues,
+            chunk_length=config.chunk_length,
             name="DeltaNetConfig",
         )
         self.config = config
@@ -154,6 +156,8 @@ class GatedDeltaNet(DeltaLayer):
             norm_eps=config.norm_eps,
             gate_activation="silu",
             bias=config.bias,
+            negative_eigenvalues=config.negative_eigenvalues,
+            chunk_length=config.chunk_length,
             name="GatedDeltaNetConfig",
         )
         self.config = config

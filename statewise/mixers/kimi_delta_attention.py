@@ -79,6 +79,8 @@ class KDA(DeltaLayer):
             norm_eps=config.norm_eps,
             gate_activation="sigmoid",
             bias=config.bias,
+            negative_eigenvalues=config.negative_eigenvalues,
+            chunk_length=config.chunk_length,
             name="KDAConfig",
         )
         self.config = config

@@ -72,8 +72,8 @@ class DiagonalPlusRankOne(Operator):
         if not (fits and self.log_a.shape in (k.shape, k.shape[:3])):
             shapes = ", ".join(str(tuple(m.shape)) for m in (self.log_a, *keys))
             raise InputError(
-                "DiagonalPlusRankOne needs log_a (batch, length, heads) or (batch, length, heads, d_key), and k, q, read "
-                f"and erase, if given, (batch, length, heads, d_key); got {shapes}"
+                "DiagonalPlusRankOne needs log_a (batch, length, heads) or (batch, length, heads, d_key), and k, q, "
+                f"read and erase, if given, (batch, length, heads, d_key); got {shapes}"
             )
         _check_input(self, u, k.shape[:3], [self.log_a, *keys])
 
@@ -152,8 +152,8 @@ class DeltaRule(Operator):
         if not (fits and (log_a is None or log_a.shape in (beta.shape, (*beta.shape, k.shape[3])))):
             given = [m for m in (self.q, k, beta, log_a) if m is not None]
             raise InputError(
-                "DeltaRule needs q and k (batch, length, groups, d_key), beta (batch, length, heads) with groups dividing "
-                "heads, and log_a, if given, (batch, length, heads) or (batch, length, heads, d_key); got "
+                "DeltaRule needs q and k (batch, length, groups, d_key), beta (batch, length, heads) with groups "
+                "dividing heads, and log_a, if given, (batch, length, heads) or (batch, length, heads, d_key); got "
                 + ", ".join(str(tuple(m.shape)) for m in given)
             )
         _check_input(self, u, beta.shape, [m for m in (self.q, k, beta, log_a) if m is not None])

@@ -187,6 +187,6 @@ def test_shapes_that_do_not_fit_are_refused(changes: dict[str, tuple[int, ...]],
     u = torch.zeros(shapes.pop("u"))
     with pytest.raises(InputError, match=words):
         sw.DeltaRule(**{name: torch.zeros(shape) for name, shape in shapes.items()})(u)
+    k = torch.zeros(1, 4, 2, 3)
     with pytest.raises(InputError, match="DiagonalPlusRankOne needs log_a"):
-        k = torch.zeros(1, 4, 2, 3)
         sw.DiagonalPlusRankOne(torch.zeros(1, 4, 3), k, k, k)(torch.zeros(1, 4, 2, 2))

@@ -47,7 +47,8 @@ def by_chunks(given: Arguments) -> tuple[Tensor, Tensor]:
         assert given.read is not None
         along = (v, given.q, given.k, given.read, given.log_a)
         erase = None if given.erase is None else _in_chunks(given.erase[:, start:stop], steps)
-        y, S = _equal_chunks(*(_in_chunks(m[:, start:stop], steps) for m in along), erase, S)
+        v_c, q_c, k_c, read_c, log_a_c = (_in_chunks(m[:, start:stop], steps) for m in along)
+        y, S = _equal_chunks(v_c, q_c, k_c, read_c, log_a_c, erase, S)
         outputs.append(y)
     return (torch.cat(outputs, 1) if outputs else v.clone()), S
 
@@ -123,7 +124,7 @@ def _halves(m: Tensor, half: int) -> tuple[Tensor, Tensor]:
 
 
 def _joined(blocks: Tensor, below: Tensor) -> Tensor:
-    """Two blocks on the diagonal (..., 2 m, half, half), one below them (..., m, half, half) -> (..., m, 2 half, ...)"""
+    """Two blocks on the diagonal (..., 2 m, x, x), and one below them (..., m, x, x) -> (..., m, 2 x, 2 x)"""
     first, second = blocks.unflatten(-3, (-1, 2)).unbind(-3)
     upper = torch.cat([first, torch.zeros_like(below)], -1)
     return torch.cat([upper, torch.cat([below, second], -1)], -2)
