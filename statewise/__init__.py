@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from statewise.mixers.base import set_rate as set_rate
     from statewise.mixers.delta_net import DeltaNetConfig as DeltaNetConfig
     from statewise.mixers.delta_net import GatedDeltaNetConfig as GatedDeltaNetConfig
+    from statewise.mixers.gated_linear_attention import GLAConfig as GLAConfig
     from statewise.mixers.gated_recurrence import GRUConfig as GRUConfig
     from statewise.mixers.gated_recurrence import LSTMConfig as LSTMConfig
     from statewise.mixers.gss import GSSConfig as GSSConfig
@@ -96,6 +97,8 @@ if TYPE_CHECKING:
     from statewise.mixers.mamba import MambaConfig as MambaConfig
     from statewise.mixers.mamba2 import Mamba2Config as Mamba2Config
     from statewise.mixers.mamba3 import Mamba3Config as Mamba3Config
+    from statewise.mixers.mlstm import MLSTMConfig as MLSTMConfig
+    from statewise.mixers.rg_lru import RGLRUConfig as RGLRUConfig
     from statewise.mixers.rwkv7 import RWKV7Config as RWKV7Config
     from statewise.mixers.s4 import S4Config as S4Config
     from statewise.mixers.s4d import S4DConfig as S4DConfig

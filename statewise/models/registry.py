@@ -8,6 +8,7 @@ from typing import Any
 from statewise.configuration import TYPE_KEY, from_dict, to_dict
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.delta_net import DeltaNetConfig, GatedDeltaNetConfig
+from statewise.mixers.gated_linear_attention import GLAConfig
 from statewise.mixers.gated_recurrence import GRUConfig, LSTMConfig
 from statewise.mixers.gss import GSSConfig
 from statewise.mixers.h3 import H3Config
@@ -20,6 +21,8 @@ from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.mamba3 import Mamba3Config
+from statewise.mixers.mlstm import MLSTMConfig
+from statewise.mixers.rg_lru import RGLRUConfig
 from statewise.mixers.rwkv7 import RWKV7Config
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
@@ -42,6 +45,7 @@ CONFIG_TYPES: dict[str, type] = {
     "BlockConfig": BlockConfig,
     "DeltaNetConfig": DeltaNetConfig,
     "ForecasterConfig": ForecasterConfig,
+    "GLAConfig": GLAConfig,
     "GRUConfig": GRUConfig,
     "GSSConfig": GSSConfig,
     "GatedDeltaNetConfig": GatedDeltaNetConfig,
@@ -55,10 +59,12 @@ CONFIG_TYPES: dict[str, type] = {
     "LanguageModelConfig": LanguageModelConfig,
     "LinearAttentionConfig": LinearAttentionConfig,
     "MLPConfig": MLPConfig,
+    "MLSTMConfig": MLSTMConfig,
     "Mamba2Config": Mamba2Config,
     "Mamba3Config": Mamba3Config,
     "MambaConfig": MambaConfig,
     "PairClassifierConfig": PairClassifierConfig,
+    "RGLRUConfig": RGLRUConfig,
     "RWKV7Config": RWKV7Config,
     "S4Config": S4Config,
     "S4DConfig": S4DConfig,

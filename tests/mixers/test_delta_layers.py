@@ -132,14 +132,17 @@ def test_rwkv7_equals_the_published_equations() -> None:
     torch.testing.assert_close(mixer(x)[0], mixer.out_proj(y), atol=1e-12, rtol=1e-10)
 
 
-def _of_transformers(model: str, layer: str, config: str, **options: Any) -> Any:
+def _of_transformers(model: str, layer: str, config: str, first: int | None = 0, **options: Any) -> Any:
+    """A layer of transformers with drawn parameters; ``first`` is its place, None for a layer that has none."""
     pytest.importorskip("transformers")
     try:
         module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
     except ImportError:
         pytest.skip(f"this transformers has no {model}")
     torch.manual_seed(1)
-    made = getattr(module, layer)(getattr(module, config)(hidden_act="silu", **options), 0)
+    settings = importlib.import_module(f"transformers.models.{model}.configuration_{model}")
+    config_of = getattr(settings, config)(**options)
+    made = getattr(module, layer)(config_of, *(() if first is None else (first,)))
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.copy_(torch.randn_like(parameter) / 3)
