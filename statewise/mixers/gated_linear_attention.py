@@ -51,8 +51,8 @@ class GLA(Mixer):
     This is :class:`~statewise.operators.delta_rule.DiagonalPlusRankOne` that looks nothing up.
 
     Shapes:  x: (batch, length, d_model) -> y the same. State: :class:`~statewise.operators.delta_rule.DeltaRuleState`,
-             S (batch, n_heads, d_value, d_key). ``in_proj.weight``: the rows of q and k (n_heads d_key each), of v and z
-             (n_heads d_value each), each head by head, and of W_a1; ``decay_proj``: W_a2 and b
+             S (batch, n_heads, d_value, d_key). ``in_proj.weight``: the rows of q and k (n_heads d_key each), of v and
+             z (n_heads d_value each), each head by head, and of W_a1; ``decay_proj``: W_a2 and b
     Cost:    for each token, multiply-adds of the projections, and of the memory, about
              n_heads (chunk_length (d_key + d_value) + 4 d_key d_value)
     Errors:  ConfigError if d_model does not divide and a width is left out; InputError for shapes or states that do not

@@ -52,14 +52,15 @@ class MLSTMConfig(MixerConfig):
 
 
 class MLSTM(Mixer):
-    """C_t = f_t C_{t-1} + i_t v_t k_t^T, n_t = f_t n_{t-1} + i_t k_t, with f_t = sigmoid(raw_f), i_t = exp(raw_i) a number
-    for each head; h_t = C_t q_t / max(|n_t . q_t|, 1), q over sqrt(d_key); y = W_o (sigmoid(W_z x) * LayerNorm(h)).
+    """C_t = f_t C_{t-1} + i_t v_t k_t^T, n_t = f_t n_{t-1} + i_t k_t, with f_t = sigmoid(raw_f), i_t = exp(raw_i),
+    numbers for each head; h_t = C_t q_t / max(|n_t . q_t|, 1), q over sqrt(d_key);
+    y = W_o (sigmoid(W_z x) * LayerNorm(h)).
 
     With m_t = max(log f_t + m_{t-1}, log i_t), C e^-m and n e^-m have decays f_t e^{m_{t-1} - m_t} and step sizes
     i_t e^{-m_t} of at most 1: :class:`~statewise.operators.ssd.SSD`, with a column of ones beside the values for n.
 
-    Shapes:  x: (batch, length, d_model) -> y the same; state: :class:`MLSTMState`. ``in_proj.weight``: the rows of q and
-             k (n_heads d_key each), of v and z (n_heads d_value each), each head by head; ``gate_proj``: raw_i, raw_f
+    Shapes:  x: (batch, length, d_model) -> y the same; state: :class:`MLSTMState`. ``in_proj.weight``: the rows of q
+             and k (n_heads d_key each), of v and z (n_heads d_value each), head by head; ``gate_proj``: raw_i, raw_f
     Cost:    for each token, multiply-adds of the projections, and of the memory, about
              n_heads (chunk_length (d_key + d_value) + 2 d_key d_value)
     Numerics: in float32 or wider; m is exact up to rounding, and its rounding changes nothing: C and n have the same

@@ -1,4 +1,4 @@
-"""Gated linear attention, mLSTM and the RG-LRU: the laws, the published equations in loops, and transformers' layers."""
+"""Gated linear attention, mLSTM and the RG-LRU: the laws, the published equations in loops, transformers' layers."""
 
 from __future__ import annotations
 
