@@ -30,6 +30,9 @@ LANGUAGE_MODEL = sw.LanguageModelConfig(vocab_size=16, **SIZES)
 EXAMPLES: tuple[Config, ...] = (
     sw.AttentionConfig(n_heads=2),
     sw.BlockConfig(mixer=MIXER),
+    sw.DeltaNetConfig(n_heads=2),
+    sw.GatedDeltaNetConfig(n_heads=2),
+    sw.KDAConfig(n_heads=2),
     sw.LinearAttentionConfig(n_heads=2),
     sw.LMUConfig(theta=8.0),
     LANGUAGE_MODEL,
