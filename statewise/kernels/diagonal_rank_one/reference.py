@@ -22,7 +22,7 @@ class Arguments(NamedTuple):
     chunk_length: int
 
     def general(self) -> Arguments:
-        """With read in the place of beta: the delta rule looks up a k, and writes and erases along beta k."""
+        """With read instead of beta: the delta rule looks up a k, and writes and erases along beta k."""
         if self.beta is None:
             return self
         read, k = self.log_a.exp() * self.k, self.beta.unsqueeze(-1) * self.k
