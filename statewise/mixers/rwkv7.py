@@ -141,7 +141,8 @@ class RWKV7(Mixer):
     def _shift(self) -> CausalConvolution:
         """The input before: a filter of taps 0 and 1."""
         weight = self.r_proj.weight
-        return CausalConvolution(weight.new_tensor([0.0, 1.0]).expand(self.d_model, 2))
+        taps = torch.arange(2, dtype=weight.dtype, device=weight.device)
+        return CausalConvolution(taps.expand(self.d_model, 2))
 
     def state_shape(self) -> RWKV7State:
         d_head = self.config.d_head
