@@ -85,12 +85,16 @@ if TYPE_CHECKING:
     from statewise.mixers.base import set_rate as set_rate
     from statewise.mixers.cross_attention import CrossAttentionConfig as CrossAttentionConfig
     from statewise.mixers.cross_attention import LinearCrossAttentionConfig as LinearCrossAttentionConfig
+    from statewise.mixers.delta_net import DeltaNetConfig as DeltaNetConfig
+    from statewise.mixers.delta_net import GatedDeltaNetConfig as GatedDeltaNetConfig
+    from statewise.mixers.gated_linear_attention import GLAConfig as GLAConfig
     from statewise.mixers.gated_recurrence import GRUConfig as GRUConfig
     from statewise.mixers.gated_recurrence import LSTMConfig as LSTMConfig
     from statewise.mixers.gss import GSSConfig as GSSConfig
     from statewise.mixers.h3 import H3Config as H3Config
     from statewise.mixers.hippo_rnn import HiPPORNNConfig as HiPPORNNConfig
     from statewise.mixers.kalman import KalmanConfig as KalmanConfig
+    from statewise.mixers.kimi_delta_attention import KDAConfig as KDAConfig
     from statewise.mixers.linear_attention import LinearAttentionConfig as LinearAttentionConfig
     from statewise.mixers.lmu import LMUConfig as LMUConfig
     from statewise.mixers.lssl import LSSLConfig as LSSLConfig
@@ -98,6 +102,9 @@ if TYPE_CHECKING:
     from statewise.mixers.mamba2 import Mamba2Config as Mamba2Config
     from statewise.mixers.mamba3 import Mamba3Config as Mamba3Config
     from statewise.mixers.masked_attention import StructuredMaskedAttentionConfig as StructuredMaskedAttentionConfig
+    from statewise.mixers.mlstm import MLSTMConfig as MLSTMConfig
+    from statewise.mixers.rg_lru import RGLRUConfig as RGLRUConfig
+    from statewise.mixers.rwkv7 import RWKV7Config as RWKV7Config
     from statewise.mixers.s4 import S4Config as S4Config
     from statewise.mixers.s4d import S4DConfig as S4DConfig
     from statewise.mixers.s4d_reduction import reduce_s4d as reduce_s4d
@@ -120,6 +127,8 @@ if TYPE_CHECKING:
     from statewise.operators.base import Operator as Operator
     from statewise.operators.bidirectional import bidirectional as bidirectional
     from statewise.operators.causal_convolution import CausalConvolution as CausalConvolution
+    from statewise.operators.delta_rule import DeltaRule as DeltaRule
+    from statewise.operators.delta_rule import DiagonalPlusRankOne as DiagonalPlusRankOne
     from statewise.operators.dense import DenseLTI as DenseLTI
     from statewise.operators.dense import DenseLTV as DenseLTV
     from statewise.operators.diagonal import DiagonalLTI as DiagonalLTI

@@ -12,11 +12,13 @@ import statewise as sw
 from statewise.operators import (
     SSD,
     CausalConvolution,
+    DeltaRule,
     DenseLTI,
     DenseLTV,
     DiagonalLTI,
     DiagonalMIMO,
     DiagonalPlusLowRank,
+    DiagonalPlusRankOne,
     Operator,
     SelectiveDiagonal,
 )
@@ -227,6 +229,52 @@ def selective_complex_zoh(batch: int, length: int, dtype: torch.dtype, seed: int
     return replace(op, A=A), u  # type: ignore[type-var]
 
 
+def delta_rule(
+    batch: int, length: int, dtype: torch.dtype, seed: int, decay: str = "", groups: int = 2
+) -> tuple[Operator, Tensor]:
+    """Keys of length 1, beta up to 2; a decay of one, a number a head, or a number a channel."""
+    g = torch.Generator().manual_seed(seed)
+    k = torch.nn.functional.normalize(torch.randn(batch, length, groups, 5, generator=g, dtype=dtype), dim=-1)
+    q = torch.randn(batch, length, groups, 5, generator=g, dtype=dtype)
+    beta = 2 * torch.rand(batch, length, 4, generator=g, dtype=dtype)
+    u = torch.randn(batch, length, 4, 3, generator=g, dtype=dtype)
+    shape = {"head": (batch, length, 4), "channel": (batch, length, 4, 5)}.get(decay)
+    log_a = None if shape is None else -2 * torch.rand(*shape, generator=g, dtype=dtype)
+    return DeltaRule(q, k, beta, log_a, chunk_length=8), u
+
+
+def delta_rule_gated(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    return delta_rule(batch, length, dtype, seed, decay="head", groups=4)
+
+
+def delta_rule_of_channels(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    """With mild decays among such as -800 and -inf."""
+    op, u = delta_rule(batch, length, dtype, seed, decay="channel")
+    g = torch.Generator().manual_seed(seed + 1)
+    strong = torch.tensor([-120.0, -800.0, -1e30, -torch.inf], dtype=dtype)
+    log_a = strong[torch.randint(len(strong), (batch, length, 4, 5), generator=g)]
+    mild = torch.rand(batch, length, 4, 5, generator=g) < 0.9
+    return replace(op, log_a=torch.where(mild, op.log_a, log_a)), u  # type: ignore[attr-defined, call-arg]
+
+
+def rank_one(batch: int, length: int, dtype: torch.dtype, seed: int, heads: bool = False) -> tuple[Operator, Tensor]:
+    """As RWKV-7 has it: erased along a part of what is read, written along a key of its own."""
+    g = torch.Generator().manual_seed(seed)
+    q, k, kappa = (torch.randn(batch, length, 2, 5, generator=g, dtype=dtype) for _ in range(3))
+    kappa = torch.nn.functional.normalize(kappa, dim=-1)
+    log_a = -0.6 * torch.rand(batch, length, 2, *(() if heads else (5,)), generator=g, dtype=dtype)
+    erase = kappa * torch.rand(batch, length, 2, 5, generator=g, dtype=dtype)
+    u = torch.randn(batch, length, 2, 3, generator=g, dtype=dtype)
+    return DiagonalPlusRankOne(log_a, k, q, kappa, erase, chunk_length=7), u
+
+
+def rank_one_of_heads(batch: int, length: int, dtype: torch.dtype, seed: int) -> tuple[Operator, Tensor]:
+    """A decay a head, and erased along what is written."""
+    op, u = rank_one(batch, length, dtype, seed, heads=True)
+    k = torch.nn.functional.normalize(op.k, dim=-1)  # type: ignore[attr-defined]
+    return replace(op, k=k, erase=None), u  # type: ignore[call-arg]
+
+
 FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tensor]]] = {
     "DiagonalLTI complex": diagonal_complex,
     "DiagonalLTI real, trailing axes": diagonal_real_trailing,
@@ -252,6 +300,11 @@ FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tenso
     "SSD with any decay": ssd_any_decay,
     "SSD with dt and D": ssd_with_skip,
     "SSD with groups of B and of C": ssd_own_groups,
+    "DeltaRule": delta_rule,
+    "DeltaRule, a decay a head": delta_rule_gated,
+    "DeltaRule, a decay a channel": delta_rule_of_channels,
+    "DiagonalPlusRankOne": rank_one,
+    "DiagonalPlusRankOne, a decay a head": rank_one_of_heads,
 }
 
 # Each builds at width 8.
@@ -286,6 +339,14 @@ MIXERS: dict[str, sw.MixerConfig] = {
     ),
     "cross-attention": sw.CrossAttentionConfig(n_heads=2, n_kv_heads=1),
     "linear cross-attention": sw.LinearCrossAttentionConfig(n_heads=2),
+    "DeltaNet": sw.DeltaNetConfig(n_heads=2, chunk_length=4),
+    "DeltaNet, gated outputs": sw.DeltaNetConfig(n_heads=3, d_key=5, d_value=2, gate=True, negative_eigenvalues=True),
+    "Gated DeltaNet": sw.GatedDeltaNetConfig(n_heads=4, n_key_heads=2, d_key=3, d_value=5),
+    "KDA": sw.KDAConfig(n_heads=2, d_key=5, d_value=3, rank=4),
+    "RWKV-7": sw.RWKV7Config(d_head=4, decay_rank=3, rate_rank=2, gate_rank=4),
+    "GLA": sw.GLAConfig(n_heads=2, d_value=3, rank=2),
+    "mLSTM": sw.MLSTMConfig(n_heads=2, d_value=3),
+    "RG-LRU": sw.RGLRUConfig(d_inner=6, n_blocks=2),
     "attention": sw.AttentionConfig(n_heads=4),
     "attention, grouped": sw.AttentionConfig(n_heads=4, n_kv_heads=2, positions=None),
     "attention, window": sw.AttentionConfig(n_heads=2, window=7),

@@ -73,6 +73,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "math/h3": "H3",
         "math/selection": "Selection",
         "math/duality": "Duality",
+        "math/delta": "The delta rule",
         "math/kalman": "Kalman filters",
         "glossary": "Glossary",
     },

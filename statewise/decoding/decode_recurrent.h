@@ -165,6 +165,58 @@ static void run_ssd(const worker *me, const ssd *a) {
     }
 }
 
+/* What makes x, of n numbers, one of length 1. */
+INLINE float unit_scale(int64_t n, const float *x, float epsilon) {
+    vf32 squares = {0};
+    for (int64_t k = 0; k < n; k += LANES) {
+        vf32 part = load_upto(x + k, n - k);
+        squares += part * part;
+    }
+    return 1.0f / sqrtf(sum_f32(squares) + epsilon);
+}
+
+/* A row of a head's memory: what it holds for the key is looked up, corrected, and read. */
+INLINE float delta_channel(int64_t n, float decay, float beta, float value, const float *key, float key_scale,
+                           const float *query, const float *from, float *to) {
+    vf32 held = {0}, read = {0};
+    for (int64_t k = 0; from && k < n; k += LANES) held += load_upto(from + k, n - k) * load_upto(key + k, n - k);
+    float added = beta * key_scale * (value - decay * key_scale * sum_f32(held));
+    for (int64_t k = 0; k < n; k += LANES) {
+        vf32 s = load_upto(key + k, n - k) * added;
+        if (from) s += load_upto(from + k, n - k) * decay;
+        store_upto(to + k, s, n - k);
+        read += s * load_upto(query + k, n - k);
+    }
+    return sum_f32(read);
+}
+
+static void run_delta_memory(const worker *me, const delta_memory *a) {
+    const decoding *step = me->step;
+    int64_t width = a->n_heads * a->d_value, n = a->d_key;
+    range mine = share_of(me, width);
+    float most = (float)a->most_beta, epsilon = (float)a->epsilon, scale = 1.0f / sqrtf((float)n);
+    for (int64_t b = 0; b < step->n_rows; b++) {
+        int64_t row = step->rows[b], begin = row * width * n;
+        const float *from = step->restarts[row] ? NULL : old_state(step, a->state) + begin;
+        float *to = new_state(step, a->state) + begin;
+        const float *v = at(me, a->v, b), *raw = at(me, a->raw, b), *beta = at(me, a->beta, b);
+        float *y = at(me, a->y, b);
+        int64_t end;
+        for (int64_t c = mine.first; c < mine.end; c = end) {
+            int64_t head = c / a->d_value, group = head / a->heads_per_group;
+            end = (head + 1) * a->d_value < mine.end ? (head + 1) * a->d_value : mine.end;
+            float dt = softplus_f32(broadcast_f32(raw[head] + a->dt_bias[head]))[0];
+            float decay = exp2_product_f32(broadcast_f32(dt), broadcast_f32(a->log_decay[head]), broadcast_f32(0))[0];
+            float share = most * sigmoid_f32(broadcast_f32(beta[head]))[0];
+            const float *q = at(me, a->q, b) + group * n, *k = at(me, a->k, b) + group * n;
+            float key_scale = unit_scale(n, k, epsilon), query_scale = scale * unit_scale(n, q, epsilon);
+            for (int64_t i = c; i < end; i++)
+                y[i] = query_scale * delta_channel(n, decay, share, v[i], k, key_scale, q, from ? from + i * n : NULL,
+                                                   to + i * n);
+        }
+    }
+}
+
 /* Complex numbers are pairs of lanes. */
 INLINE float diagonal_entry(const diagonal *a, int64_t head, float input, const float *from, float *to) {
     vf32 sum = {0};

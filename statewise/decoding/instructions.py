@@ -257,6 +257,30 @@ class Ssd(Instruction):
     state: Slot
 
 
+class DeltaMemory(Instruction):
+    """For each head a = e^{softplus(raw + dt_bias) A}, b = most_beta sigmoid(beta), q and k at length 1, q over
+    sqrt(d_key); for each of its d_value channels s_n = a s_n, s_n = s_n + b (v - sum_n s_n k_n) k_n, y = sum_n s_n q_n.
+
+    State: (batch, n_heads, d_value, d_key). A group of q and k serves consecutive heads.
+    """
+
+    n_heads: Count
+    d_value: Count
+    d_key: Count
+    heads_per_group: Count
+    log_decay: Annotated[Tensor, floats("n_heads")]  # A log2(e); 0 for no decay
+    dt_bias: Annotated[Tensor, floats("n_heads")]
+    most_beta: Real
+    epsilon: Real  # beside a squared length
+    q: Place
+    k: Place
+    v: Place
+    raw: Place
+    beta: Place
+    y: Place  # may be v
+    state: Slot
+
+
 class Diagonal(Instruction):
     """For each entry (i, j) of a head h_n = A_n h_n + B_n key_i value_j, in complex numbers, and
     output_j = sum_i query_i (sum_n Re(C_n h_n) + D key_i value_j).

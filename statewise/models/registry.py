@@ -8,11 +8,14 @@ from typing import Any
 from statewise.configuration import TYPE_KEY, from_dict, to_dict
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.cross_attention import CrossAttentionConfig, LinearCrossAttentionConfig
+from statewise.mixers.delta_net import DeltaNetConfig, GatedDeltaNetConfig
+from statewise.mixers.gated_linear_attention import GLAConfig
 from statewise.mixers.gated_recurrence import GRUConfig, LSTMConfig
 from statewise.mixers.gss import GSSConfig
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.hippo_rnn import HiPPORNNConfig
 from statewise.mixers.kalman import KalmanConfig
+from statewise.mixers.kimi_delta_attention import KDAConfig
 from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.lmu import LMUConfig
 from statewise.mixers.lssl import LSSLConfig
@@ -20,6 +23,9 @@ from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.mamba3 import Mamba3Config
 from statewise.mixers.masked_attention import StructuredMaskedAttentionConfig
+from statewise.mixers.mlstm import MLSTMConfig
+from statewise.mixers.rg_lru import RGLRUConfig
+from statewise.mixers.rwkv7 import RWKV7Config
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.mixers.s5 import S5Config
@@ -40,11 +46,15 @@ CONFIG_TYPES: dict[str, type] = {
     "AttentionConfig": AttentionConfig,
     "BlockConfig": BlockConfig,
     "CrossAttentionConfig": CrossAttentionConfig,
+    "DeltaNetConfig": DeltaNetConfig,
     "ForecasterConfig": ForecasterConfig,
+    "GLAConfig": GLAConfig,
     "GRUConfig": GRUConfig,
     "GSSConfig": GSSConfig,
+    "GatedDeltaNetConfig": GatedDeltaNetConfig,
     "H3Config": H3Config,
     "HiPPORNNConfig": HiPPORNNConfig,
+    "KDAConfig": KDAConfig,
     "KalmanConfig": KalmanConfig,
     "LMUConfig": LMUConfig,
     "LSSLConfig": LSSLConfig,
@@ -53,10 +63,13 @@ CONFIG_TYPES: dict[str, type] = {
     "LinearAttentionConfig": LinearAttentionConfig,
     "LinearCrossAttentionConfig": LinearCrossAttentionConfig,
     "MLPConfig": MLPConfig,
+    "MLSTMConfig": MLSTMConfig,
     "Mamba2Config": Mamba2Config,
     "Mamba3Config": Mamba3Config,
     "MambaConfig": MambaConfig,
     "PairClassifierConfig": PairClassifierConfig,
+    "RGLRUConfig": RGLRUConfig,
+    "RWKV7Config": RWKV7Config,
     "S4Config": S4Config,
     "S4DConfig": S4DConfig,
     "S5Config": S5Config,

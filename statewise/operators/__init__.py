@@ -3,6 +3,7 @@
 from statewise.operators.base import Operator
 from statewise.operators.bidirectional import Bidirectional, bidirectional
 from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
+from statewise.operators.delta_rule import DeltaRule, DeltaRuleState, DiagonalPlusRankOne
 from statewise.operators.dense import DenseLTI, DenseLTV, DenseLTVState, DenseState
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 from statewise.operators.diagonal_low_rank import DiagonalPlusLowRank, LowRankState
@@ -14,7 +15,7 @@ from statewise.operators.ssd import SSD, SSDState
 
 FAMILIES: tuple[type[Operator], ...] = (
     *(DenseLTI, DenseLTV, DiagonalPlusLowRank, DiagonalLTI, DiagonalMIMO),  # time-invariant, and HiPPO-LegS
-    *(CausalConvolution, SelectiveDiagonal, SSD),
+    *(CausalConvolution, SelectiveDiagonal, SSD, DeltaRule, DiagonalPlusRankOne),
 )
 
 
@@ -31,6 +32,8 @@ __all__ = [
     "Bidirectional",
     "CausalConvolution",
     "ConvolutionState",
+    "DeltaRule",
+    "DeltaRuleState",
     "DenseLTI",
     "DenseLTV",
     "DenseLTVState",
@@ -38,6 +41,7 @@ __all__ = [
     "DiagonalLTI",
     "DiagonalMIMO",
     "DiagonalPlusLowRank",
+    "DiagonalPlusRankOne",
     "DiagonalState",
     "LowRankState",
     "Operator",

@@ -95,10 +95,11 @@ def check_step(
     *,
     batches: tuple[int, ...] = (3,),
     threads: tuple[int, ...] = (1, 3),
+    slack: float = 1,
 ) -> None:
     """On any number of threads the same bits, and those of ``forward`` to rounding, also of the state, which the model
     goes on from. No state that was given changes."""
-    tolerance = rounding(precision)
+    tolerance = slack * rounding(precision)
     decoder, reference = Decoder(model, precision, group=group), dequantised(model, precision, group=group)
     for batch in batches:
         tokens = tokens_of(batch, LENGTH)
@@ -134,7 +135,8 @@ def test_every_option_of_every_mixer(config: Any) -> None:
     if refused := refusal(model):
         assert refused.startswith("layers[0] is ")
     else:
-        check_step(model, "float32")
+        # a key of one number, made of length 1, is its sign: with a slope of 1,000 at 0, which rounding passes by
+        check_step(model, "float32", slack=4 if getattr(config, "d_key", None) == 1 else 1)
 
 
 @needs_library

@@ -150,6 +150,12 @@ def fitting(draw: Draw, name: str) -> list[Any]:
         given = [real(b, l, h, p), -real(b, l, h).abs(), real(b, l, g, n), real(b, l, g, n), real(b, h, p, n)]
         given += [maybe(real(b, l, h)), maybe(real(b, h)), maybe(segments), draw.choice([1, 16, 64])]
         grads = [real(b, l, h, p), real(b, h, p, n)]
+    elif base == "diagonal_rank_one":
+        keys = [real(b, l, w, n) / 3 for _ in range(4)]
+        given = [real(b, l, w, p), *keys[:2], -real(b, l, w, draw.choice([1, n])).abs(), real(b, w, p, n)]
+        given += [None, None, real(b, l, w)] if flag else [keys[2], maybe(keys[3]), None]
+        given += [draw.choice([1, 16, 64])]
+        grads = [real(b, l, w, p), real(b, w, p, n)]
     elif base == "kalman":
         rows, steps, k = draw.choice([1, b]), draw.choice([1, l]), p + n
         masks = [maybe(torch.ones(b, l, p, dtype=torch.bool)), maybe(torch.full((b,), l // 2)), maybe(segments > 1)]

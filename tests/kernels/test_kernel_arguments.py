@@ -55,6 +55,8 @@ def operator_calls() -> dict[str, list[Any]]:
     x, steps, one = torch.rand(1, 3, 2), torch.rand(1, 3, 1, 4), torch.ones(2)
     scan = [x, x, -torch.rand(2, 4), steps, steps, torch.rand(1, 2, 4), one, x, one, None, False, False]
     dual = [x.unsqueeze(3), -x, steps, steps, torch.rand(1, 2, 1, 4), x, one, None]
+    keys = [torch.rand(1, 3, 2, 4) for _ in range(4)]
+    rank_one = [x.unsqueeze(3), *keys[:2], -keys[2], torch.rand(1, 2, 1, 4), *keys[2:], None, 64]
     convolution = [x, torch.rand(2, 4), torch.rand(1, 3, 2), one, None, False]
     response = [torch.rand(2, 1, 4), torch.rand(2, 4)]
     entropy = [x[0], torch.rand(5, 2), torch.tensor([1, 2, 3])]
@@ -72,6 +74,8 @@ def operator_calls() -> dict[str, list[Any]]:
         "short_convolution_backward": [x, *convolution],
         "selective_scan": [*scan, False],
         "selective_scan_backward": [x, scan[5], torch.zeros(1, 1, 4, 2), *scan],
+        "diagonal_rank_one": rank_one,
+        "diagonal_rank_one_backward": [rank_one[0], rank_one[4], *rank_one],
         "ssd": [*dual, 64],
         "ssd_backward": [dual[0], dual[4], *dual, 64],
         "vandermonde": [*response, 3],
@@ -245,6 +249,9 @@ def test_every_operator_refuses_tensors_of_another_kind_in_one_line(name: str, p
         ("short_convolution", "taps", torch.ones(2, 0)),
         ("rms_norm", "weight", torch.ones(2, 2)),
         ("ssd", "D", torch.ones(2, 2)),
+        *((name, "chunk_length", 0) for name in ("diagonal_rank_one", "diagonal_rank_one_backward")),
+        ("diagonal_rank_one", "read", None),
+        ("diagonal_rank_one", "beta", torch.ones(1, 3, 2)),
     ],
 )
 def test_operators_refuse_what_the_functions_refuse(name: str, argument: str, value: Any, path: str) -> None:

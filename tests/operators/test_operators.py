@@ -35,7 +35,11 @@ def test_laws(family: str, length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["DiagonalLTI complex", "CausalConvolution", "SelectiveDiagonal", "SSD", "SSD with any decay"]
+    "family",
+    [
+        *("DiagonalLTI complex", "CausalConvolution", "SelectiveDiagonal", "SSD", "SSD with any decay"),
+        *("DeltaRule, a decay a channel", "DiagonalPlusRankOne"),
+    ],
 )
 def test_laws_past_65_steps(family: str) -> None:
     op, u = FAMILIES[family](1, 131, D, 0)

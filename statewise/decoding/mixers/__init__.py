@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 from statewise.decoding.instructions import Place
 from statewise.decoding.mixers.attention import attention_refusal, emit_attention
+from statewise.decoding.mixers.delta_net import emit_delta_net
 from statewise.decoding.mixers.h3 import emit_h3
 from statewise.decoding.mixers.mamba import emit_mamba, mamba_refusal
 from statewise.decoding.mixers.mamba2 import emit_mamba2, mamba2_refusal
 from statewise.decoding.program import Program
 from statewise.decoding.states import StateTable
 from statewise.mixers.attention import Attention
+from statewise.mixers.delta_net import DeltaNet, GatedDeltaNet
 from statewise.mixers.h3 import H3
 from statewise.mixers.mamba import Mamba
 from statewise.mixers.mamba2 import Mamba2
@@ -38,5 +40,7 @@ MIXERS: Mapping[type, Emitter] = MappingProxyType(
         Mamba2: Emitter(emit_mamba2, mamba2_refusal),
         Attention: Emitter(emit_attention, attention_refusal),
         H3: Emitter(emit_h3),
+        DeltaNet: Emitter(emit_delta_net),
+        GatedDeltaNet: Emitter(emit_delta_net),
     }
 )
