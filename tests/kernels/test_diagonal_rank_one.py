@@ -74,7 +74,7 @@ def errors(path: str, inputs: Inputs, dtype: torch.dtype, **options: int) -> lis
     with kernels.use(path):
         copies = {name: m.detach().to(dtype).requires_grad_() for name, m in inputs.items()}
         found = outputs_and_gradients(lambda **m: diagonal_rank_one(**m, **options), copies)
-    pairs = [(got, want) for got, want in zip(found, wanted) if want.numel()]
+    pairs = [(got.detach(), want.detach()) for got, want in zip(found, wanted) if want.numel()]
     return [float((a.double() - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs]
 
 
