@@ -58,5 +58,6 @@ def definitions(*, any_length: bool) -> dict[Any, Callable[..., Any]]:
         ours.linear_scan.default: recurrences.linear_scan,
         ours.selective_scan.default: recurrences.selective_scan,
         ours.ssd.default: recurrences.ssd,
+        ours.diagonal_rank_one.default: recurrences.diagonal_rank_one,
         aten.cummax.default: recurrences.cumulative_maximum,
     }

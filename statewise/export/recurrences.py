@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise.kernels.diagonal_rank_one.reference import Arguments as RankOneArguments
 from statewise.kernels.pairs import as_complex
 from statewise.kernels.selective_scan import Arguments as SelectiveArguments
 from statewise.kernels.selective_scan.reference import hold
@@ -69,6 +70,24 @@ def ssd(*arguments: Any) -> tuple[Tensor, Tensor]:
     (h,), (y,) = fold(step, [given.h0.unflatten(1, (groups, -1))], [*inputs, given.B, given.C])
     y = y.flatten(2, 3)
     return y if given.D is None else y + given.D[:, None] * given.x, h.flatten(1, 2)
+
+
+def diagonal_rank_one(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """As :func:`statewise.kernels.diagonal_rank_one.reference.diagonal_rank_one_reference`, of arguments as
+    registered.
+    """
+    given = RankOneArguments(*arguments).general()
+    assert given.read is not None
+
+    def step(carry: list[Tensor], at: list[Tensor], _: list[Tensor]) -> Lists:
+        v, q, k, a, read, erase = at
+        found = carry[0] @ read.unsqueeze(-1)
+        S = carry[0] * a.unsqueeze(2) - found * erase.unsqueeze(2) + v.unsqueeze(-1) * k.unsqueeze(2)
+        return [S], [(S @ q.unsqueeze(-1)).squeeze(-1)]
+
+    erase = given.k if given.erase is None else given.erase
+    (S,), (y,) = fold(step, [given.S0], [given.v, given.q, given.k, given.log_a.exp(), given.read, erase])
+    return y, S
 
 
 def short_convolution(

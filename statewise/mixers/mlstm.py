@@ -13,6 +13,7 @@ from statewise.configuration.types import Count, NonNegative, Positive
 from statewise.errors import ConfigError
 from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.projection import Linear, draw_default
+from statewise.operators.folding import is_any
 from statewise.operators.masks import Masks
 from statewise.operators.ssd import SSD, SSDState
 from statewise.operators.state_shape import leaf
@@ -141,6 +142,9 @@ def scales(log_f: Tensor, log_i: Tensor, before: Tensor, starts: Tensor | None) 
     """
     if not log_f.shape[1]:
         return log_f
+    if not is_any(log_f.shape[1]) and log_f.shape[1] == 1:
+        before = before if starts is None else before.masked_fill(starts, 0)
+        return torch.maximum(log_f + before.unsqueeze(1), log_i)
     total = log_f.double().cumsum(1)
     entering = torch.full_like(total, -torch.inf)
     entering[:, 0] = before

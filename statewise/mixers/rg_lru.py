@@ -17,6 +17,7 @@ from statewise.mixers.base import Dynamics, Mixer, MixerConfig
 from statewise.mixers.projection import Linear, draw_default
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.operators.causal_convolution import ConvolutionState
+from statewise.operators.folding import is_any
 from statewise.operators.masks import Masks, mask_time
 from statewise.operators.state_shape import COUNT, leaf
 from statewise.precision import full_precision, without_autocast
@@ -139,8 +140,11 @@ class RGLRU(Mixer):
         before = x.new_zeros(x.shape[0], self.d_inner, dtype=dtype) if state is None else state.h.to(dtype)
         if masks.starts is not None and x.shape[1]:
             before = before.masked_fill(masks.starts[:, :1], 0)  # even one that holds NaN
-        with without_autocast(x.device):
-            h = linear_scan(a, added, before)
+        if not is_any(x.shape[1]) and x.shape[1] == 1:
+            h = a * before.unsqueeze(1) + added
+        else:
+            with without_autocast(x.device):
+                h = linear_scan(a, added, before)
         out = self.out_proj(gelu_tanh(y) * h.to(x.dtype))
         if state is None:
             return out, None

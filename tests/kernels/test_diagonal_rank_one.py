@@ -11,7 +11,8 @@ from torch import Tensor
 
 from statewise import kernels, native
 from statewise.errors import InputError
-from statewise.kernels.diagonal_rank_one import diagonal_rank_one, diagonal_rank_one_reference
+from statewise.export.recurrences import diagonal_rank_one as diagonal_rank_one_of_export
+from statewise.kernels.diagonal_rank_one import Arguments, diagonal_rank_one, diagonal_rank_one_reference
 
 D = torch.float64
 PATHS = ["torch", *(["c"] if native.available() else [])]
@@ -166,6 +167,14 @@ def test_the_chunk_length_of_the_caller_changes_no_value(path: str) -> None:
 def test_empty_axes(shape: tuple[int, ...], path: str) -> None:
     for mode in MODES:
         assert max(errors(path, case(shape, mode=mode), D), default=0.0) == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_leaves_in_an_export_is_the_same(mode: str) -> None:
+    inputs = {name: m.detach() for name, m in case((2, 9, 2, 3, 4), mode=mode).items()}
+    given = Arguments(**{"read": None, "erase": None, "beta": None, **inputs}, chunk_length=64)
+    for got, want in zip(diagonal_rank_one_of_export(*given), diagonal_rank_one_reference(**inputs)):
+        torch.testing.assert_close(got, want)
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
