@@ -105,6 +105,14 @@ def _ssd(strongest: float, length: int) -> Inputs:
     return [torch.randn(1, length, 4, 16), log_a, B, C, torch.randn(1, 4, 16, 32)], {"D": torch.ones(4)}
 
 
+def _delta_rule(strongest: float, length: int) -> Inputs:
+    """Keys of length 1, beta below 1, and a decay for each channel."""
+    q, k = torch.nn.functional.normalize(torch.randn(2, 1, length, 4, 16), dim=-1)
+    log_a = -torch.rand(1, length, 4, 16) * strongest
+    beta = torch.rand(1, length, 4)
+    return [torch.randn(1, length, 4, 12), q, k, log_a, torch.randn(1, 4, 12, 16)], {"beta": beta}
+
+
 def _linear_scan(decay: float, length: int) -> Inputs:
     a = 1 - torch.rand(2, length, 20) * decay
     return [a, torch.randn(2, length, 20), torch.randn(2, 20)], {}
@@ -184,6 +192,7 @@ KERNELS = (
     Kernel("selective_scan", _two(_complex_scan, 1.0, 100.0, "complex, a phase of up to {:g} a step")),
     Kernel("selective_scan", _two(_complex_scan, 1.0, 100.0, "the exact hold, phase {:g}"), {"method": "zoh"}),
     Kernel("ssd", _two(_ssd, 0.1, 87.0, "decays of e^-{:g} and less a step")),
+    Kernel("diagonal_rank_one", _two(_delta_rule, 0.1, 87.0, "the delta rule, decays of e^-{:g} and less a step")),
     Kernel("linear_scan", _two(_linear_scan, 0.1, 2.0, "1 - a up to {:g}")),
     Kernel("diagonal_scan", _two(_diagonal_scan, 1.0, 100.0, "poles up to 0.1 x {:g}i")),
     Kernel("vandermonde", _two(_vandermonde, 100.0, 1e4, "poles up to 0.01 x {:g}i")),
