@@ -32,6 +32,10 @@ _PATHS = {
         "all numerators of a node at once, nothing stored but the sums",
         "real arithmetic over conjugate pairs, in blocks that stay in the cache",
     ),
+    "diagonal_rank_one": _Paths(
+        "products over chunks of 64 steps, a triangular system solved by substitution",
+        "matrix products over chunks, and a triangular system of each",
+    ),
     "diagonal_scan": _Paths("channels in vectors, states in registers, time walked once", "a step at a time"),
     "fft_convolution": _Paths(
         "FFTs with the channels in the lanes of a vector, no transposes",

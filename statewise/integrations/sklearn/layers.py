@@ -51,6 +51,9 @@ def _by_name(name: str, d_model: int, size: Size | None) -> MixerConfig:
         fitting |= {"dt_range": size.dt_range, "theta": float(size.steps)}
     known = {field.name: field for field in fields(kind)}
     needed = {name: value for name, value in fitting.items() if name == "dt_range" or _is_required(known.get(name))}
+    head, expand = (getattr(known.get(field), "default", 1) for field in ("d_head", "expand"))
+    if isinstance(head, int) and d_model * expand % head:  # a model narrower than a usual head
+        needed["d_head"] = math.gcd(d_model * expand, head)
     return kind(**{name: value for name, value in needed.items() if name in known})
 
 
