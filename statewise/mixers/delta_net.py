@@ -52,6 +52,7 @@ class DeltaNet(DeltaLayer):
              that do not fit.
     Source:  Yang et al. 2024, arXiv:2406.06484, sec. 2.2 and 3.3.
 
+    >>> import torch
     >>> mixer = DeltaNetConfig(n_heads=2).build(d_model=16)
     >>> y, state = mixer(torch.randn(1, 5, 16), mixer.initial_state(batch=1))
     >>> y.shape, state.memory.S.shape
@@ -137,6 +138,7 @@ class GatedDeltaNet(DeltaLayer):
     Errors:  ConfigError if n_key_heads does not divide n_heads; InputError for shapes or states that do not fit.
     Source:  Yang et al. 2025, arXiv:2412.06464, eq. 10 and sec. 3.4.
 
+    >>> import torch
     >>> mixer = GatedDeltaNetConfig(n_heads=4, n_key_heads=2, d_key=8, d_value=6).build(d_model=16)
     >>> y, state = mixer(torch.randn(1, 5, 16), mixer.initial_state(batch=1))
     >>> y.shape, state.memory.S.shape

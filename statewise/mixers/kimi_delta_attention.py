@@ -60,6 +60,7 @@ class KDA(DeltaLayer):
     Errors:  InputError for shapes or states that do not fit.
     Source:  Kimi Team 2025, arXiv:2510.26692, eq. 1 and sec. 4.
 
+    >>> import torch
     >>> mixer = KDAConfig(n_heads=2, d_key=8, d_value=6).build(d_model=16)
     >>> y, state = mixer(torch.randn(1, 5, 16), mixer.initial_state(batch=1))
     >>> y.shape, state.memory.S.shape

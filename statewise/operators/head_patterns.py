@@ -54,6 +54,7 @@ def heads_of(pattern: str, n_heads: int, n_groups: int, where: str) -> Heads:
 def share_heads(x: Tensor, n_heads: int, axis: int = 2) -> Tensor:
     """x with ``n_heads`` heads on its axis, each of those there repeated for as many consecutive ones.
 
+    >>> import torch
     >>> share_heads(torch.tensor([[[1, 2]]]), 4).flatten().tolist()
     [1, 1, 2, 2]
     """

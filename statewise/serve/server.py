@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import ConfigError, InputError, importing
@@ -162,9 +162,21 @@ def make_server(
     return Server(served, config, states, Metrics())
 
 
+class _ToStderr(logging.StreamHandler[TextIO]):
+    """Whatever standard error is when a line is written: programs and tests replace it."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, stream: TextIO) -> None:
+        pass
+
+
 def log_to_stderr() -> None:
     """One line for each request, and for what went wrong."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _ToStderr()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for name in ("statewise.serve", "uvicorn.error"):
         logger = logging.getLogger(name)
