@@ -140,6 +140,13 @@ def build(output: Path = LIBRARY, *, only: Sequence[str] = (), sanitize: bool = 
     return output
 
 
+def is_current(library: Path) -> bool:
+    """Whether a library was built from these sources with the usual flags, so that it need not be built again."""
+    if any(os.environ.get(name, "") for name in ("STATEWISE_NO_C", "STATEWISE_CFLAGS", "CC")):
+        return False
+    return library.exists() and sources_digest().encode() in library.read_bytes()
+
+
 def build_or_explain(output: Path = LIBRARY) -> Path | None:
     """What an installation does: the library, or no library and beside it a file that says why."""
     reason = output.with_suffix(".txt")

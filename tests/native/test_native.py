@@ -106,3 +106,17 @@ def test_a_compiler_that_fails_is_named_with_what_it_failed_at(tmp_path: Path, m
     reason = library.with_suffix(".txt").read_text()
     assert "/bin/false failed at " in reason
     assert "to use another compiler, set CC" in reason
+
+
+def test_a_library_of_these_sources_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STATEWISE_NO_C", "STATEWISE_CFLAGS", "CC"):
+        monkeypatch.delenv(name, raising=False)
+    library = tmp_path / "library.so"
+    assert not build.is_current(library)
+    library.write_bytes(b"\x7fELF" + build.sources_digest().encode())
+    assert build.is_current(library)
+    monkeypatch.setenv("STATEWISE_CFLAGS", "-O1")
+    assert not build.is_current(library)
+    monkeypatch.delenv("STATEWISE_CFLAGS")
+    library.write_bytes(b"\x7fELF of other sources")
+    assert not build.is_current(library)
