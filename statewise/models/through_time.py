@@ -110,8 +110,13 @@ def _leaves(state: Any) -> Any:
 
 
 def _detached(state: Any) -> Any:
+    """Without its graph, and without the rest of a piece of which it may be a view."""
     leaves, structure = tree_flatten(state)
-    return tree_unflatten([z.detach() if isinstance(z, Tensor) else z for z in leaves], structure)
+    return tree_unflatten([_alone(z.detach()) if isinstance(z, Tensor) else z for z in leaves], structure)
+
+
+def _alone(z: Tensor) -> Tensor:
+    return z.clone() if z.untyped_storage().nbytes() > z.numel() * z.element_size() else z
 
 
 def _captured(device: torch.device) -> tuple[Tensor, ...]:
