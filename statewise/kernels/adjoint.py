@@ -163,5 +163,15 @@ def gradients_of(
     return [next(first) if _has_gradient(m) else None for m in given]
 
 
+def gradients_inside(
+    function: Callable[..., Any], given: Sequence[Any], grads: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The same within an operator, where autograd is out of reach and is let in again."""
+    dispatch = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
+    with dispatch, torch.enable_grad():
+        leaves = [m.detach().requires_grad_() if _has_gradient(m) else m for m in given]
+        return gradients_of(function, leaves, grads)
+
+
 def _has_gradient(m: Any) -> bool:
     return isinstance(m, Tensor) and (m.is_floating_point() or m.is_complex())

@@ -65,17 +65,52 @@ def _back(run: _Run, begin: int, end: int, state: Any, gradient: Any) -> Any:
         return _piece(run, begin, state, gradient)
     stride = -(-n // run.kept)
     cuts = range(begin, end, stride)
-    kept = {begin: (state, _captured(run.device))}
+    kept = _Kept(len(cuts))
+    kept.put(0, (state, _captured(run.device)))
     for piece in range(begin, cuts[-1]):
         with torch.enable_grad():  # a graph to throw away: with it, layers take the path that they take below
             state = _detached(run.read(piece, _leaves(state))[1])
         if piece + 1 in cuts:
-            kept[piece + 1] = (state, _captured(run.device))
-    for cut in reversed(cuts):
-        state, generators = kept.pop(cut)
+            kept.put((piece + 1 - begin) // stride, (state, _captured(run.device)))
+    for i, cut in reversed(tuple(enumerate(cuts))):
+        state, generators = kept.take(i)
         _restore(generators, run.device)
         gradient = _back(run, cut, min(cut + stride, end), state, gradient)
     return gradient
+
+
+class _Kept:
+    """A number of values of one structure, in one tensor for each of its tensors that keeps its shape.
+
+    Many small tensors that outlive the large ones of a piece would lie in the room that these left, and each piece
+    would then find room only beyond: memory that grows with the number of pieces.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n, self.blocks = n, dict[int, Tensor]()
+        self.values: list[tuple[list[Any], Any] | None] = [None] * n
+
+    def put(self, i: int, value: Any) -> None:
+        leaves, structure = tree_flatten(value)
+        first = self.values[0]
+        for k, z in enumerate(leaves):
+            if not isinstance(z, Tensor) or first is None:
+                continue
+            if k not in self.blocks and _is_like(z, first[0][k]):  # a history grows from its first state to the second
+                self.blocks[k] = z.new_empty(self.n, *z.shape)
+            if k in self.blocks and _is_like(z, self.blocks[k][0]):
+                leaves[k] = self.blocks[k][i].copy_(z)
+        self.values[i] = leaves, structure
+
+    def take(self, i: int) -> Any:
+        found = self.values[i]
+        assert found is not None
+        self.values[i] = None
+        return tree_unflatten(found[0], found[1])
+
+
+def _is_like(a: Tensor, b: Any) -> bool:
+    return isinstance(b, Tensor) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
 
 
 def _piece(run: _Run, number: int, state: Any, gradient: Any) -> Any:
@@ -125,9 +160,9 @@ def _captured(device: torch.device) -> tuple[Tensor, ...]:
 
 
 def _restore(generators: tuple[Tensor, ...], device: torch.device) -> None:
-    torch.set_rng_state(generators[0])
+    torch.set_rng_state(generators[0].clone())  # a part of a larger tensor is refused
     if len(generators) > 1:
-        torch.cuda.set_rng_state(generators[1], device)
+        torch.cuda.set_rng_state(generators[1].clone(), device)
 
 
 def backward_in_pieces(

@@ -134,8 +134,7 @@ class DiagonalLTI(TimeInvariant):
         return not bool((whole(self.A.detach()).abs() <= 1).all()) and super()._grows(response)
 
     def _chunks(self, u: Tensor, state: DiagonalState, masks: Masks) -> tuple[Tensor, DiagonalState]:
-        """Matrix products, or where C can and no gradients are recorded the steps themselves, which it walks
-        several times faster."""
+        """Matrix products, or where C can the steps themselves, which it walks several times faster."""
         if not self._walks(u, state, masks):
             y, final = super()._chunks(u, state, masks)
             return y, final
@@ -143,23 +142,23 @@ class DiagonalLTI(TimeInvariant):
         lengths = None if masks.lengths is None else masks.lengths.to(torch.int64)
         r = math.prod(u.shape[3:])
         h = state.h.reshape(batch, width, r, *state.h.shape[-2:])
-        y, h = diagonal_scan(u.reshape(batch, length, width, r), self.A, self.B, self.C, self.D, h, lengths)
-        return y.reshape(u.shape), DiagonalState(h.reshape(state.h.shape))
+        C, D = (m if m is None else m.reshape(width, *m.shape[self.C.ndim - 1 :]) for m in (self.C, self.D))
+        y, h = diagonal_scan(u.reshape(batch, length, width, r), self.A, self.B, C, D, h, lengths)
+        return y.reshape(self._output_shape(u)), DiagonalState(h.reshape(state.h.shape))
 
     def _why(self, chosen: Plan, u: Tensor, state: DiagonalState | None) -> str:
         if chosen.form == "convolve" and state is not None and self._walks(u, state, NO_MASKS):
-            return "from a state, without gradients, the steps themselves, walked in C: linear in length"
+            return "from a state the steps themselves, walked in C: linear in length"
         return super()._why(chosen, u, state)
 
     def _walks(self, u: Tensor, state: DiagonalState, masks: Masks) -> bool:
         """Whether ``_chunks`` goes by :func:`statewise.kernels.diagonal_scan.diagonal_scan` in C."""
         given = [m for m in (u, state.h, self.A, self.B, self.C, self.D) if m is not None]
-        if is_any(u.shape[1]) or self.C.ndim != 2 or {m.dtype for m in given} != {torch.float32, torch.complex64}:
+        if is_any(u.shape[1]) or self.C.shape[1:-1].numel() != 1 or {m.dtype for m in given} != {torch.float32, torch.complex64}:
             return False
         if masks.valid is not None and masks.lengths is None:
             return False
-        learns = torch.is_grad_enabled() and any(m.requires_grad for m in given)
-        return c_would_run(diagonal_scan_refusal(u, self.A)) and not learns
+        return c_would_run(diagonal_scan_refusal(u, self.A))
 
     def _block(self, length: int, dtype: torch.dtype) -> Block:
         A, B, C = self._coefficients(0, dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -43,8 +43,8 @@ def narrow(given: Case) -> Case:
     return tuple(m if m is None else m.to(dtypes.get(m.dtype, m.dtype)) for m in given)  # type: ignore[return-value]
 
 
-def assert_near(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
-    for one, other in zip(found, wanted):
+def assert_near(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    for one, other in zip(found, wanted, strict=True):
         scale = float(other.abs().max()) if other.numel() else 1.0
         torch.testing.assert_close(one.double(), other, rtol=0, atol=3e-6 * max(scale, 1.0))
 
@@ -104,9 +104,41 @@ def test_gradients_are_those_of_the_definition() -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize(
+    ("width", "r", "n", "length"), [(1, 1, 1, 1), (17, 1, 5, 63), (5, 4, 2, 65), (40, 1, 32, 150), (3, 2, 7, 300)]
+)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_gradients_in_c_are_those_of_the_definition(
+    width: int, r: int, n: int, length: int, ragged: bool, instructions: str
+) -> None:
+    given = case(width, r, n, length, skip=n != 5, ragged=ragged)
+    wanted = gradients(given)  # float64, for which there is no C
+    with native.forced(instructions), kernels.use("c"):
+        torch.set_num_threads(1)
+        found = gradients(narrow(given))
+        assert_near(found, wanted)
+        torch.set_num_threads(3)
+        assert all(torch.equal(a, b) for a, b in zip(found, gradients(narrow(given))))
+
+
+def gradients(given: Case) -> list[Tensor]:
+    """Of a weighted sum of y and the state, for each tensor but the lengths."""
+    *numbers, lengths = given
+    leaves = [m.detach().requires_grad_() for m in numbers if m is not None]
+    tensors = iter(leaves)
+    y, after = diagonal_scan(*[None if m is None else next(tensors) for m in numbers], lengths)  # type: ignore[arg-type]
+    weights = [torch.linspace(0, 9, m.numel(), dtype=torch.float64).sin().reshape(m.shape).to(m) for m in (y, after)]
+    return list(torch.autograd.grad((y * weights[0]).sum() + (after * weights[1]).sum(), leaves))
+
+
+@needs_library
+@pytest.mark.parametrize("outputs", [(), (1,)])
 @pytest.mark.parametrize("trailing", [(), (2, 3)])
-def test_an_operator_reads_a_prompt_by_it(trailing: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a state and without gradients: as with them, and as step by step; ragged rows and documents too."""
+def test_an_operator_reads_a_prompt_by_it(
+    outputs: tuple[int, ...], trailing: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a state: as by matrix products, and as step by step; ragged rows and documents too."""
     calls = []
 
     def counted(*arguments: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +147,8 @@ def test_an_operator_reads_a_prompt_by_it(trailing: tuple[int, ...], monkeypatch
 
     monkeypatch.setattr("statewise.operators.diagonal.diagonal_scan", counted)
     _, A, B, C, D, _, _ = narrow(case(4, 1, 3, 2))
-    op = DiagonalLTI(A, B, C, D)
+    assert D is not None
+    op = DiagonalLTI(A, B, C.reshape(4, *outputs, 3), D.reshape(4, *outputs))
     u = torch.randn(3, 90, 4, *trailing)
     state = DiagonalState(torch.randn(3, 4, *trailing, 3, 2))
     lengths = torch.tensor([90, 0, 41])
@@ -125,17 +158,16 @@ def test_an_operator_reads_a_prompt_by_it(trailing: tuple[int, ...], monkeypatch
         y, final = op(u, state, form="convolve", **options)
         assert calls
         calls.clear()
-        by_products, last = op(u.clone().requires_grad_(), state, form="convolve", **options)
         with kernels.use("torch"):
-            op(u, state, form="convolve", **options)
+            by_products, last = op(u, state, form="convolve", **options)
         assert not calls
         steps, end = op(u, state, form="recurrent", **options)
         real = torch.ones(3, 90, dtype=torch.bool)
         if "lengths" in options:
             real = torch.arange(90) < lengths[:, None]
-        for other in (by_products.detach(), steps):
+        for other in (by_products, steps):
             torch.testing.assert_close(y[real], other[real], rtol=1e-4, atol=1e-4)
-        for other in (last.h.detach(), end.h):
+        for other in (last.h, end.h):
             torch.testing.assert_close(final.h, other, rtol=1e-4, atol=1e-4)
 
 

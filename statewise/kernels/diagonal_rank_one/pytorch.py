@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from statewise.kernels.adjoint import gradients_of
+from statewise.kernels.adjoint import gradients_inside
 from statewise.kernels.diagonal_rank_one.reference import Arguments
 
 
@@ -28,11 +28,7 @@ def forward(given: Arguments) -> tuple[Tensor, Tensor]:
 
 def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> list[Tensor | None]:
     """Gradients of v, q, k, log_a, S0, read, erase and beta; None where there was none."""
-    # an operator runs with autograd out of reach, which is let in again
-    dispatch = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
-    with dispatch, torch.enable_grad():
-        inputs = [m.detach().requires_grad_() if isinstance(m, Tensor) else m for m in given]
-        return gradients_of(lambda *m: by_chunks(Arguments(*m)), inputs, (grad_y, grad_state))[:8]
+    return gradients_inside(lambda *m: by_chunks(Arguments(*m)), given, (grad_y, grad_state))[:8]
 
 
 def by_chunks(given: Arguments) -> tuple[Tensor, Tensor]:

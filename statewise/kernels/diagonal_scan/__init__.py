@@ -4,33 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from statewise.kernels.adjoint import derivative_of
-from statewise.kernels.backend import c_runs
-from statewise.kernels.diagonal_scan import native
+from statewise.kernels.adjoint import register_with_adjoint
+from statewise.kernels.diagonal_scan import native, pytorch
 from statewise.kernels.diagonal_scan.reference import diagonal_scan_reference
-from statewise.kernels.gpu import triton_or
-from statewise.kernels.registration import register
 
 __all__ = ["diagonal_scan", "diagonal_scan_reference", "refusal"]
 
 refusal = native.refusal
 
 
-def _forward(
-    u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor, lengths: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    given = (u, A, B, C, D, state, lengths)
-    if c_runs("diagonal_scan", refusal(u, A)):
-        return native.forward(*given)
-    path = triton_or(None, "diagonal_scan", *given)
-    found: tuple[Tensor, Tensor] = diagonal_scan_reference(*given) if path is None else path.forward(*given)
-    return found
-
-
-_diagonal_scan = register(
+_diagonal_scan = register_with_adjoint(
     "diagonal_scan",
     "Tensor u, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor state, Tensor? lengths",
-    _forward,
+    native,
+    pytorch,
+    definition=diagonal_scan_reference,
     takes={
         "u": "b l w r: real",
         **dict.fromkeys("ABC", "w n: pairs u"),
@@ -39,7 +27,7 @@ _diagonal_scan = register(
         "lengths": "b: int64",
     },
     gives={"y": "b l w r: as u", "state": "b w r n 2: as u"},
-    backward=derivative_of(diagonal_scan_reference),  # callers that want gradients have faster ways
+    refusal=lambda u, A, **others: refusal(u, A),
 )
 
 

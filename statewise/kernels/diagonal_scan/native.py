@@ -10,7 +10,9 @@ from statewise.kernels.backend import refusal_of
 from statewise.kernels.stored import plain
 from statewise.native.memory import empty
 
-PLANES, LANES, STATES = 8, 16, 2  # of the scratch memory, as diagonal_scan.c has them; LANES is the most of any set
+# Of the scratch memory, as the sources in C have them; LANES is the most of any instruction set
+PLANES, LANES, STATES = 8, 16, 2
+BACKWARD_PLANES, BLOCK = 16, 64
 
 
 def refusal(u: Tensor, A: Tensor) -> str | None:
@@ -33,3 +35,31 @@ def forward(
         *(plain(u), *numbers, *others, y, after, scratch, batch, length, width * r, r, n, n_threads)
     )
     return y, after
+
+
+def backward(
+    grad_y: Tensor,
+    grad_state: Tensor,
+    u: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor,
+    lengths: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of u, A, B, C, D and the state."""
+    batch, length, width, r = u.shape
+    n, n_threads = A.shape[1], native.n_threads()
+    du, d_state = empty(*u.shape, dtype=u.dtype), empty(*state.shape, dtype=state.dtype)
+    dA, dB, dC = (torch.empty(batch, width, r, n, 2) for _ in "ABC")
+    dD = torch.empty(batch, width, r)
+    scratch = torch.empty(n_threads * (BACKWARD_PLANES + 2 * -(-length // BLOCK)) * n * LANES)
+    others = [None if m is None else plain(m) for m in (D, state, lengths)]
+    numbers = [torch.view_as_real(plain(m)) for m in (A, B, 2 * C)]
+    native.function("diagonal_scan_backward", None, "ppppppppppppppppllllll")(
+        *(plain(grad_y), plain(grad_state), plain(u), *numbers, *others),
+        *(du, dA, dB, dC, dD, d_state, scratch, batch, length, width * r, r, n, n_threads),
+    )
+    dA, dB, dC = (torch.view_as_complex(m.sum((0, 2))) for m in (dA, dB, 2 * dC))
+    return du, dA, dB, dC, None if D is None else dD.sum((0, 2)), d_state

@@ -1,7 +1,7 @@
 """The diagonal scan in Triton: the states of a program's channels in registers, time walked once, step by step.
 
 More states than a program holds are split over programs, and the parts of y are summed, in their order. It reads
-prompts; callers that want gradients have faster ways, and its adjoint is that of the definition.
+prompts; callers that want gradients have faster ways on a GPU, and its adjoint is that of the definition.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from statewise.kernels.diagonal_scan.pytorch import backward
 from statewise.kernels.diagonal_scan.reference import diagonal_scan_reference
 from statewise.kernels.gpu import on_device_of
 from statewise.kernels.gpu.build import Build, numbers, pointers
 from statewise.kernels.stored import plain
+
+__all__ = ["backward", "builds", "forward", "refusal", "samples", "trial"]
 
 TILES = ((32, 16), (16, 64), (4, 256))  # channels, and states of each
 WARPS = 2
