@@ -154,7 +154,8 @@ class DiagonalLTI(TimeInvariant):
     def _walks(self, u: Tensor, state: DiagonalState, masks: Masks) -> bool:
         """Whether ``_chunks`` goes by :func:`statewise.kernels.diagonal_scan.diagonal_scan` in C."""
         given = [m for m in (u, state.h, self.A, self.B, self.C, self.D) if m is not None]
-        if is_any(u.shape[1]) or self.C.shape[1:-1].numel() != 1 or {m.dtype for m in given} != {torch.float32, torch.complex64}:
+        n_outputs = self.C.shape[1:-1].numel()
+        if is_any(u.shape[1]) or n_outputs != 1 or {m.dtype for m in given} != {torch.float32, torch.complex64}:
             return False
         if masks.valid is not None and masks.lengths is None:
             return False
