@@ -46,7 +46,7 @@ def narrow(given: Case) -> Case:
 def assert_near(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
     for one, other in zip(found, wanted, strict=True):
         scale = float(other.abs().max()) if other.numel() else 1.0
-        torch.testing.assert_close(one.double(), other, rtol=0, atol=3e-6 * max(scale, 1.0))
+        torch.testing.assert_close(one.to(other.dtype), other, rtol=0, atol=3e-6 * max(scale, 1.0))
 
 
 @needs_library
