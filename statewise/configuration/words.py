@@ -62,7 +62,8 @@ def suggest(
         listed = f"All {len(known)}: {all_by}"
     if not close:
         return f"{listed[:1].lower()}{listed[1:]}"
-    return f"did you mean {' or '.join(repr(told[one]) for one in close)}? {listed}"
+    *others, last = [repr(told[one]) for one in close]
+    return f"did you mean {', '.join(others)}{' or ' * bool(others)}{last}? {listed}"
 
 
 def as_number(text: str) -> float | None:
