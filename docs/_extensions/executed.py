@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import io
 import json
+import logging
 import multiprocessing
 import os
 import resource
@@ -27,9 +28,9 @@ from typing import Any
 import page_blocks
 from docutils import nodes
 from sphinx.transforms import SphinxTransform
-from sphinx.util import logging
+from sphinx.util.logging import getLogger
 
-LOG = logging.getLogger(__name__)
+LOG = getLogger(__name__)
 PACKAGE = Path(__file__).parents[2] / "statewise"
 SLOWEST = ("export", "plots", "data", "notebooks/06-selection")  # first, so that no core waits at the end
 LONGEST_CODE = 8  # lines of a block that draws; a longer one is folded
@@ -48,6 +49,8 @@ def run_page(page: Path, folder: Path) -> None:
     import torch
 
     torch.set_num_threads(1)
+    logging.root.handlers.clear()  # Sphinx's style of highlighting prints whatever anybody logs
+    logging.root.setLevel(logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     problem = None
     try:
