@@ -74,7 +74,11 @@ def blocks(text: str) -> list[Block]:
 
 
 def has_code(text: str) -> bool:
-    """Whether anything of a page is executed."""
+    """Whether anything of a page is executed.
+
+    >>> has_code("```python\\n1\\n```\\n"), has_code("```console\\n$ make demo\\n```\\n")
+    (True, False)
+    """
     languages = {block.language for block in blocks(text)}
     return "python" in languages or ("console" in languages and EXECUTES_COMMANDS in text)
 
