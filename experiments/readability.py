@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_extensions")]  # this checkout, and how the site reads a docstring
 
 from docstrings import parse  # noqa: E402
+from page_blocks import text_of  # noqa: E402
 
 import statewise  # noqa: E402
 
@@ -161,16 +162,15 @@ def main() -> None:
     pages = {
         "README": [ROOT / "README.md"],
         "docs": sorted((ROOT / "docs").glob("*.md")),
+        "docs/tutorials": sorted((ROOT / "docs/tutorials").glob("*.md")),
+        "docs/notebooks": sorted((ROOT / "docs/notebooks").glob("*.ipynb")),
         "docs/math": sorted((ROOT / "docs/math").glob("*.md")),
         "docs/decisions": sorted((ROOT / "docs/decisions").glob("*.md")),
     }
-    texts = {
-        name: [p for path in paths for p in markdown_paragraphs(path.read_text("utf-8"))]
-        for name, paths in pages.items()
-    }
+    texts = {name: [p for path in paths for p in markdown_paragraphs(text_of(path))] for name, paths in pages.items()}
     if options.each:
-        for path in [page for name in ("docs", "docs/math") for page in pages[name]]:
-            texts[str(path.relative_to(ROOT))] = list(markdown_paragraphs(path.read_text("utf-8")))
+        for path in [page for name in list(pages)[1:-1] for page in pages[name]]:
+            texts[str(path.relative_to(ROOT))] = list(markdown_paragraphs(text_of(path)))
         for folder in sorted(path for path in (ROOT / "statewise").iterdir() if (path / "__init__.py").exists()):
             texts[f"messages of {folder.name}"] = list(messages(folder))
         for part in sorted({part for part, _ in docstrings()}):

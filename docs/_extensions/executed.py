@@ -1,31 +1,38 @@
 """Runs the code of every page before Sphinx reads, and puts outputs and figures behind the blocks that made them.
 
-Pages run in processes of their own. What they left is kept by the content of the page and of the package, so that a
-second build runs only what has changed.
+Each page runs in a process of its own, forked from this one after it has imported what nearly all pages need: imports
+took more than half of the time. What pages left is kept by the content of the page and of the package, so that a second
+build runs only what has changed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import io
 import json
+import logging
 import multiprocessing
 import os
+import resource
+import sys
 import tempfile
 import traceback
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import page_blocks
 from docutils import nodes
 from sphinx.transforms import SphinxTransform
-from sphinx.util import logging
+from sphinx.util.logging import getLogger
 
-LOG = logging.getLogger(__name__)
+LOG = getLogger(__name__)
 PACKAGE = Path(__file__).parents[2] / "statewise"
+SLOWEST = ("export", "plots", "data", "notebooks/06-selection")  # first, so that no core waits at the end
 LONGEST_CODE = 8  # lines of a block that draws; a longer one is folded
 
 
@@ -37,27 +44,68 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def run_page(page: str, folder: str) -> str | None:
-    """Runs a page in a process of its own, and writes its results; None, or what went wrong."""
+def run_page(page: Path, folder: Path) -> None:
+    """Runs a page in a process of its own, and writes what it left: results, or problem.txt; and its CPU seconds."""
     import torch
 
     torch.set_num_threads(1)
+    logging.root.handlers.clear()  # Sphinx's style of highlighting prints whatever anybody logs
+    logging.root.setLevel(logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    problem = None
     try:
         # Bars of progress are not the page's; what is wrong comes as an exception
         with tempfile.TemporaryDirectory() as work, contextlib.redirect_stderr(io.StringIO()):
-            results = page_blocks.run(Path(page), Path(work), Path(folder))
+            results = page_blocks.run(page, Path(work), folder)
     except page_blocks.PageError as error:
-        return str(error)
+        problem = str(error)
     except BaseException as error:
-        at = [f"{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if frame.filename == page]
-        return f"{Path(page).name}:{at[-1] if at else '?'}: {type(error).__name__}: {error}"
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    Path(folder, "results.json").write_text(json.dumps([asdict(result) for result in results]), "utf-8")
-    return None
+        at = [f"{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(page)]
+        problem = f"{page.name}:{at[-1] if at else '?'}: {type(error).__name__}: {error}"
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    (folder / "seconds.txt").write_text(f"{sum(one.ru_utime + one.ru_stime for one in used):.1f}", "utf-8")
+    if problem is not None:
+        (folder / "problem.txt").write_text(problem, "utf-8")
+    else:
+        (folder / "results.json").write_text(json.dumps([asdict(result) for result in results]), "utf-8")
+
+
+def warm() -> None:
+    """Imports once what nearly every page would import. Nothing is computed, so that there are no threads to fork."""
+    import torch
+
+    import statewise
+
+    torch.set_num_threads(1)
+    for name in ("torch._dynamo", "matplotlib.pyplot"):  # the first step of an optimizer imports torch._dynamo
+        importlib.import_module(name)
+    for name in statewise.__all__:
+        getattr(statewise, name)
+
+
+def run_pages(waiting: Sequence[tuple[str, Path, Path]]) -> Iterator[tuple[str, str]]:
+    """As many at once as there are cores, in the order given; each page with what went wrong."""
+    # Elsewhere than on Linux libraries of the system may not survive a fork
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    rest, running = list(waiting), {}
+    while rest or running:
+        while rest and len(running) < (os.cpu_count() or 1):
+            name, page, folder = rest.pop(0)
+            (folder / "problem.txt").unlink(missing_ok=True)
+            process = context.Process(target=run_page, args=(page, folder))
+            process.start()
+            running[process.sentinel] = (process, name, folder)
+        for sentinel in wait(list(running)):
+            process, name, folder = running.pop(sentinel)  # type: ignore[index]
+            process.join()
+            if (folder / "problem.txt").exists():
+                yield name, (folder / "problem.txt").read_text("utf-8")
+            elif not (folder / "results.json").exists():
+                yield name, f"the process that ran its code ended with {process.exitcode}"
 
 
 def execute(app: Any) -> None:
-    """All pages that have code, as many at once as there are cores."""
+    """All pages that have code."""
     root = Path(app.config.executed_folder)
     app.env.executed = {}
     package = fingerprint()
@@ -67,7 +115,7 @@ def execute(app: Any) -> None:
         if page is None:
             continue
         text = page_blocks.text_of(page)
-        if not any(block.language in ("python", "console") for block in page_blocks.blocks(text)):
+        if not page_blocks.has_code(text):
             continue
         key = hashlib.sha256((package + name + text).encode()).hexdigest()[:16]
         folder = root / f"{name.replace('/', '-')}-{key}"
@@ -77,13 +125,19 @@ def execute(app: Any) -> None:
     if not waiting:
         return
     LOG.info("running the code of %d pages", len(waiting))
-    waiting.sort(key=lambda item: -item[1].stat().st_size)
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        jobs = {pool.submit(run_page, str(page), str(folder)): name for name, page, folder in waiting}
-        for job, name in jobs.items():
-            problem = job.result()
-            if problem is not None:
-                LOG.error("%s", problem, location=name)
+    warm()
+    waiting.sort(key=lambda item: (item[0] not in SLOWEST, -item[1].stat().st_size))
+    for name, problem in run_pages(waiting):
+        LOG.error("%s", problem, location=name)
+    _list_seconds(app.env.executed, root.parent / "seconds.txt")
+
+
+def _list_seconds(folders: dict[str, str], file: Path) -> None:
+    """What each page costs, the dearest first: here you see which page makes the build slow."""
+    told = {name: Path(folder, "seconds.txt") for name, folder in folders.items()}
+    took = {name: float(path.read_text("utf-8")) for name, path in told.items() if path.exists()}
+    lines = [f"{seconds:6.1f}  {name}" for name, seconds in sorted(took.items(), key=lambda item: -item[1])]
+    file.write_text("\n".join([f"{sum(took.values()):6.1f}  CPU seconds of all pages", *lines]) + "\n", "utf-8")
 
 
 class Outputs(SphinxTransform):

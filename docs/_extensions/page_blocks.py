@@ -73,6 +73,16 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
+def has_code(text: str) -> bool:
+    """Whether anything of a page is executed.
+
+    >>> has_code("```python\\n1\\n```\\n"), has_code("```console\\n$ make demo\\n```\\n")
+    (True, False)
+    """
+    languages = {block.language for block in blocks(text)}
+    return "python" in languages or ("console" in languages and EXECUTES_COMMANDS in text)
+
+
 def commands(block: Block) -> list[tuple[int, str, str]]:
     """Of a console block: the line, the words and the output of each command behind a prompt."""
     found: list[tuple[int, str, str]] = []
@@ -186,9 +196,18 @@ def _figures(page: Path, line: int, namespace: dict[str, Any], folder: Path | No
         name = f"{page.stem}-{line}-{number}.svg"
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            figure.savefig(folder / name, metadata={"Date": None})
+            _save(figure, folder / name)
         yield name, words
     plt.close("all")
+
+
+def _save(figure: Any, path: Path) -> None:
+    """With one pass of the layout, which measures every label; ``savefig`` alone makes two or three."""
+    layout = figure.get_layout_engine()
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    figure.savefig(path, metadata={"Date": None})
+    figure.set_layout_engine(layout)
 
 
 class _Terminal(io.StringIO):

@@ -159,11 +159,17 @@ def missing(app: Any, env: Any, node: Any, content: Any) -> Any:
     """A type in a signature: a link where the reference has it, and else its name, if there is such a thing at all."""
     if node.get("refdomain") != "py":
         return None
-    exists, known = env.documented.find(node["reftarget"], statewise)
+    exists, known = _found(env.documented, node["reftarget"])
     if known is not None and known != node["reftarget"]:
         found = env.domains["py"].resolve_xref(env, node["refdoc"], app.builder, "obj", known, node, content)
         return found if found is not None else content
     return content if exists or _anywhere(node["reftarget"]) else None
+
+
+@functools.cache
+def _found(documented: Documented, target: str) -> tuple[bool, str | None]:
+    """Thousands of signatures name the same few types, and looking for one tries to import it."""
+    return documented.find(target, statewise)
 
 
 def _anywhere(name: str) -> bool:

@@ -12,13 +12,21 @@ import typer
 
 from statewise.cli.run_task import require_data_fields
 from statewise.configuration import assign, parse_json
-from statewise.configuration.words import suggest
 from statewise.data.labelled import LabelledDataConfig
 from statewise.data.recognise import FLAGS, fields_for, recognise
 from statewise.data.text import TextDataConfig
 from statewise.errors import ConfigError, excerpt
 from statewise.training.config import RunConfig
-from statewise.training.presets import GENERAL, KIND_OF, PRESETS, chosen, fit_model, general_name, run_on
+from statewise.training.presets import (
+    GENERAL,
+    KIND_OF,
+    PRESETS,
+    chosen,
+    fit_model,
+    general_name,
+    run_on,
+    suggest_preset,
+)
 from statewise.training.run_folder import run_from_dict
 from statewise.training.several_folder import read_one_of
 from statewise.training.tasks import run_types
@@ -54,8 +62,7 @@ def described_run(
     Errors:  ConfigError and DataError, the mistake that matters most first.
     """
     if preset is not None and preset not in PRESETS and preset not in GENERAL:
-        known = [*GENERAL, *PRESETS]
-        raise ConfigError(f"--preset {excerpt(preset)} is unknown; {suggest(preset, known, 'Presets')}")
+        raise ConfigError(f"--preset {excerpt(preset)} is unknown; {suggest_preset(preset)}")
     columns = {name: value for name, value in said.items() if value not in (None, ())}
     if any(flags[name] is not None for name in BUDGET):  # those not given are no limit any more
         assignments = [*(f"{name}=null" for name in BUDGET if flags[name] is None), *assignments]

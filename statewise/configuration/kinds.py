@@ -31,6 +31,7 @@ from statewise.configuration.words import (
 from statewise.errors import ConfigError, excerpt
 
 TYPE_KEY = "type"
+ALL_TYPES = "the Reference, in the documentation"
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 LARGEST = (2 - 2**-23) * 2.0**127  # of a number: float32 has none beyond
 LARGEST_BITS = 1024  # of an integer; Python writes none with more than 4,300 digits
@@ -301,7 +302,7 @@ class Nested(Kind):
             if name in candidates:
                 return candidates[name]
             found = f"{join(at.path, TYPE_KEY)}={excerpt(name)} is unknown here"
-            raise ConfigError(f"{found}; {suggest(name, list(candidates), 'Known')}")
+            raise ConfigError(f"{found}; {suggest(name, list(candidates), 'Known', all_by=ALL_TYPES)}")
         if self.is_open:
             raise ConfigError(f'{at.path} needs a "type" that names its class; known: {", ".join(candidates)}')
         return self.classes[0]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 LONGEST_SHOWN = 60
+LONGEST_LIST = 120  # characters of names in an error
 
 
 def join(path: str, part: str | int) -> str:
@@ -40,12 +41,29 @@ def type_name(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def suggest(name: str, known: Sequence[Any], title: str, near: Mapping[str, str] | None = None) -> str:
-    """The nearest name, if one is near, and all of them. ``near``: the names to look among, and how each is shown."""
+def suggest(
+    name: str, known: Sequence[Any], title: str, near: Mapping[str, str] | None = None, *, all_by: str | None = None
+) -> str:
+    """The nearest name, if one is near, and all of them.
+
+    near:   the names to look among, and how each is shown
+    all_by: what lists all: where they are too many for a line, it is named instead, behind the nearest three
+
+    >>> suggest("s4e", ["s4", "s4d", "mamba"], "Mixers")
+    "did you mean 's4d'? Mixers: s4, s4d, mamba"
+    >>> suggest("s4e", ["s4", "s4d", *map(str, range(60))], "Mixers", all_by="docs/layers.md")
+    "did you mean 's4d' or 's4'? All 62: docs/layers.md"
+    """
     told = {str(one): str(one) for one in known} if near is None else near
-    close = difflib.get_close_matches(name, list(told), n=1, cutoff=0.5)
     listed = f"{title}: {', '.join(map(str, known))}"
-    return f"did you mean {told[close[0]]!r}? {listed}" if close else f"{listed[:1].lower()}{listed[1:]}"
+    too_long = all_by is not None and len(listed) > LONGEST_LIST
+    close = difflib.get_close_matches(name, list(told), n=3 if too_long else 1, cutoff=0.5)
+    if too_long:
+        listed = f"All {len(known)}: {all_by}"
+    if not close:
+        return f"{listed[:1].lower()}{listed[1:]}"
+    *others, last = [repr(told[one]) for one in close]
+    return f"did you mean {', '.join(others)}{' or ' * bool(others)}{last}? {listed}"
 
 
 def as_number(text: str) -> float | None:

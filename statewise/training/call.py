@@ -15,11 +15,10 @@ from typing import Any
 from statewise.checkpoints.folders import RUN_FILE
 from statewise.configuration import Config, assign
 from statewise.configuration.base import no_such_field
-from statewise.configuration.words import suggest
 from statewise.data.recognise import Recognised
 from statewise.data.series import SeriesDataConfig
 from statewise.data.series_as_trained import to_go_on
-from statewise.errors import CheckpointError, ConfigError, InputError
+from statewise.errors import CheckpointError, ConfigError, InputError, excerpt
 from statewise.models.base import Model, ModelConfig
 from statewise.training.callbacks import Callback, listeners
 from statewise.training.config import RunConfig
@@ -27,7 +26,7 @@ from statewise.training.given import DATA, take
 from statewise.training.initial import INITIAL, keep_initial
 from statewise.training.initial_tokenizer import require_named
 from statewise.training.loop import train_run
-from statewise.training.presets import GENERAL, KIND_OF, PRESETS, chosen, fit_model, general_for, run_on
+from statewise.training.presets import GENERAL, KIND_OF, PRESETS, chosen, fit_model, general_for, run_on, suggest_preset
 from statewise.training.ranks import n_ranks
 from statewise.training.report import Reporter
 from statewise.training.run_folder import LOCK_FILE, inspect_folder
@@ -139,7 +138,7 @@ def _name_of(model: Any) -> str:
     if isinstance(model, str) and (model in PRESETS or model in GENERAL):
         return model
     if isinstance(model, str) and not os.path.exists(model) and not model.startswith("hub:") and os.sep not in model:
-        raise ConfigError(f"the preset {model!r} is unknown; {suggest(model, [*GENERAL, *PRESETS], 'Presets')}")
+        raise ConfigError(f"the preset {excerpt(model)} is unknown; {suggest_preset(model)}")
     if isinstance(model, (str, os.PathLike, Model)):
         return INITIAL
     if isinstance(model, (ModelConfig, RunConfig)):

@@ -28,6 +28,7 @@ def test_a_run_and_what_is_refused(run: Run, refused: Callable[..., str], tmp_pa
     assert "ends in one of .png, .svg, .pdf" in refused("plot", "run", "--out", tmp_path / "curves.gif")
     assert "there is no folder" in refused("plot", "run", "--out", tmp_path / "none" / "curves.png")
     assert "nothing holds no run" in refused("plot", "nothing")
+    assert "there is no picture 'pole' and no such run; did you mean 'poles'?" in refused("plot", "pole", "run")
     assert "Missing argument" in refused("plot")
     assert "'epochs' is not one of" in refused("plot", "run", "--x", "epochs")
     assert not [path.name for path in tmp_path.rglob(".*") if path.name != ".lock"]

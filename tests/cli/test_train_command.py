@@ -15,6 +15,7 @@ import pytest
 from command_line import ROOT, TRAIN, Run, save_tokenizer
 
 import statewise as sw
+from statewise.training.presets import GENERAL, PRESETS
 
 pytestmark = pytest.mark.usefixtures("in_workplace")
 
@@ -30,6 +31,15 @@ class TestTrain:
         budget = written["train"]["budget"]
         assert (written["train"]["seed"], budget["steps"], budget["minutes"]) == (3, 4, None)
         assert sw.load("first/checkpoints/step-00000004").config.d_model == 32
+
+    def test_presets_are_listed_by_a_command(self, run: Run, refused: Callable[..., str]) -> None:
+        lines = run("train", "--list-presets").out.splitlines()
+        assert [line.split()[0] for line in lines] == [*GENERAL, *PRESETS]
+        assert all(len(line.split()) > 3 for line in lines)
+        said = refused("train", "--preset", "clasifier")
+        assert "did you mean 'classifier'" in said
+        assert "statewise train --list-presets" in said
+        assert len(said) < 200
 
     def test_progress_bar_on_a_terminal(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -5,6 +5,7 @@ Those of what is inside a model are in ``plot_models``.
 
 from __future__ import annotations
 
+import difflib
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,9 @@ class _WithDefault(typer.core.TyperGroup):
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
         first = arguments[0] if arguments else ""
         if first not in self.commands and first not in context.help_option_names:
+            near = difflib.get_close_matches(first, self.commands, 1, 0.75)
+            if near and not Path(first).exists():
+                raise typer.BadParameter(f"there is no picture {first!r} and no such run; did you mean {near[0]!r}?")
             arguments = [DEFAULT, *arguments]
         return super().parse_args(context, arguments)
 

@@ -110,6 +110,9 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the run as JSON, for --config, and stop.")
     ] = False,
+    list_presets: Annotated[
+        bool, typer.Option("--list-presets", help="Print every preset with what it learns, and stop.")
+    ] = False,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Print how much memory a step needs and how much is free, and stop.")
     ] = False,
@@ -129,6 +132,11 @@ def train(
     Under torchrun, all processes train one model, divided as train.parallel says: torchrun --nproc-per-node 4 -m
     statewise train ... --set train.parallel.data=fsdp. See docs/distributed.md.
     """
+    if list_presets:
+        from statewise.training.presets import preset_lines
+
+        typer.echo("\n".join(preset_lines()))
+        return
     if preset is not None and config is not None:
         raise typer.BadParameter(
             "--preset and --config each describe a run; give one of the two", param_hint="--config"

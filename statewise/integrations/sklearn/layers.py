@@ -44,7 +44,8 @@ def layers_for(mixer: Any, d_model: Any, n_layers: Any, dropout: float, size: Si
 
 def _by_name(name: str, d_model: int, size: Size | None) -> MixerConfig:
     if name.lower() not in MIXERS:
-        raise ConfigError(f"mixer={name!r} is unknown; {suggest(name.lower(), list(MIXERS), 'Mixers')}")
+        hint = suggest(name.lower(), list(MIXERS), "Mixers", all_by="docs/layers.md")
+        raise ConfigError(f"mixer={name!r} is unknown; {hint}")
     kind = MIXERS[name.lower()]
     fitting: dict[str, Any] = {"n_heads": math.gcd(d_model, 4)}
     if size is not None:

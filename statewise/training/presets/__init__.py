@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from statewise.configuration import assign
+from statewise.configuration.words import suggest
 from statewise.data.labelled_text import LabelledTextDataConfig
 from statewise.data.recognise import IN_WORDS, LABELLED, TEXTS, Recognised
 from statewise.errors import ConfigError
@@ -43,6 +44,21 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "selective-copying": tuned.selective_copying,
     "long-induction-head": tuned.long_induction_head,
 }
+
+
+def suggest_preset(name: str) -> str:
+    """The nearest presets, and what lists all."""
+    return suggest(name, [*GENERAL, *PRESETS], "Presets", all_by="statewise train --list-presets")
+
+
+def preset_lines() -> list[str]:
+    """Each preset with the first sentence of what it is."""
+    found = {name: f"{IN_WORDS[KIND_OF[name]]} of yours (--data)" for name in GENERAL}
+    found |= {
+        name: " ".join((make.__doc__ or "").split("\n\n")[0].split()).rstrip(".") for name, make in PRESETS.items()
+    }
+    width = max(map(len, found))
+    return [f"{name:{width}}  {said}" for name, said in found.items()]
 
 
 def fit_model(run: RunConfig, given: Collection[str] = ()) -> RunConfig:
