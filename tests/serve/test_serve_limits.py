@@ -128,9 +128,9 @@ def test_a_body_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_nothing_is_written_to_clients_that_left(caplog: pytest.LogCaptureFixture) -> None:
     asked = {"model": "small", "prompt": "a", "max_tokens": 3000, "temperature": 0.01, "stream": True}
-    with serving(build(), rows=4, max_new_tokens=3000) as (server, client):
-        for _ in range(6):
-            with client.stream("POST", "/v1/completions", json=asked | {"n": 4}) as response:
+    with serving(build(), rows=16, max_new_tokens=3000) as (server, client):
+        for _ in range(20):
+            with client.stream("POST", "/v1/completions", json=asked | {"n": 16}) as response:
                 assert next(response.iter_lines()).startswith("data: ")
         wait_until(lambda: server.engine.counts() == {"reading": 0, "writing": 0, "waiting": 0})
     assert not [record for record in caplog.records if "socket.send()" in record.getMessage()]
