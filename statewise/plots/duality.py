@@ -141,6 +141,6 @@ def _ranks(axes: Axes, form: insight.AttentionForm, tolerance: float, *, before:
     if before:
         label = f"numbers carried: {form.d_state - 1} of the state, and the input before"
     axes.axhline(form.d_state, color=COLOURS[1], linestyle="--", linewidth=1.2, label=label)
-    axes.set(xlabel="step t", ylabel="rank of M[t:, :t+1]", ylim=(0, 1.35 * int(full.max())))
+    axes.set(xlabel="step t", ylabel="rank of M[t:, :t+1]", ylim=(0, 1.4 * max(int(full.max()), form.d_state)))
     axes.set_title("what has to be carried past each step")
     axes.legend(fontsize=8, loc="upper left")

@@ -75,9 +75,8 @@ def draw_memory(page: Figure, found: Memory) -> None:
         panels[2].plot(last.places, last.basis[:, i], label=f"$g_{{{i}}}$", **line(i))
         panels[3].plot(steps, found.coefficients[:, i], label=f"$c_{{{i}}}$", **line(i))
     panels[2].set_ylabel("basis")
-    panels[2].set_title(
-        f"functions of the basis after {last.steps:,} steps, the first {min(SHOWN, found.n)}", fontsize=9.5
-    )
+    part = f", the first {SHOWN}" if found.n > SHOWN else ""
+    panels[2].set_title(f"functions of the basis after {last.steps:,} steps{part}", fontsize=9.5)
     panels[3].set_ylabel("state")
     panels[3].set_title("their coefficients: the state after each step", fontsize=9.5)
     panels[3].set_xlabel("steps read")

@@ -134,7 +134,8 @@ def _over_steps(
     above, below = page.subplots(2, 1, sharex=True, height_ratios=[2, 1.5 + 0.03 * len(shown)])
     steps = np.arange(length)
     name = "median" if median else "mean"
-    above.plot(steps, middle.numpy(), color=COLOURS[0], marker="o", markersize=3.5, linewidth=1.2, label=name)
+    dots: dict[str, Any] = {"marker": "o", "markersize": 3.5} if length <= 200 else {}
+    above.plot(steps, middle.numpy(), color=COLOURS[0], linewidth=1.2, label=name, **dots)
     if n_heads > 1:
         low, high = (values.quantile(q, 1).numpy() for q in (0.1, 0.9))
         band = "from the 10th to the 90th percentile"
