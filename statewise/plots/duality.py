@@ -74,7 +74,9 @@ def semiseparable(
     size = len(form.matrix)
     _require_size(size)
     if tokens and len(tokens) != size:
-        raise InputError(f"there are {len(tokens)} tokens and {size} steps; give inputs too, and one token for each step")
+        raise InputError(
+            f"there are {len(tokens)} tokens and {size} steps; give inputs too, and one token for each step"
+        )
     chunk = max(1, size // 4) if chunk_length is None else chunk_length
     above = torch.ones(size, size).tril() == 0
     page = new_figure(9.0, 7.6 if form.mask is not None else 4.4)

@@ -101,8 +101,8 @@ def _numbers(state: Any) -> Tensor:
         name = next((name for name in MEMORIES if name in fields), None)
         if name is None:
             raise InputError(
-                f"a {type(state).__name__} has no part that is known as a memory; it has {', '.join(fields) or 'none'}. "
-                "Take the numbers from statewise.insight.states"
+                f"a {type(state).__name__} has no part that is known as a memory: {', '.join(fields) or 'no names'}; "
+                "take the numbers from statewise.insight.states"
             )
         state = getattr(state, name)
     return state

@@ -30,6 +30,7 @@ from statewise.serve.options import ServeConfig
 from statewise.serve.responses import EventStream, Handler, answered, as_request_error, error_response, id_of
 from statewise.serve.states import Kept, States
 
+
 class Server:
     """What the routes share. ``draining``: running answers end, and no new ones begin."""
 
@@ -233,7 +234,9 @@ class Server:
         try:
             ids = await asyncio.to_thread(self.served.encode, prompt, continued=begin is not None)
         except (InputError, DataError) as error:  # each is encoded by itself, so it is a row 0 there
-            raise RequestError(str(error).replace("row 0 of the prompt", f"row {row} of {param}"), param=param) from error
+            raise RequestError(
+                str(error).replace("row 0 of the prompt", f"row {row} of {param}"), param=param
+            ) from error
         return ids if begin is None else np.concatenate([begin[0], ids])
 
     def _check_lengths(

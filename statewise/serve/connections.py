@@ -57,7 +57,9 @@ def patient_for(seconds: float, most: int) -> type[H11Protocol]:
 def _refusal(most: int) -> bytes:
     error = RequestError(f"{most} connections are open, and no more may be; try again soon", status=503)
     body = json.dumps(error.body()).encode()
-    head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+    )
     return head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

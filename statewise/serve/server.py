@@ -45,7 +45,8 @@ def serve(
     prompts:  texts as this model's prompts; None: as :func:`statewise.generate` takes them
     ready:    is called with the address when requests are taken
     Errors:   InputError without the extra ``serve``, for a name that is empty or not printable, a tokenizer that does
-              not fit, and ``weights`` that the model cannot have; ConfigError if the address is taken, or the folder for states cannot be used.
+              not fit, and ``weights`` that the model cannot have; ConfigError if the address is taken, or the folder
+              for states cannot be used.
     """
     config = ServeConfig() if config is None else config
     with contextlib.closing(_listen(config)) as listening:

@@ -200,7 +200,9 @@ class TestOthers:
         with pytest.raises(InputError, match=r"a picture of a matrix has 2 to 256 steps, got 1"):
             plots.semiseparable(model, IDS[:, :1], layer=3)
 
-    @pytest.mark.parametrize("config", [sw.S4Config(d_state=4), sw.H3Config(d_state=4), sw.LMUConfig(d_state=4, theta=8.0)])
+    @pytest.mark.parametrize(
+        "config", [sw.S4Config(d_state=4), sw.H3Config(d_state=4), sw.LMUConfig(d_state=4, theta=8.0)]
+    )
     @pytest.mark.parametrize("n", [5, 60])
     def test_a_matrix_is_as_long_as_what_is_read(self, config: Any, n: int) -> None:
         model = sw.LanguageModelConfig(vocab_size=9, d_model=4, layers=(config,)).build()

@@ -198,8 +198,8 @@ def test_a_disk_that_is_full_throws_no_text_away(tmp_path: Path, monkeypatch: py
         answer = complete(client, "x", 9, seed=1, save_state="c")
         assert answer["choices"][0]["text"] == written(model, "x", 9, seed=1)
         assert answer["save_state_error"]["code"] == "disk_failed"
-        asked = {"model": "small", "prompt": "x", "max_tokens": 9, "seed": 1, "save_state": "c", "stream": True}
-        events = client.post("/v1/completions", json=asked).text.split("\n\n")
+        streamed = {"model": "small", "prompt": "x", "max_tokens": 9, "seed": 1, "save_state": "c", "stream": True}
+        events = client.post("/v1/completions", json=streamed).text.split("\n\n")
         assert "save_state_error" in json.loads(events[-3].removeprefix("data: "))
         assert events[-2] == "data: [DONE]"
         assert client.get("/v1/states/c").status_code == 404
@@ -215,7 +215,12 @@ def test_a_name_that_another_took_in_the_meantime(monkeypatch: pytest.MonkeyPatc
         assert not server.metrics.tokens_written._values
         monkeypatch.setattr(server.states, "reserve", lambda name, field="id": None)
         save = server.states.save
-        monkeypatch.setattr(server.states, "save", lambda *a, **k: (monkeypatch.undo(), save(*a, **k)))
+
+        def late(*args: Any, **options: Any) -> Any:
+            monkeypatch.undo()
+            return save(*args, **options)
+
+        monkeypatch.setattr(server.states, "save", late)
         answer = complete(client, "x", 9, seed=1, save_state="a")
         assert answer["choices"][0]["text"] == written(model, "x", 9, seed=1)
         assert "already" in answer["save_state_error"]["message"]

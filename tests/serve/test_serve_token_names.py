@@ -32,7 +32,7 @@ def test_every_token_of_byte_level_bpe_has_its_bytes() -> None:
     ids = tokenizer.encode(text)
     parts = [names.bytes(token) for token in ids]
     assert b"".join(bytes(part or []) for part in parts) == text.encode()
-    fragment = ids[[part for part in parts].index([0xE2])]
+    fragment = ids[parts.index([0xE2])]
     assert names.text(fragment) == "bytes:\\xe2"
     assert names.text(ids[0]) == text[: len(names.text(ids[0]))]
     assert len({names.text(token) for token in range(tokenizer.vocab_size)}) == tokenizer.vocab_size
