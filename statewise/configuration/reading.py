@@ -7,6 +7,7 @@ names the class. Infinite floats are the strings "inf" and "-inf", since JSON ha
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -112,7 +113,10 @@ def parse_json(text: str | bytes, where: str, *, constants: bool = False) -> Any
         raise ConfigError(f"{where} is not JSON: it is not UTF-8 text (byte {error.start})") from error
     except RecursionError as error:
         raise ConfigError(f"{where} cannot be read as JSON: it is nested too deeply") from error
-    except ValueError as error:  # JSONDecodeError, and what the hooks raise
+    except ValueError as error:  # JSONDecodeError, what the hooks raise, and Python's of a number that is too long
+        if "set_int_max_str_digits" in str(error):
+            longest = sys.get_int_max_str_digits()
+            raise ConfigError(f"{where} is not JSON to use: a number in it has more than {longest:,} digits") from error
         raise ConfigError(f"{where} is not JSON: {error}") from error
 
 

@@ -173,9 +173,9 @@ class Mind:
     def edit(self, state: str, layer: int, head: int, factor: float) -> dict[str, Any]:
         """One head of one layer times a number, in the state before the last token, which is then read again."""
         held = self._get(state)
-        if not math.isfinite(factor):
-            raise InputError(f"factor={factor!r} is not a finite number")
         memory = self._memory_of(held.previous, layer)
+        if not abs(factor) <= torch.finfo(memory.dtype).max:  # nan too
+            raise InputError(f"factor={factor!r} is not a finite number of the state's {memory.dtype}")
         view = _by_head(memory)
         if not 0 <= head < view.shape[0]:
             raise InputError(f"head {head!r} is not one of the {view.shape[0]} of layer {layer}")

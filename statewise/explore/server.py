@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import secrets
 import threading
@@ -10,10 +11,35 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from statewise.errors import ConfigError, InputError, StatewiseError, reason
+from statewise.configuration import parse_json
+from statewise.errors import ConfigError, InputError, StatewiseError, excerpt, few, reason
 
 HOST = "127.0.0.1"
 LARGEST = 200_000  # bytes of a question
+
+
+# What a call's field may be, by its annotation
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "str": (lambda value: isinstance(value, str), "a text"),
+    "str | None": (lambda value: value is None or isinstance(value, str), "a text"),
+    "int": (lambda value: type(value) is int, "a whole number"),
+    "float": (lambda value: type(value) is float or (type(value) is int and abs(value) < 1 << 1023), "a number"),
+    "Sequence[int]": (lambda value: isinstance(value, list) and all(type(i) is int for i in value), "whole numbers"),
+}
+
+
+def check_fields(call: Callable[..., Any], question: Mapping[str, Any]) -> None:
+    """Errors: InputError unless the question has the fields that the call takes, each of its kind."""
+    fields = inspect.signature(call).parameters
+    missing = [name for name, field in fields.items() if name not in question and field.default is field.empty]
+    unknown = [name for name in question if name not in fields]
+    for names, what in ((missing, "lacks"), (unknown, "has unknown fields:")):
+        if names:
+            raise InputError(f"the question {what} {few(names)}; its fields are {', '.join(fields) or 'none'}")
+    for name, value in question.items():
+        fits, kind = KINDS.get(str(fields[name].annotation), (lambda value: True, ""))
+        if not fits(value):
+            raise InputError(f"{name}={excerpt(value)} is not {kind}")
 
 
 class PageServer(ThreadingHTTPServer):
@@ -66,10 +92,11 @@ class _Handler(BaseHTTPRequestHandler):
         if prefix != f"{self.server.path}/call" or name not in self.server.calls:
             return self._json(HTTPStatus.NOT_FOUND, {"error": "there is no such call"})
         try:
-            question = self._question()
+            question, call = self._question(), self.server.calls[name]
+            check_fields(call, question)
             with self.server.one_by_one:
-                answer = self.server.calls[name](**question)
-        except (StatewiseError, TypeError, ValueError) as error:  # TypeError: a field too many, or of another type
+                answer = call(**question)
+        except (StatewiseError, TypeError, ValueError) as error:
             return self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
         except Exception as error:  # such as too little memory: the page shows it
             return self._json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": reason(error)})
@@ -93,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_content_type() != "application/json":
             self.rfile.read(int(length))
             raise InputError("a question is application/json")
-        question = json.loads(self.rfile.read(int(length)))
+        question = parse_json(self.rfile.read(int(length)), "the question")
         if not isinstance(question, dict):
             raise InputError("a question is a JSON object")
         return question

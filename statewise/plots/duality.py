@@ -11,6 +11,7 @@ from torch import Tensor
 
 from statewise import insight
 from statewise.errors import InputError
+from statewise.mixers.h3 import H3
 from statewise.mixers.mamba import Mamba
 from statewise.mixers.mamba2 import Mamba2
 from statewise.mixers.mamba3 import Mamba3
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST_TOKENS = 48  # that are written along an axis of a map
 LONGEST = 256  # steps of a matrix: its ranks cost the fourth power
 
 
@@ -40,7 +42,7 @@ def semiseparable(
     layer: int | None = None,
     head: int = 0,
     chunk_length: int | None = None,
-    length: int = 32,
+    length: int | None = None,
     tokens: Sequence[str] = (),
     tolerance: float = 1e-5,
 ) -> Figure:
@@ -50,12 +52,12 @@ def semiseparable(
     of:       an operator, a mixer or a model
     inputs:   what it reads, if it selects: (1, length, d_model), or the model's own inputs; the first row is shown
     layer:    of a model; None: the first that has a matrix
-    head:     which; of Mamba and of time-invariant layers a channel
-    length:   of a time-invariant layer, which needs no inputs
+    head:     which; of Mamba and of time-invariant layers but H3 a channel
+    length:   of a time-invariant layer, which needs no inputs; None: that of the inputs, and 32 without any
     chunk_length: None: a quarter of the steps
-    tokens:   what was read, to be written along the axes
+    tokens:   what was read, one for each step, to be written along the axes if there are no more than 48
     tolerance: singular values up to this share of the largest count as zero; float32 carries about 1e-6
-    Errors:   InputError for a layer that has no such matrix, or more than 256 steps
+    Errors:   InputError for a layer that has no such matrix, more than 256 steps, or another number of tokens
 
     >>> import torch
     >>> import statewise as sw
@@ -64,10 +66,17 @@ def semiseparable(
     'mask: decays from step to step'
     """
     found = find(of, layer, has_matrix, "matrix over a sequence", inputs)
-    form = insight.attention_form(found.of, found.x, length=length, head=head)
+    n_read = None if found.x is None else found.x.shape[1]
+    _require_size(n_read if length is None else length)
+    if n_read is not None and length not in (None, n_read):
+        raise InputError(f"length={length} and the inputs have {n_read} steps; leave length out")
+    form = insight.attention_form(found.of, found.x, length=length or n_read or 32, head=head)
     size = len(form.matrix)
-    if not 1 < size <= LONGEST:
-        raise InputError(f"a picture of a matrix has 2 to {LONGEST} steps, got {size}; give a part of the sequence")
+    _require_size(size)
+    if tokens and len(tokens) != size:
+        raise InputError(
+            f"there are {len(tokens)} tokens and {size} steps; give inputs too, and one token for each step"
+        )
     chunk = max(1, size // 4) if chunk_length is None else chunk_length
     above = torch.ones(size, size).tril() == 0
     page = new_figure(9.0, 7.6 if form.mask is not None else 4.4)
@@ -86,17 +95,22 @@ def semiseparable(
     colour_bar(page, heat_map(third, form.matrix.masked_fill(above, torch.nan), title), third)
     _chunks(third, form.matrix, chunk, tolerance)
     _steps(third, tokens)
-    _ranks(fourth, form, tolerance)
-    unit = "head" if form.mask is not None else "channel"
+    _ranks(fourth, form, tolerance, before=isinstance(found.of, Mamba3))
+    unit = "head" if isinstance(found.of, (SSD, Mamba2, Mamba3, H3)) else "channel"
     page.suptitle(f"{found.name}, {unit} {head}: a semiseparable matrix", fontsize=10)
     return page
 
 
 def _steps(axes: Axes, tokens: Sequence[str]) -> None:
     axes.set(xlabel="from step", ylabel="to step")
-    if 0 < len(tokens) <= 48:
-        tokens_along(axes, "x", tokens)
+    tokens_along(axes, "x", tokens, most=MOST_TOKENS)
+    if len(tokens) <= MOST_TOKENS:
         tokens_along(axes, "y", tokens)
+
+
+def _require_size(size: int | None) -> None:
+    if size is not None and not 1 < size <= LONGEST:
+        raise InputError(f"a picture of a matrix has 2 to {LONGEST} steps, got {size}; give a part of the sequence")
 
 
 def _chunks(axes: Axes, matrix: Tensor, chunk: int, tolerance: float) -> None:
@@ -118,15 +132,17 @@ def _chunks(axes: Axes, matrix: Tensor, chunk: int, tolerance: float) -> None:
                 axes.text(*middle, f"{int(ranks[i, j])}", ha="center", va="center", fontsize=8, bbox=box)
 
 
-def _ranks(axes: Axes, form: insight.AttentionForm, tolerance: float) -> None:
+def _ranks(axes: Axes, form: insight.AttentionForm, tolerance: float, *, before: bool) -> None:
+    """before: whether the input before is carried too, as Mamba-3 does"""
     steps = np.arange(len(form.matrix))
     full = np.minimum(steps + 1, steps[::-1] + 1)
     axes.plot(steps, full, color="#999999", linestyle=":", label="a matrix without structure")
     ranks = block_ranks(form.matrix, tolerance=tolerance)
     axes.step(steps, ranks.numpy(), where="mid", color=COLOURS[0], label="rank of all from the past to the future")
-    axes.axhline(
-        form.d_state, color=COLOURS[1], linestyle="--", linewidth=1.2, label=f"numbers in the state: {form.d_state}"
-    )
-    axes.set(xlabel="step t", ylabel="rank of M[t:, :t+1]", ylim=(0, 1.35 * int(full.max())))
+    label = f"numbers in the state: {form.d_state}"
+    if before:
+        label = f"numbers carried: {form.d_state - 1} of the state, and the input before"
+    axes.axhline(form.d_state, color=COLOURS[1], linestyle="--", linewidth=1.2, label=label)
+    axes.set(xlabel="step t", ylabel="rank of M[t:, :t+1]", ylim=(0, 1.4 * max(int(full.max()), form.d_state)))
     axes.set_title("what has to be carried past each step")
     axes.legend(fontsize=8, loc="upper left")

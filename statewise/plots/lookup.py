@@ -13,7 +13,7 @@ from statewise.errors import InputError
 from statewise.insight import Signals
 from statewise.mixers.h3 import H3
 from statewise.plots.found import find, is_any
-from statewise.plots.style import colour_bar, heat_map, new_figure, styled, tokens_along
+from statewise.plots.style import colour_bar, heat_map, new_figure, require_steps, styled, tokens_along, width_over
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,8 +44,9 @@ def lookup(
     layer:   of a model; None: its first H3 layer
     heads:   which; None: the eight whose output is largest
     tokens:  what was read, to be written below
-    Errors:  InputError for another layer, or a head that is not there.
+    Errors:  InputError for another layer, a head that is not there, and more than 1,024 steps.
     """
+    require_steps(inputs)
     found = find(of, layer, is_any(H3), "keys to store", inputs[:1])
     signals = insight.h3_trace(found.of, found.x)  # type: ignore[arg-type]
     table = by_head(signals)
@@ -56,7 +57,7 @@ def lookup(
         if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < n_heads:
             raise InputError(f"heads has {head!r}; this layer has heads 0 to {n_heads - 1}")
     shown = {name: rows[list(heads)] for name, rows in table.items()}
-    page = new_figure(max(7.2, 0.16 * len(signals.Q[0]) + 2), 1.0 + len(TITLES) * (0.5 + 0.13 * len(heads)))
+    page = new_figure(width_over(len(signals.Q[0]) + 12, 0.16), 1.0 + len(TITLES) * (0.5 + 0.13 * len(heads)))
     draw_signals(page, shown, tokens, [str(head) for head in heads], signed=signals.entering.shape[3] == 1)
     page.suptitle(f"{found.name}: stored keys and recalled values", fontsize=10)
     return page
@@ -87,6 +88,6 @@ def draw_signals(
         image = heat_map(axes, shown, rows=rows if len(rows) == len(shown) else (), limit=1.0, signed=signed)
         axes.set_title(TITLES.get(name, name), fontsize=9)
         axes.set_ylabel("head", fontsize=8)
-    tokens_along(panels[-1], "x", tokens)
     panels[-1].set_xlabel("step")
+    tokens_along(panels[-1], "x", tokens)
     colour_bar(page, image, list(panels), "relative to the row's largest", shrink=0.3)

@@ -55,12 +55,13 @@ def draw_memory(page: Figure, found: Memory) -> None:
     steps = range(len(found.signal))
     panels[0].plot(steps, found.signal, color="#BBBBBB", linewidth=3.5, label="the signal")
     for number, reading in enumerate(found.readings):
-        label = f"what the state after {reading.steps:,} steps says of it (error {100 * reading.error:.2g} %)"
+        label = f"what the state after {reading.steps:,} steps says of it (error {_percent(reading.error)})"
         look = {"color": COLOURS[1 if number else 0], "linestyle": DASHES[0 if number else 1], "linewidth": 1.3}
         panels[0].plot(reading.places, reading.values, label=label, **look)
     panels[0].set_ylabel("signal")
     _ends(panels[0], found.signal)
-    panels[0].set_title(f"{found.measure} with {found.n} numbers: a signal, and what the state says of it")
+    numbers = f"{found.n} number{'' if found.n == 1 else 's'}"
+    panels[0].set_title(f"{found.measure} with {numbers}: a signal, and what the state says of it")
     last = found.readings[-1]
     if last.density is None:
         words = "its functions are orthogonal under no measure"
@@ -74,9 +75,8 @@ def draw_memory(page: Figure, found: Memory) -> None:
         panels[2].plot(last.places, last.basis[:, i], label=f"$g_{{{i}}}$", **line(i))
         panels[3].plot(steps, found.coefficients[:, i], label=f"$c_{{{i}}}$", **line(i))
     panels[2].set_ylabel("basis")
-    panels[2].set_title(
-        f"functions of the basis after {last.steps:,} steps, the first {min(SHOWN, found.n)}", fontsize=9.5
-    )
+    part = f", the first {SHOWN}" if found.n > SHOWN else ""
+    panels[2].set_title(f"functions of the basis after {last.steps:,} steps{part}", fontsize=9.5)
     panels[3].set_ylabel("state")
     panels[3].set_title("their coefficients: the state after each step", fontsize=9.5)
     panels[3].set_xlabel("steps read")
@@ -86,6 +86,14 @@ def draw_memory(page: Figure, found: Memory) -> None:
         axes.set_ylim(low, high + 0.25 * (high - low))
         axes.legend(fontsize=8, loc="upper left", ncols=SHOWN)
     page.align_ylabels()
+
+
+def _percent(share: float) -> str:
+    """
+    >>> _percent(0.0123), _percent(1.004)
+    ('1.2 %', '100 %')
+    """
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 def _ends(axes: Axes, signal: Tensor) -> None:

@@ -13,12 +13,23 @@ from statewise import insight
 from statewise.errors import InputError
 from statewise.insight.selection import SELECTIVE
 from statewise.plots.found import Found, find, is_any, spread
-from statewise.plots.style import COLOURS, colour_bar, heat_map, new_figure, styled, tokens_along
+from statewise.plots.style import (
+    COLOURS,
+    LONGEST,
+    colour_bar,
+    heat_map,
+    new_figure,
+    require_steps,
+    styled,
+    tokens_along,
+    width_over,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = 4  # heads, if none are chosen
+LONGEST_MAP = 512  # steps of hidden attention, which is a square
 MOST_ROWS = 64  # of a map: more channels are left out
 
 
@@ -30,7 +41,7 @@ def step_sizes(of: Any, inputs: Tensor, *, layer: int | None = None, tokens: Seq
     inputs:  what it reads, (1, length, d_model), or the model's own, such as tokens (1, length); the first row is shown
     layer:   of a model; None: the first that selects
     tokens:  what was read, to be written below
-    Errors:  InputError for a layer that selects nothing.
+    Errors:  InputError for a layer that selects nothing, and more than 1,024 steps.
 
     >>> import torch
     >>> import statewise as sw
@@ -69,9 +80,9 @@ def hidden_attention(
     Each head has a scale of its own. Entries may be negative, and a row need not sum to 1.
 
     heads:   which; None: four, from the one whose state lasts shortest to the longest
-    Other arguments and errors as :func:`step_sizes`.
+    Other arguments and errors as :func:`step_sizes`, but up to 512 steps.
     """
-    found = _found(of, layer, inputs)
+    found = _found(of, layer, inputs, LONGEST_MAP)
     x = found.x[:1]  # type: ignore[index]
     if heads is None:
         lives = insight.half_lives(found.of, x)[0].amax(-1).median(0).values
@@ -87,8 +98,8 @@ def hidden_attention(
     for axes, head, one in zip(grid, heads, maps):
         image = heat_map(axes, one.masked_fill(above, torch.nan), f"{_unit(found)} {head}")
         axes.set(xlabel="from step", ylabel="to step")
-        if length <= 48:
-            tokens_along(axes, "x", tokens)
+        tokens_along(axes, "x", tokens, most=48)
+        if len(tokens) <= 48:
             tokens_along(axes, "y", tokens)
         colour_bar(page, image, axes)
     for axes in grid[len(heads) :]:
@@ -97,10 +108,11 @@ def hidden_attention(
     return page
 
 
-def _found(of: Any, layer: int | None, inputs: Any) -> Found:
+def _found(of: Any, layer: int | None, inputs: Any, most: int = LONGEST) -> Found:
     if not isinstance(inputs, Tensor) or inputs.ndim < 2 or inputs.shape[1] == 0:
         given = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
         raise InputError(f"inputs must be a tensor (batch, length, ...) of at least one step, got {given}")
+    require_steps(inputs, most)
     return find(of, layer, is_any(*SELECTIVE), "selection", inputs[:1])
 
 
@@ -118,11 +130,12 @@ def _over_steps(
     middle = values.median(1).values if median else values.mean(1)
     order = values.log().mean(0).argsort()
     shown = order[spread(n_heads, MOST_ROWS)]
-    page = new_figure(max(7.2, 0.13 * length), 3.4 + 0.045 * len(shown))
+    page = new_figure(width_over(length), 3.4 + 0.045 * len(shown))
     above, below = page.subplots(2, 1, sharex=True, height_ratios=[2, 1.5 + 0.03 * len(shown)])
     steps = np.arange(length)
     name = "median" if median else "mean"
-    above.plot(steps, middle.numpy(), color=COLOURS[0], marker="o", markersize=3.5, linewidth=1.2, label=name)
+    dots: dict[str, Any] = {"marker": "o", "markersize": 3.5} if length <= 200 else {}
+    above.plot(steps, middle.numpy(), color=COLOURS[0], linewidth=1.2, label=name, **dots)
     if n_heads > 1:
         low, high = (values.quantile(q, 1).numpy() for q in (0.1, 0.9))
         band = "from the 10th to the 90th percentile"

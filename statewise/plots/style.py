@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from statewise.errors import ConfigError, importing, package_folder
+from statewise.errors import ConfigError, InputError, importing, package_folder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +55,8 @@ STYLE: dict[str, Any] = {
     "ytick.color": "#555555",
 }
 LONGEST_AXIS = 80  # tokens that are written out below an axis
+LONGEST = 1024  # steps in a picture over a text: with more, several would share a dot
+WIDEST = 14.0  # inches
 
 Given = ParamSpec("Given")
 Drawn = TypeVar("Drawn")
@@ -183,9 +185,29 @@ def colour_bar(page: Figure, image: Any, beside: Any, label: str = "", shrink: f
     bar.outline.set_visible(False)
 
 
-def tokens_along(axes: Axes, axis: str, tokens: Sequence[str]) -> None:
-    """Tokens at an axis, readable: blank ones have a sign, long ones are turned, too many are left out."""
-    if not tokens or len(tokens) > LONGEST_AXIS:
+def width_over(length: int, each: float = 0.13) -> float:
+    """Inches of a picture over so many steps."""
+    return min(max(7.2, each * length), WIDEST)
+
+
+def require_steps(inputs: Any, most: int = LONGEST) -> None:
+    """Errors: InputError for inputs (batch, length, ...) of more steps than a picture has room for."""
+    length = inputs.shape[1] if isinstance(inputs, torch.Tensor) and inputs.ndim > 1 else 0
+    if length > most:
+        raise InputError(
+            f"this picture has room for {most:,} steps, got {length:,}; give a part of the text, or take the numbers "
+            "from statewise.insight"
+        )
+
+
+def tokens_along(axes: Axes, axis: str, tokens: Sequence[str], most: int = LONGEST_AXIS) -> None:
+    """Tokens at an axis, readable: blank ones have a sign, long ones are turned. Too many are left out, and the axis'
+    label, which is there already, says so."""
+    if len(tokens) > most:
+        label = axes.get_xlabel() if axis == "x" else axes.get_ylabel()
+        said = f"{label} ({len(tokens):,} tokens are too many to write)" if label else ""
+        (axes.set_xlabel if axis == "x" else axes.set_ylabel)(said)
+    if not tokens or len(tokens) > most:
         return
     shown = [visible(token) for token in tokens]
     size = 8 if len(shown) <= 40 else 6

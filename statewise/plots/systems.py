@@ -117,7 +117,7 @@ def frequency_response(
         above.tick_params(labelbottom=False)
         below.set(xlabel=f"frequency, {unit}", ylabel="phase, degrees")
         below.sharex(above)
-        _legend(above)
+        _legend(above, beside=True)
     page.align_ylabels()
     return page
 
@@ -253,7 +253,10 @@ def _cut_off_first(axes: Axes) -> bool:
     return True
 
 
-def _legend(axes: Axes) -> None:
+def _legend(axes: Axes, *, beside: bool = False) -> None:
+    """beside: the axes, which curves fill from corner to corner"""
     labels = axes.get_legend_handles_labels()[1]
-    if any(labels):
+    if any(labels) and beside:
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    elif any(labels):
         axes.legend(fontsize=8, loc="best", ncols=1 if len(labels) < 4 else 2)

@@ -63,7 +63,8 @@ class Answers:
                 }
             )
         kind = "chat.completion" if self.chat else "text_completion"
-        return self._object(kind, found, usage([choice.done for choice in choices if choice.done], self.n))
+        done = [choice.done for choice in choices if choice.done]
+        return {**self._object(kind, found, usage(done, self.n)), **not_saved(done)}
 
     def begin(self, i: int) -> dict[str, Any] | None:
         """The first event of a choice."""
@@ -80,7 +81,7 @@ class Answers:
 
     def end(self, i: int, done: Done) -> dict[str, Any]:
         said: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
-        return self._event(i, said, finish_reason=done.reason)
+        return {**self._event(i, said, finish_reason=done.reason), **not_saved([done])}
 
     def usage(self, done: list[Done]) -> dict[str, Any]:
         """The last event, if it was asked for."""
@@ -119,12 +120,12 @@ class Answers:
         return {**self._named(piece.token, piece.log_probability), "top_logprobs": top}
 
     def _named(self, token: int, value: float | None) -> dict[str, Any]:
-        served = self.served
-        return {"token": served.token_text(token), "logprob": value, "bytes": served.token_bytes(token)}
+        names = self.served.names
+        return {"token": names.text(token), "logprob": value, "bytes": names.bytes(token)}
 
     def _older(self, i: int, pieces: list[Piece]) -> dict[str, Any]:
         """In the form of /v1/completions."""
-        text, offsets = self.served.token_text, []
+        text, offsets = self.served.names.text, []
         at = self._sent.get(i, len(self._begin(i)))
         for piece in pieces:
             offsets.append(at)
@@ -133,11 +134,20 @@ class Answers:
         return {
             "tokens": [text(piece.token) for piece in pieces],
             "token_logprobs": [piece.log_probability for piece in pieces],
-            "top_logprobs": [{text(token): value for token, value in piece.top} for piece in pieces]
-            if self.n_top
-            else None,
+            "top_logprobs": [self._top(piece) for piece in pieces] if self.n_top else None,
             "text_offset": offsets,
         }
+
+    def _top(self, piece: Piece) -> dict[str, float]:
+        """The most likely tokens, and the one that came, which may be one more."""
+        came = [] if piece.log_probability is None else [(piece.token, piece.log_probability)]
+        return {self.served.names.text(token): value for token, value in (*piece.top, *came)}
+
+
+def not_saved(done: list[Done]) -> dict[str, Any]:
+    """What is said beside a text whose state could not be saved: the text was written, and is not thrown away."""
+    errors = [one.not_saved for one in done if one.not_saved is not None]
+    return {"save_state_error": errors[0].body()["error"]} if errors else {}
 
 
 def usage(done: list[Done], n: int = 1) -> dict[str, Any]:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from statewise import __version__
-from statewise.configuration import parse_json
-from statewise.errors import ConfigError
+from statewise.errors import DataError, InputError
 from statewise.serve import requests
 from statewise.serve.answers import Answers, Choice, embeddings, event
 from statewise.serve.asking import Asking, ClientGoneError, into
+from statewise.serve.body import read_body
 from statewise.serve.engine import Engine
 from statewise.serve.errors import RequestError
 from statewise.serve.guard import Guard
@@ -29,8 +29,6 @@ from statewise.serve.model import ServedModel
 from statewise.serve.options import ServeConfig
 from statewise.serve.responses import EventStream, Handler, answered, as_request_error, error_response, id_of
 from statewise.serve.states import Kept, States
-
-BODY_SECONDS = 60.0  # in which a body has to come
 
 
 class Server:
@@ -70,11 +68,11 @@ class Server:
         return JSONResponse(self._model())
 
     async def completions(self, request: Request) -> Response:
-        data = await self._body(request)
+        data = await read_body(request, self.config.max_body)
         asked = requests.completion(data, self.served.name, self.config)
         wanted = asked.wanted
         begin = None if asked.state is None else await asyncio.to_thread(self.states.saved, asked.state)
-        rows = [await self._encode(prompt, begin) for prompt in asked.prompts]
+        rows = [await self._encode(prompt, begin, i) for i, prompt in enumerate(asked.prompts)]
         echoed: list[tuple[str, bool]] = []
         for prompt in asked.prompts if asked.echo else ():
             text = prompt if isinstance(prompt, str) else self.served.tokenizer.decode(prompt)
@@ -87,17 +85,17 @@ class Server:
         )
 
     async def chat(self, request: Request) -> Response:
-        data = await self._body(request)
+        data = await read_body(request, self.config.max_body)
         asked = requests.conversation(data, self.served.name, self.config, self.served.chat_sampling)
         ids, stable = await asyncio.to_thread(self.served.encode_chat, asked.messages, **asked.variables)
         prompts = [{"ids": ids, "marks": (stable,), "text_begins": True}]
         return await self._answer(request, asked.wanted, prompts, Answers(self.served, chat=True, wanted=asked.wanted))
 
     async def embeddings(self, request: Request) -> Response:
-        data = await self._body(request)
+        data = await read_body(request, self.config.max_body)
         asked = requests.embedding(data, self.served.name, self.served.reader.head.in_features)
-        rows = [await self._encode(prompt, None) for prompt in asked.prompts]
-        done = await self._run(request, [{"ids": ids, "embed": True} for ids in rows])
+        rows = [await self._encode(prompt, None, i, "input") for i, prompt in enumerate(asked.prompts)]
+        done = await self._run(request, [{"ids": ids, "embed": True} for ids in rows], "input")
         return JSONResponse(embeddings(self.served, done, in_base64=asked.in_base64))
 
     # -- states -------------------------------------------------------------------------------------------------------
@@ -107,7 +105,7 @@ class Server:
         return JSONResponse({"object": "list", "data": data})
 
     async def make_state(self, request: Request) -> Response:
-        data = await self._body(request)
+        data = await read_body(request, self.config.max_body)
         asked = requests.new_state(data, self.served.name)
         self.states.reserve(asked.name)
         begin = None if asked.state is None else await asyncio.to_thread(self.states.saved, asked.state)
@@ -125,7 +123,7 @@ class Server:
         return JSONResponse(self._state(name, self.states.about(name)))
 
     async def branch_state(self, request: Request) -> Response:
-        fields = requests.Fields(await self._body(request))
+        fields = requests.Fields(await read_body(request, self.config.max_body))
         other = fields.text("id")
         fields.done()
         if other is None:
@@ -155,7 +153,7 @@ class Server:
     ) -> Response:
         self._check_lengths(prompts, wanted)
         if wanted.save_as is not None:
-            self.states.reserve(wanted.save_as)
+            self.states.reserve(wanted.save_as, "save_state")
         asking = Asking(self.engine, request.receive)
         jobs = [
             Job(
@@ -209,30 +207,48 @@ class Server:
         finally:
             asking.leave()
 
-    async def _run(self, request: Request, prompts: list[dict[str, Any]]) -> list[Done]:
-        """Jobs that write nothing; how each ended."""
-        self._check_lengths(prompts, None)
-        asking = Asking(self.engine, request.receive)
-        asking.begin([Job(**prompt, sink=asking.sink(i)) for i, prompt in enumerate(prompts)])
-        done: dict[int, Done] = {}
-        async for i, found in asking.events():
-            if isinstance(found, Done):
-                done[i] = found
-        self._check_not_cancelled(done.values())
-        return [done[i] for i in range(len(prompts))]
+    async def _run(self, request: Request, prompts: list[dict[str, Any]], param: str = "prompt") -> list[Done]:
+        """Jobs that write nothing, as many at once as there are rows; how each ended."""
+        self._check_lengths(prompts, None, param)
+        ended: list[Done] = []
+        while len(ended) < len(prompts):
+            asking = Asking(self.engine, request.receive)
+            batch = prompts[len(ended) : len(ended) + self.config.rows]
+            jobs = [Job(**prompt, sink=asking.sink(i)) for i, prompt in enumerate(batch)]
+            asking.begin(jobs, goes_on=bool(ended))
+            done: dict[int, Done] = {}
+            async for i, found in asking.events():
+                if isinstance(found, Done):
+                    done[i] = found
+            self._check_not_cancelled(done.values())
+            ended += [done[i] for i in range(len(batch))]
+        for one in ended:
+            if one.not_saved is not None:
+                raise one.not_saved
+        return ended
 
-    async def _encode(self, prompt: requests.Prompt, begin: tuple[np.ndarray, Any] | None) -> np.ndarray:
-        ids = await asyncio.to_thread(self.served.encode, prompt, continued=begin is not None)
+    async def _encode(
+        self, prompt: requests.Prompt, begin: tuple[np.ndarray, Any] | None, row: int = 0, param: str = "prompt"
+    ) -> np.ndarray:
+        """row, param: where it stands, for messages"""
+        try:
+            ids = await asyncio.to_thread(self.served.encode, prompt, continued=begin is not None)
+        except (InputError, DataError) as error:  # each is encoded by itself, so it is a row 0 there
+            raise RequestError(
+                str(error).replace("row 0 of the prompt", f"row {row} of {param}"), param=param
+            ) from error
         return ids if begin is None else np.concatenate([begin[0], ids])
 
-    def _check_lengths(self, prompts: Sequence[dict[str, Any]], wanted: requests.Wanted | None) -> None:
+    def _check_lengths(
+        self, prompts: Sequence[dict[str, Any]], wanted: requests.Wanted | None, param: str = "prompt"
+    ) -> None:
         """Errors: RequestError for a prompt that is too long, for the server or for the model."""
         longest, limit = max(len(prompt["ids"]) for prompt in prompts), self.config.max_prompt_tokens
         n_new = max(len(prompt["ids"]) - (prompt.get("begin") or (0,))[0] for prompt in prompts)
         if n_new > limit:
             raise RequestError(
                 f"the prompt has {n_new:,} tokens, and this server reads {limit:,} at most",
-                param="prompt",
+                param=param,
                 code="context_length_exceeded",
             )
         positions = self.served.longest
@@ -241,7 +257,7 @@ class Server:
             raise RequestError(
                 f"the prompt has {longest:,} tokens and {n_new:,} may follow, and the model has positions for "
                 f"{positions:,}; give a shorter prompt, or a smaller max_tokens",
-                param="prompt",
+                param=param,
                 code="context_length_exceeded",
             )
 
@@ -255,28 +271,6 @@ class Server:
     def _check_not_cancelled(self, ends: Any) -> None:
         if any(end is not None and end.reason == "cancelled" for end in ends):
             raise RequestError("the server was stopped before the answer was complete", status=503)
-
-    async def _body(self, request: Request) -> Any:
-        """Errors: RequestError for a body that is not JSON, too long, or too slow to come."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise RequestError(f"Content-Type is {kind[:80]!r}; send JSON as application/json", status=415)
-        parts, n_bytes = [], 0
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for part in request.stream():
-                    n_bytes += len(part)
-                    if n_bytes > self.config.max_body:
-                        raise RequestError(f"the body has more than {self.config.max_body:,} bytes", status=413)
-                    parts.append(part)
-        except TimeoutError as error:
-            raise RequestError(f"the body did not come within {BODY_SECONDS:g} seconds", status=408) from error
-        except ClientDisconnect as error:
-            raise ClientGoneError from error
-        try:
-            return parse_json(b"".join(parts), "the body")
-        except ConfigError as error:
-            raise RequestError(str(error)) from error
 
     def _model(self) -> dict[str, Any]:
         return {"id": self.served.name, "object": "model", "created": 0, "owned_by": "statewise"}

@@ -29,9 +29,9 @@ class Asking:
         """Where the events of sequence i go, in the loop's thread."""
         return lambda event: self._events.put_nowait((i, event))
 
-    def begin(self, jobs: Sequence[Job]) -> None:
+    def begin(self, jobs: Sequence[Job], *, goes_on: bool = False) -> None:
         """Errors: RequestError if too many wait."""
-        self._engine.submit(jobs)
+        self._engine.submit(jobs, goes_on=goes_on)
         self._open = dict(enumerate(jobs))
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:

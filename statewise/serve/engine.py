@@ -25,7 +25,7 @@ from statewise.serve.metrics import Metrics
 from statewise.serve.model import ServedModel
 from statewise.serve.options import ServeConfig
 from statewise.serve.prompts import begin_to_read, read_piece, read_together
-from statewise.serve.states import States
+from statewise.serve.states import States, why_not_saved
 from statewise.serve.worker import Worker
 
 log = logging.getLogger("statewise.serve")
@@ -73,8 +73,8 @@ class Engine:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """All of them, or none.
+    def submit(self, jobs: Sequence[Job], *, goes_on: bool = False) -> None:
+        """All of them, or none. goes_on: whether they take the places of others of their request, which have ended
 
         Errors:  RequestError if too many wait.
         """
@@ -84,7 +84,7 @@ class Engine:
         with self._lock:
             if len(jobs) > room:
                 raise RequestError(f"a request may ask for {room} sequences at most here; it asks for {len(jobs)}")
-            if self._n_open + len(jobs) > room:
+            if not goes_on and self._n_open + len(jobs) > room:
                 raise RequestError(
                     f"{self._n_open} sequences are being answered, and {room} may be; try again soon",
                     status=429,
@@ -308,13 +308,10 @@ class Engine:
         done = self._close(job, reason)
 
         def save() -> None:
-            try:
-                self.states.save(name, ids, found)
-            except Exception as error:
-                self._deliver([(job.sink, Failed(error))])
-            else:
-                self._deliver([(job.sink, done)])
+            refused = why_not_saved(self.states, name, ids, found)
+            self._deliver([(job.sink, done._replace(not_saved=refused))])
 
+        self._send()  # what was written goes before the end, which the other thread delivers
         self._saver.call(save)
 
     def _end(self, job: Job, reason: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from statewise.errors import StatewiseError
+from statewise.errors import StatewiseError, excerpt
 
 TYPES = {
     401: "authentication_error",
@@ -13,6 +13,7 @@ TYPES = {
     429: "rate_limit_error",
     500: "server_error",
     503: "overloaded_error",
+    507: "server_error",
 }
 
 
@@ -41,4 +42,14 @@ class RequestError(StatewiseError, ValueError):
         'not_found_error'
         """
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        param = None if self.param is None else excerpt(self.param, quoted=False)  # a name may be a client's own
+        return {"error": {"message": sendable(str(self)), "type": kind, "param": param, "code": self.code}}
+
+
+def sendable(text: str) -> str:
+    """Text that UTF-8 can hold: half a surrogate pair, which JSON may escape, is written as its escape.
+
+    >>> sendable("a\\ud800b")
+    'a\\\\ud800b'
+    """
+    return text.encode("utf-8", "backslashreplace").decode()

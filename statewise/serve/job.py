@@ -15,6 +15,7 @@ from statewise.data.tokenizers import Tokenizer
 from statewise.generation import Reading, Sampling
 from statewise.generation.reading import N_RECENT
 from statewise.generation.stopping import RowText
+from statewise.serve.errors import RequestError
 
 
 class Piece(NamedTuple):
@@ -37,6 +38,7 @@ class Done(NamedTuple):
     n_kept:   tokens of the prompt that did not have to be read
     embedding: (width,), of a job that asks for one
     scores:   the tokens of the prompt, of a job that asks for their log-probabilities
+    not_saved: why the state at the end could not be saved, of a job that asks for that
     """
 
     reason: str
@@ -45,6 +47,7 @@ class Done(NamedTuple):
     n_written: int
     embedding: list[float] | None = None
     scores: Sequence[Piece] = ()
+    not_saved: RequestError | None = None
 
 
 class Failed(NamedTuple):

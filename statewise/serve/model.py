@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from statewise import kernels
-from statewise.data.tokenizers import REPLACEMENT, ByteTokenizer, Tokenizer
+from statewise.data.tokenizers import Tokenizer
 from statewise.decoding import Decoder, check_precision, dequantised, refusal, why_not
-from statewise.errors import DataError, InputError
+from statewise.errors import DataError, InputError, excerpt
 from statewise.generation.chat_text import ChatText, n_agreeing
 from statewise.generation.decode import document_token_of, ids_without_token
 from statewise.generation.prompt import encode_prompt
@@ -20,6 +20,7 @@ from statewise.mixers.attention import Attention
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel
 from statewise.serve.rows import DecoderRows, ModelRows, Rows
+from statewise.serve.token_names import TokenNames
 
 Prompts = Callable[[Sequence[str]], Sequence[Any] | None]
 
@@ -30,7 +31,8 @@ class ServedModel:
     weights:  precision of the matrices for the tokens that are written, as in :func:`statewise.generate`
     template: a chat template (Jinja); None: the published one
     prompts:  texts as this model's prompts; None: as :func:`statewise.generate` takes them
-    Errors:   InputError for a tokenizer that does not fit, and for ``weights`` that the model cannot have.
+    Errors:   InputError for a name that is empty or not printable, a tokenizer that does not fit, and ``weights`` that
+              the model cannot have.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class ServedModel:
         template: str | None = None,
         prompts: Prompts | None = None,
     ) -> None:
+        if not name.strip() or not name.isprintable():
+            raise InputError(f"the name {excerpt(name)} is none that clients could ask for; give one of printable text")
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
         self.document_token = document_token_of(model, tokenizer, None)
         self.reader = freeze(model) if has_operators_to_prepare(model) else model
@@ -68,7 +72,7 @@ class ServedModel:
             self._decoder = Decoder(model, weights)
         elif weights is not None:
             self._writer = dequantised(model, weights).eval()
-        self._names = {i: name for name, i in getattr(tokenizer, "special_names", {}).items()}
+        self.names = TokenNames(tokenizer)
 
     @property
     def precision(self) -> str:
@@ -126,19 +130,3 @@ class ServedModel:
     def joined(ids: np.ndarray, more: Sequence[int]) -> np.ndarray:
         """Both, one behind the other."""
         return np.concatenate([ids, np.array(more, np.int32)])
-
-    def token_text(self, token: int) -> str:
-        """A name for one token: its text, if that is whole characters."""
-        if isinstance(self.tokenizer, ByteTokenizer):
-            return chr(token) if token < 128 else f"bytes:\\x{token:02x}" if token < 256 else f"token_id:{token}"
-        if token in self._names:
-            return self._names[token]
-        text = self.tokenizer.decode([token])
-        return f"token_id:{token}" if not text or REPLACEMENT in text else text
-
-    def token_bytes(self, token: int) -> list[int] | None:
-        """The bytes of one token; None where they are not known."""
-        if isinstance(self.tokenizer, ByteTokenizer):
-            return [token] if token < 256 else []
-        name = self.token_text(token)
-        return None if name.startswith("token_id:") else list(name.encode())

@@ -25,6 +25,7 @@ class ServeConfig(Config):
     max_prompt_tokens: of a request
     max_new_tokens:   that a request may ask for, and what a chat gets that asks for no number
     max_body:         bytes of a request
+    max_connections:  that are open at once; further ones are refused with 503
     requests_per_minute: of one client: an address, as the key is the same for all; None: any number
     prefill_piece:    tokens of a prompt that are read between two steps of the rows that write
     state_bytes:      memory for states of prompts and conversations; the longest unused is dropped
@@ -42,6 +43,7 @@ class ServeConfig(Config):
     max_prompt_tokens: Count = 131_072
     max_new_tokens: Count = 4096
     max_body: Count = 8 << 20
+    max_connections: Count = 512
     requests_per_minute: Positive | None = None
     prefill_piece: Count = 256
     state_bytes: Natural = 1 << 30

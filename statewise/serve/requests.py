@@ -15,6 +15,7 @@ from statewise.serve.fields import Fields
 from statewise.serve.options import ServeConfig
 
 MOST_STOPS, MOST_TOP, LONGEST_STOP = 16, 20, 1024
+MOST_INPUTS = 2048  # of a request for embeddings, as many as OpenAI takes
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 Prompt = str | list[int]
 
@@ -132,6 +133,8 @@ def embedding(data: Any, model: str, width: int) -> Embedding:
     fields = Fields(data)
     check_model(fields, model)
     prompts = read_prompts(fields.take("input"), "input")
+    if len(prompts) > MOST_INPUTS:
+        raise RequestError(f"input has {len(prompts):,} entries; send up to {MOST_INPUTS:,} at once", param="input")
     form = fields.text("encoding_format")
     if form not in (None, "float", "base64"):
         raise fields.wrong("encoding_format", form, 'use "float" or "base64"')
@@ -282,7 +285,7 @@ def _wanted(
 
 def _stops(fields: Fields) -> tuple[str, ...]:
     value = fields.take("stop")
-    stops = [value] if isinstance(value, str) else value or []
+    stops = [value] if isinstance(value, str) else [] if value is None else value
     fits = isinstance(stops, list) and all(isinstance(s, str) and 0 < len(s) <= LONGEST_STOP for s in stops)
     if not fits or len(stops) > MOST_STOPS:
         expected = f"expected up to {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,6 +35,7 @@ class EventStream(Response):
         async with contextlib.aclosing(self._lines) as lines:  # type: ignore[type-var]
             async for line in lines:
                 await send({"type": "http.response.body", "body": line, "more_body": True})
+                await asyncio.sleep(0)  # so that a closed connection is noticed before more is written into it
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from statewise.serve.app import Server
 
 MOST_CONNECTIONS = 1024  # of the system's queue
+HEAD_SECONDS = 20.0  # in which the head of a request has to come
 
 
 def serve(
@@ -43,8 +44,9 @@ def serve(
     template: a chat template (Jinja); None: the published one
     prompts:  texts as this model's prompts; None: as :func:`statewise.generate` takes them
     ready:    is called with the address when requests are taken
-    Errors:   InputError without the extra ``serve``, for a tokenizer that does not fit, and for ``weights`` that the
-              model cannot have; ConfigError if the address is taken, or the folder for states cannot be used.
+    Errors:   InputError without the extra ``serve``, for a name that is empty or not printable, a tokenizer that does
+              not fit, and ``weights`` that the model cannot have; ConfigError if the address is taken, or the folder
+              for states cannot be used.
     """
     config = ServeConfig() if config is None else config
     with contextlib.closing(_listen(config)) as listening:
@@ -92,6 +94,7 @@ def _web_server(server: Server, listening: socket.socket, ready: Callable[[str],
     """uvicorn's, around the application."""
     with importing("uvicorn", "serve", "a server needs"):
         import uvicorn
+    from statewise.serve import connections
     from statewise.serve.app import build_app
 
     class Graceful(uvicorn.Server):
@@ -114,7 +117,7 @@ def _web_server(server: Server, listening: socket.socket, ready: Callable[[str],
         lifespan="on",
         ws="none",
         timeout_graceful_shutdown=max(1, round(server.config.stop_seconds)),
-        h11_max_incomplete_event_size=64 << 10,
+        **connections.settings(HEAD_SECONDS, server.config.max_connections),
     )
     return Graceful(settings)
 

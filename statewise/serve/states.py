@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -21,6 +23,7 @@ from statewise.serve.disk import StateFolder
 from statewise.serve.errors import RequestError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+log = logging.getLogger("statewise.serve")
 MOST_PROMPTS = 256  # whose tokens are remembered, to find what several begin with
 
 
@@ -162,31 +165,35 @@ class States:
         with self._lock:
             return dict(self._saved)
 
-    def reserve(self, name: str) -> None:
-        """Errors: RequestError if this name cannot be given, or is taken."""
+    def reserve(self, name: str, field: str = "id") -> None:
+        """field: which holds the name     Errors: RequestError if this name cannot be given, or is taken."""
         if not NAME.fullmatch(name):
             raise RequestError(
-                f"{name[:80]!r} is not a name for a state; use 1 to 64 letters, digits, '.', '-' and '_'", param="id"
+                f"{name[:80]!r} is not a name for a state; use 1 to 64 letters, digits, '.', '-' and '_'", param=field
             )
         with self._lock:
             if name in self._saved:
-                raise RequestError(f"there is a state {name!r} already; delete it, or give another name", status=409)
+                raise RequestError(
+                    f"there is a state {name!r} already; delete it, or give another name", status=409, param=field
+                )
             if self.folder is not None and self.folder.has(name):
                 raise RequestError(
-                    f"a file has the name of a state {name!r}, and it is not one; give another", status=409
+                    f"a file has the name of a state {name!r}, and it is not one; give another",
+                    status=409,
+                    param=field,
                 )
             if len(self._saved) >= self.most_saved:
                 raise RequestError(f"{self.most_saved} states are saved, which is the limit; delete some", status=409)
 
-    def save(self, name: str, ids: np.ndarray, reading: Reading) -> Kept:
+    def save(self, name: str, ids: np.ndarray, reading: Reading, field: str = "id") -> Kept:
         """When it returns, the state is on the disk, if there is a folder.
 
-        Errors:  RequestError as :meth:`reserve`, if the disk does not take it, and without a folder if saved states
+        Errors:  RequestError as :meth:`reserve`; 507 if the disk does not take it; without a folder if saved states
                  would need more memory than the others may.
         """
         kept = Kept(ids.astype(np.int32), reading)
         with self._naming:
-            self.reserve(name)
+            self.reserve(name, field)
             held = sum(other.n_bytes for other in self.names().values() if other.reading is not None)
             if self.folder is None and held + kept.n_bytes > self.limit:
                 raise RequestError(
@@ -195,7 +202,8 @@ class States:
                     status=409,
                 )
             if self.folder is not None:
-                self.folder.save(name, kept.ids, reading)
+                with _told_in_the_log():
+                    self.folder.save(name, kept.ids, reading)
                 self.keep(kept.ids, reading, on_disk=False)
                 kept = replace(kept, reading=None)
             with self._lock:
@@ -222,7 +230,8 @@ class States:
             kept = replace(self.about(name), created=time.time())
             self.reserve(other)
             if self.folder is not None:
-                self.folder.link(name, other)
+                with _told_in_the_log():
+                    self.folder.link(name, other)
             with self._lock:
                 self._saved[other] = kept
         return kept
@@ -247,6 +256,30 @@ class States:
             return self.folder.load(name)
         except CheckpointError:
             return None
+
+
+def why_not_saved(states: States, name: str, ids: np.ndarray, reading: Reading) -> RequestError | None:
+    """Saves it; what :meth:`States.save` refused, if it did."""
+    try:
+        states.save(name, ids, reading, field="save_state")
+    except RequestError as error:
+        return error
+    except Exception:
+        log.exception("state not saved")
+        return RequestError("the state could not be saved; the server's log has the reason", status=500)
+    return None
+
+
+@contextmanager
+def _told_in_the_log() -> Iterator[None]:
+    """What a disk refuses is not the client's fault, and the paths of the server are none of its business."""
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        log.warning("state not saved: %s", error)
+        raise RequestError(
+            "the server's disk did not take the state; the server's log has the reason", status=507, code="disk_failed"
+        ) from error
 
 
 def agreeing(one: np.ndarray, other: np.ndarray) -> int:

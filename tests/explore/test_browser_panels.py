@@ -86,6 +86,29 @@ def test_system(open_page: Any) -> None:
         check_system(shown(page, "system"))
 
 
+def test_poles_on_the_border(open_page: Any) -> None:
+    """Neither stable nor growing by themselves; two at one place grow."""
+    page = open_page("system")
+
+    def verdict(damping: float, stiffness: float) -> str:
+        set_slider(page, "system-damping", damping)
+        set_slider(page, "system-stiffness", stiffness)
+        shown(page, "system")
+        return str(page.locator("#system-verdict").inner_text())
+
+    page.select_option("#system-method", "zoh")
+    assert verdict(1, 9).startswith("Continuous: stable. Discrete: stable.")
+    for damping, stiffness in ((0, 9), (1, 0)):
+        text = verdict(damping, stiffness)
+        assert text.startswith("Continuous: at the border. Discrete: at the border.")
+        assert "is_stable counts this as stable" in text
+    text = verdict(0, 0)
+    assert text.startswith("Continuous: unstable, at the border. Discrete: unstable, at the border.")
+    assert "Two poles at one place" in text
+    page.select_option("#system-method", "euler")
+    assert "made a system at the border grow" in verdict(0, 9)
+
+
 def check_system(found: Any) -> None:
     A, B, C = (torch.tensor(found["system"][part], dtype=torch.float64) for part in "ABC")
     options = {"alpha": found["alpha"]} if found["method"] == "gbt" else {}
@@ -185,6 +208,24 @@ def test_selection(open_page: Any) -> None:
     assert page.locator("#selection-shown").get_attribute("aria-valuenow") == "10"
 
 
+def test_a_long_text_is_cut_and_said_to_be(open_page: Any) -> None:
+    page = open_page("selection")
+    page.fill("#selection-text", "x" * 10_000)
+    words = "Only the first 400 of these 10,000 characters are read."
+    page.wait_for_function("(w) => document.querySelector('#selection-total').textContent.includes(w)", arg=words)
+    assert len(shown(page, "selection")["found"]["pieces"]) == 401
+    page.fill("#selection-text", "x")
+    page.wait_for_function("(w) => !document.querySelector('#selection-total').textContent.includes(w)", arg=words)
+    page.click("#tab-surgery")
+    page.wait_for_selector("#surgery-picture button")
+    page.fill("#surgery-prompt", "y" * 500)
+    page.wait_for_function(
+        "(w) => document.querySelector('#surgery-left-out').textContent.includes(w)", arg="400 of these 500"
+    )
+    page.click("#surgery-read")
+    page.wait_for_function("() => document.querySelector('#surgery-text').textContent.length === 400")
+
+
 def test_a_text_is_text(open_page: Any) -> None:
     """What is typed, or what a model says, never becomes a part of the page."""
     page = open_page("selection")
@@ -278,8 +319,19 @@ def test_lookup(open_page: Any) -> None:
     np.testing.assert_array_equal(rows["shift(K)"], wanted.shifted)
     np.testing.assert_array_equal(rows["State"].reshape(8, 4, 4), wanted.state[..., :4])
     np.testing.assert_array_equal(rows["Q · state"], wanted.output[:, :4])
-    page.fill("#lookup-text", "a3 nonsense")
-    page.wait_for_function("() => document.querySelector('#lookup-answer').textContent.startsWith('Write pairs')")
+    for text, words in (
+        ("a3 nonsense", "“n” at place 3 is no key: keys are a, b, c, d."),
+        ("a9 b1 a?", "“9” at place 2 is no value: values are 1, 2, 3, 4."),
+        ("z9 z8 z?", "“z” at place 1 is no key"),
+        ("A3 B1 A?", "Keys are small letters."),
+        ("a3 ? b1", "“?” at place 3 comes too early"),
+        ("a3 b1", "After b1 a key is missing"),
+        ("a3 <b", "“<” at place 3 is no key"),
+        ("", "Write pairs"),
+    ):
+        page.fill("#lookup-text", text)
+        page.wait_for_function("(w) => document.querySelector('#lookup-answer').textContent.includes(w)", arg=words)
+        page.wait_for_function("(w) => document.querySelector('#lookup-said').textContent.includes(w)", arg=words)
     page.click("#lookup-shuffle")
     shown(page, "lookup")
     assert "is right" in page.locator("#lookup-answer").inner_text()

@@ -181,6 +181,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: mind.edit(state, 1, 0, 0.0), "no memory of a fixed size"),
         (lambda: mind.edit(state, 0, 9, 0.0), "head 9"),
         (lambda: mind.edit(state, 0, 0, math.nan), "finite"),
+        (lambda: mind.edit(state, 0, 0, 1e308), "finite"),
         (lambda: mind.splice(state, state, [1]), "no memory of a fixed size"),
         (lambda: mind.attention("a", 1, 0), "does not select"),
         (lambda: mind.attention("a", 0, -1), "head -1"),

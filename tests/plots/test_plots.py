@@ -13,10 +13,27 @@ from statewise.errors import InputError
 
 matplotlib = pytest.importorskip("matplotlib")
 
+from families import MIXERS  # noqa: E402
+
 from statewise import insight, plots  # noqa: E402
+from statewise.mixers.attention import Attention  # noqa: E402
+from statewise.mixers.cross_attention import MemoryReader  # noqa: E402
+from statewise.mixers.temporal_convolution import TCN  # noqa: E402
+from statewise.plots.states import _numbers, has_state  # noqa: E402
 from statewise.plots.style import COLOURS, DASHES, line, visible  # noqa: E402
 
 TOKENS = list("the cat sat")
+
+
+def windows(state: Any) -> list[torch.Tensor]:
+    """What convolutions keep."""
+    if isinstance(state, torch.Tensor) or state is None:
+        return []
+    if hasattr(state, "inputs"):
+        return [state.inputs]
+    return [found for part in state for found in windows(part)]
+
+
 IDS = torch.tensor([[ord(letter) for letter in TOKENS]])
 
 
@@ -92,6 +109,14 @@ class TestSystems:
             for draw in (plots.impulse_response, plots.frequency_response, plots.poles):
                 assert draw(mixer).axes
 
+    def test_no_curve_runs_through_a_legend(self) -> None:
+        torch.manual_seed(0)
+        figure = plots.frequency_response(sw.H3Config(d_state=16, d_shift=4).build(8))
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            if axes.get_legend() is not None:
+                assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1 - 1
+
     def test_what_is_refused(self, model: sw.LanguageModel) -> None:
         with pytest.raises(
             InputError, match=r"layer 0 is Attention, which has no poles; layers that have: 1, 2, 3, 5, 6"
@@ -120,6 +145,11 @@ class TestMemory:
     @pytest.mark.parametrize("measure", sw.hippo.MEASURES)
     def test_every_measure(self, measure: str) -> None:
         assert plots.hippo_memory(torch.randn(60), measure, 4).axes
+
+    def test_one_number(self) -> None:
+        axes = plots.hippo_memory(torch.sin(torch.arange(120, dtype=torch.float64) / 9), "legs", 1).axes[0]
+        assert axes.get_title(loc="left").startswith("legs with 1 number:")
+        assert not any("e+" in line_.get_label() for line_ in axes.get_lines())
 
     def test_all_measures(self) -> None:
         titles = [axes.get_title(loc="left") for axes in plots.hippo_measures().axes]
@@ -170,6 +200,56 @@ class TestOthers:
         with pytest.raises(InputError, match=r"a picture of a matrix has 2 to 256 steps, got 1"):
             plots.semiseparable(model, IDS[:, :1], layer=3)
 
+    @pytest.mark.parametrize(
+        "config", [sw.S4Config(d_state=4), sw.H3Config(d_state=4), sw.LMUConfig(d_state=4, theta=8.0)]
+    )
+    @pytest.mark.parametrize("n", [5, 60])
+    def test_a_matrix_is_as_long_as_what_is_read(self, config: Any, n: int) -> None:
+        model = sw.LanguageModelConfig(vocab_size=9, d_model=4, layers=(config,)).build()
+        ids, tokens = torch.arange(n)[None] % 9, [str(i) for i in range(n)]
+        figure = plots.semiseparable(model, ids, tokens=tokens)
+        assert images(figure)[0].shape == (n, n)
+        axes = figure.axes[0]
+        if n == 5:
+            assert [text.get_text() for text in axes.get_xticklabels()] == tokens
+        else:
+            assert axes.get_xlabel() == "from step (60 tokens are too many to write)"
+        assert ("head 0" if isinstance(config, sw.H3Config) else "channel 0") in figure.get_suptitle()
+        assert images(plots.semiseparable(model))[0].shape == (32, 32)
+        with pytest.raises(InputError, match=r"there are 5 tokens and 32 steps"):
+            plots.semiseparable(model, tokens=tokens[:5])
+        with pytest.raises(InputError, match=r"length=9 and the inputs have"):
+            plots.semiseparable(model, ids, length=9)
+        with pytest.raises(InputError, match=r"2 to 256 steps, got 300"):
+            plots.semiseparable(model, torch.zeros(1, 300, dtype=torch.long))
+
+    def test_mamba3_carries_the_input_before_too(self) -> None:
+        torch.manual_seed(0)
+        mixer = sw.Mamba3Config(d_state=4, d_head=4).build(8).eval()
+        x = torch.randn(1, 24, 8)
+        form = insight.attention_form(mixer, x)
+        ranks = sw.semiseparable.block_ranks(form.matrix, tolerance=1e-5)
+        assert int(ranks.max()) == form.d_state == 5
+        figure = plots.semiseparable(mixer, x)
+        labels = [line_.get_label() for line_ in figure.axes[1].get_lines()]
+        assert "numbers carried: 4 of the state, and the input before" in labels
+        assert "head 0" in figure.get_suptitle()
+
+    def test_texts_that_are_too_long(self, model: sw.LanguageModel) -> None:
+        ids = torch.zeros(1, 5400, dtype=torch.long)
+        for draw, layer, most in (
+            (plots.step_sizes, 2, "1,024"),
+            (plots.half_lives, 2, "1,024"),
+            (plots.states, 2, "1,024"),
+            (plots.hidden_attention, 2, "512"),
+            (plots.lookup, 5, "1,024"),
+        ):
+            with pytest.raises(InputError, match=rf"this picture has room for {most} steps, got 5,400"):
+                draw(model, ids, layer=layer)
+        figure = plots.step_sizes(model, ids[:, :1000], layer=3, tokens=["x"] * 1000)
+        assert figure.get_size_inches()[0] <= 14
+        assert figure.axes[1].get_xlabel() == "step (1,000 tokens are too many to write)"
+
     def test_lookup(self, model: sw.LanguageModel) -> None:
         mixer, x = insight.layer_input(model, IDS, 5)
         figure = plots.lookup(model, IDS, heads=[2, 0], tokens=TOKENS)
@@ -187,6 +267,27 @@ class TestOthers:
         ssm = getattr(end, "ssm", end).h[0]
         ssm = ssm[None] if layer == 6 else ssm
         np.testing.assert_allclose(sizes[:, -1], ssm.flatten(1).norm(dim=1).detach(), rtol=1e-4)
+
+    @pytest.mark.parametrize("name", list(MIXERS))
+    def test_the_memory_of_each_layer(self, name: str) -> None:
+        """Not the window of its convolution, however large that is."""
+        mixer = MIXERS[name].build(8).eval()
+        if not has_state(mixer):
+            assert isinstance(mixer, (Attention, MemoryReader))
+            return
+        at_end = mixer.initial_state(1)
+        _, at_end = mixer(torch.randn(1, 3, 8), at_end)
+        kept = _numbers(at_end)
+        if not isinstance(mixer, TCN):  # which has nothing but a window
+            assert all(kept is not leaf for leaf in windows(at_end))
+        for part in ("ssm", "memory"):
+            inner = getattr(at_end, part, kept)
+            assert kept is (inner if isinstance(inner, torch.Tensor) else inner[0])
+        assert images(plots.states(mixer, torch.randn(1, 3, 8)))
+
+    def test_a_state_without_a_memory(self) -> None:
+        with pytest.raises(InputError, match=r"a tuple has no part that is known as a memory"):
+            _numbers((torch.ones(1, 2),))
 
     def test_states_that_grow(self, model: sw.LanguageModel) -> None:
         with pytest.raises(InputError, match=r"layer 0 is Attention, which has no state of a constant size"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,68 @@ def test_too_many_at_once_are_refused_and_the_others_answered() -> None:
             assert job.result() == written(model, "a", 300, seed=i, temperature=0.1)
         assert client.post("/v1/completions", json=asked | {"n": 3}).status_code == 200
         assert client.post("/v1/completions", json=asked | {"prompt": ["a"] * 4}).status_code == 400
+
+
+def test_many_inputs_queue_within_the_request() -> None:
+    """More than all places of the server, in batches; each has its own vector, and others are let in between."""
+    texts = [f"text {i}" for i in range(13)]
+    with serving(build(), rows=2, max_waiting=3) as (server, client):
+        asked = {"model": "small", "input": texts}
+        got = client.post("/v1/embeddings", json=asked).raise_for_status().json()["data"]
+        assert [one["index"] for one in got] == list(range(13))
+        for i in (0, 7, 12):
+            alone = client.post("/v1/embeddings", json=asked | {"input": texts[i]}).json()["data"][0]["embedding"]
+            assert got[i]["embedding"] == pytest.approx(alone, abs=1e-5)
+        assert server.engine.counts() == {"reading": 0, "writing": 0, "waiting": 0}
+
+
+def test_half_a_head_is_not_waited_for_and_connections_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("statewise.serve.server.HEAD_SECONDS", 0.5)
+    with serving(build(), max_connections=3) as (_, client):
+        place = ("127.0.0.1", client.base_url.port)
+        assert client.get("/health").status_code == 200  # holds a connection
+        silent, half = socket.create_connection(place), socket.create_connection(place)
+        half.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+        with socket.create_connection(place, timeout=10) as fourth:
+            told = b"".join(iter(lambda: fourth.recv(4096), b""))
+        assert told.startswith(b"HTTP/1.1 503")
+        assert b"3 connections are open" in told
+        for one in (silent, half):  # closed by the server
+            one.settimeout(10)
+            assert one.recv(100) == b""
+            one.close()
+        with socket.create_connection(place, timeout=10) as again:  # a second request on the same connection
+            again.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert again.recv(4096).startswith(b"HTTP/1.1 200")
+            again.sendall(b"GET /hea")
+            begun = time.monotonic()
+            while again.recv(4096):
+                pass
+            assert time.monotonic() - begun < 4  # before the five seconds that uvicorn waits for a next request
+        time.sleep(0.6)
+        text_of(client, "x", 3)
+
+
+def test_a_body_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("statewise.serve.server.HEAD_SECONDS", 0.2)
+    with serving(build()) as (_, client), socket.create_connection(("127.0.0.1", client.base_url.port)) as slow:
+        slow.settimeout(10)
+        body = b'{"model": "small", "prompt": "x", "max_tokens": 1}'
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        slow.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body[:9])
+        time.sleep(0.5)
+        slow.sendall(body[9:])
+        assert slow.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_nothing_is_written_to_clients_that_left(caplog: pytest.LogCaptureFixture) -> None:
+    asked = {"model": "small", "prompt": "a", "max_tokens": 3000, "temperature": 0.01, "stream": True}
+    with serving(build(), rows=16, max_new_tokens=3000) as (server, client):
+        for _ in range(20):
+            with client.stream("POST", "/v1/completions", json=asked | {"n": 16}) as response:
+                assert next(response.iter_lines()).startswith("data: ")
+        wait_until(lambda: server.engine.counts() == {"reading": 0, "writing": 0, "waiting": 0})
+    assert not [record for record in caplog.records if "socket.send()" in record.getMessage()]
 
 
 @pytest.mark.parametrize("stream", [True, False])

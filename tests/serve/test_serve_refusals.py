@@ -38,9 +38,10 @@ def refusal(response: httpx.Response) -> dict[str, Any]:
         ({"prompt": [1.5]}, "prompt", "list of"),
         ({"prompt": [[]]}, "prompt", "list of"),
         ({"prompt": [True]}, "prompt", "list of"),
-        ({"prompt": [257]}, None, "vocabulary"),
-        ({"prompt": [10**30]}, None, "vocabulary"),
-        ({"prompt": "\ud800"}, None, "Unicode"),
+        ({"prompt": [257]}, "prompt", "vocabulary"),
+        ({"prompt": [10**30]}, "prompt", "vocabulary"),
+        ({"prompt": [[1], [300]]}, "prompt", "row 1 of prompt"),
+        ({"prompt": "\ud800"}, "prompt", "Unicode"),
         ({"model": "other"}, "model", "no model"),
         ({"model": None}, "model", "missing"),
         ({"model": 3}, "model", "string"),
@@ -66,6 +67,9 @@ def refusal(response: httpx.Response) -> dict[str, Any]:
         ({"n": 1000}, "n", "range"),
         ({"best_of": 3}, "best_of", "best_of"),
         ({"stop": ""}, "stop", "texts"),
+        ({"stop": False}, "stop", "texts"),
+        ({"stop": 0}, "stop", "texts"),
+        ({"stop": {}}, "stop", "texts"),
         ({"stop": ["a"] * 17}, "stop", "texts"),
         ({"stop": [1]}, "stop", "texts"),
         ({"stop": "a" * 2000}, "stop", "texts"),
@@ -77,9 +81,11 @@ def refusal(response: httpx.Response) -> dict[str, Any]:
         ({"logprobs": 1, "echo": True, "stream": True}, "echo", "stream"),
         ({"suffix": "y"}, "suffix", "left to right"),
         ({"state": "none"}, None, "no state"),
-        ({"save_state": "../x"}, "id", "not a name"),
+        ({"save_state": "../x"}, "save_state", "not a name"),
         ({"save_state": "x", "n": 2}, "save_state", "one name"),
         ({"tempratur": 1}, "tempratur", "temperature"),
+        ({"\ud800": 1}, "\\ud800", "no field"),
+        ({"stream": True, "stream_options": {"\udfff": 1}}, "\\udfff", "no field"),
         ({"prompt": "x" * 3000}, "prompt", "tokens"),
     ],
 )
@@ -135,7 +141,7 @@ def test_chats(client: httpx.Client, change: dict[str, Any], words: str) -> None
         (b'{"model": "small", "model": "small"}', "twice"),
         (b'{"model": "small", "prompt": "x", "temperature": NaN}', "NaN"),
         (b'{"model": "small", "prompt": "x", "temperature": 1e999}', "large"),
-        (b'{"model": "small", "prompt": "x", "seed": ' + b"9" * 5000 + b"}", "JSON"),
+        (b'{"model": "small", "prompt": "x", "seed": ' + b"9" * 5000 + b"}", "more than 4,300 digits"),
     ],
 )
 def test_bodies(client: httpx.Client, body: bytes, words: str) -> None:
@@ -149,6 +155,8 @@ def test_embeddings_and_states(client: httpx.Client) -> None:
         ("embeddings", {"input": None}, "missing"),
         ("embeddings", {"input": "x", "encoding_format": "hex"}, "base64"),
         ("embeddings", {"input": "x", "dimensions": 5}, "24"),
+        ("embeddings", {"input": ["x"] * 2049}, "2,048"),
+        ("embeddings", {"input": [[1], [2], [300]]}, "row 2 of input"),
         ("states", {"prompt": "x"}, "id"),
         ("states", {"id": "a"}, "prompt or messages"),
         ("states", {"id": "a", "prompt": "x", "messages": MESSAGES}, "not both"),
@@ -158,6 +166,8 @@ def test_embeddings_and_states(client: httpx.Client) -> None:
     ):
         assert words in refusal(client.post(f"/v1/{path}", json={"model": "small"} | change))["message"]
     assert client.post("/v1/states/none/branch", json={"id": "b"}).status_code == 404
+    half = json.dumps({"id": "b", "\ud800": 1})
+    assert refusal(client.post("/v1/states/none/branch", content=half, headers=JSON))["param"] == "\\ud800"
 
 
 def test_places(client: httpx.Client) -> None:

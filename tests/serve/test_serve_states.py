@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from served_models import TOKENIZER, build, complete, serving, text_of, wait_until, written
 
 import statewise as sw
-from statewise.errors import ConfigError
+from statewise.errors import CheckpointError, ConfigError
 from statewise.generation import Reading, read
 from statewise.generation.reading_file import load_reading
 from statewise.serve.disk import StateFolder
@@ -178,6 +179,51 @@ def test_damaged_files_are_not_used(tmp_path: Path, reading: Reading) -> None:
         states.save("mine", IDS, reading)
     folder.close()
     assert (folder.path / "saved" / "mine.safetensors").read_text() == "somebody's"
+
+
+def test_a_disk_that_is_full_throws_no_text_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise CheckpointError(f"cannot save {tmp_path}: No space left on device")
+
+    model = build()
+    with serving(model, state_folder=str(tmp_path)) as (_, client):
+        client.post("/v1/states", json={"id": "there", "prompt": "x"}).raise_for_status()
+        monkeypatch.setattr(StateFolder, "save", full)
+        monkeypatch.setattr(StateFolder, "link", full)
+        for path, asked in (("", {"id": "a", "prompt": "x"}), ("/there/branch", {"id": "b"})):
+            response = client.post(f"/v1/states{path}", json=asked)
+            assert response.status_code == 507
+            assert response.json()["error"]["code"] == "disk_failed"
+            assert str(tmp_path) not in response.text
+        answer = complete(client, "x", 9, seed=1, save_state="c")
+        assert answer["choices"][0]["text"] == written(model, "x", 9, seed=1)
+        assert answer["save_state_error"]["code"] == "disk_failed"
+        streamed = {"model": "small", "prompt": "x", "max_tokens": 9, "seed": 1, "save_state": "c", "stream": True}
+        events = client.post("/v1/completions", json=streamed).text.split("\n\n")
+        assert "save_state_error" in json.loads(events[-3].removeprefix("data: "))
+        assert events[-2] == "data: [DONE]"
+        assert client.get("/v1/states/c").status_code == 404
+
+
+def test_a_name_that_another_took_in_the_meantime(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build()
+    with serving(model) as (server, client):
+        client.post("/v1/states", json={"id": "a", "prompt": "x"}).raise_for_status()
+        asked = {"model": "small", "prompt": "x", "max_tokens": 9, "seed": 1, "save_state": "a"}
+        response = client.post("/v1/completions", json=asked)  # known before: nothing is written
+        assert (response.status_code, response.json()["error"]["param"]) == (409, "save_state")
+        assert not server.metrics.tokens_written._values
+        monkeypatch.setattr(server.states, "reserve", lambda name, field="id": None)
+        save = server.states.save
+
+        def late(*args: Any, **options: Any) -> Any:
+            monkeypatch.undo()
+            return save(*args, **options)
+
+        monkeypatch.setattr(server.states, "save", late)
+        answer = complete(client, "x", 9, seed=1, save_state="a")
+        assert answer["choices"][0]["text"] == written(model, "x", 9, seed=1)
+        assert "already" in answer["save_state_error"]["message"]
 
 
 def test_the_disk_is_bounded_and_the_longest_unused_goes(tmp_path: Path, reading: Reading) -> None:

@@ -26,6 +26,7 @@ def serve(
     max_prompt_tokens: Annotated[int, typer.Option(help="The longest prompt.")] = 131_072,
     max_new_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 4096,
     max_body: Annotated[int, typer.Option(help="Bytes of a request.")] = 8 << 20,
+    max_connections: Annotated[int, typer.Option(help="Connections at once; further ones are refused with 503.")] = 512,
     requests_per_minute: Annotated[
         float | None, typer.Option(help="From one client's address. Default: any number.", show_default=False)
     ] = None,
@@ -64,6 +65,7 @@ def serve(
         max_prompt_tokens=max_prompt_tokens,
         max_new_tokens=max_new_tokens,
         max_body=max_body,
+        max_connections=max_connections,
         requests_per_minute=requests_per_minute,
         prefill_piece=prefill_piece,
         state_folder=None if state_folder is None else str(state_folder),

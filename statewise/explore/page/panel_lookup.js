@@ -8,12 +8,24 @@
   const say = app.speaker($("#lookup-said"));
   const draw = app.eachFrame(show);
 
-  // "a3 b1 a?" -> a 3 b 1 => a; null with a reason where it is no such text
+  // "a3 b1 a?" -> { tokens: a 3 b 1 => a }, or { wrong }, which says what is wrong with it
   function parsed(text) {
-    const letters = text.replace(/[\s.,]/g, "");
-    if (!/^([a-d][1-4])+[a-d]\??$/.test(letters)) return null;
-    const asked = letters.replace("?", "");
-    return [...asked.slice(0, -1), ASK, asked.at(-1)];
+    const signs = [...text.replace(/[\s.,]/g, "")], asks = signs.at(-1) === "?";
+    if (asks) signs.pop();
+    const at = signs.findIndex((sign, i) => !(i % 2 ? VALUES : KEYS).includes(sign));
+    const how = "Write pairs such as a3 b1, then a key and a question mark: a?";
+    if (at >= 0) return { wrong: `${refused(signs[at], at)} ${how}` };
+    if (signs.length < 3) return { wrong: how };
+    if (signs.length % 2 === 0) return { wrong: `After ${signs.at(-2)}${signs.at(-1)} a key is missing that is asked for. ${how}` };
+    return { tokens: [...signs.slice(0, -1), ASK, signs.at(-1)] };
+  }
+
+  function refused(sign, at) {
+    const place = `“${sign}” at place ${at + 1}`;
+    if (sign === "?") return `${place} comes too early: the question mark is the last sign.`;
+    if (at % 2) return `${place} is no value: values are ${[...VALUES].join(", ")}.`;
+    const small = KEYS.includes(sign.toLowerCase()) ? " Keys are small letters." : "";
+    return `${place} is no key: keys are ${[...KEYS].join(", ")}.${small}`;
   }
 
   // The layer whose weights are zeros and ones, each key a head: statewise.reproduce.h3_at_work.by_hand
@@ -49,10 +61,11 @@
   }
 
   function show() {
-    const text = $("#lookup-text").value, tokens = parsed(text);
+    const text = $("#lookup-text").value, { tokens, wrong } = parsed(text);
     $("#lookup-text").setAttribute("aria-invalid", !tokens);
     if (!tokens) {
-      $("#lookup-answer").innerHTML = '<span class="bad">Write pairs such as a3 b1, then a key and a question mark: a?</span>';
+      $("#lookup-answer").innerHTML = `<span class="bad">${S.chart.escape(wrong)}</span>`;
+      say(wrong);
       return;
     }
     const found = $("#lookup-layer").value === "hand" ? byHand(tokens) : trained(tokens);

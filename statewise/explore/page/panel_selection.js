@@ -4,7 +4,7 @@
   const { $, app } = { $: S.app.$, app: S.app };
   const TEXT = 'def total(self, values):\n    """Return the sum of the values."""\n    return sum(values)\n';
   const MOST = 8; // bits at which a colour is full
-  let found = null, info = null, chosen = 1, asked = 0, attention = null;
+  let found = null, info = null, chosen = 1, asked = 0, attention = null, said = "";
 
   const head = app.slider("selection-head", (h) => `${h + 1}`, () => matrix());
   const say = app.speaker($("#selection-said"));
@@ -20,9 +20,20 @@
     await read();
   }
 
+  // As much of a text as a panel reads
+  const LONGEST = 400;
+  S.beginning = (where) => {
+    const text = $(where).value, last = text.charCodeAt(LONGEST - 1);
+    return text.slice(0, LONGEST - (text.length > LONGEST && last >= 0xd800 && last < 0xdc00 ? 1 : 0)); // no half of a sign
+  };
+  S.leftOut = (where) => {
+    const n = $(where).value.length;
+    return n > LONGEST ? ` Only the first ${LONGEST} of these ${n.toLocaleString("en")} characters are read.` : "";
+  };
+
   // Only the newest text counts: an answer that comes late is dropped
   async function read() {
-    const text = $("#selection-text").value, mine = ++asked;
+    const text = S.beginning("#selection-text"), mine = ++asked;
     try {
       const answer = await S.mind.analyse({ text });
       if (mine !== asked) return;
@@ -39,7 +50,7 @@
     const one = seen();
     if (!one) return;
     head.limit(one.dt.length - 1);
-    const mine = asked, question = { text: $("#selection-text").value, layer: layer(), head: head() };
+    const mine = asked, question = { text: S.beginning("#selection-text"), layer: layer(), head: head() };
     const answer = await S.mind.attention(question);
     if (mine !== asked || question.head !== head() || question.layer !== layer()) return;
     attention = answer;
@@ -60,8 +71,11 @@
 
   function pieces() {
     const bits = found.bits.slice(1), sum = bits.reduce((a, b) => a + b, 0);
+    const left = S.leftOut("#selection-text");
     $("#selection-total").innerHTML = bits.length
-      ? `<b>${(sum / found.n_bytes).toFixed(3)}</b> bits per byte over ${found.n_bytes} bytes` : "Type some text.";
+      ? `<b>${(sum / found.n_bytes).toFixed(3)}</b> bits per byte over ${found.n_bytes} bytes.${left}` : "Type some text.";
+    if (left && left !== said) say(left.trim());
+    said = left;
     const from = S.chart.variable("--card"), place = $("#selection-shown");
     place.innerHTML = found.pieces.map((piece, t) => {
       if (!t) return "";

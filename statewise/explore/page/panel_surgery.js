@@ -32,7 +32,7 @@
   }
 
   async function begin() {
-    const text = $("#surgery-prompt").value;
+    const text = S.beginning("#surgery-prompt");
     parts = [];
     await reach(await S.mind.read({ text }), ["read", text], null);
   }
@@ -156,8 +156,9 @@
     }
   };
   $("#surgery-read").addEventListener("click", trying(begin));
+  $("#surgery-prompt").addEventListener("input", () => ($("#surgery-left-out").textContent = S.leftOut("#surgery-prompt").trim()));
   $("#surgery-more").addEventListener("click", trying(async () => {
-    const text = $("#surgery-prompt").value;
+    const text = S.beginning("#surgery-prompt");
     await reach(await S.mind.read({ state: now.state, text }), ["read", text]);
   }));
   $("#surgery-run").addEventListener("click", trying(run));

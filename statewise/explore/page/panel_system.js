@@ -161,6 +161,15 @@
     return { times: places, impulse: Array.from(dots[0]), step: Array.from(dots[1]), omega: below, sampled };
   }
 
+  // An index of WORDS. beyond(pole): how far it is behind the border, below zero on the stable side
+  const WORDS = ['<span class="good">stable</span>', "at the border", '<span class="bad">unstable, at the border</span>', '<span class="bad">unstable</span>'];
+  function standing(poles, beyond) {
+    if (poles.some((pole) => beyond(pole) > 1e-9)) return 3;
+    const on = poles.filter((pole) => beyond(pole) >= -1e-9);
+    const twice = on.some(([re, im], i) => on.slice(i + 1).some(([x, y]) => Math.hypot(re - x, im - y) < 1e-6));
+    return twice ? 2 : on.length ? 1 : 0;
+  }
+
   function show() {
     const method = $("#system-method").value, dt = 10 ** dtOf(), poles = S.systems.listed(groups), k = gain(poles);
     const system = S.systems.canonical(poles, k), discrete = S.systems.discretize(system, dt, method, alpha());
@@ -168,10 +177,12 @@
     drawContinuous();
     drawDiscrete(moved);
     const found = responses(system, discrete, poles, moved, k, dt);
-    const stable = poles.every(([re]) => re <= 0), still = discrete && !moved.some(outside);
-    const word = (good) => `<span class="${good ? "good" : "bad"}">${good ? "stable" : "unstable"}</span>`;
-    const lost = stable && !still ? " The rule made a stable system grow: take a smaller dt, or another rule." : !stable && still ? " The rule hides that the system grows." : "";
-    const verdict = `Continuous: ${word(stable)}. Discrete: ${word(still)}.${lost}`;
+    const whole = standing(poles, ([re]) => re), still = discrete ? standing(moved, ([re, im]) => Math.hypot(re, im) - 1) : 3;
+    const lost = whole < 2 && still > 1 ? ` The rule made a ${whole ? "system at the border" : "stable system"} grow: take a smaller dt, or another rule.`
+      : whole > 1 && still < 2 ? " The rule hides that the system grows." : "";
+    const border = whole === 2 || still === 2 ? " Two poles at one place of the border: what a kick leaves grows without end. Python's is_stable does not look for that, and counts all poles on the border as stable."
+      : whole === 1 || still === 1 ? " At the border: what a kick leaves does not fade, and an input that fits the pole (a constant one, or a wave of its frequency) makes it grow without end. Python's is_stable counts this as stable." : "";
+    const verdict = `Continuous: ${WORDS[whole]}. Discrete: ${WORDS[still]}.${lost}${border}`;
     if ($("#system-verdict").innerHTML !== verdict) $("#system-verdict").innerHTML = verdict;
     say($("#system-verdict").textContent);
     S.panel_system = { poles, gain: k, dt, method, alpha: alpha(), system, moved, ...found };
