@@ -25,8 +25,8 @@ class AttentionForm(NamedTuple):
 
     matrix: (length, length)   mask, scores: the same, with matrix = mask * scores, of SSD and Mamba-2: mask is the
     1-semiseparable matrix of decays, and scores are C_t . B_s, times dt_s where there is one. None for other systems
-    d_state: how many numbers the recurrence carries from step to step, and so the largest rank below the diagonal. In
-    Mamba-3 one more than its d_state: it carries the input before too
+    d_state: how many numbers the state has, and so the largest rank below the diagonal. Mamba-3 carries the input before
+    too, so blocks that begin on the diagonal, as in :func:`~statewise.semiseparable.block_ranks`, may have one more
     """
 
     matrix: Tensor
@@ -58,7 +58,7 @@ def attention_form(
             raise InputError(f"what {type(of).__name__} does depends on its input; give x, (batch, length, d_model)")
         x = x[row : row + 1]
         if isinstance(of, Mamba3):
-            return AttentionForm(hidden_attention(of, x, [head])[0, 0], None, None, of.config.d_state + 1)
+            return AttentionForm(hidden_attention(of, x, [head])[0, 0], None, None, of.config.d_state)
         return _of_operator(selected(of, x).operator, head, 0)
     if isinstance(of, (SSD, SelectiveDiagonal)):
         return _of_operator(of, head, row)

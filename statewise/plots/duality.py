@@ -139,10 +139,11 @@ def _ranks(axes: Axes, form: insight.AttentionForm, tolerance: float, *, before:
     axes.plot(steps, full, color="#999999", linestyle=":", label="a matrix without structure")
     ranks = block_ranks(form.matrix, tolerance=tolerance)
     axes.step(steps, ranks.numpy(), where="mid", color=COLOURS[0], label="rank of all from the past to the future")
+    carried = form.d_state + before
     label = f"numbers in the state: {form.d_state}"
     if before:
-        label = f"numbers carried: {form.d_state - 1} of the state, and the input before"
-    axes.axhline(form.d_state, color=COLOURS[1], linestyle="--", linewidth=1.2, label=label)
-    axes.set(xlabel="step t", ylabel="rank of M[t:, :t+1]", ylim=(0, 1.4 * max(int(full.max()), form.d_state)))
+        label = f"numbers carried: {form.d_state} of the state, and the input before"
+    axes.axhline(carried, color=COLOURS[1], linestyle="--", linewidth=1.2, label=label)
+    axes.set(xlabel="step t", ylabel="rank of M[t:, :t+1]", ylim=(0, 1.4 * max(int(full.max()), carried)))
     axes.set_title("what has to be carried past each step")
     axes.legend(fontsize=8, loc="upper left")

@@ -53,7 +53,7 @@ def states(
     >>> import statewise as sw
     >>> figure = states(sw.S4DConfig(d_state=8).build(d_model=4), torch.randn(1, 30, 4))
     >>> figure.axes[0].get_ylabel()
-    'head or\nchannel'
+    'head or\\nchannel'
     """
     require_steps(inputs)
     found = find(of, layer, has_state, "state of a constant size", inputs[:1])

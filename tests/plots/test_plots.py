@@ -229,9 +229,11 @@ class TestOthers:
         x = torch.randn(1, 24, 8)
         form = insight.attention_form(mixer, x)
         ranks = sw.semiseparable.block_ranks(form.matrix, tolerance=1e-5)
-        assert int(ranks.max()) == form.d_state == 5
+        assert int(ranks.max()) == form.d_state + 1 == 5
         figure = plots.semiseparable(mixer, x)
         labels = [line_.get_label() for line_ in figure.axes[1].get_lines()]
+        limit = next(line_ for line_ in figure.axes[1].get_lines() if str(line_.get_label()).startswith("numbers"))
+        assert float(np.asarray(limit.get_ydata())[0]) == 5
         assert "numbers carried: 4 of the state, and the input before" in labels
         assert "head 0" in figure.get_suptitle()
 
