@@ -25,8 +25,9 @@ class AttentionForm(NamedTuple):
 
     matrix: (length, length)   mask, scores: the same, with matrix = mask * scores, of SSD and Mamba-2: mask is the
     1-semiseparable matrix of decays, and scores are C_t . B_s, times dt_s where there is one. None for other systems
-    d_state: how many numbers the state has, and so the largest rank below the diagonal. Mamba-3 carries the input before
-    too, so blocks that begin on the diagonal, as in :func:`~statewise.semiseparable.block_ranks`, may have one more
+    d_state: how many numbers the state has, and so the largest rank below the diagonal. Mamba-3 carries the input
+    before too, so blocks that begin on the diagonal, as in :func:`~statewise.semiseparable.block_ranks`, may have one
+    more
     """
 
     matrix: Tensor
