@@ -158,6 +158,7 @@ class RGLRU(Mixer):
 
     def _begins(self, u: Tensor, state: RGLRUState | None, masks: Masks) -> Tensor:
         """(batch, length) bool: whether a step is the first of its document."""
-        first = torch.zeros(u.shape[:2], dtype=torch.bool, device=u.device)
-        first[:, :1] = True if state is None else (state.n_read == 0).unsqueeze(-1)
+        first = (torch.arange(u.shape[1], device=u.device) == 0).expand(u.shape[:2])
+        if state is not None:
+            first = first & (state.n_read == 0).unsqueeze(-1)
         return first if masks.starts is None else first | masks.starts
