@@ -78,6 +78,13 @@ def test_the_table_is_of_all_types_that_the_package_can_widen() -> None:
         quantize(np.ones((2, 256), np.float32), gguf.GGMLQuantizationType[name])
 
 
+def test_the_page_has_the_table() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/checkpoints.md").read_text("utf-8")
+    section = page.split("## Quantised files: GGUF")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    assert rows[2:] == [[name, f"{bits(name):g}", "yes" if name in WRITTEN else "no"] for name in READ]
+
+
 @pytest.mark.parametrize("kind", READ)
 def test_every_type_is_read_as_the_package_widens_it(kind: str, tmp_path: Path) -> None:
     """In a file, as the package's own reader finds it; the values of each row lie where they were put."""
