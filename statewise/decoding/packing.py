@@ -9,7 +9,7 @@ from torch import Tensor
 
 from statewise.decoding.instructions import BLOCK, TILE, Matrix, Precision
 from statewise.errors import InputError
-from statewise.models.quantised import Integers, QuantisedTensor
+from statewise.models.quantised import QuantisedTensor
 from statewise.native.memory import in_huge_pages
 
 PRECISIONS = tuple(precision.name.lower() for precision in Precision)
@@ -139,9 +139,7 @@ def pack(weight: Tensor, precision: str, group: int | None = None) -> Packed:
     if precision in LARGEST:
         quantised = quantise(weight, precision, group)
         numbers = _numbers(quantised.q, precision, WORD)
-        return Packed(
-            _in_blocks(numbers), _in_blocks(quantised.scales), precision, n_rows, n_columns, quantised.group
-        )
+        return Packed(_in_blocks(numbers), _in_blocks(quantised.scales), precision, n_rows, n_columns, quantised.group)
     data = _in_blocks(weight.detach().to(torch.float32 if precision == "float32" else torch.bfloat16))
     return Packed(data, None, precision, n_rows, n_columns, group or n_columns)
 
@@ -191,8 +189,9 @@ def _put(out: Tensor, first: int, x: Tensor) -> None:
 
 
 def _words(q: Tensor, zero: int) -> Tensor:
-    """(rows, columns) of -8 ... 7, or of 0 ... 15 -> (rows, words) int32: q + zero of columns 0, 2, 4, 6 in the lower half, the first in
-    the lowest bits, and of 1, 3, 5, 7 in the upper half, so that four shifts give four pairs of neighbours."""
+    """(rows, columns) of -8 ... 7, or of 0 ... 15 -> (rows, words) int32: q + zero of columns 0, 2, 4, 6 in the lower
+    half, the first in the lowest bits, and of 1, 3, 5, 7 in the upper half, so that four shifts give four pairs of
+    neighbours."""
     q = q.unflatten(1, (-1, WORD))
     words = torch.zeros(q.shape[:2], dtype=torch.int32, device=q.device)
     for j in range(WORD):

@@ -86,6 +86,9 @@ class QuantisedTensor(Tensor):
     def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _again, (self.blocks, isinstance(self, nn.Parameter))
 
+    def __deepcopy__(self, memo: object) -> Tensor:
+        return _again(self.blocks, isinstance(self, nn.Parameter))
+
     def widened(self) -> Tensor:
         """A plain float32 tensor of the same values."""
         out = torch.empty(self.blocks.shape)
@@ -117,6 +120,16 @@ class QuantisedTensor(Tensor):
 def _again(blocks: Blocks, is_parameter: bool) -> Tensor:
     made = QuantisedTensor(blocks)
     return nn.Parameter(made, requires_grad=False) if is_parameter else made
+
+
+def require_plain(model: nn.Module, what: str) -> None:
+    """Errors: InputError for a model with quantised weights. what: cannot be done with them"""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, QuantisedTensor):
+            raise InputError(
+                f"{what}: {name} is in {parameter.blocks.kind}, as the file had it; load the model without "
+                "keep_quantised=True"
+            )
 
 
 def is_quantised(model: nn.Module) -> bool:

@@ -41,11 +41,16 @@ QUANTISATION_VERSION = 2  # of the layout of the blocks, as the package and llam
 FLOAT32 = ("position_embd.weight", "ssm_conv1d.weight", "ssm_a", "ssm_d", "norm.weight")
 
 
-def read_gguf(path: str | os.PathLike[str]) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
+def read_gguf(
+    path: str | os.PathLike[str], *, keep_quantised: bool = False
+) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
     """Our config and our tensors of a GGUF file of Mamba, Falcon-Mamba, Mamba-2, GPT-2 or GPT-NeoX.
 
     The tensors are float32, whatever the file has them in: a file mixes types, and float32 holds each exactly, but
     for F64, which is rounded. Only A_log = log(-ssm_a) is computed, in float64.
+
+    keep_quantised: matrices in integers become a ``QuantisedTensor`` each, in the memory that they have in the file.
+             What has to be computed from one, as A_log is, is plain.
 
     Cost:    one pass over the file; the tensors in memory once.
     Errors:  CheckpointError for a file that is not GGUF, or is damaged; for an architecture or a quantisation that is
@@ -72,7 +77,7 @@ def read_gguf(path: str | os.PathLike[str]) -> tuple[LanguageModelConfig, dict[s
         config = read_config(architecture, file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
         shapes = expected_shapes(config)
     entries = build_entries(config)
-    tensors = {name: file.read(name) for name in file.tensors}
+    tensors = {name: file.read(name, keep_quantised=keep_quantised) for name in file.tensors}
     return config, read_entries(entries, tensors, shapes, where=str(path))
 
 

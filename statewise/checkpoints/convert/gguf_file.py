@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from statewise.checkpoints.convert.gguf_types import QUANTISATIONS
 from statewise.checkpoints.convert.gguf_values import Value
 from statewise.errors import CheckpointError, importing, reason
+from statewise.models.quantised import QuantisedTensor
 
 with importing("gguf", "gguf", "GGUF files need", CheckpointError):
     from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, Keys
@@ -50,14 +52,19 @@ class GGUF:
     metadata: dict[str, Value]
     tensors: dict[str, StoredTensor]
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, *, keep_quantised: bool = False) -> Tensor:
         """One tensor in float32, in memory of its own: exactly the numbers of the file, whatever they are stored in
-        (F64 is rounded).
+        (F64 is rounded). keep_quantised: a matrix in integers stays as it is, a ``QuantisedTensor``.
 
         Errors:  CheckpointError for a shape that its type cannot have.
         """
+        stored = self.tensors[name]
         with _refusing(self.path):
-            return widened(self.tensors[name])
+            if keep_quantised and stored.type in QUANTISATIONS and len(stored.shape) == 2 and stored.data.size:
+                from statewise.checkpoints.convert.gguf_integers import GGUFBlocks
+
+                return QuantisedTensor(GGUFBlocks(stored))
+            return widened(stored)
 
 
 def widened(stored: StoredTensor) -> Tensor:

@@ -55,7 +55,7 @@ def _half(b: Array, at: int) -> Array:
 
 
 def _fields(b: Array, width: int, run: int) -> Array:
-    """Numbers of ``width`` bits, of which 8 / width lie in each byte: of ``run`` bytes first all lowest, then the next."""
+    """Numbers of ``width`` bits, 8 / width of them in a byte: of ``run`` bytes first all lowest, then the next ones."""
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     found: Array = (b.reshape(len(b), -1, 1, run) >> shifts & np.uint8(2**width - 1)).reshape(len(b), -1)
     return found

@@ -27,6 +27,7 @@ from statewise.checkpoints.tensor_files import (
 )
 from statewise.errors import CheckpointError, ConfigError, InputError, retold
 from statewise.models.base import Model
+from statewise.models.quantised import require_plain
 
 WRITTEN = ("mamba_ssm", "transformers", "h3", "s4", "s4d", "gguf")
 
@@ -59,6 +60,7 @@ def save_as(
     model = uncompiled(model)
     if not isinstance(model, Model):
         raise InputError(f"save_as takes a Model, such as a LanguageModel; got a {model.__class__.__name__}")
+    require_plain(model, "save_as writes plain numbers")
     if type is not None and format != "gguf":
         raise InputError(f"type={type!r} is for gguf; {format} has a dtype")
     target = Path(os.path.realpath(path))
