@@ -79,6 +79,13 @@ def parts(model: Model) -> list[dict[str, Any]]:
     for a layer that reads in both directions). A part without parameters of its own or of others is left out.
     """
     counted: set[int] = set()
+    sizes: dict[tuple[type, str, int], dict[str, Any]] = {}  # of states: most layers are alike
+
+    def size_of(mixer: Mixer) -> dict[str, Any]:
+        like = type(mixer), repr(getattr(mixer, "config", id(mixer))), mixer.d_model
+        if like not in sizes:
+            sizes[like] = state_size(mixer)
+        return sizes[like]
 
     def count(module: nn.Module | None, recurse: bool = True) -> int:
         own = [] if module is None else [p for p in module.parameters(recurse) if id(p) not in counted]
@@ -104,7 +111,7 @@ def parts(model: Model) -> list[dict[str, Any]]:
             "mixer": type(block.mixer).__name__,
             "mixer_parameters": mixer,
             "mlp_parameters": mlp,
-            "state": state_size(block.mixer) if block.mixer.is_causal else None,
+            "state": size_of(block.mixer) if block.mixer.is_causal else None,
         }
 
     return list(walk(model, ""))

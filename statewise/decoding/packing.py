@@ -69,6 +69,17 @@ class Packed:
         return Matrix(self.data, self.scales, self.offsets, precision, self.n_rows, self.n_columns, self.group, wide)
 
 
+def packed_bytes(n_rows: int, n_columns: int, precision: str) -> int:
+    """The memory of a matrix that is packed with the default group, before it is there."""
+    n_rows = -(-n_rows // BLOCK) * BLOCK
+    if precision not in LARGEST:
+        return n_rows * n_columns * (4 if precision == "float32" else 2)
+    n_words = -(-n_columns // WORD)
+    if precision == "int8":
+        return n_rows * (n_words * WORD + 2)
+    return n_rows * (n_words * WORD // 2 + 2 * -(-n_columns // INT4_GROUP))
+
+
 def check_precision(precision: object, group: object) -> None:
     """Errors: InputError for a precision that is none of :data:`PRECISIONS`, or a group that it cannot have."""
     if precision not in PRECISIONS:
@@ -170,7 +181,7 @@ def _numbers(q: Tensor, precision: str, zero: int) -> Tensor:
 
 def _in_blocks(x: Tensor) -> Tensor:
     """(rows, n) -> (blocks, n, 16), zeros for the rows that the last block lacks."""
-    out = _zeros(*x.shape, x.dtype)
+    out = _zeros(x.shape[0], x.shape[1], x.dtype)
     _put(out, 0, x)
     return out
 

@@ -101,7 +101,7 @@ class QuantisedTensor(Tensor):
         return all(bool(self.blocks.widened(rows).isfinite().all()) for rows in self.blocks.pieces())
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}

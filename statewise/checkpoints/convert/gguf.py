@@ -32,7 +32,7 @@ from statewise.models.base import ModelConfig
 from statewise.models.language_model import LanguageModelConfig
 
 if TYPE_CHECKING:
-    from statewise.checkpoints.convert.gguf_file import StoredTensor
+    from statewise.checkpoints.convert.gguf_file import GGUF, StoredTensor
 
 KNOWN = (*ARCHITECTURES, *DECODERS)
 TYPE_OF = {torch.float32: "F32", torch.float16: "F16"}
@@ -58,8 +58,18 @@ def read_gguf(
     """
     from statewise.checkpoints.convert.gguf_file import read_file
 
-    path = Path(path)
-    file = read_file(path)
+    file = read_file(Path(path))
+    config = gguf_config(file)
+    tensors = {name: file.read(name, keep_quantised=keep_quantised) for name in file.tensors}
+    return config, read_entries(build_entries(config), tensors, expected_shapes(config), where=str(path))
+
+
+def gguf_config(file: GGUF) -> LanguageModelConfig:
+    """Our config of a file, of which only the header is read.
+
+    Errors:  CheckpointError as :func:`read_gguf`, but for tensors that are missing or too many.
+    """
+    path = file.path
     if strange := [name for name in file.tensors if shown(name) != name]:
         raise CheckpointError(
             f"{path}: {shown(strange[0])} is not a tensor name in any architecture that Statewise reads"
@@ -75,10 +85,8 @@ def read_gguf(
         )
     with retold(CheckpointError, CheckpointError, ConfigError, where=f"{path}: "):
         config = read_config(architecture, file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
-        shapes = expected_shapes(config)
-    entries = build_entries(config)
-    tensors = {name: file.read(name, keep_quantised=keep_quantised) for name in file.tensors}
-    return config, read_entries(entries, tensors, shapes, where=str(path))
+        expected_shapes(config)
+    return config
 
 
 def write_gguf(
