@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 from collections.abc import Iterator
 from typing import Any
@@ -121,8 +122,11 @@ def state_size(mixer: Mixer) -> dict[str, Any]:
     """The bytes of one sequence's state: ``at_rest``, ``bytes`` after ``tokens``, and ``per_token`` beyond them.
 
     A state that one token does not enlarge is taken to stay as it is. Others are measured by reading: 1,024 tokens,
-    or the whole window of windowed attention, or as many as there are positions.
+    or the whole window of windowed attention, or as many as there are positions. A mixer on the meta device is given
+    memory for that, which nobody writes to.
     """
+    if next(mixer.parameters()).is_meta:
+        mixer = copy.deepcopy(mixer).to_empty(device="cpu")
     at_rest = _state_bytes(mixer, 0)
     if _state_bytes(mixer, 1) == at_rest:
         return {"at_rest": at_rest, "tokens": 1, "bytes": at_rest, "per_token": 0}

@@ -37,8 +37,8 @@ class Entry:
 
 @contextmanager
 def names_alone() -> Iterator[None]:
-    """Within it :func:`read_entries` looks at names, and at the shapes of what is only renamed, and computes nothing: so
-    a file need not be read. What it returns lacks the tensors that would be computed."""
+    """Within it :func:`read_entries` looks at names, and at the shapes of what is only renamed, and computes nothing:
+    so a file need not be read. What it returns lacks the tensors that would be computed."""
     token = _names_alone.set(True)
     try:
         yield
