@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from statewise.checkpoints.convert.gguf_integers import HALVES
 from statewise.checkpoints.convert.gguf_types import QUANTISATIONS, bits
-
-# Where in a block its halves lie
-HALVES: dict[str, tuple[int, ...]] = dict.fromkeys(
-    ("Q4_0", "Q5_0", "Q8_0", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)
-)
-HALVES |= {"IQ4_NL": (0,), "IQ4_XS": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
-HALVES |= {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)}
 
 
 def random_blocks(kind: str, n_rows: int, n_columns: int, seed: int = 0) -> np.ndarray:

@@ -233,9 +233,8 @@ def _show_published(record: dict[str, Any]) -> None:
     )
     if record["loads"]:
         steps = {part["step_in_c"] for part in record["parts"] if "mixer" in part} - {"yes"}
-        print(
-            "it can be loaded" + (f"; a layer has no step in C, since it {'; '.join(sorted(steps))}" if steps else "")
-        )
+        without = f"; a layer has no step in C, since it {'; '.join(sorted(steps))}" if steps else ""
+        print(f"it can be loaded{without}")
         return
     print(f"it cannot be loaded: {record['reason']}")
     table = _table("layers, as its own files name them", "layers", "kind", "what they hold")

@@ -22,9 +22,10 @@ from statewise.models.shapes import build_shapes
 
 
 def describe_published(path: Path) -> dict[str, Any]:
-    """A record: ``architecture`` and ``format``, the ``types`` that its tensors are in, ``loads`` and, if it does not, the
-    ``reason`` and its ``layers`` as its own files name them; else its ``configuration``, ``parts`` with the step in C of
-    each layer, and ``memory`` in bytes: of the model in float32 and bfloat16, and of the weights that the C step reads.
+    """A record: ``architecture`` and ``format``, the ``types`` that its tensors are in, ``loads`` and, if it does not,
+    the ``reason`` and its ``layers`` as its own files name them; else its ``configuration``, ``parts`` with the step in
+    C of each layer, and ``memory`` in bytes: of the model in float32 and bfloat16, and of the weights that the C step
+    reads.
 
     Errors:  CheckpointError if there is no model whose headers can be read.
     """

@@ -56,6 +56,10 @@ class Blocks(ABC):
     def integers(self, rows: slice) -> Integers:
         """These rows as whole numbers, from which the same values are made."""
 
+    @abstractmethod
+    def are_finite(self) -> bool:
+        """Whether all scales are, so that all values must be; at little cost."""
+
     def pieces(self) -> Iterator[slice]:
         """Slices of the rows, in multiples of 16, that are not too large."""
         n_rows = max(16, PIECE // self.shape[1] // 16 * 16)
@@ -80,7 +84,7 @@ class QuantisedTensor(Tensor):
         made.blocks = blocks
         return made
 
-    def __repr__(self, *, tensor_contents: None = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"QuantisedTensor({tuple(self.shape)}, {self.blocks.kind})"
 
     def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -95,10 +99,6 @@ class QuantisedTensor(Tensor):
         for rows in self.blocks.pieces():
             out[rows] = self.blocks.widened(rows)
         return out
-
-    def is_finite(self) -> bool:
-        """Piece by piece."""
-        return all(bool(self.blocks.widened(rows).isfinite().all()) for rows in self.blocks.pieces())
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

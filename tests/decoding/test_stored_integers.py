@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from decoded_models import needs_library
@@ -11,7 +12,7 @@ from gguf_blocks import random_blocks
 
 from statewise import native
 from statewise.checkpoints.convert.gguf_file import StoredTensor, widened
-from statewise.checkpoints.convert.gguf_integers import GGUFBlocks
+from statewise.checkpoints.convert.gguf_integers import HALVES, GGUFBlocks
 from statewise.checkpoints.convert.gguf_types import QUANTISATIONS
 from statewise.decoding.packing import STORED, pack
 from statewise.decoding.product import Product
@@ -34,6 +35,24 @@ def test_whole_numbers_with_their_scales_are_the_values(kind: str) -> None:
     most = {"int8": 127, "int4": 15 if form.offset else 7}[form.packed]
     least = 0 if form.offset else -1 - most
     assert least <= int(integers.q.min()) <= int(integers.q.max()) <= most
+
+
+@pytest.mark.parametrize("kind", QUANTISATIONS)
+def test_scales_that_are_no_numbers_are_found(kind: str) -> None:
+    raw = stored(kind)
+    assert GGUFBlocks(raw).are_finite()
+    if kind == "NVFP4":  # all of its scales are numbers
+        return
+    form, data = QUANTISATIONS[kind], raw.data.copy()
+    block = data.reshape(-1, form.n_bytes)[3]
+    if kind == "MXFP4":
+        block[0] = 255
+    elif kind == "IQ1_M":  # a half in the upper four bits of four words
+        block[49::2] = block[49::2] & 0x0F | np.array([0x00, 0x00, 0xC0, 0x70], np.uint8)
+    else:
+        at = HALVES[kind][-1]
+        block[at : at + 2] = (0, 0x7C)
+    assert not GGUFBlocks(raw._replace(data=data)).are_finite()
 
 
 def test_pieces_of_the_rows_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

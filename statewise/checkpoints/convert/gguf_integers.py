@@ -21,6 +21,19 @@ Parts = tuple[Array, Array, Array | None]  # of n blocks: q (n, block), scales (
 E2M1 = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)  # doubled
 IQ4 = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8)
 
+LARGEST_E8M0 = 252  # of MXFP4's scales: 12 times what the next one says is no float32
+# At which bytes of a block its halves begin; MXFP4 and NVFP4 have scales of their own, IQ1_M one in pieces
+HALVES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+}
+
 
 class GGUFBlocks(Blocks):
     """A matrix of a file, in memory of its own."""
@@ -37,6 +50,13 @@ class GGUFBlocks(Blocks):
         raw = self._raw[rows if isinstance(rows, slice) else rows.reshape(-1).numpy()]
         found = widened(StoredTensor(self.kind, (len(raw), self.shape[1]), raw))
         return found if isinstance(rows, slice) else found.view(*rows.shape, self.shape[1])
+
+    def are_finite(self) -> bool:
+        blocks = self._raw.reshape(-1, QUANTISATIONS[self.kind].n_bytes)
+        if self.kind == "MXFP4":
+            return bool((blocks[:, 0] <= LARGEST_E8M0).all())
+        found = [_iq1_m(blocks)] if self.kind == "IQ1_M" else [_half(blocks, at) for at in HALVES.get(self.kind, ())]
+        return all(bool(np.isfinite(scales).all()) for scales in found)
 
     def integers(self, rows: slice) -> Integers:
         raw, form = self._raw[rows], QUANTISATIONS[self.kind]

@@ -56,7 +56,7 @@ class Published:
 
         def counted() -> Iterator[tuple[str, Tensor]]:
             for i, (name, tensor) in enumerate(owned(self.ours, self.theirs)):
-                if not isinstance(tensor, QuantisedTensor) or not tensor.is_finite():
+                if not isinstance(tensor, QuantisedTensor) or not tensor.blocks.are_finite():
                     require_finite(name, tensor, f"{self.source.path}, by our names")
                 if progress is not None:
                     progress(i, n_tensors)
