@@ -97,8 +97,8 @@ def kind_bytes(headers: Headers, dtype: str) -> int:
 
 
 def stored_memory(headers: Headers, model: Model) -> dict[str, int]:
-    """Of a GGUF file with quantised matrices: of the model that stays as the file has it, ``kept``, and of the weights
-    that the C step then reads, ``stored``."""
+    """Bytes of a GGUF file's model with quantised matrices: as it stays in memory, ``kept``, and of the weights that
+    the C step then reads, ``stored``."""
     kept = stored = 0
     for name, shape in headers.shapes.items():
         kind, n = headers.types[name], math.prod(shape)

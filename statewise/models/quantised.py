@@ -78,13 +78,13 @@ class QuantisedTensor(Tensor):
 
     @staticmethod
     def __new__(cls, blocks: Blocks) -> QuantisedTensor:
-        made: QuantisedTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, blocks.shape, dtype=torch.float32, device="cpu", requires_grad=False
+        made: QuantisedTensor = Tensor._make_wrapper_subclass(
+            cls, blocks.shape, dtype=torch.float32, device=torch.device("cpu"), requires_grad=False
         )
         made.blocks = blocks
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"QuantisedTensor({tuple(self.shape)}, {self.blocks.kind})"
 
     def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Any], tuple[Any, ...]]:

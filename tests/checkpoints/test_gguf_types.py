@@ -55,7 +55,15 @@ def test_the_page_has_the_table() -> None:
     page = Path(__file__).parents[2].joinpath("docs/checkpoints.md").read_text("utf-8")
     section = page.split("## Quantised files: GGUF")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
-    assert rows[2:] == [[name, f"{bits(name):g}", "yes" if name in WRITTEN else "no"] for name in READ]
+    known = []
+    for name in READ:
+        form = QUANTISATIONS.get(name)
+        step = ["float32", "32"]
+        if form is not None:
+            width = int(form.packed.removeprefix("int")) + 32 * (1 + form.offset) / form.group
+            step = [f"{form.packed}, groups of {form.group}" + ", offsets" * form.offset, f"{width:g}"]
+        known.append([name, f"{bits(name):g}", "yes" if name in WRITTEN else "no", *step])
+    assert rows[2 : 2 + len(READ)] == known
 
 
 @pytest.mark.parametrize("kind", READ)
@@ -131,8 +139,8 @@ def test_logits_of_a_quantised_file_are_near(stored: str, tmp_path: Path) -> Non
 def test_what_is_no_type_to_write(tmp_path: Path) -> None:
     model = build("mamba")
     for options, message in (
-        ({"type": "Q4_K"}, r"type='Q4_K' is no type of a GGUF file that is written; use one of F32, F16, BF16, Q4_0"),
-        ({"type": "Q8_0", "dtype": torch.float32}, r"type='Q8_0' and dtype=torch.float32 is no type"),
+        ({"type": "Q4_K"}, r"type='Q4_K' cannot be written in a GGUF file; use one of F32, F16, BF16, Q4_0"),
+        ({"type": "Q8_0", "dtype": torch.float32}, r"type='Q8_0' and dtype=torch.float32 cannot be written"),
     ):
         with pytest.raises(InputError, match=message):
             write(model, tmp_path / "model.gguf", **options)

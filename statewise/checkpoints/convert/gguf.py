@@ -104,7 +104,7 @@ def write_gguf(
     dtype:      of the matrices: float32 or float16; None: float16 if the embedding is, else float32. The vectors, the
                 convolution and A are always float32, as llama.cpp's own converter has them
     type:       of the matrices instead of a dtype: one of ``gguf_types.WRITTEN``, such as "Q8_0". A matrix whose rows
-                are no multiple of the type's block is in F16, as llama.cpp's converter has it
+                are not whole blocks of the type is in F16, as llama.cpp's converter has it
     tokenizer:  a byte tokenizer, or one of a tokenizer.json that is byte-level BPE; None: the file has no vocabulary
     Errors:     CheckpointError for a model or a tokenizer that GGUF has no form for, and for numbers that float16 does
                 not hold; OSError, also if there is a file. It is not written atomically.
@@ -117,7 +117,7 @@ def write_gguf(
         raise InputError(f"GGUF cannot be written in {dtype}; use float32 or float16")
     if type is not None and (type not in WRITTEN or dtype is not None):
         given = f"type={type!r}" + (f" and dtype={dtype}" if dtype else "")
-        raise InputError(f"{given} is no type of a GGUF file that is written; use one of {', '.join(WRITTEN)} alone")
+        raise InputError(f"{given} cannot be written in a GGUF file; use one of {', '.join(WRITTEN)} alone")
     architecture, values = write_config(config)
     theirs = write_entries(build_entries(config), tensors)
     if type is None:

@@ -91,7 +91,7 @@ def _fifth_bits(b: Array) -> Array:
 
 
 def _scales_and_mins(b: Array) -> tuple[Array, Array]:
-    """Of Q4_K and Q5_K: 8 scales and 8 offsets of 6 bits in 12 bytes, times their halves."""
+    """Scales and offsets of Q4_K and Q5_K: 8 each of 6 bits in 12 bytes, times their halves."""
     d, dmin, low, least, high = _half(b, 0), _half(b, 2), b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scales = np.concatenate([low & 63, high & 15 | low >> 2 & 48], 1)
     mins = np.concatenate([least & 63, high >> 4 | least >> 2 & 48], 1)

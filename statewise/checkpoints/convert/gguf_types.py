@@ -66,7 +66,7 @@ WRITTEN = {
 
 
 def bits(name: str) -> float:
-    """Of a number in the file, with its share of the scales.
+    """The bits of a number in the file, with its share of the scales.
 
     >>> bits("Q4_K")
     4.5

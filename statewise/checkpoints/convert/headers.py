@@ -43,8 +43,8 @@ class Headers:
     types: Mapping[str, str]
 
     def layers(self) -> list[dict[str, Any]]:
-        """Of a model that is not read: for each layer its ``kind``, if the config says it, and the names of what it
-        ``holds``."""
+        """The layers of a model that is not read: for each its ``kind``, if the config says it, and the names of what
+        it ``holds``."""
         holds: dict[int, set[str]] = {}
         for name in self.shapes:
             if found := NUMBERED.search(name):

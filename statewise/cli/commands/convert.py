@@ -32,7 +32,7 @@ def convert(
     type: Annotated[
         str | None,
         typer.Option(
-            help="Of the matrices in gguf: q8_0, q5_1, q5_0, q4_1, q4_0, mxfp4, tq2_0, tq1_0, bf16, f16 or f32.",
+            help="Type of the matrices in gguf: q8_0, q5_1, q5_0, q4_1, q4_0, mxfp4, tq2_0, tq1_0, bf16, f16 or f32.",
             show_default=False,
         ),
     ] = None,
