@@ -17,6 +17,7 @@ from statewise.checkpoints.tensor_files import require_held, stored_tensors
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics, nothing_drawn
 from statewise.models.base import Model, ModelConfig
+from statewise.models.quantised import QuantisedTensor
 from statewise.models.shapes import LARGEST, TooLargeError, Undrawn, build_shapes, require_shapes, unchecked
 
 
@@ -89,7 +90,7 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
                 tensor = tensor.to(torch.promote_types(dtype, torch.float32) if id(old) in dynamics else dtype)
                 if torch.finfo(tensor.dtype).max < torch.finfo(before).max:
                     require_held(name, tensor, "cannot load the model in this dtype", "give a wider one")
-            tensor = nn.Parameter(tensor, old.requires_grad)
+            tensor = nn.Parameter(tensor, old.requires_grad and not isinstance(tensor, QuantisedTensor))
         given[id(old)] = tensor
     for module in model.modules():
         for parameter_name, parameter in module._parameters.items():

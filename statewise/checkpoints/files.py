@@ -56,6 +56,7 @@ from statewise.errors import CheckpointError, ConfigError, DataError, InputError
 from statewise.memory import size
 from statewise.models.base import Model, ModelConfig
 from statewise.models.language_model import LanguageModelConfig
+from statewise.models.quantised import require_plain
 from statewise.models.registry import model_to_dict
 from statewise.models.shapes import TooLargeError
 from statewise.models.text_input import needs_tokenizer
@@ -110,6 +111,7 @@ def save(
     model = uncompiled(model)
     if not isinstance(model, Model):
         raise InputError(f"save needs a Model, such as a LanguageModel; got a {type(model).__name__}")
+    require_plain(model, "save writes plain numbers")
     model_to_dict(model.config)  # a class that could be written and never be read is refused before anything is
     target = Path(os.path.realpath(folder))  # a link to a folder stays one
 

@@ -25,6 +25,7 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     revision: str | None = None,
+    keep_quantised: bool = False,
 ) -> Model:
     """Loads the model of a checkpoint, or one that others published, in evaluation mode.
 
@@ -36,6 +37,9 @@ def load(
               that holds all of them without loss. Parameters that set a system's time scales (in a ``Dynamics``
               module) are float32 or wider.
     revision: with a hub name: a branch, a tag or a commit
+    keep_quantised: matrices that a GGUF file has in integers (Q4_K, Q8_0, ...) stay as they are in memory, where they
+              are float32 otherwise. The model is then for the CPU, and not to be trained or saved. ``generate`` decodes
+              with the same integers; other calls unpack a matrix whenever it is used. Other models are read as usual.
     A model that Statewise trained takes your raw data. One that Statewise 0.1.0 trained does not, and a warning of
     one line says what it lacks.
 
@@ -52,7 +56,7 @@ def load(
     if is_published(path):
         from statewise.checkpoints.convert import load_published
 
-        return load_published(path, device=device, dtype=dtype)
+        return load_published(path, device=device, dtype=dtype, keep_quantised=keep_quantised)
     if (path / RUN_FILE).exists():
         path = resolve(path)
     model = files.load(path, device=device, dtype=dtype)

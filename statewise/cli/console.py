@@ -176,10 +176,14 @@ def show_info(record: dict[str, Any], *, as_json: bool | None) -> None:
             if status["device"] == device:
                 on_card.add_row(status["kernel"], status["path"], status["reason"])
         print_table(on_card)
+    if "architecture" in record:
+        _show_published(record)
     if "parts" in record:
         if "generates" in record:
             print(record["generates"])
         _show_model(record)
+    if "memory" in record:
+        _show_memory(record)
 
 
 def show_conversion(record: dict[str, Any], *, as_json: bool | None) -> None:
@@ -207,6 +211,44 @@ def counted(noun: str) -> Iterator[Callable[[int, int], None] | None]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(noun, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+MEMORY = {
+    "float32": "the model in float32",
+    "bfloat16": "the model in bfloat16",
+    "int8": "what a step in C reads, --weights int8",
+    "int4": "what a step in C reads, --weights int4",
+    "kept": "the model as the file has it, keep_quantised",
+    "stored": "what a step in C reads of it",
+}
+
+
+def _show_published(record: dict[str, Any]) -> None:
+    """What a model of others is, and what of it cannot be read."""
+    types = ", ".join(f"{kind} ({many:,} tensors)" for kind, many in record["types"].items())
+    where = f"as {record['format']}" if record["format"] else "in no known format"
+    print(
+        f"{record['checkpoint']}: {record['architecture'] or 'no name of an architecture'} {where}, "
+        f"{record['file_parameters']:,} numbers in {types}"
+    )
+    if record["loads"]:
+        steps = {part["step_in_c"] for part in record["parts"] if "mixer" in part} - {"yes"}
+        without = f"; a layer has no step in C, since it {'; '.join(sorted(steps))}" if steps else ""
+        print(f"it can be loaded{without}")
+        return
+    print(f"it cannot be loaded: {record['reason']}")
+    table = _table("layers, as its own files name them", "layers", "kind", "what they hold")
+    for (kind, holds), layers in groupby(record["layers"], key=lambda layer: (layer["kind"], layer["holds"])):
+        numbers = [layer["layer"] for layer in layers]
+        table.add_row(f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}", kind, ", ".join(holds))
+    print_table(table)
+
+
+def _show_memory(record: dict[str, Any]) -> None:
+    table = _table("memory of the weights", "", "bytes")
+    for name, n_bytes in record["memory"].items():
+        table.add_row(MEMORY[name], f"{n_bytes:,}")
+    print_table(table)
 
 
 def _show_model(record: dict[str, Any]) -> None:

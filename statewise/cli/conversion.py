@@ -7,6 +7,7 @@ from typing import Any
 
 from statewise.checkpoints import save
 from statewise.checkpoints.convert import WRITTEN, Progress, save_as
+from statewise.checkpoints.convert.gguf_types import WRITTEN as GGUF_TYPES
 from statewise.checkpoints.manifest import DTYPES
 from statewise.checkpoints.tensor_files import GGUF, dtype_name
 from statewise.cli.model_folder import open_model
@@ -22,20 +23,24 @@ def convert_model(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    to: str = "statewise",
+    to: str | None = None,
     dtype: str | None = None,
+    type: str | None = None,
     tokenizer: str | None = None,
     which: str = "best",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Reads a model of any format, writes it in another, and returns what it was. Its tokenizer goes with it.
 
-    to:        "statewise", or one of ``checkpoints.convert.WRITTEN``
+    to:        "statewise", or one of ``checkpoints.convert.WRITTEN``; None: gguf if ``target`` is named so, else ours
     dtype:     "float32", "float16" or "bfloat16"; None: as it is. ``Dynamics`` stay float32 in a checkpoint of ours.
+    type:      of the matrices in GGUF, such as "q8_0"
     tokenizer: "bytes", or the path of a tokenizer.json; "none": the source's is left out; None: it goes with it
     Errors:    ConfigError for an unknown format or dtype, and for a folder named *.gguf; CheckpointError if there is
                something at ``target``; else as :func:`open_model` and ``save_as``.
     """
+    if to is None:
+        to = "gguf" if os.fspath(target).endswith(GGUF) else "statewise"
     if to not in TARGETS:
         raise ConfigError(f"--to {to!r} is unknown; use one of {', '.join(TARGETS)}")
     if to != "gguf" and os.fspath(target).endswith(GGUF):
@@ -44,6 +49,10 @@ def convert_model(
         )
     if dtype is not None and dtype not in CONVERT_DTYPES:
         raise ConfigError(f"--dtype {dtype!r} is unknown; use one of {', '.join(CONVERT_DTYPES)}")
+    if type is not None and (to != "gguf" or dtype is not None or type.upper() not in GGUF_TYPES):
+        raise ConfigError(
+            f"--type {type!r} is for --to gguf without --dtype; it is one of {', '.join(GGUF_TYPES).lower()}"
+        )
     if os.path.exists(target):
         raise CheckpointError(f"{target} exists already and is not replaced; give another name, or remove it")
     wanted = None if dtype is None else DTYPES[dtype]
@@ -60,15 +69,15 @@ def convert_model(
     if to == "statewise":
         save(opened.model, target, tokenizer=carried)
     else:
-        save_as(opened.model, target, to, dtype=wanted, tokenizer=carried)
+        save_as(opened.model, target, to, dtype=wanted, type=type and type.upper(), tokenizer=carried)
     return {
         "source": str(source),
         "format": opened.format,
         "target": str(target),
         "to": to,
-        "model": type(opened.model).__name__,
+        "model": opened.model.__class__.__name__,
         "layers": len(opened.model.layers),
         "parameters": sum(parameter.numel() for parameter in opened.model.parameters()),
-        "dtype": dtype_name(next(opened.model.parameters()).dtype),
+        "dtype": type.upper() if type else dtype_name(next(opened.model.parameters()).dtype),
         "tokenizer": None if carried is None else describe_tokenizer(carried),
     }

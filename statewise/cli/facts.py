@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 from collections.abc import Iterator
 from typing import Any
@@ -79,6 +80,13 @@ def parts(model: Model) -> list[dict[str, Any]]:
     for a layer that reads in both directions). A part without parameters of its own or of others is left out.
     """
     counted: set[int] = set()
+    sizes: dict[tuple[type, str, int], dict[str, Any]] = {}  # of states: most layers are alike
+
+    def size_of(mixer: Mixer) -> dict[str, Any]:
+        like = type(mixer), repr(getattr(mixer, "config", id(mixer))), mixer.d_model
+        if like not in sizes:
+            sizes[like] = state_size(mixer)
+        return sizes[like]
 
     def count(module: nn.Module | None, recurse: bool = True) -> int:
         own = [] if module is None else [p for p in module.parameters(recurse) if id(p) not in counted]
@@ -104,7 +112,7 @@ def parts(model: Model) -> list[dict[str, Any]]:
             "mixer": type(block.mixer).__name__,
             "mixer_parameters": mixer,
             "mlp_parameters": mlp,
-            "state": state_size(block.mixer) if block.mixer.is_causal else None,
+            "state": size_of(block.mixer) if block.mixer.is_causal else None,
         }
 
     return list(walk(model, ""))
@@ -114,8 +122,11 @@ def state_size(mixer: Mixer) -> dict[str, Any]:
     """The bytes of one sequence's state: ``at_rest``, ``bytes`` after ``tokens``, and ``per_token`` beyond them.
 
     A state that one token does not enlarge is taken to stay as it is. Others are measured by reading: 1,024 tokens,
-    or the whole window of windowed attention, or as many as there are positions.
+    or the whole window of windowed attention, or as many as there are positions. A mixer on the meta device is given
+    memory for that, which nobody writes to.
     """
+    if next(mixer.parameters()).is_meta:
+        mixer = copy.deepcopy(mixer).to_empty(device="cpu")
     at_rest = _state_bytes(mixer, 0)
     if _state_bytes(mixer, 1) == at_rest:
         return {"at_rest": at_rest, "tokens": 1, "bytes": at_rest, "per_token": 0}

@@ -220,12 +220,14 @@ def open_model(
     device: str = "auto",
     tokenizer: str | None = None,
     dtype: torch.dtype | None = None,
+    keep_quantised: bool = False,
     progress: Progress | None = None,
 ) -> ModelFolder:
     """Loads the best or latest checkpoint of a run folder, the checkpoint that the folder is, or a published model.
 
     A published model is a folder, a file, or a name of the hub, as :func:`statewise.load` takes them, with ``dtype``.
 
+    keep_quantised: as for :func:`statewise.load`, where the device is the CPU
     progress: called for each tensor of a published model that is read, with how many there are
     Errors:  ConfigError for an unknown choice; CheckpointError if there is nothing to load, it is damaged, or the
              folder holds several runs, of which one has to be named.
@@ -240,7 +242,7 @@ def open_model(
     chosen = "cuda" if cuda and device != "cpu" else "cpu"
     folder = locate_source(folder)
     if is_published(folder):
-        published = open_published(folder)
+        published = open_published(folder, keep_quantised=keep_quantised and chosen == "cpu")
         model = published.build(device=chosen, dtype=dtype, progress=progress)
         return ModelFolder(folder, folder, model, tokenizer, published.format, published.source.tokenizer)
     names = None if (folder / RUN_FILE).exists() else runs_in(folder)

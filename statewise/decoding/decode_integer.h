@@ -4,11 +4,11 @@
  * whole numbers of the same scale. A product of pairs then is exact in 32 bits, as is the sum over a segment, which ends
  * where a tile or a group of columns ends. So the order within a segment changes no bit, nor does the instruction that
  * sums it: decode_integer.inc.h is compiled with vpdpwssd (AVX512-VNNI) and without.
- *   y = sum over tiles of x's scale (sum over segments of W's scale (sum of q x))
+ *   y = sum over tiles of x's scale (sum over segments of W's scale (sum of q x), and W's offset (sum of x))
  * NaN or infinity in a tile makes its scale, and with it y, NaN.
  *
- * Of one sequence there lie, in floats: words x 4 (pairs of integers), a scale for each tile, and for INT4 -8 times the
- * sum of the integers of each segment, since its numbers are packed as q + 8.
+ * Of one sequence there lie, in floats: words x 4 (pairs of integers), a scale for each tile, and for INT4, and where W has
+ * offsets, -8 times the sum of the integers of each segment: the numbers of INT4 without offsets are packed as q + 8.
  */
 #ifndef STATEWISE_DECODE_INTEGER_H
 #define STATEWISE_DECODE_INTEGER_H
@@ -66,7 +66,7 @@ static void round_row(const matrix *w, const float *x, float *to) {
         scales[tile] = round_tile(x + first, left < TILE ? left : TILE, integers + first);
     }
     for (int64_t k = n; k < words * WORD; k++) integers[k] = 0;
-    if (w->precision != INT4) return;
+    if (w->precision != INT4 && !w->offsets) return;
     int32_t *offsets = (int32_t *)(void *)(scales + n_tiles);
     for (int64_t first = 0, end; first < n; first = end) {
         end = segment_end(first, n, w->group);

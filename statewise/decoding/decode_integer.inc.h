@@ -66,7 +66,9 @@ INLINE TARGET void VARIANT(multiply_rows)(const int n, const int precision, cons
     const matrix *w = p->w;
     const int phases = n == 1 ? 4 : n == 2 || PARTS == 1 ? 2 : 1; /* of eight a sum would wait for itself */
     const char *block = block_of(w, number);
-    const uint16_t *scales = w->scales + number * groups_of(w) * BLOCK;
+    const int64_t first_scale = number * groups_of(w) * BLOCK;
+    const char *scales = scales_from(w, first_scale);
+    const float *w_offsets = w->offsets ? w->offsets + first_scale : NULL;
     const float *row = (const float *)p->x + first_row * p->x_stride;
     int64_t n_columns = w->n_columns, n_tiles = (n_columns + TILE - 1) / TILE, group = 0, segment = 0;
     int64_t end_of_group = w->group;
@@ -84,17 +86,22 @@ INLINE TARGET void VARIANT(multiply_rows)(const int n, const int precision, cons
             for (int b = 0; b < n; b++)
                 for (int j = 0; j < phases; j++)
                     for (int part = 0; part < PARTS; part++) {
-                        int32_t offset = precision == INT4 && j == 0 ? offsets[b * p->x_stride + segment] : 0;
+                        int32_t offset = precision == INT4 && j == 0 && !w_offsets ? offsets[b * p->x_stride + segment] : 0;
                         sum[b * phases + j][part] = (vi32){0} + offset;
                     }
             VARIANT(add_segment)(n, phases, precision, prefetch, p, block, (const int16_t *)(const void *)row, first,
                                  end, sum);
             for (int part = 0; part < PARTS; part++) {
-                vf32 scale = load_bf16(scales + group * BLOCK + part * LANES);
+                int64_t lanes = group * BLOCK + part * LANES;
+                vf32 scale = w->wide ? load_f32((const float *)(const void *)scales + lanes)
+                                     : load_bf16((const uint16_t *)(const void *)scales + lanes);
                 for (int b = 0; b < n; b++) {
                     vi32 whole = sum[b * phases][part];
                     for (int j = 1; j < phases; j++) whole += sum[b * phases + j][part];
                     tile_total[b][part] += scale * __builtin_convertvector(whole, vf32);
+                    if (w_offsets)
+                        tile_total[b][part] +=
+                            load_f32(w_offsets + lanes) * (-0.125f * (float)offsets[b * p->x_stride + segment]);
                 }
             }
             if (end == end_of_group) {

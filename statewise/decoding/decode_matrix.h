@@ -6,8 +6,9 @@
  *   INT8: (blocks, pairs, 16, 2), two columns of a row side by side, of which a product of pairs is one instruction.
  *   INT4: (blocks, words, 16) of 32 bits, a word being 8 columns of a row. The number q is there as q + 8; columns 0, 2,
  *   4, 6 lie in the lower half of the word, the first in the lowest 4 bits, and 1, 3, 5, 7 in the upper half.
- * In INT8 and INT4 the columns are filled up with zeros to a multiple of 8, and W = scale q with a bfloat16 scale for
- * every `group` columns of a row; group is a multiple of 8.
+ * In INT8 and INT4 the columns are filled up with zeros to a multiple of 8, and W = scale q with a scale for every `group`
+ * columns of a row, in bfloat16 or, if `wide`, in float32; group is a multiple of 8. With `offsets` W = scale q + offset,
+ * and INT4 has q, from 0 to 15, as it is.
  */
 #ifndef STATEWISE_DECODE_MATRIX_H
 #define STATEWISE_DECODE_MATRIX_H
@@ -48,11 +49,22 @@ INLINE const char *block_of(const matrix *w, int64_t block) {
 
 INLINE int64_t groups_of(const matrix *w) { return (w->n_columns + w->group - 1) / w->group; }
 
+/* The scales from one on: bfloat16, or float32 */
+INLINE const char *scales_from(const matrix *w, int64_t number) {
+    return (const char *)w->scales + number * (w->wide ? 4 : 2);
+}
+
+INLINE float scale_at(const matrix *w, int64_t number) {
+    const void *scale = scales_from(w, number);
+    return w->wide ? *(const float *)scale : float_of_bf16(*(const uint16_t *)scale);
+}
+
 /* A number of INT8 or INT4, without its scale. */
 INLINE int32_t integer_at(const matrix *w, const char *block, int64_t column, int64_t lane) {
     if (w->precision == INT8) return ((const int8_t *)block)[(column / 2 * BLOCK + lane) * 2 + column % 2];
     uint32_t word = ((const uint32_t *)(const void *)block)[column / WORD * BLOCK + lane];
-    return (int32_t)(word >> (4 * (column % WORD / 2) + 16 * (column % 2)) & 15) - 8;
+    int32_t zero = w->offsets ? 0 : 8;
+    return (int32_t)(word >> (4 * (column % WORD / 2) + 16 * (column % 2)) & 15) - zero;
 }
 
 static void run_embed(const worker *me, const embed *a) {
@@ -69,8 +81,9 @@ static void run_embed(const worker *me, const embed *a) {
             } else if (w->precision == BFLOAT16) {
                 out[k] = float_of_bf16(((const uint16_t *)(const void *)data)[k * BLOCK + lane]);
             } else {
-                float scale = float_of_bf16(w->scales[(block * groups_of(w) + k / w->group) * BLOCK + lane]);
-                out[k] = scale * (float)integer_at(w, data, k, lane);
+                int64_t group = (block * groups_of(w) + k / w->group) * BLOCK + lane;
+                float value = scale_at(w, group) * (float)integer_at(w, data, k, lane);
+                out[k] = w->offsets ? value + w->offsets[group] : value;
             }
         }
     }

@@ -12,12 +12,13 @@ from torch.utils._pytree import tree_map
 
 from statewise import native
 from statewise.decoding.layers import emit_model, matrices, refusal
-from statewise.decoding.packing import LARGEST, Packed, check_precision, quantise
+from statewise.decoding.packing import LARGEST, STORED, Packed, check_precision, quantise
 from statewise.decoding.program import Program, Weights
 from statewise.decoding.reading import uses_vnni, way_of
 from statewise.decoding.states import addresses, check_plain, check_positions, check_state, copied, plain
 from statewise.errors import InputError
 from statewise.models.language_model import LanguageModel, LanguageModelState
+from statewise.models.quantised import is_quantised
 from statewise.operators.base import check_batch
 
 
@@ -26,6 +27,8 @@ class Decoder:
 
     weights: "float32", "bfloat16", "int8" or "int4", the precision of all matrices (embedding, head, projections,
              MLPs); by default as the model has them. Small tensors stay in float32, and so do activations and states.
+             A model that :func:`statewise.load` opened with ``keep_quantised`` keeps the whole numbers of its file, and
+             ``decoder.weights`` is "stored".
              The result is that of :func:`dequantised` with the same weights, to the rounding of float32. In int8 and
              int4 the input of a matrix product is rounded to 16 bits; the largest of every 256 columns becomes 32767.
     group:   columns of a matrix that share a scale, a multiple of 8; by default a whole row in int8, and 32 in int4
@@ -44,8 +47,9 @@ class Decoder:
     """
 
     def __init__(self, model: LanguageModel, weights: str | None = None, *, group: int | None = None) -> None:
+        if weights is not None or group is not None:
+            check_precision(weights or _default_precision(model), group)
         weights = _default_precision(model) if weights is None else weights
-        check_precision(weights, group)
         reason = why_not(model)
         if reason is not None:
             raise InputError(f"this model has no step in C: {reason}; use the model itself")
@@ -349,6 +353,8 @@ def dequantised(model: LanguageModel, weights: str, *, group: int | None = None)
 
 
 def _default_precision(model: nn.Module) -> str:
+    if is_quantised(model):
+        return STORED
     weight = next(model.parameters(), torch.empty(0))
     return "bfloat16" if weight.dtype == torch.bfloat16 else "float32"
 

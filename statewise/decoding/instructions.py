@@ -106,15 +106,17 @@ class Place(NamedTuple):
 class Matrix(NamedTuple):
     """(n_rows, n_columns), as packing.py writes it and decode_linear.h reads it.
 
-    Scales: (blocks, groups, BLOCK) in bfloat16.
+    Scales: (blocks, groups, BLOCK) in bfloat16, or in float32 if they are ``wide``; offsets alike, in float32.
     """
 
     data: Annotated[Tensor, Pointer("const void")]
-    scales: Annotated[Tensor, Pointer("const uint16_t")] | None
+    scales: Annotated[Tensor, Pointer("const void")] | None
+    offsets: Annotated[Tensor, Pointer("const float")] | None
     precision: Precision
     n_rows: Count
     n_columns: Count
     group: Count  # of columns that share a scale
+    wide: Flag
 
 
 class History(NamedTuple):

@@ -14,16 +14,21 @@ from statewise.models.block import Block
 from statewise.models.language_model import LanguageModel
 
 
+def mixer_refusal(mixer: nn.Module) -> str | None:
+    """Why a mixer has no step in C, as the end of a sentence; None if it has one."""
+    emitter = MIXERS.get(type(mixer))
+    if emitter is None:
+        names = ", ".join(mixer.__name__ for mixer in MIXERS)
+        return f"is a {type(mixer).__name__}, and there is a step for {names}"
+    return emitter.refusal(mixer)
+
+
 def refusal(model: nn.Module) -> str | None:
     """Why a model has no step in C, whatever the machine; None if it has one."""
     if not isinstance(model, LanguageModel):
         return f"a {type(model).__name__} does not generate tokens"
     for i, block in enumerate(model.blocks):
-        emitter = MIXERS.get(type(block.mixer))
-        if emitter is None:
-            names = ", ".join(mixer.__name__ for mixer in MIXERS)
-            return f"layers[{i}] is a {type(block.mixer).__name__}, and there is a step for {names}"
-        reason = emitter.refusal(block.mixer)
+        reason = mixer_refusal(block.mixer)
         if reason is not None:
             return f"layers[{i}] {reason}"
     for name, parameter in model.named_parameters():

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from statewise.decoding.instructions import BLOCK, TILE, Matrix, Precision
 from statewise.errors import InputError
+from statewise.models.quantised import QuantisedTensor
 from statewise.native.memory import in_huge_pages
 
 PRECISIONS = tuple(precision.name.lower() for precision in Precision)
+STORED = "stored"  # instead of a precision: each matrix as the model has it, integers included
 WORD = 8  # columns that integers are filled up to, and 4-bit numbers in a word
 LARGEST = {"int8": 127, "int4": 8}
 INT4_GROUP = 32
@@ -37,7 +39,7 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix in the layout of decode_matrix.h."""
+    """A matrix in the layout of decode_matrix.h. Offsets are there for numbers that are stored with them."""
 
     data: Tensor
     scales: Tensor | None
@@ -45,10 +47,11 @@ class Packed:
     n_rows: int
     n_columns: int
     group: int
+    offsets: Tensor | None = None
 
     @property
     def n_bytes(self) -> int:
-        return sum(x.numel() * x.element_size() for x in (self.data, self.scales) if x is not None)
+        return sum(x.numel() * x.element_size() for x in (self.data, self.scales, self.offsets) if x is not None)
 
     @property
     def rounded_width(self) -> int:
@@ -56,12 +59,25 @@ class Packed:
         if self.precision not in LARGEST:
             return 0
         n_words, n_tiles, n_groups = (-(-self.n_columns // n) for n in (WORD, TILE, self.group))
-        return n_words * WORD // 2 + n_tiles + (n_tiles + n_groups if self.precision == "int4" else 0)
+        has_sums = self.precision == "int4" or self.offsets is not None
+        return n_words * WORD // 2 + n_tiles + (n_tiles + n_groups if has_sums else 0)
 
     def matrix(self) -> Matrix:
         """As an operand."""
         precision = Precision[self.precision.upper()]
-        return Matrix(self.data, self.scales, precision, self.n_rows, self.n_columns, self.group)
+        wide = self.scales is not None and self.scales.dtype == torch.float32
+        return Matrix(self.data, self.scales, self.offsets, precision, self.n_rows, self.n_columns, self.group, wide)
+
+
+def packed_bytes(n_rows: int, n_columns: int, precision: str) -> int:
+    """The memory of a matrix that is packed with the default group, before it is there."""
+    n_rows = -(-n_rows // BLOCK) * BLOCK
+    if precision not in LARGEST:
+        return n_rows * n_columns * (4 if precision == "float32" else 2)
+    n_words = -(-n_columns // WORD)
+    if precision == "int8":
+        return n_rows * (n_words * WORD + 2)
+    return n_rows * (n_words * WORD // 2 + 2 * -(-n_columns // INT4_GROUP))
 
 
 def check_precision(precision: object, group: object) -> None:
@@ -120,38 +136,75 @@ def _quantise(weight: Tensor, precision: str, n_groups: int, group: int) -> tupl
 def pack(weight: Tensor, precision: str, group: int | None = None) -> Packed:
     """A matrix (rows, columns) for the C step.
 
-    Cost:    O(elements); the memory of the packed matrix, and while it is made of a float32 one.
+    precision: one of :data:`PRECISIONS`; or :data:`STORED`: the whole numbers of a ``QuantisedTensor`` with its scales,
+               exactly, and other weights in float32, or in bfloat16 if they are
+    Cost:    O(elements); the memory of the packed matrix, and while it is made of a float32 one, which a stored one
+             does not need.
     Errors:  InputError as :func:`quantise`.
     """
     n_rows, n_columns = weight.shape
-    scales = None
+    if precision == STORED:
+        if isinstance(weight, QuantisedTensor):
+            return _pack_stored(weight)
+        precision = "bfloat16" if weight.dtype == torch.bfloat16 else "float32"
     if precision in LARGEST:
         quantised = quantise(weight, precision, group)
-        group, scales = quantised.group, _in_blocks(quantised.scales)
-        q = torch.nn.functional.pad(quantised.q, (0, -n_columns % WORD))
-        data = _in_blocks(_words(q)) if precision == "int4" else _in_blocks(q.view(torch.int16))
-    else:
-        data = _in_blocks(weight.detach().to(torch.float32 if precision == "float32" else torch.bfloat16))
-    return Packed(data, scales, precision, n_rows, n_columns, group or n_columns)
+        numbers = _numbers(quantised.q, precision, WORD)
+        return Packed(_in_blocks(numbers), _in_blocks(quantised.scales), precision, n_rows, n_columns, quantised.group)
+    data = _in_blocks(weight.detach().to(torch.float32 if precision == "float32" else torch.bfloat16))
+    return Packed(data, None, precision, n_rows, n_columns, group or n_columns)
+
+
+def _pack_stored(weight: QuantisedTensor) -> Packed:
+    blocks = weight.blocks
+    (n_rows, n_columns), group, precision = blocks.shape, blocks.group, f"int{blocks.bits}"
+    n_groups = -(-n_columns // group)
+    words, dtype = (n_columns + WORD - 1) // WORD, torch.int32 if precision == "int4" else torch.int16
+    data = _zeros(n_rows, words if precision == "int4" else words * WORD // 2, dtype)
+    scales = _zeros(n_rows, n_groups, torch.float32)
+    offsets = _zeros(n_rows, n_groups, torch.float32) if blocks.has_offsets else None
+    for rows in blocks.pieces():
+        integers = blocks.integers(rows)
+        _put(data, rows.start, _numbers(integers.q, precision, 0 if blocks.has_offsets else WORD))
+        _put(scales, rows.start, integers.scales)
+        if offsets is not None and integers.offsets is not None:
+            _put(offsets, rows.start, integers.offsets)
+    return Packed(data, scales, precision, n_rows, n_columns, group, offsets)
+
+
+def _numbers(q: Tensor, precision: str, zero: int) -> Tensor:
+    """(rows, columns) int8 -> as they lie in a row, (rows, words) int32 or (rows, pairs) int16. zero: what 4-bit
+    numbers have 0 as"""
+    q = torch.nn.functional.pad(q, (0, -q.shape[1] % WORD))
+    return _words(q, zero) if precision == "int4" else q.view(torch.int16)
 
 
 def _in_blocks(x: Tensor) -> Tensor:
     """(rows, n) -> (blocks, n, 16), zeros for the rows that the last block lacks."""
-    n_rows, n = x.shape
-    n_blocks = -(-n_rows // BLOCK)
-    out = in_huge_pages(x.new_zeros(n_blocks, n, BLOCK))
-    whole = n_rows // BLOCK
-    out[:whole] = x[: whole * BLOCK].reshape(whole, BLOCK, n).transpose(1, 2)
-    if whole < n_blocks:
-        out[whole, :, : n_rows - whole * BLOCK] = x[whole * BLOCK :].T
+    out = _zeros(x.shape[0], x.shape[1], x.dtype)
+    _put(out, 0, x)
     return out
 
 
-def _words(q: Tensor) -> Tensor:
-    """(rows, columns) of -8 ... 7 -> (rows, words) int32: q + 8 of columns 0, 2, 4, 6 in the lower half, the first in
-    the lowest bits, and of 1, 3, 5, 7 in the upper half, so that four shifts give four pairs of neighbours."""
+def _zeros(n_rows: int, n: int, dtype: torch.dtype) -> Tensor:
+    return in_huge_pages(torch.zeros(-(-n_rows // BLOCK), n, BLOCK, dtype=dtype, device="cpu"))
+
+
+def _put(out: Tensor, first: int, x: Tensor) -> None:
+    """Puts rows (rows, n) into blocks (blocks, n, 16), from row ``first`` on, a multiple of 16."""
+    n_rows, n = x.shape
+    whole, first = n_rows // BLOCK, first // BLOCK
+    out[first : first + whole] = x[: whole * BLOCK].reshape(whole, BLOCK, n).transpose(1, 2)
+    if whole * BLOCK < n_rows:
+        out[first + whole, :, : n_rows - whole * BLOCK] = x[whole * BLOCK :].T
+
+
+def _words(q: Tensor, zero: int) -> Tensor:
+    """(rows, columns) of -8 ... 7, or of 0 ... 15 -> (rows, words) int32: q + zero of columns 0, 2, 4, 6 in the lower
+    half, the first in the lowest bits, and of 1, 3, 5, 7 in the upper half, so that four shifts give four pairs of
+    neighbours."""
     q = q.unflatten(1, (-1, WORD))
     words = torch.zeros(q.shape[:2], dtype=torch.int32, device=q.device)
     for j in range(WORD):
-        words |= (q[:, :, j].to(torch.int32) + WORD) << (4 * (j // 2) + 16 * (j % 2))
+        words |= (q[:, :, j].to(torch.int32) + zero) << (4 * (j // 2) + 16 * (j % 2))
     return words

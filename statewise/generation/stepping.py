@@ -14,6 +14,7 @@ from statewise.decoding.static import StaticRun, why_not_recorded
 from statewise.errors import InputError
 from statewise.generation.reading import Reading, extend, extend_by_one
 from statewise.models.language_model import LanguageModel
+from statewise.models.quantised import is_quantised
 
 WORTH_PACKING = 16  # tokens: with fewer, packing the weights takes longer than it saves
 WORTH_RECORDING = 32  # tokens: with fewer, recording a graph takes longer than it saves
@@ -91,7 +92,8 @@ def stepping(
             )
         return by_decoder
     if weights is None:
-        wanted = not on_cuda and n_tokens > WORTH_PACKING and kernels.backend.backend() != "torch"
+        worth = n_tokens > WORTH_PACKING or is_quantised(model)  # which a call of the model unpacks for each token
+        wanted = not on_cuda and worth and kernels.backend.backend() != "torch"
         return by_decoder if wanted and why_not(model) is None else by_model
     check_precision(weights, None)
     reason = refusal(model)

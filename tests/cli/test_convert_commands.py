@@ -136,7 +136,12 @@ def test_convert(folder: Path, model: sw.LanguageModel, tmp_path: Path, capsys: 
         (["x", "--dtype", "int8"], "--dtype 'int8' is unknown"),
         (["ours"], "exists already and is not replaced; give another name, or remove it"),
         (["none", "--to", "s4"], "cannot be written as s4"),
-        (["x.gguf"], "is the name of a GGUF file, but --to statewise writes a folder; give --to gguf, or another name"),
+        (
+            ["x.gguf", "--to", "statewise"],
+            "a GGUF file, but --to statewise writes a folder; give --to gguf",
+        ),
+        (["x.gguf", "--type", "q9"], "--type 'q9' is for --to gguf without --dtype; it is one of f32, f16"),
+        (["x", "--type", "q8_0"], "is for --to gguf"),
         (["x.gguf", "--to", "h3"], "but --to h3 writes a folder; give --to gguf"),
     ):
         assert run(["convert", str(folder), str(tmp_path / options[0]), *options[1:]]) == 2

@@ -69,7 +69,7 @@ OPTIONS = {
         "--output", "--weights", "--tokenizer", "--checkpoint", "--device", "--json",
     ),
     "info": ("--checkpoint", "--json", "--no-json"),
-    "convert": ("--to", "--dtype", "--tokenizer", "--checkpoint", "--json"),
+    "convert": ("--to", "--dtype", "--type", "--tokenizer", "--checkpoint", "--json"),
     "export": ("--batch", "--checkpoint"),
     "plot": ("--x", "--smooth", "--log-y", "--out", "--overwrite"),
     "profile": ("--step", "--batch-size", "--length", "--threads", "--checkpoint", "--json"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from statewise.errors import CheckpointError, retold
 
 Compute = Callable[..., Tensor | tuple[Tensor, ...]]
+_names_alone: ContextVar[bool] = ContextVar("names_alone", default=False)
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,17 @@ class Entry:
     to_ours: Compute | None = None
     to_theirs: Compute | None = None
     optional: bool = False
+
+
+@contextmanager
+def names_alone() -> Iterator[None]:
+    """Within it :func:`read_entries` looks at names, and at the shapes of what is only renamed, and computes nothing:
+    so a file need not be read. What it returns lacks the tensors that would be computed."""
+    token = _names_alone.set(True)
+    try:
+        yield
+    finally:
+        _names_alone.reset(token)
 
 
 def same(theirs: str, ours: str) -> Entry:
@@ -125,6 +139,8 @@ def read_entries(
             raise CheckpointError(f"{where}: the tensor {missing[0]} is missing{_near(missing[0], unknown)}")
         if not entry.ours:
             continue
+        if _names_alone.get() and entry.to_ours is not None:
+            continue
         given = tuple(tensors[name] for name in entry.theirs)
         for name, tensor in zip(entry.ours, _compute(entry.to_ours, given, where), strict=True):
             if name in expected and tuple(tensor.shape) != tuple(expected[name]):
@@ -135,7 +151,8 @@ def read_entries(
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         raise CheckpointError(f"{where}: the tensor {unknown[0]} does not belong to this architecture{more}")
-    _require_all(found, expected, where)
+    if not _names_alone.get():
+        _require_all(found, expected, where)
     return found
 
 

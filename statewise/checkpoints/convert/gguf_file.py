@@ -17,13 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from statewise.checkpoints.convert.gguf_types import QUANTISATIONS
 from statewise.checkpoints.convert.gguf_values import Value
 from statewise.errors import CheckpointError, importing, reason
+from statewise.models.quantised import QuantisedTensor
 
 with importing("gguf", "gguf", "GGUF files need", CheckpointError):
     from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, Keys
-    from gguf.quants import dequantize
+    from gguf.quants import dequantize, quantize
 
+PIECE = 2**20  # numbers that are widened at once
 VALUE_TYPES = {
     bool: GGUFValueType.BOOL,
     int: GGUFValueType.UINT32,
@@ -49,15 +52,34 @@ class GGUF:
     metadata: dict[str, Value]
     tensors: dict[str, StoredTensor]
 
-    def read(self, name: str) -> Tensor:
-        """One tensor in float32, in memory of its own: exactly the numbers of the file, whatever they are stored in.
+    def read(self, name: str, *, keep_quantised: bool = False) -> Tensor:
+        """One tensor in float32, in memory of its own: exactly the numbers of the file, whatever they are stored in
+        (F64 is rounded). keep_quantised: a matrix in integers stays as it is, a ``QuantisedTensor``.
 
         Errors:  CheckpointError for a shape that its type cannot have.
         """
-        kind, shape, data = self.tensors[name]
+        stored = self.tensors[name]
         with _refusing(self.path):
-            numbers = data.copy() if kind == "F32" else dequantize(data, GGMLQuantizationType[kind])
-            return torch.from_numpy(np.asarray(numbers).reshape(shape))
+            if keep_quantised and stored.type in QUANTISATIONS and len(stored.shape) == 2 and stored.data.size:
+                from statewise.checkpoints.convert.gguf_integers import GGUFBlocks
+
+                return QuantisedTensor(GGUFBlocks(stored))
+            return widened(stored)
+
+
+def widened(stored: StoredTensor) -> Tensor:
+    """Its numbers in float32. Piece by piece, since the package needs twice the memory of what it is given at once."""
+    kind, shape, data = stored
+    if kind in ("F32", "F64"):
+        return torch.from_numpy(np.array(data, np.float32).reshape(shape))
+    out = torch.empty(shape)
+    rows = out.numpy().reshape(-1, shape[-1]) if out.numel() else np.empty((0, 1), np.float32)
+    raw = data.reshape(len(rows), -1)
+    at_once = max(1, PIECE // rows.shape[1])
+    for i in range(0, len(rows), at_once):
+        with np.errstate(all="ignore"):
+            rows[i : i + at_once] = dequantize(raw[i : i + at_once], GGMLQuantizationType[kind])
+    return out
 
 
 def read_file(path: Path) -> GGUF:
@@ -79,8 +101,16 @@ def read_file(path: Path) -> GGUF:
         )
 
 
-def write_file(path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, Tensor]) -> None:
-    """A new GGUF file. Integers are written in 32 bits, numbers in float32; tensors as they are: float32 or float16.
+def narrowed(tensor: Tensor, kind: str) -> StoredTensor:
+    """A float32 tensor in one of ``gguf_types.WRITTEN``, whose block divides its last axis."""
+    with np.errstate(all="ignore"):  # the caller looks at what is left
+        data = quantize(tensor.contiguous().numpy(), GGMLQuantizationType[kind])
+    return StoredTensor(kind, tuple(tensor.shape), data)
+
+
+def write_file(path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, Tensor | StoredTensor]) -> None:
+    """A new GGUF file. Integers are written in 32 bits, numbers in float32; tensors as they are: float32, float16, or
+    what :func:`narrowed` made of them.
 
     Errors:  OSError, also if there is a file.
     """
@@ -89,7 +119,10 @@ def write_file(path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, 
         if key != Keys.General.ARCHITECTURE:  # the writer has put it first
             writer.add_key_value(key, value, VALUE_TYPES[type(value)])
     for name, tensor in tensors.items():
-        writer.add_tensor(name, tensor.detach().cpu().contiguous().numpy())
+        if isinstance(tensor, StoredTensor):
+            writer.add_tensor(name, tensor.data, raw_dtype=GGMLQuantizationType[tensor.type])
+        else:
+            writer.add_tensor(name, tensor.detach().cpu().contiguous().numpy())
     path.touch(exist_ok=False)  # the writer would replace a file
     try:
         writer.write_header_to_file()

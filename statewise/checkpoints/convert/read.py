@@ -15,9 +15,10 @@ from statewise.checkpoints.convert.source import Source, find_source
 from statewise.checkpoints.convert.weights import owned, read_weights
 from statewise.checkpoints.empty import build_empty, fill
 from statewise.checkpoints.tensor_files import GGUF, require_finite, stored_tensors
-from statewise.errors import CheckpointError, ConfigError, excerpt, retold
+from statewise.errors import CheckpointError, ConfigError, InputError, excerpt, retold
 from statewise.mixers.base import Dynamics
 from statewise.models.base import Model, ModelConfig
+from statewise.models.quantised import QuantisedTensor
 
 Progress = Callable[[int, int], None]  # of tensors: how many are done, and of how many
 
@@ -47,13 +48,16 @@ class Published:
         dtype:   of the floating parameters, but for ``Dynamics``, which are float32 or wider. None: the narrowest to
                  which all of the file's can be cast without loss, since a layer computes in one dtype.
         """
+        if keeps := any(isinstance(tensor, QuantisedTensor) for tensor in self.ours.values()):
+            require_kept(device, dtype)
         model = build_empty(self.config)
         dtype = _common_dtype(model, self.ours) if dtype is None else dtype
         n_tensors = len(self.ours)
 
         def counted() -> Iterator[tuple[str, Tensor]]:
             for i, (name, tensor) in enumerate(owned(self.ours, self.theirs)):
-                require_finite(name, tensor, f"{self.source.path}, by our names")
+                if not isinstance(tensor, QuantisedTensor) or not tensor.blocks.are_finite():
+                    require_finite(name, tensor, f"{self.source.path}, by our names")
                 if progress is not None:
                     progress(i, n_tensors)
                 yield name, tensor
@@ -62,12 +66,20 @@ class Published:
         self.theirs.clear()
         if progress is not None:
             progress(n_tensors, n_tensors)
-        return model.to(device).eval()
+        return (model if keeps else model.to(device)).eval()
 
 
-def open_published(path: Path) -> Published:
+def require_kept(device: torch.device | str, dtype: torch.dtype | None) -> None:
+    """Errors: InputError for a device or a dtype that quantised matrices cannot have."""
+    if torch.device(device).type != "cpu" or dtype is not None:
+        given = f"device={str(device)!r}" if dtype is None else f"dtype={dtype}"
+        raise InputError(f"keep_quantised=True is for the CPU, in the types of the file; leave {given} out")
+
+
+def open_published(path: Path, *, keep_quantised: bool = False) -> Published:
     """The model at the path, converted; its tensors are not read yet where they need not be computed.
 
+    keep_quantised: as for :func:`statewise.load`
     Errors:  CheckpointError that names a format that is not known and those that are, or what is wrong with the config
              or the tensors.
     """
@@ -75,7 +87,7 @@ def open_published(path: Path) -> Published:
     if source.weights.suffix == GGUF:
         from statewise.checkpoints.convert.gguf import read_gguf
 
-        return Published(source, "gguf", *read_gguf(source.weights), {})
+        return Published(source, "gguf", *read_gguf(source.weights, keep_quantised=keep_quantised), {})
     their_config, theirs = read_weights(source)
     found = recognise(source, their_config, frozenset(theirs))
     with retold(CheckpointError, CheckpointError, ConfigError, where=f"{path}, read as {found.name}: "):
@@ -83,9 +95,11 @@ def open_published(path: Path) -> Published:
     return Published(source, found.name, config, dict(ours), theirs)
 
 
-def load_published(path: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Model:
+def load_published(
+    path: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, keep_quantised: bool = False
+) -> Model:
     """The model of a published folder or file; see :func:`statewise.checkpoints.load`."""
-    return open_published(path).build(device=device, dtype=dtype)
+    return open_published(path, keep_quantised=keep_quantised).build(device=device, dtype=dtype)
 
 
 def recognise(source: Source, config: Config, names: frozenset[str]) -> Format:

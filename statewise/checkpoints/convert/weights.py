@@ -15,6 +15,7 @@ from statewise.checkpoints.manifest import DTYPES
 from statewise.checkpoints.tensor_files import SAFETENSORS, count_bytes, dtype_name, map_tensors, shown
 from statewise.errors import CheckpointError, DataError, excerpt, reading, retold
 from statewise.files.limits import require_within
+from statewise.models.quantised import QuantisedTensor
 
 Tensors = dict[str, Tensor]
 # Under which a training program's file has the weights: Lightning's, and the example of the S4 repository
@@ -52,6 +53,9 @@ def owned(tensors: dict[str, Tensor], mapped: Mapping[str, Tensor]) -> Iterator[
     files = {tensor.untyped_storage().data_ptr() for tensor in mapped.values()}
     for name in list(tensors):
         tensor = tensors.pop(name).detach()
+        if isinstance(tensor, QuantisedTensor):
+            yield name, tensor
+            continue
         storage = tensor.untyped_storage()
         alone = storage.nbytes() == tensor.numel() * tensor.element_size() and tensor.is_contiguous()
         if not alone or storage.data_ptr() in files:

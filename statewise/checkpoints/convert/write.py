@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from statewise.checkpoints.tensor_files import (
 )
 from statewise.errors import CheckpointError, ConfigError, InputError, retold
 from statewise.models.base import Model
+from statewise.models.quantised import require_plain
 
 WRITTEN = ("mamba_ssm", "transformers", "h3", "s4", "s4d", "gguf")
 
@@ -36,6 +38,7 @@ def save_as(
     format: str,
     *,
     dtype: torch.dtype | None = None,
+    type: str | None = None,
     tokenizer: SavedTokenizer | None = None,
 ) -> Path:
     """Writes a model as others publish theirs; the files appear under their name complete, or not at all.
@@ -44,18 +47,22 @@ def save_as(
     format:    one of :data:`WRITTEN`
     dtype:     of the floating tensors; None: as the model has them. What h3, s4 and s4d have in float32 always, their
                systems, stays float32, and in GGUF all but the matrices; mamba_ssm and transformers have all in one
+    type:      of the matrices in GGUF, such as "Q8_0": one of ``gguf_types.WRITTEN``
     tokenizer: goes with the model: as tokenizer.json (the byte tokenizer has none) and the files that say how it is
                used, or into the GGUF file, with its end tokens and its chat template
     Errors:    CheckpointError if the format cannot hold the model (with the reason), if ``path`` exists already, if a
                tensor is not finite or would not be in ``dtype``, or if writing fails.
-               InputError for an unknown format or dtype.
+               InputError for an unknown format, dtype or type.
     """
     if format not in WRITTEN:
         raise InputError(f"format={format!r} is unknown; use one of {list(WRITTEN)}")
     require_floating(dtype, "save_as")
     model = uncompiled(model)
     if not isinstance(model, Model):
-        raise InputError(f"save_as takes a Model, such as a LanguageModel; got a {type(model).__name__}")
+        raise InputError(f"save_as takes a Model, such as a LanguageModel; got a {model.__class__.__name__}")
+    require_plain(model, "save_as writes plain numbers")
+    if type is not None and format != "gguf":
+        raise InputError(f"type={type!r} is for gguf; {format} has a dtype")
     target = Path(os.path.realpath(path))
     if format == "gguf" and target.suffix != GGUF:
         raise InputError(f"a GGUF file is named *{GGUF}; got {target.name!r}")
@@ -65,7 +72,7 @@ def save_as(
     for name, tensor in tensors.items():
         require_finite(name, tensor, f"cannot save {path}")
     if format == "gguf":
-        _write_gguf(model, tensors, target, dtype, tokenizer)
+        _write_gguf(model, tensors, target, dtype=dtype, type=type, tokenizer=tokenizer)
         return Path(path)
     chosen = next(candidate for candidate in formats() if candidate.name == format)
     assert chosen.write is not None
@@ -98,13 +105,11 @@ def _alone(tensor: Tensor) -> Tensor:
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-def _write_gguf(
-    model: Model, tensors: dict[str, Tensor], target: Path, dtype: torch.dtype | None, tokenizer: SavedTokenizer | None
-) -> None:
+def _write_gguf(model: Model, tensors: dict[str, Tensor], target: Path, **options: Any) -> None:
     from statewise.checkpoints.convert.gguf import write_gguf
 
     def write(aside: Path) -> None:
-        write_gguf(model.config, tensors, aside, dtype=dtype, tokenizer=tokenizer)
+        write_gguf(model.config, tensors, aside, **options)
 
     write_file(target, count_bytes(tensors), write, may_replace=_refuse)
 

@@ -56,7 +56,13 @@ def chat(
         **given,
     )  # an option out of range is told before a model is read
     text = None if template is None else check_template(read_text(template), template)
-    opened = open_model(folder, which=which, device=device_for(weights, device), tokenizer=tokenizer)
+    opened = open_model(
+        folder,
+        which=which,
+        device=device_for(weights, device),
+        tokenizer=tokenizer,
+        keep_quantised=weights is None,
+    )
     talk = Chat(
         opened.language_model,
         opened.tokenizer,

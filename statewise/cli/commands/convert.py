@@ -16,11 +16,25 @@ def convert(
         Path, typer.Argument(metavar="TARGET", help="A new folder, or for gguf a new file.", show_default=False)
     ],
     to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="statewise, mamba_ssm, transformers, h3, s4, s4d or gguf.")
-    ] = "statewise",
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="statewise, mamba_ssm, transformers, h3, s4, s4d or gguf. Default: gguf for a TARGET that is named "
+            "*.gguf, else statewise.",
+            show_default=False,
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(help="float32, float16 or bfloat16. Default: the source's.", show_default=False),
+    ] = None,
+    type: Annotated[
+        str | None,
+        typer.Option(
+            help="Type of the matrices in gguf: q8_0, q5_1, q5_0, q4_1, q4_0, mxfp4, tq2_0, tq1_0, bf16, f16 or f32.",
+            show_default=False,
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -38,5 +52,7 @@ def convert(
     from statewise.cli.conversion import convert_model
 
     with counted("tensors") as progress:
-        record = convert_model(source, target, to=to, dtype=dtype, tokenizer=tokenizer, which=which, progress=progress)
+        record = convert_model(
+            source, target, to=to, dtype=dtype, type=type, tokenizer=tokenizer, which=which, progress=progress
+        )
     show_conversion(record, as_json=json)

@@ -75,7 +75,13 @@ def generate(
         "repetition_penalty": repetition_penalty,
     }
     Sampling(**sampling)  # an option out of range is told before a long prompt is read
-    opened = open_model(folder, which=which, device=device_for(weights, device), tokenizer=tokenizer)
+    opened = open_model(
+        folder,
+        which=which,
+        device=device_for(weights, device),
+        tokenizer=tokenizer,
+        keep_quantised=weights is None,
+    )
     model = opened.language_model
     if opened.own_tokenizer is None and (folder / RUN_FILE).is_file():
         data = read_run(folder).data

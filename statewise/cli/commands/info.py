@@ -23,7 +23,11 @@ def info(
     from statewise.cli.facts import environment, parts
 
     record = environment()
-    if folder is not None:
+    if folder is not None and (published := _published(folder)) is not None:
+        from statewise.cli.published import describe_published
+
+        record |= describe_published(published)
+    elif folder is not None:
         from statewise.cli.model_folder import open_model
         from statewise.explain import explain
         from statewise.models.language_model import LanguageModel
@@ -37,3 +41,14 @@ def info(
         if isinstance(opened.model, LanguageModel):
             record["generates"] = str(explain(opened.model))
     show_info(record, as_json=json)
+
+
+def _published(source: Path) -> Path | None:
+    """Where a model of others is, of whose files the headers are enough; None for one of ours."""
+    from statewise.checkpoints.convert.source import OUR_TYPE, find_source, is_published
+    from statewise.checkpoints.loading import locate_source
+
+    path = locate_source(source)
+    if not is_published(path) or find_source(path).config.get("model_type") == OUR_TYPE:
+        return None
+    return path

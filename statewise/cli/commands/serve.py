@@ -75,7 +75,13 @@ def serve(
         **limits,
     )
     text = None if template is None else check_template(read_text(template), template)
-    opened = open_model(folder, which=which, device=device_for(weights, device), tokenizer=tokenizer)
+    opened = open_model(
+        folder,
+        which=which,
+        device=device_for(weights, device),
+        tokenizer=tokenizer,
+        keep_quantised=weights is None,
+    )
     if name is None:  # that of a hub is in a folder with a name of its own
         name = folder.name if str(folder).startswith("hub:") else opened.folder.resolve().name
     log_to_stderr()

@@ -1,0 +1,137 @@
+"""A weight that stays in the few bits in which it was published: to PyTorch a float32 tensor, which is made for each
+use and thrown away after it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from statewise.errors import InputError
+
+PIECE = 2**20  # numbers that are unpacked at once
+aten = torch.ops.aten
+
+
+class Integers(NamedTuple):
+    """W = scale q, or scale q + offset, each group of columns with its own.
+
+    q:       (rows, columns) int8; ``bits`` says what they fit into: 8, or 4, where they are -8 to 7, or 0 to 15 if
+             there are offsets
+    scales:  (rows, groups) float32, and offsets alike, or None
+    """
+
+    q: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+    group: int
+    bits: int
+
+    def weight(self) -> Tensor:
+        """(rows, columns) float32."""
+        n_columns = self.q.shape[1]
+        W = self.scales.repeat_interleave(self.group, 1)[:, :n_columns] * self.q
+        return W if self.offsets is None else W + self.offsets.repeat_interleave(self.group, 1)[:, :n_columns]
+
+
+class Blocks(ABC):
+    """A matrix as a file has it. kind: of its blocks, as "Q4_K"; ``bits`` and ``group`` as :class:`Integers`."""
+
+    kind: str
+    shape: tuple[int, int]
+    n_bytes: int
+    bits: int
+    group: int
+    has_offsets: bool
+
+    @abstractmethod
+    def widened(self, rows: slice | Tensor) -> Tensor:
+        """These rows in float32; a tensor: of ids, of any shape."""
+
+    @abstractmethod
+    def integers(self, rows: slice) -> Integers:
+        """These rows as whole numbers, from which the same values are made."""
+
+    @abstractmethod
+    def are_finite(self) -> bool:
+        """Whether all scales are, so that all values must be; at little cost."""
+
+    def pieces(self) -> Iterator[slice]:
+        """Slices of the rows, in multiples of 16, that are not too large."""
+        n_rows = max(16, PIECE // self.shape[1] // 16 * 16)
+        for first in range(0, self.shape[0], n_rows):
+            yield slice(first, min(first + n_rows, self.shape[0]))
+
+
+class QuantisedTensor(Tensor):
+    """float32 numbers (rows, columns) that are held as ``blocks``. Every operation on it gets a plain tensor, made for
+    it alone; an embedding gets its rows. It has no gradient, and nothing can be written to it.
+
+    Cost:    of an operation the memory of the matrix in float32, and the time to unpack it
+    """
+
+    blocks: Blocks
+
+    @staticmethod
+    def __new__(cls, blocks: Blocks) -> QuantisedTensor:
+        made: QuantisedTensor = Tensor._make_wrapper_subclass(
+            cls, blocks.shape, dtype=torch.float32, device=torch.device("cpu"), requires_grad=False
+        )
+        made.blocks = blocks
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"QuantisedTensor({tuple(self.shape)}, {self.blocks.kind})"
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _again, (self.blocks, isinstance(self, nn.Parameter))
+
+    def __deepcopy__(self, memo: object) -> Tensor:
+        return _again(self.blocks, isinstance(self, nn.Parameter))
+
+    def widened(self) -> Tensor:
+        """A plain float32 tensor of the same values."""
+        out = torch.empty(self.blocks.shape)
+        for rows in self.blocks.pieces():
+            out[rows] = self.blocks.widened(rows)
+        return out
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (aten.detach.default, aten.clone.default, aten.alias.default):
+            return QuantisedTensor(args[0].blocks)
+        if func is aten.embedding.default and isinstance(args[0], QuantisedTensor):
+            return args[0].blocks.widened(args[1])
+        if func._schema.is_mutable and isinstance(args[0], QuantisedTensor):
+            raise InputError(
+                f"a matrix in {args[0].blocks.kind} cannot be changed; load the model without keep_quantised=True"
+            )
+        plain = tree_map(lambda x: x.widened() if isinstance(x, QuantisedTensor) else x, (tuple(args), dict(kwargs)))
+        return func(*plain[0], **plain[1])
+
+
+def _again(blocks: Blocks, is_parameter: bool) -> Tensor:
+    made = QuantisedTensor(blocks)
+    return nn.Parameter(made, requires_grad=False) if is_parameter else made
+
+
+def require_plain(model: nn.Module, what: str) -> None:
+    """Errors: InputError for a model with quantised weights. what: cannot be done with them"""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, QuantisedTensor):
+            raise InputError(
+                f"{what}: {name} is in {parameter.blocks.kind}, as the file had it; load the model without "
+                "keep_quantised=True"
+            )
+
+
+def is_quantised(model: nn.Module) -> bool:
+    """Whether any of its weights is a :class:`QuantisedTensor`."""
+    return any(isinstance(parameter, QuantisedTensor) for parameter in model.parameters())
