@@ -44,6 +44,19 @@ class StateTable(Protocol):
     def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
         """Errors: InputError if these rows can take no step more."""
 
+    def with_room(self, state: Any, n: int) -> Any:
+        """The state, which is the caller's alone, with room for n more tokens of each row."""
+
+    def ahead(self, state: Any, behind: Any, n: int) -> Any:
+        """Where n steps write the states behind each, which leave the one that is given alone. behind: what this has
+        returned before, or None."""
+
+    def entries_ahead(self, state: Any, behind: Any) -> Sequence[int]: ...
+
+    def kept(self, state: Any, behind: Any, counts: Tensor, began: Tensor) -> Any:
+        """The state after ``counts[row]`` of those steps, at which a document ``began`` last (-1: at none). It is
+        written over the one that is given."""
+
 
 class RecurrentState:
     """(batch, ...) float32 leaves, each with two entries: the address that it is read from, and that it is written to,
@@ -81,6 +94,24 @@ class RecurrentState:
 
     def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
         pass
+
+    def with_room(self, state: Any, n: int) -> Any:
+        return state
+
+    def ahead(self, state: Any, behind: Any, n: int) -> Any:
+        return tree_map(lambda leaf: leaf.new_empty(n, *leaf.shape), state) if behind is None else behind
+
+    def entries_ahead(self, state: Any, behind: Any) -> Sequence[int]:
+        return self.entries(state, behind)
+
+    def kept(self, state: Any, behind: Any, counts: Tensor, began: Tensor) -> Any:
+        some = counts.nonzero()[:, 0]
+        for leaf, new in zip(tree_leaves(state), tree_leaves(behind)):
+            if len(leaf) == 1 and len(some):
+                leaf.copy_(new[counts[0] - 1])
+            else:
+                leaf[some] = new[counts[some] - 1, some]
+        return state
 
 
 class AttentionHistory:
@@ -144,6 +175,24 @@ class AttentionHistory:
     def check(self, state: AttentionState, rows: Tensor, restarts: Tensor) -> None:
         check_positions(state.position, rows, restarts, self.max_positions)
 
+    def with_room(self, state: AttentionState, n: int) -> AttentionState:
+        if int(state.end.max()) + n <= state.keys.shape[1]:
+            return state
+        return copy_with_room(state, n, self.window)
+
+    def ahead(self, state: AttentionState, behind: AttentionState | None, n: int) -> AttentionState:
+        """Counts of its own for what is read ahead; the keys and values lie in the slots behind the state's end."""
+        return self.successor(state, every_row=True)
+
+    def entries_ahead(self, state: AttentionState, behind: AttentionState) -> History:
+        return self.entries(behind, behind)
+
+    def kept(self, state: AttentionState, behind: AttentionState, counts: Tensor, began: Tensor) -> AttentionState:
+        start = torch.where(began >= 0, state.end + began, state.start)
+        position = torch.where(began >= 0, counts - began, state.position + counts)
+        end = state.end + counts
+        return state._replace(start=start, end=end, position=position, filled=end.clone())
+
 
 def check_state(state: Any, shape: Any, batch: int) -> None:
     """Whether a layer's state is of the model, whose mixer declares ``shape``, and C can read it.
@@ -171,8 +220,12 @@ def check_positions(position: Tensor, rows: Tensor, restarts: Tensor, n_position
     """Errors: InputError if the next token of one of these rows has no position in a table of ``n_positions``."""
     if n_positions is None:
         return
-    position = position.masked_fill(restarts, 0)[rows]
-    if int(position.min()) < 0 or int(position.max()) >= n_positions:
+    check_within(position.masked_fill(restarts, 0)[rows], n_positions)
+
+
+def check_within(position: Tensor, n_positions: int) -> None:
+    """Errors: InputError if one of these positions is not in a table of ``n_positions``."""
+    if position.numel() and (int(position.min()) < 0 or int(position.max()) >= n_positions):
         raise InputError(
             f"a row reaches position {int(position.max())}, but max_positions={n_positions} gives positions "
             f"0 to {n_positions - 1}; use shorter documents or a larger max_positions"
@@ -181,9 +234,13 @@ def check_positions(position: Tensor, rows: Tensor, restarts: Tensor, n_position
 
 def addresses(tables: Sequence[StateTable], before: Sequence[Any], after: Sequence[Any], n_entries: int) -> Tensor:
     """The table of states, (n_entries,) int64."""
+    return table_of(tables, [table.entries(*pair) for table, *pair in zip(tables, before, after)], n_entries)
+
+
+def table_of(tables: Sequence[StateTable], found: Sequence[Sequence[int]], n_entries: int) -> Tensor:
+    """The table of states with these entries of each layer."""
     entries = [0] * n_entries
-    for table, old, new in zip(tables, before, after):
-        own = table.entries(old, new)
+    for table, own in zip(tables, found):
         entries[table.slot : table.slot + len(own)] = own
     return torch.tensor(entries, dtype=torch.int64, device="cpu")
 
