@@ -253,15 +253,16 @@ def open_model(
     return ModelFolder(folder, checkpoint, files.load(checkpoint, device=chosen, dtype=dtype), tokenizer)
 
 
-def open_draft(folder: Path, of: ModelFolder, *, device: torch.device) -> LanguageModel:
+def open_draft(folder: Path, of: ModelFolder, *, device: str) -> LanguageModel:
     """The language model in a folder that is to draft for another.
 
     Errors:  ConfigError if it reads other tokens.
     """
     opened = open_model(folder, device=device)
     if opened.has_tokenizer and opened.tokenizer.fingerprint != of.tokenizer.fingerprint:
+        theirs, ours = describe_tokenizer(opened.tokenizer), describe_tokenizer(of.tokenizer)
         raise ConfigError(
-            f"{folder} reads {describe_tokenizer(opened.tokenizer)} and {of.folder} {describe_tokenizer(of.tokenizer)}, "
-            "which differ; draft with a model that was trained with the same tokenizer"
+            f"{folder} reads {theirs} and {of.folder} {ours}, which differ; draft with a model that was trained with "
+            "the same tokenizer"
         )
     return opened.language_model
