@@ -38,7 +38,10 @@ SIZES = {"large": large, "small": small}
 def train(folder: Path, size: str, minutes: float) -> None:
     demo = PRESETS["demo"]()
     run = replace(demo, model=SIZES[size](), data=TextDataConfig())
-    sw.train(run, out=folder, minutes=minutes, progress=False)
+    settings: dict[str, object] = {"train.reporting.evaluate_items": 8192}  # all would take longer than the training
+    if size == "small":  # many small steps: it has few minutes
+        settings |= {"train.batch_size": 4, "train.length": 128}
+    sw.train(run, out=folder, minutes=minutes, set=settings, progress=False)
 
 
 def main() -> None:

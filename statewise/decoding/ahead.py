@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from statewise.decoding.call import several_of_each
+from statewise.decoding.call import Tokens, several_of_each
 from statewise.decoding.states import AttentionHistory, check_within, table_of
 from statewise.errors import InputError
 from statewise.mixers.positions import document_positions, position_behind
 from statewise.models.language_model import LanguageModelState
-from statewise.operators.masks import build_masks
+from statewise.operators.masks import build_masks, mask_time
 
 if TYPE_CHECKING:
     from statewise.decoding.decoder import Decoder
@@ -37,23 +37,24 @@ class Ahead:
         batch = len(state.position)
         decoder.check(state, batch)
         self._decoder, self._most = decoder, most
-        self._state = decoder.copied(state)
         self._counts = torch.zeros(batch, dtype=torch.int64, device="cpu")
-        self._starts = torch.zeros(batch, most, dtype=torch.bool, device="cpu")
-        self._behind: list[Any] = [None] * len(decoder._tables)
-        self._begin()
+        self._starts: Tensor | None = None  # (batch, most) bool, where documents begin in what is not kept yet
+        self._layouts: dict[int, Tokens] = {}  # of calls in which every row reads so many tokens
+        self._begin(decoder.copied(state))
 
-    def _begin(self) -> None:
-        """Where what is read next goes. The slots of a history move only now, when nothing can be taken back."""
-        tables = self._decoder._tables
-        layers = [table.with_room(layer, self._most) for table, layer in zip(tables, self._state.layers)]
-        self._state = self._state._replace(layers=tuple(layers))
-        self._behind = [table.ahead(*pair, self._most) for table, *pair in zip(tables, layers, self._behind)]
-        self._position = self._state.position.clone()
-        entries = [table.entries_ahead(*pair) for table, *pair in zip(tables, layers, self._behind)]
-        self._addresses = table_of(tables, entries, self._decoder._program.n_state)
-        if self._decoder._positions is not None:
-            self._addresses[self._decoder._positions] = self._position.data_ptr()
+    def _begin(self, state: LanguageModelState) -> None:
+        """Where what is read goes. The slots of a history move only here, where nothing can be taken back."""
+        decoder = self._decoder
+        tables = decoder._tables
+        found = [table.ahead(layer, self._most) for table, layer in zip(tables, state.layers)]
+        self._state = LanguageModelState(state.position, tuple(layer for layer, _, _ in found))
+        self._keeps = [keep for _, _, keep in found]
+        self._position = state.position.clone()
+        self._addresses = table_of(tables, [entries for _, entries, _ in found], decoder._program.n_state)
+        if decoder._positions is not None:
+            self._addresses[decoder._positions] = self._position.data_ptr()
+        rooms = [table.room(layer) for table, layer in zip(tables, self._state.layers)]
+        self._room = min((room for room in rooms if room is not None), default=1 << 62)
 
     @property
     def state(self) -> LanguageModelState:
@@ -74,22 +75,31 @@ class Ahead:
         """
         ids, counts, begins = self._checked(tokens, lengths, starts)
         batch, length = ids.shape
-        n_read = self._counts + counts
+        n_read = self._counts + length if counts is None else self._counts + counts
         if batch and int(n_read.max()) > self._most:
             raise InputError(f"{int(n_read.max())} tokens were read ahead, and most={self._most}; keep some first")
-        rows, columns = (torch.arange(length, device="cpu") < counts[:, None]).nonzero().unbind(1)
-        all_starts = self._starts.index_put((rows, self._counts[rows] + columns), begins[rows, columns])
+        if begins is None and counts is None:
+            several, all_starts = self._of_all(ids), self._starts
+        else:
+            counts = n_read - self._counts
+            begins = torch.zeros(ids.shape, dtype=torch.bool, device="cpu") if begins is None else begins
+            several = several_of_each(ids, counts, self._counts, begins)
+            all_starts = self._starts
+            if all_starts is not None or bool(begins.any()):
+                all_starts = self._none() if all_starts is None else all_starts
+                all_starts = all_starts.index_put((several.rows, several.places), several.restarts)
         self._check_positions(n_read, all_starts)
-        if len(rows) == 0:
-            return torch.zeros(batch, length, self._decoder.config.vocab_size, device="cpu", dtype=torch.float32)
-        several = several_of_each(ids, counts, self._counts, begins)
+        n_tokens, n_ids = len(several.ids), self._decoder.config.vocab_size
+        if n_tokens == 0:
+            return torch.zeros(batch, length, n_ids, device="cpu", dtype=torch.float32)
         found = self._decoder.call(several, self._addresses, batch, alike=True)
         assert found is not None  # they were asked for
-        self._counts, self._starts = n_read, all_starts
-        self._position.copy_(position_behind(self._state.position, n_read, all_starts)[0])
-        if len(rows) == batch * length:
+        self._position.copy_(self._behind(n_read, all_starts)[0])
+        before, self._counts, self._starts = self._counts, n_read, all_starts
+        if n_tokens == batch * length:
             return found.unflatten(0, (batch, length))
-        return found.new_zeros(batch, length, found.shape[-1]).index_put((rows, columns), found)
+        index = (several.rows, several.places - before[several.rows])
+        return found.new_zeros(batch, length, n_ids).index_put(index, found)
 
     @torch.no_grad()
     def keep(self, counts: Tensor | Sequence[int]) -> None:
@@ -104,31 +114,53 @@ class Ahead:
                 f"keep takes how many of its tokens each row keeps: (batch,) of 0 to {self._counts.tolist()}, "
                 f"not {kept.tolist()}"
             )
-        position, began = position_behind(self._state.position, kept, self._starts)
-        parts = zip(self._decoder._tables, self._state.layers, self._behind)
-        layers = tuple(table.kept(layer, after, kept, began) for table, layer, after in parts)
-        self._state = LanguageModelState(position, layers)
-        self._counts, self._starts = torch.zeros_like(kept), torch.zeros_like(self._starts)
-        self._begin()
+        position, began = self._behind(kept, self._starts)
+        for keep in self._keeps:
+            keep(kept, began)
+        self._state.position.copy_(position)
+        self._position.copy_(position)
+        self._counts, self._starts = torch.zeros_like(kept), None
+        self._room -= int(kept.max()) if len(kept) else 0
+        if self._room < self._most:
+            self._begin(self._state)
 
-    def _checked(self, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids, how many of them each row reads, and where documents begin."""
+    def _behind(self, counts: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The position behind so many tokens of each row, and at which of them its document began; None: at none."""
+        if starts is None:
+            return self._state.position + counts, None
+        return position_behind(self._state.position, counts, starts)
+
+    def _none(self) -> Tensor:
+        return torch.zeros(len(self._counts), self._most, dtype=torch.bool, device="cpu")
+
+    def _of_all(self, ids: Tensor) -> Tokens:
+        """All tokens of all rows, where no document begins."""
+        batch, length = ids.shape
+        if length not in self._layouts:
+            counts = torch.full((batch,), length, dtype=torch.int64, device="cpu")
+            none = torch.zeros(ids.shape, dtype=torch.bool, device="cpu")
+            self._layouts[length] = several_of_each(ids, counts, torch.zeros_like(counts), none)
+        layout = self._layouts[length]
+        return layout._replace(ids=ids.flatten().contiguous(), places=layout.places + self._counts[layout.rows])
+
+    def _checked(
+        self, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Ids; how many of them each row reads, None: all; where documents begin, None: nowhere."""
         batch, n_ids = len(self._counts), self._decoder.config.vocab_size
         if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32) or tokens.ndim != 2:
             raise InputError(f"tokens must be a tensor of integers ({batch}, length), got {_described(tokens)}")
         masks = build_masks(tokens, lengths, starts)
         if len(tokens) != batch:
             raise InputError(f"the tokens have {len(tokens)} rows and the state {batch}; give the same number of both")
-        ids = tokens.to("cpu", torch.int64)
-        counts = torch.full((batch,), ids.shape[1], dtype=torch.int64, device="cpu")
-        counts = counts if masks.lengths is None else masks.lengths.to("cpu")
-        read = ids[torch.arange(ids.shape[1], device="cpu") < counts[:, None]]
-        if bool(((read < 0) | (read >= n_ids)).any()):
-            raise InputError(f"a token id is outside the vocabulary of {n_ids}; use ids 0 to {n_ids - 1}")
-        none = torch.zeros(ids.shape, dtype=torch.bool, device="cpu")
-        return ids, counts, none if masks.starts is None else masks.starts.to("cpu")
+        ids = mask_time(tokens.to("cpu", torch.int64), masks.valid)
+        low, high = torch.stack(ids.aminmax()).tolist() if ids.numel() else (0, 0)
+        if low < 0 or high >= n_ids:
+            wrong = low if low < 0 else high
+            raise InputError(f"token id {wrong} is outside the vocabulary of {n_ids}; use ids 0 to {n_ids - 1}")
+        return ids, masks.lengths, masks.starts
 
-    def _check_positions(self, n_read: Tensor, starts: Tensor) -> None:
+    def _check_positions(self, n_read: Tensor, starts: Tensor | None) -> None:
         """Errors:  InputError if a token that was read has no position in a table."""
         limits = [(self._state.position, self._decoder.config.max_positions)]
         limits += [
@@ -138,8 +170,9 @@ class Ahead:
         ]
         for position, limit in limits:
             if limit is not None:
-                positions, _ = document_positions(starts.shape[1], position, starts, device=position.device)
-                read = torch.arange(starts.shape[1], device="cpu") < n_read[:, None]
+                given = self._none() if starts is None else starts
+                positions, _ = document_positions(given.shape[1], position, given, device=position.device)
+                read = torch.arange(given.shape[1], device="cpu") < n_read[:, None]
                 check_within(positions[read], limit)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +14,10 @@ from statewise.decoding.program import Program
 from statewise.errors import InputError
 from statewise.mixers.attention_state import AttentionState, check_history, claim, copy_with_room, release
 from statewise.operators.state_shape import check_state as fits
+
+# counts: (batch,) how many steps of each row stay; began: (batch,) at which of them a document began last, -1: at none;
+# None: in no row
+Keep = Callable[[Tensor, Tensor | None], None]
 
 
 class StateTable(Protocol):
@@ -44,18 +48,9 @@ class StateTable(Protocol):
     def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
         """Errors: InputError if these rows can take no step more."""
 
-    def with_room(self, state: Any, n: int) -> Any:
-        """The state, which is the caller's alone, with room for n more tokens of each row."""
-
-    def ahead(self, state: Any, behind: Any, n: int) -> Any:
-        """Where n steps write the states behind each, which leave the one that is given alone. behind: what this has
-        returned before, or None."""
-
-    def entries_ahead(self, state: Any, behind: Any) -> Sequence[int]: ...
-
-    def kept(self, state: Any, behind: Any, counts: Tensor, began: Tensor) -> Any:
-        """The state after ``counts[row]`` of those steps, at which a document ``began`` last (-1: at none). It is
-        written over the one that is given."""
+    def ahead(self, state: Any, n: int) -> tuple[Any, Sequence[int], Keep]:
+        """The state, which is the caller's alone, with room for n more steps; its entries for n steps that leave it as
+        it is, until it is said how many of them stay; and how that is said."""
 
 
 class RecurrentState:
@@ -95,23 +90,23 @@ class RecurrentState:
     def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
         pass
 
-    def with_room(self, state: Any, n: int) -> Any:
-        return state
+    def ahead(self, state: Any, n: int) -> tuple[Any, Sequence[int], Keep]:
+        """The steps leave a state each; one of them is copied."""
+        behind = tree_map(lambda leaf: leaf.new_empty(n, *leaf.shape), state)
+        pairs = list(zip(tree_leaves(state), tree_leaves(behind)))
 
-    def ahead(self, state: Any, behind: Any, n: int) -> Any:
-        return tree_map(lambda leaf: leaf.new_empty(n, *leaf.shape), state) if behind is None else behind
+        def keep(counts: Tensor, began: Tensor | None) -> None:
+            if len(counts) == 1:
+                last = int(counts) - 1
+                for leaf, after in pairs if last >= 0 else ():
+                    leaf.copy_(after[last])
+                return
+            some = counts.nonzero()[:, 0]
+            last_of_some = counts[some] - 1
+            for leaf, after in pairs:
+                leaf[some] = after[last_of_some, some]
 
-    def entries_ahead(self, state: Any, behind: Any) -> Sequence[int]:
-        return self.entries(state, behind)
-
-    def kept(self, state: Any, behind: Any, counts: Tensor, began: Tensor) -> Any:
-        some = counts.nonzero()[:, 0]
-        for leaf, new in zip(tree_leaves(state), tree_leaves(behind)):
-            if len(leaf) == 1 and len(some):
-                leaf.copy_(new[counts[0] - 1])
-            else:
-                leaf[some] = new[counts[some] - 1, some]
-        return state
+        return state, self.entries(state, behind), keep
 
 
 class AttentionHistory:
@@ -156,7 +151,7 @@ class AttentionHistory:
             filled=after.filled.data_ptr(),
         )
 
-    def room(self, state: AttentionState) -> int | None:
+    def room(self, state: AttentionState) -> int:
         return state.keys.shape[1] - int(state.end.max())
 
     def put(self, state: AttentionState, row: int, other: AttentionState) -> AttentionState:
@@ -175,23 +170,25 @@ class AttentionHistory:
     def check(self, state: AttentionState, rows: Tensor, restarts: Tensor) -> None:
         check_positions(state.position, rows, restarts, self.max_positions)
 
-    def with_room(self, state: AttentionState, n: int) -> AttentionState:
-        if int(state.end.max()) + n <= state.keys.shape[1]:
-            return state
-        return copy_with_room(state, n, self.window)
+    def ahead(self, state: AttentionState, n: int) -> tuple[AttentionState, Sequence[int], Keep]:
+        """The keys and values lie in the slots behind the state's end, with counts of their own until they stay."""
+        if self.room(state) < n:
+            state = copy_with_room(state, n, self.window)
+        behind = self.successor(state, every_row=True)
 
-    def ahead(self, state: AttentionState, behind: AttentionState | None, n: int) -> AttentionState:
-        """Counts of its own for what is read ahead; the keys and values lie in the slots behind the state's end."""
-        return self.successor(state, every_row=True)
+        def keep(counts: Tensor, began: Tensor | None) -> None:
+            if began is not None:
+                state.start.copy_(torch.where(began >= 0, state.end + began, state.start))
+                state.position.masked_fill_(began >= 0, 0).sub_(began.clamp(min=0))
+            state.position.add_(counts)
+            state.end.add_(counts)
+            state.filled.copy_(state.end)
+            for count, kept in zip(
+                (behind.start, behind.end, behind.position), (state.start, state.end, state.position)
+            ):
+                count.copy_(kept)
 
-    def entries_ahead(self, state: AttentionState, behind: AttentionState) -> History:
-        return self.entries(behind, behind)
-
-    def kept(self, state: AttentionState, behind: AttentionState, counts: Tensor, began: Tensor) -> AttentionState:
-        start = torch.where(began >= 0, state.end + began, state.start)
-        position = torch.where(began >= 0, counts - began, state.position + counts)
-        end = state.end + counts
-        return state._replace(start=start, end=end, position=position, filled=end.clone())
+        return state, self.entries(behind, behind), keep
 
 
 def check_state(state: Any, shape: Any, batch: int) -> None:

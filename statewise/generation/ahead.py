@@ -37,10 +37,11 @@ class ModelAhead:
 
     def read(self, tokens: Tensor, *, lengths: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
         device = self._state.position.device
-        tokens, lengths, starts = (x if x is None else x.to(device) for x in (tokens, lengths, starts))
-        assert tokens is not None
+        lengths, starts = (x if x is None else x.to(device) for x in (lengths, starts))
         with evaluation_mode(self._model), torch.inference_mode():
-            logits, self._state = self._model(tokens, self._state, lengths=lengths, starts=starts)
+            logits, state = self._model(tokens.to(device), self._state, lengths=lengths, starts=starts)
+        assert isinstance(state, RewindableState)  # as the one that was given
+        self._state = state
         return logits.to("cpu", full_precision(logits.dtype))
 
     def keep(self, counts: Tensor) -> None:

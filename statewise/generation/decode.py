@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -145,7 +145,7 @@ def generate(
         generators = [torch.Generator().manual_seed((seed + i) % (1 << 63)) for i in range(batch)]
         rows = [RowText(tokenizer, stops, ids) for ids in reading.recent.tolist()]
         ends = end_tokens(tokenizer, document_token) if stop_at_document else frozenset()
-        latest: list[Reading] = []
+        latest: list[Reading | Callable[[], Reading]] = []
         previous: list[int] = []
         read_next: Step | None = None
         for n_left in range(max_new_tokens - 1, -1, -1):

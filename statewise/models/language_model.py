@@ -152,7 +152,7 @@ class LanguageModel(Model):
     def features(
         self,
         tokens: Tensor,
-        state: LanguageModelState | None = None,
+        state: LanguageModelState | RewindableState | None = None,
         *,
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
@@ -163,9 +163,8 @@ class LanguageModel(Model):
         If you need few logits, call this, and then ``head`` on the positions you need.
         """
         if isinstance(state, RewindableState):
-            return state.extended(
-                partial(self._features, tokens, lengths=lengths, starts=starts), tokens, lengths, starts
-            )
+            call = partial(self._features, tokens, lengths=lengths, starts=starts)
+            return state.extended(call, tokens, lengths, starts)
         return self._features(tokens, state, lengths=lengths, starts=starts)
 
     def _features(

@@ -67,7 +67,7 @@ class RewindableState:
             return self.state
         kept, counts = self.n_kept - back, [chunk.counts for chunk in self._chunks]
         begin = len(counts) - 1
-        while begin and bool((kept < sum(counts[:begin])).any()):
+        while begin and bool(torch.any(kept < sum(counts[:begin]))):
             begin -= 1
         state, kept = self._chunks[begin].before, kept - sum(counts[:begin])
         for piece in (piece for chunk in self._chunks[begin:] for piece in chunk.pieces):
