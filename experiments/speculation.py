@@ -19,6 +19,8 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from statewise.reproduce.files import write_json
 from statewise.reproduce.hardware import environment
 
 NAMES = ("large", "small", "tiny")
+PARTS = ("speed", "sampled", "greedy-small", "greedy")
 
 
 class Counted(Decoder):
@@ -47,7 +50,8 @@ class Counted(Decoder):
 
 def prompts(n: int, length: int, seed: int) -> list[list[int]]:
     """Bytes within a document."""
-    tokens, found = open_corpus(TextDataConfig()).split("test").tokens, []
+    tokens = open_corpus(TextDataConfig()).split("test").tokens
+    found: list[list[int]] = []
     generator = torch.Generator().manual_seed(seed)
     while len(found) < n:
         begin = int(torch.randint(len(tokens) - length, (), generator=generator))
@@ -67,14 +71,19 @@ def continued(model: sw.LanguageModel, prompt: list[int], n: int, **options: Any
     return ids, time.process_time() - cpu, time.perf_counter() - wall
 
 
-def greedy(model: Any, draft: Any, decoders: Any, texts: list[list[int]], n: int, draft_tokens: int) -> dict[str, Any]:
-    """Each prompt without and with the draft."""
-    large, small = decoders
+def greedy(
+    models: Sequence[sw.LanguageModel], texts: list[list[int]], n: int, draft_tokens: int, save: Callable[[Any], None]
+) -> None:
+    """Each prompt without and with the draft; what is known so far is saved."""
+    model, draft = models
+    large, small = Counted(model), Decoder(draft)
     seconds, clock, differ, steps = [0.0, 0.0], [0.0, 0.0], 0, [0, 0]
-    options = ({"weights": large}, {"weights": large, "draft": draft, "draft_weights": small})
-    options[1]["draft_tokens"] = draft_tokens
+    options: tuple[dict[str, Any], dict[str, Any]] = (
+        {"weights": large},
+        {"weights": large, "draft": draft, "draft_weights": small, "draft_tokens": draft_tokens},
+    )
     for i, prompt in enumerate(texts):
-        found = [[], []]
+        found: list[list[int]] = [[], []]
         for way in (0, 1) if i % 2 else (1, 0):
             before = large.n_steps
             found[way], cpu, wall = continued(model, prompt, n, **options[way])
@@ -82,20 +91,21 @@ def greedy(model: Any, draft: Any, decoders: Any, texts: list[list[int]], n: int
             clock[way] += wall
             steps[way] += large.n_steps - before
         differ += found[0] != found[1]
-        if i % 50 == 49:
-            print(f"{i + 1} prompts, {differ} differ, {seconds[0] / seconds[1]:.2f} times as fast", flush=True)
-    n_tokens = len(texts) * (n - 1)
-    return {
-        "prompts": len(texts),
-        "new_tokens": n,
-        "draft_tokens": draft_tokens,
-        "prompts_that_differ": differ,
-        "tokens_per_step": n_tokens / steps[1],
-        "tokens_per_processor_second": [n_tokens / second for second in seconds],
-        "tokens_per_second": [n_tokens / second for second in clock],
-        "faster_by_processor": seconds[0] / seconds[1],
-        "faster_by_clock": clock[0] / clock[1],
-    }
+        n_tokens = (i + 1) * (n - 1)
+        known = {
+            "prompts": i + 1,
+            "new_tokens": n,
+            "draft_tokens": draft_tokens,
+            "prompts_that_differ": differ,
+            "tokens_per_step": n_tokens / steps[1],
+            "tokens_per_processor_second": [n_tokens / second for second in seconds],
+            "tokens_per_second": [n_tokens / second for second in clock],
+            "faster_by_processor": seconds[0] / seconds[1],
+            "faster_by_clock": clock[0] / clock[1],
+        }
+        if i % 10 == 9 or i + 1 == len(texts):
+            print(json.dumps(known), flush=True)
+            save(known)
 
 
 class Wrong(Speculation):
@@ -114,15 +124,16 @@ def sampled(model: Any, draft: Any, n_draws: int, batch: int, kind: type[Specula
 
     import statewise.generation.drafting as drafting
 
-    before, drafting.Speculation = drafting.Speculation, kind
+    before = drafting.Speculation
+    drafting.Speculation = kind  # type: ignore[misc]
     generator = torch.Generator().manual_seed(0)
     counts, n_found, n, prompt_length = torch.zeros(100), 0, 101, 16
     decoders = Decoder(model), Decoder(draft)
     try:
         while n_found < n_draws:
             texts = torch.tensor(prompts(batch, prompt_length, seed=n_found + 1))
-            options = {"weights": decoders[0], "draft_weights": decoders[1]}
-            stream = sw.generate(model, texts, max_new_tokens=n, seed=n_found, draft=draft, **options)
+            options: dict[str, Any] = {"weights": decoders[0], "draft_weights": decoders[1], "draft": draft}
+            stream = sw.generate(model, texts, max_new_tokens=n, seed=n_found, **options)
             written = torch.stack([token.ids for token in stream], 1)
             whole = torch.cat([texts, written], 1)
             with torch.no_grad():
@@ -137,7 +148,7 @@ def sampled(model: Any, draft: Any, n_draws: int, batch: int, kind: type[Specula
             counts += torch.histc(u.float().clamp(0, 1 - 1e-7), 100, 0, 1)
             n_found += len(u)
     finally:
-        drafting.Speculation = before
+        drafting.Speculation = before  # type: ignore[misc]
     expected = n_found / 100
     statistic = float(((counts - expected) ** 2 / expected).sum())
     return {"draws": n_found, "chi_square": statistic, "degrees": 99, "probability": float(chi2.sf(statistic, 99))}
@@ -150,14 +161,12 @@ def main() -> None:
     parser.add_argument("tiny", type=Path, help="drafts for the small one, in the test of the distribution")
     parser.add_argument("--prompts", type=int, default=1000)
     parser.add_argument("--draws", type=int, default=100_000)
-    parser.add_argument(
-        "--parts", nargs="+", choices=("speed", "sampled", "greedy"), default=("speed", "sampled", "greedy")
-    )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--out", type=Path, required=True, help="what is there of other parts stays")
     options = parser.parse_args()
     torch.set_num_threads(1)
     folders = (options.large, options.small, options.tiny)
-    models = [sw.load(path).eval() for path in folders]
+    models: list[Any] = [sw.load(path).eval() for path in folders]
     large, small, tiny = models
     record: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     record |= {
@@ -171,24 +180,21 @@ def main() -> None:
         last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         scores = [line["bits_per_byte"] for line in last if line.get("kind") != "train" and "bits_per_byte" in line]
         record["bits_per_byte"][name] = scores[-1] if scores else math.nan
-    decoders = Counted(large), Decoder(small)
 
-    def save() -> None:
+    def save(name: str, found: Any) -> None:
+        record[name] = found
         write_json(options.out, record)
 
-    if "speed" in options.parts:
-        record["speed"] = []
-        for k in (2, 4, 6):
-            record["speed"].append(greedy(large, small, decoders, prompts(16, 64, seed=k), 128, k))
-            save()
-    if "sampled" in options.parts:
-        for name, kind in (("sampled", Speculation), ("sampled_wrongly", Wrong)):
-            record[name] = sampled(small, tiny, options.draws, 50, kind)
-            print(name, record[name], flush=True)
-            save()
-    if "greedy" in options.parts:
-        record["greedy"] = greedy(large, small, decoders, prompts(options.prompts, 16, seed=0), 24, 4)
-        save()
+    for part in options.parts:
+        if part == "speed":
+            for k in (2, 4, 6):
+                greedy((large, small), prompts(16, 64, seed=k), 128, k, partial(save, f"speed, {k} drafted"))
+        elif part == "sampled":
+            save("sampled", sampled(small, tiny, options.draws, 50, Speculation))
+            save("sampled wrongly", sampled(small, tiny, options.draws // 5, 50, Wrong))
+        else:
+            pair = (small, tiny) if part == "greedy-small" else (large, small)
+            greedy(pair, prompts(options.prompts, 16, seed=0), 24, 4, partial(save, part))
 
 
 if __name__ == "__main__":
