@@ -30,6 +30,7 @@ class Tokens(NamedTuple):
 def one_of_each(ids: Tensor, rows: Tensor, restarts: Tensor) -> Tokens:
     """A token of each of these rows. ids, restarts: (batch,)
 
+    >>> import torch
     >>> one_of_each(torch.tensor([5, 6, 7]), torch.tensor([0, 2]), torch.tensor([False, False, True])).ids
     tensor([5, 7])
     """
@@ -48,6 +49,7 @@ def several_of_each(ids: Tensor, counts: Tensor, places: Tensor, restarts: Tenso
 
     Shapes:  ids, restarts: (batch, length); counts, places: (batch,) int64
 
+    >>> import torch
     >>> ids, none = torch.tensor([[5, 6], [7, 0]]), torch.zeros(2, 2).bool()
     >>> found = several_of_each(ids, torch.tensor([2, 1]), torch.tensor([0, 3]), none)
     >>> found.ids, found.rows, found.places, found.begins

@@ -180,6 +180,7 @@ def _first(k: int, counts: Tensor) -> Tensor:
 def _leading(accepted: Tensor) -> Tensor:
     """How many are True before the first that is not, of each row.
 
+    >>> import torch
     >>> _leading(torch.tensor([[True, True, False], [False, True, True]]))
     tensor([2, 0])
     """

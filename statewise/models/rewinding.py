@@ -35,6 +35,7 @@ class RewindableState:
              ``at``: one short scan of each layer over at most as many tokens.
     Errors:  InputError from ``at`` for more tokens than are kept.
 
+    >>> import torch
     >>> import statewise as sw
     >>> model = sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=(sw.S4DConfig(d_state=4),)).build().eval()
     >>> tokens, rest = torch.tensor([[1, 2, 3, 4]]), model.initial_state(1)
