@@ -23,7 +23,7 @@ class Ahead:
     """``logits = ahead.read(tokens)``, perhaps more of it, and then ``ahead.keep(counts)``: of the tokens that each row
     has read since the last ``keep`` its first ``counts[row]`` stay read, and the others were never there.
 
-    A call reads several tokens of each row in one step, so that every weight is read once for all of them. What
+    A call reads several tokens of each row in one step, so that every weight is read once. What
     multiplies matrices takes each token for a row; the recurrences go through them in order, and leave a state behind
     each. A row's logits and states are bit for bit those of one token at a time, by itself.
 
@@ -103,7 +103,7 @@ class Ahead:
 
     @torch.no_grad()
     def keep(self, counts: Tensor | Sequence[int]) -> None:
-        """Of what each row has read since the last time, its first ``counts[row]`` tokens stay read.
+        """The first ``counts[row]`` tokens that each row has read since the last time stay read; the others do not.
 
         Cost:    a copy of the recurrent states.
         Errors:  InputError for more than a row has read.

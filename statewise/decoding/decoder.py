@@ -134,7 +134,7 @@ class Decoder:
         return out
 
     def check(self, state: LanguageModelState, batch: int) -> None:
-        """Errors:  InputError unless this is a state of the model for a batch of so many rows, which C can read."""
+        """Errors:  InputError unless this is a state of the model for this many rows, which C can read."""
         if not isinstance(state, LanguageModelState):
             raise InputError(
                 f"state must be a LanguageModelState or None, got {type(state).__name__}; "

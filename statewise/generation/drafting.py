@@ -42,8 +42,8 @@ class Endings(NamedTuple):
 class Drafting:
     """The two models and how each reads.
 
-    Errors:  InputError for a draft that is no language model or has another vocabulary, and for ``weights`` that one of
-             them cannot have.
+    Errors:  InputError for a draft that is not a language model or has another vocabulary, and for ``weights`` that
+             one of them cannot have.
     """
 
     def __init__(

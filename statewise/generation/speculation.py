@@ -44,8 +44,7 @@ class Written(NamedTuple):
 class Speculation:
     """One round after the other: draft, read, accept.
 
-    unread:  of each row, the tokens at the end that the draft has not read; the last is the one that the model has not
-             read either
+    unread:  of each row, the tokens at the end that the draft is still to read; the model is still to read the last
     seen:    (batch, vocabulary) bool, what was read, for the repetition penalty
     outside: (vocabulary,) bool, ids that are never drawn
     """

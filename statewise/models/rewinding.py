@@ -24,7 +24,7 @@ class RewindableState:
 
     ``logits, state = model(tokens, state)``, and ``state.at(3)`` is the plain state of three tokens ago.
 
-    Kept are the state at the beginning of a chunk and, of the tokens since, what each layer has put into its state: for
+    It keeps the state at the beginning of a chunk and, of the tokens since, what each layer has put into its state: for
     Mamba-2 dt, B and x, for attention keys and values. ``at`` goes through these again, without any projection. A
     chunk ends once it has ``last`` tokens, so that there are two such states at most, however large ``last`` is.
 
@@ -97,7 +97,7 @@ class RewindableState:
         position: Tensor = self.state.position
         back = torch.as_tensor(k, device=position.device)
         if back.is_floating_point() or back.dtype == torch.bool or back.shape not in ((), position.shape):
-            raise InputError(f"k={k!r} is no count of tokens; give an integer, or one for each of {len(position)} rows")
+            raise InputError(f"k={k!r} is not a count of tokens; give one integer, or {len(position)} for the rows")
         back = back.to(torch.int64).expand(position.shape)
         if bool(((back < 0) | (back > self.n_kept)).any()):
             raise InputError(
