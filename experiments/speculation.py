@@ -63,7 +63,7 @@ def prompts(n: int, length: int, seed: int) -> list[list[int]]:
 
 def continued(model: sw.LanguageModel, prompt: list[int], n: int, **options: Any) -> tuple[list[int], float, float]:
     """The tokens, and the seconds of processor and clock for all but the first, before which the prompt is read."""
-    ids = []
+    ids: list[int] = []
     for token in sw.generate(model, prompt, max_new_tokens=n, temperature=0, **options):
         if not ids:
             cpu, wall = time.process_time(), time.perf_counter()

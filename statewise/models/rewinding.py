@@ -89,7 +89,7 @@ class RewindableState:
             chunks.append(_Chunk(self.state, (piece,)))
         else:
             chunks[-1] = _Chunk(chunks[-1].before, (*chunks[-1].pieces, piece))
-        while len(chunks) > 1 and bool(torch.all(sum(chunk.counts for chunk in chunks[1:]) >= self.last)):
+        while len(chunks) > 1 and bool((torch.stack([chunk.counts for chunk in chunks[1:]]).sum(0) >= self.last).all()):
             del chunks[0]
         return tuple(chunks)
 

@@ -65,7 +65,7 @@ class StatewiseCache(Cache):
         return self._past
 
     def advance(self, state: Any, features: Tensor, real: Tensor | None) -> None:
-        """What a call has read. features: (batch, columns, d_model); real: which columns were read, and not padded; None: all"""
+        """What a call has read. features: (batch, columns, d_model); real: which columns were read; None: all"""
         if isinstance(state, RewindableState):
             real = features.new_ones(features.shape[:2], dtype=torch.bool) if real is None else real
             self._past, self._columns = state, [*self._columns, (features, real)]
