@@ -123,6 +123,8 @@ if TYPE_CHECKING:
     from statewise.models.mlp import MLPConfig as MLPConfig
     from statewise.models.pair_classifier import PairClassifierConfig as PairClassifierConfig
     from statewise.models.regressor import SequenceRegressorConfig as SequenceRegressorConfig
+    from statewise.models.rewinding import RewindableState as RewindableState
+    from statewise.models.rewinding import rewindable as rewindable
     from statewise.models.through_time import backward_in_pieces as backward_in_pieces
     from statewise.operators.base import Operator as Operator
     from statewise.operators.bidirectional import bidirectional as bidirectional

@@ -37,6 +37,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "predicting": "Predict with a trained model",
         "evaluation": "Evaluation",
         "generation": "Generation",
+        "speculation": "Drafts and states that go back",
         "chat": "Chat models",
         "serving": "Serving",
         "checkpoints": "Checkpoints",

@@ -23,6 +23,7 @@ from statewise.data.tokenizers import (
     ByteTokenizer,
     FileTokenizer,
     Tokenizer,
+    describe_tokenizer,
     load_tokenizer,
     require_same_tokenizer,
 )
@@ -252,3 +253,18 @@ def open_model(
         )
     checkpoint = resolve(folder, "latest" if which == "latest" else "best")
     return ModelFolder(folder, checkpoint, files.load(checkpoint, device=chosen, dtype=dtype), tokenizer)
+
+
+def open_draft(folder: Path, of: ModelFolder, *, device: str) -> LanguageModel:
+    """The language model in a folder that is to draft for another.
+
+    Errors:  ConfigError if it reads other tokens.
+    """
+    opened = open_model(folder, device=device)
+    if opened.has_tokenizer and opened.tokenizer.fingerprint != of.tokenizer.fingerprint:
+        theirs, ours = describe_tokenizer(opened.tokenizer), describe_tokenizer(of.tokenizer)
+        raise ConfigError(
+            f"{folder} reads {theirs} and {of.folder} {ours}, which differ; draft with a model that was trained with "
+            "the same tokenizer"
+        )
+    return opened.language_model

@@ -1,4 +1,4 @@
-/* One query of causal softmax attention for each sequence, with the keys and values of its past.
+/* Causal softmax attention of each token to itself and the keys and values of its past.
  *
  * ANGLES makes cos and sin of position * frequency in float64, for the rotary positions. ATTENTION turns the new key and
  * the queries, appends key and value to the history, and then walks over the keys from the window's first to the new
@@ -17,12 +17,12 @@ INLINE const history *history_of(const decoding *step, int64_t slot) { return (c
 static void run_angles(const worker *me, const angles *a) {
     const decoding *step = me->step;
     const history *past = history_of(step, a->history);
+    int64_t position = 0;
     for (int64_t b = 0; b < step->n_rows; b++) {
-        int64_t row = step->rows[b];
-        double position = step->restarts[row] ? 0.0 : (double)past->position[row];
+        position = position_of(step, past->position, b, position);
         float *out = at(me, a->output, b);
         for (int64_t i = 0; i < a->n_angles; i++) {
-            double angle = position * a->frequencies[i];
+            double angle = (double)position * a->frequencies[i];
             out[i] = (float)cos(angle);
             out[a->n_angles + i] = (float)sin(angle);
         }
@@ -82,24 +82,28 @@ static void run_attention(const worker *me, const attention *a) {
     const decoding *step = me->step;
     const history *past = history_of(step, a->history);
     int64_t shared = a->n_heads / a->n_kv_heads, d_head = a->d_head, stride = a->n_kv_heads * d_head;
-    int64_t n_items = step->n_rows * a->n_kv_heads;
+    int64_t n_items = step->n_sequences * a->n_kv_heads; /* a token sees the keys of those before it: one thread */
     float scale = (float)a->scale, *weighted = at(me, a->scratch, 0);
     for (int64_t item = n_items * me->thread / me->n_threads; item < n_items * (me->thread + 1) / me->n_threads; item++) {
-        int64_t b = item / a->n_kv_heads, group = item % a->n_kv_heads, row = step->rows[b];
-        float *qkv = at(me, a->qkv, b), *out = at(me, a->output, b);
-        const float *angle = a->n_angles ? at(me, a->angles, b) : NULL;
-        float *key = qkv + (a->n_heads + group) * d_head, *value = key + stride;
+        int64_t sequence = item / a->n_kv_heads, group = item % a->n_kv_heads;
+        int64_t b = step->begins[sequence], row = step->rows[b];
         float *keys = past->keys + row * past->key_stride + group * d_head;
         float *values = past->values + row * past->value_stride + group * d_head;
-        int64_t end = past->end[row], first = step->restarts[row] ? end : past->start[row];
-        rotate_head(key, angle, a->n_angles);
-        memcpy(keys + end * stride, key, sizeof(float) * (size_t)d_head);
-        memcpy(values + end * stride, value, sizeof(float) * (size_t)d_head);
-        if (a->window && first < end + 1 - a->window) first = end + 1 - a->window;
-        for (int64_t head = group * shared; head < (group + 1) * shared; head++) {
-            float *q = qkv + head * d_head;
-            rotate_head(q, angle, a->n_angles);
-            attend(q, keys, values, stride, first, end + 1, d_head, scale, weighted, out + head * d_head);
+        int64_t start = past->start[row];
+        for (int64_t end = past->end[row]; b < step->begins[sequence + 1]; b++, end++) {
+            float *qkv = at(me, a->qkv, b), *out = at(me, a->output, b);
+            const float *angle = a->n_angles ? at(me, a->angles, b) : NULL;
+            float *key = qkv + (a->n_heads + group) * d_head, *value = key + stride;
+            if (step->restarts[b]) start = end;
+            int64_t first = a->window && start < end + 1 - a->window ? end + 1 - a->window : start;
+            rotate_head(key, angle, a->n_angles);
+            memcpy(keys + end * stride, key, sizeof(float) * (size_t)d_head);
+            memcpy(values + end * stride, value, sizeof(float) * (size_t)d_head);
+            for (int64_t head = group * shared; head < (group + 1) * shared; head++) {
+                float *q = qkv + head * d_head;
+                rotate_head(q, angle, a->n_angles);
+                attend(q, keys, values, stride, first, end + 1, d_head, scale, weighted, out + head * d_head);
+            }
         }
     }
 }
@@ -108,12 +112,16 @@ static void run_advance(const worker *me, const advance *a) {
     const decoding *step = me->step;
     const history *past = history_of(step, a->history);
     if (me->thread) return;
-    for (int64_t b = 0; b < step->n_rows; b++) {
-        int64_t row = step->rows[b], end = past->end[row];
-        int fresh = step->restarts[row];
-        past->start_next[row] = fresh ? end : past->start[row];
-        past->position_next[row] = (fresh ? 0 : past->position[row]) + 1;
-        past->end_next[row] = past->filled[row] = end + 1;
+    for (int64_t sequence = 0; sequence < step->n_sequences; sequence++) {
+        int64_t b = step->begins[sequence], row = step->rows[b];
+        int64_t start = past->start[row], end = past->end[row], position = past->position[row];
+        for (; b < step->begins[sequence + 1]; b++, end++) {
+            if (step->restarts[b]) start = end;
+            position = (step->restarts[b] ? 0 : position) + 1;
+        }
+        past->start_next[row] = start;
+        past->position_next[row] = position;
+        past->end_next[row] = past->filled[row] = end;
     }
 }
 

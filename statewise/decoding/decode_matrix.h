@@ -23,6 +23,7 @@ typedef struct {
     const void *x;    /* of the first sequence: floats, or what decode_integer.inc.h makes of them */
     int64_t x_stride; /* floats from one sequence to the next */
     int64_t n_rows, ahead;
+    int alike; /* whether each is summed as if it were alone */
 } multiplication;
 typedef void (*block_product)(const multiplication *p, int64_t block, float *sums);
 
@@ -71,7 +72,7 @@ static void run_embed(const worker *me, const embed *a) {
     const matrix *w = &a->weight;
     range mine = share_of(me, w->n_columns);
     for (int64_t b = 0; b < me->step->n_rows; b++) {
-        int64_t token = me->step->tokens[me->step->rows[b]];
+        int64_t token = me->step->tokens[b];
         int64_t block = token / BLOCK, lane = token % BLOCK;
         const char *data = block_of(w, block);
         float *out = at(me, a->output, b);

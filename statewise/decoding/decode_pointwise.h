@@ -53,9 +53,10 @@ static void run_add_row(const worker *me, const add_row *a) {
     const decoding *step = me->step;
     const int64_t *position = (const int64_t *)(uintptr_t)step->state[a->positions];
     range mine = step->buffers[a->x.buffer].local ? (range){0, a->width} : share_of(me, a->width);
+    int64_t at_now = 0;
     for (int64_t b = 0; b < step->n_rows; b++) {
-        int64_t row = step->rows[b];
-        const float *added = a->table + (step->restarts[row] ? 0 : position[row]) * a->width;
+        at_now = position_of(step, position, b, at_now);
+        const float *added = a->table + at_now * a->width;
         float *x = at(me, a->x, b);
         for (int64_t i = mine.first; i < mine.end; i += LANES) {
             int64_t left = mine.end - i;

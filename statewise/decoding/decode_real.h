@@ -11,6 +11,7 @@
 #define PHASES (PARTS > 2 ? 2 : 4) /* accumulators in flight: enough to hide latency, few enough for the registers */
 #define AT_ONCE (PARTS == 2 ? 4 : 8)                /* sequences that a column is read once for */
 #define PASS (PARTS > 2 ? 1 : PARTS)                /* parts of a column that are multiplied in one pass over the block */
+#define ALIKE_AT_ONCE (PARTS == 1 ? 6 : PARTS == 2 ? 3 : 4) /* the same where each has PHASES accumulators */
 #define COLUMNS 4                                   /* that are asked for together: whole lines */
 
 /* One vector of a column: `part` of the block */
@@ -69,6 +70,33 @@ INLINE void multiply_several(const int n, const int precision, const int prefetc
         for (int part = 0; part < PASS; part++) store_f32(sums + b * BLOCK + (first + part) * LANES, total[b][part]);
 }
 
+/* Each of n sequences with the accumulators, and so the bits, of multiply_one. */
+INLINE void multiply_alike(const int n, const int precision, const int prefetch, const multiplication *p, const char *block,
+                           int part, const float *x, float *sums) {
+    const int64_t bytes = BLOCK * (precision == FLOAT32 ? 4 : 2), n_columns = p->w->n_columns, stride = p->x_stride;
+    vf32 partial[ALIKE_AT_ONCE][PHASES];
+    memset(partial, 0, sizeof partial);
+    int64_t k = 0;
+    for (; k + COLUMNS <= n_columns; k += COLUMNS) {
+        if (part == 0) ask_for(prefetch, block + k * bytes + p->ahead, COLUMNS * bytes);
+#pragma GCC unroll 4
+        for (int j = 0; j < COLUMNS; j++) {
+            vf32 column = load_column(precision, block, k + j, part);
+#pragma GCC unroll 8
+            for (int b = 0; b < n; b++) partial[b][j % PHASES] += column * x[b * stride + k + j];
+        }
+    }
+    for (; k < n_columns; k++) {
+        vf32 column = load_column(precision, block, k, part);
+        for (int b = 0; b < n; b++) partial[b][0] += column * x[b * stride + k];
+    }
+    for (int b = 0; b < n; b++) {
+        vf32 total = partial[b][0];
+        for (int j = 1; j < PHASES; j++) total += partial[b][j];
+        store_f32(sums + b * BLOCK + part * LANES, total);
+    }
+}
+
 INLINE void multiply_real(const int precision, const int prefetch, const multiplication *p, int64_t number, float *sums) {
     const char *block = block_of(p->w, number);
     const float *x = p->x;
@@ -77,6 +105,17 @@ INLINE void multiply_real(const int precision, const int prefetch, const multipl
         return;
     }
     int64_t b = 0;
+#define ALIKE(n)                                                                                                  \
+    for (; p->alike && ALIKE_AT_ONCE >= n && b + n <= p->n_rows; b += n)                                            \
+        for (int part = 0; part < PARTS; part++)                                                                    \
+            multiply_alike(n, precision, prefetch, p, block, part, x + b * p->x_stride, sums + b * BLOCK);
+    ALIKE(6)
+    ALIKE(5)
+    ALIKE(4)
+    ALIKE(3)
+    ALIKE(2)
+    ALIKE(1)
+#undef ALIKE
 #define SEVERAL(n)                                                                                                  \
     for (; AT_ONCE >= n && b + n <= p->n_rows; b += n)                                                              \
         for (int part = 0; part < PARTS; part += PASS)                                                              \

@@ -1,7 +1,8 @@
 /* One step of a convolution, of Mamba's selective system, of Mamba-2's (SSD) and of H3's diagonal one.
  *
  * States come as two addresses in the table of states, from which and to which; they may be the same. A number of the
- * state is read once, then written once, by the thread whose share its channel is in.
+ * state is read once, then written once, by the thread whose share its channel is in. Where a sequence has several
+ * tokens, a state is written behind each, and the next token reads that.
  */
 #ifndef STATEWISE_DECODE_RECURRENT_H
 #define STATEWISE_DECODE_RECURRENT_H
@@ -12,8 +13,19 @@
 
 #include "complex_lanes.inc.h"
 
-INLINE const float *old_state(const decoding *step, int64_t slot) { return (const float *)(uintptr_t)step->state[slot]; }
-INLINE float *new_state(const decoding *step, int64_t slot) { return (float *)(uintptr_t)step->state[slot + 1]; }
+/* Where the state before a token is, of `size` floats a sequence; NULL if it is zero. Place 0 reads the state that was
+ * given, and place i the one that place i - 1 has left. */
+INLINE const float *state_before(const decoding *step, int64_t slot, int64_t b, int64_t size) {
+    int64_t place = step->places[b], row = step->rows[b];
+    if (step->restarts[b]) return NULL;
+    if (!place) return (const float *)(uintptr_t)step->state[slot] + row * size;
+    return (const float *)(uintptr_t)step->state[slot + 1] + ((place - 1) * step->batch + row) * size;
+}
+
+/* Where the state behind it goes: (places, batch, size) */
+INLINE float *state_after(const decoding *step, int64_t slot, int64_t b, int64_t size) {
+    return (float *)(uintptr_t)step->state[slot + 1] + (step->places[b] * step->batch + step->rows[b]) * size;
+}
 
 #define STRIP 8 /* vectors of channels done together, so that a long past is read in runs of whole cache lines */
 
@@ -46,10 +58,9 @@ static void run_convolution(const worker *me, const convolution *a) {
     range mine = share_of(me, a->width);
     int64_t n_past = a->n_taps - 1, width = a->width;
     for (int64_t b = 0; b < step->n_rows; b++) {
-        int64_t row = step->rows[b];
         float *x = at(me, a->x, b);
-        const float *past = step->restarts[row] ? NULL : old_state(step, a->state) + row * n_past * width;
-        float *next = new_state(step, a->state) + row * n_past * width;
+        const float *past = state_before(step, a->state, b, n_past * width);
+        float *next = state_after(step, a->state, b, n_past * width);
         int64_t c = mine.first;
         for (; c + STRIP * LANES <= mine.end; c += STRIP * LANES) convolve_strip(a, STRIP, LANES, c, past, next, x);
         for (; c < mine.end; c += LANES) convolve_strip(a, 1, mine.end - c, c, past, next, x);
@@ -91,9 +102,8 @@ static void run_selective(const worker *me, const selective *a) {
     range mine = share_of(me, a->width);
     int64_t n = a->n_state;
     for (int64_t b = 0; b < step->n_rows; b++) {
-        int64_t row = step->rows[b], begin = row * a->width * n;
-        const float *from = step->restarts[row] ? NULL : old_state(step, a->state) + begin;
-        float *to = new_state(step, a->state) + begin;
+        const float *from = state_before(step, a->state, b, a->width * n);
+        float *to = state_after(step, a->state, b, a->width * n);
         const float *u = at(me, a->u, b), *z = at(me, a->z, b), *dt = at(me, a->dt, b);
         const float *B = at(me, a->B, b), *C = at(me, a->C, b);
         float *y = at(me, a->y, b);
@@ -141,9 +151,8 @@ static void run_ssd(const worker *me, const ssd *a) {
     range mine = share_of(me, width);
     float low = (float)a->low, high = (float)a->high;
     for (int64_t b = 0; b < step->n_rows; b++) {
-        int64_t row = step->rows[b], begin = row * width * n;
-        const float *from = step->restarts[row] ? NULL : old_state(step, a->state) + begin;
-        float *to = new_state(step, a->state) + begin;
+        const float *from = state_before(step, a->state, b, width * n);
+        float *to = state_after(step, a->state, b, width * n);
         const float *x = at(me, a->x, b), *z = at(me, a->z, b), *dt = at(me, a->dt, b);
         float *y = at(me, a->y, b);
         int64_t end;
@@ -196,9 +205,8 @@ static void run_delta_memory(const worker *me, const delta_memory *a) {
     range mine = share_of(me, width);
     float most = (float)a->most_beta, epsilon = (float)a->epsilon, scale = 1.0f / sqrtf((float)n);
     for (int64_t b = 0; b < step->n_rows; b++) {
-        int64_t row = step->rows[b], begin = row * width * n;
-        const float *from = step->restarts[row] ? NULL : old_state(step, a->state) + begin;
-        float *to = new_state(step, a->state) + begin;
+        const float *from = state_before(step, a->state, b, width * n);
+        float *to = state_after(step, a->state, b, width * n);
         const float *v = at(me, a->v, b), *raw = at(me, a->raw, b), *beta = at(me, a->beta, b);
         float *y = at(me, a->y, b);
         int64_t end;
@@ -241,9 +249,10 @@ static void run_diagonal(const worker *me, const diagonal *a) {
     int64_t end = a->n_heads * (me->thread + 1) / me->n_threads;
     for (int64_t head = a->n_heads * me->thread / me->n_threads; head < end; head++)
         for (int64_t b = 0; b < step->n_rows; b++) {
-            int64_t row = step->rows[b], begin = (row * n_entries + head * d * d) * a->n_state;
-            const float *from = step->restarts[row] ? NULL : old_state(step, a->state) + begin;
-            float *to = new_state(step, a->state) + begin;
+            int64_t begin = head * d * d * a->n_state;
+            const float *before = state_before(step, a->state, b, n_entries * a->n_state);
+            const float *from = before ? before + begin : NULL;
+            float *to = state_after(step, a->state, b, n_entries * a->n_state) + begin;
             const float *query = at(me, a->query, b) + head * d, *key = at(me, a->key, b) + head * d;
             const float *value = at(me, a->value, b) + head * d;
             float *out = at(me, a->output, b) + head * d;

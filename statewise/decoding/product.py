@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from statewise import native
+from statewise.decoding.call import call_step, one_of_each
 from statewise.decoding.packing import Packed, pack
 from statewise.decoding.program import Program, Weights
-from statewise.decoding.reading import WAYS, Way, uses_vnni
+from statewise.decoding.reading import WAYS, Way
 from statewise.native.memory import in_huge_pages
 
 
@@ -27,33 +28,35 @@ class Product:
         self._program.linear(weight, None, x, self._program.buffer("y", packed.n_rows), wait=False)
 
     def __call__(
-        self, x: Tensor, way: Way = WAYS[0], *, n_threads: int | None = None, vnni: bool | None = None
+        self,
+        x: Tensor,
+        way: Way = WAYS[0],
+        *,
+        n_threads: int | None = None,
+        vnni: bool | None = None,
+        alike: bool = False,
     ) -> Tensor:
-        """vnni: by default where it is; False to do without."""
+        """vnni: by default where it is; False to do without. alike: each row as if it were alone."""
         n_threads = native.n_threads() if n_threads is None else n_threads
         (shared, local), batch = self._program.widths, len(x)
         scratch = torch.full((batch * (shared + n_threads * local),), torch.nan)
         scratch[: batch * self._before].view(batch, -1)[:, : self.packed.n_columns] = x
-        instructions, buffers = self._program.tables()
-        rows, none = torch.arange(batch), torch.zeros(batch, dtype=torch.int64)
-        native.function("decode_step", None, "plppllplpppplllll")(
-            instructions,
+        none = torch.zeros(batch, dtype=torch.int64)
+        read = one_of_each(none, torch.arange(batch), none.bool())
+        widths = (shared, local)
+        call_step(
+            self._program.tables(),
             1,
-            buffers,
             scratch,
-            shared,
-            local,
-            rows,
+            widths,
+            read,
+            none,
             batch,
-            none,
-            none.bool(),
-            none,
             None,
-            0,
-            n_threads,
-            way.kind,
-            way.ahead,
-            uses_vnni() if vnni is None else vnni,
+            way,
+            n_threads=n_threads,
+            vnni=vnni,
+            alike=alike,
         )
         return scratch[batch * self._before : batch * shared].view(batch, -1)[:, : self.packed.n_rows]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +14,10 @@ from statewise.decoding.program import Program
 from statewise.errors import InputError
 from statewise.mixers.attention_state import AttentionState, check_history, claim, copy_with_room, release
 from statewise.operators.state_shape import check_state as fits
+
+# counts: (batch,) how many steps of each row stay; began: (batch,) at which of them a document began last, -1: at none;
+# None: in no row
+Keep = Callable[[Tensor, Tensor | None], None]
 
 
 class StateTable(Protocol):
@@ -43,6 +47,10 @@ class StateTable(Protocol):
 
     def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
         """Errors: InputError if these rows can take no step more."""
+
+    def ahead(self, state: Any, n: int) -> tuple[Any, Sequence[int], Keep]:
+        """The state, which is the caller's alone, with room for n more steps; its entries for n steps that leave it as
+        it is, until it is said how many of them stay; and how that is said."""
 
 
 class RecurrentState:
@@ -81,6 +89,24 @@ class RecurrentState:
 
     def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
         pass
+
+    def ahead(self, state: Any, n: int) -> tuple[Any, Sequence[int], Keep]:
+        """The steps leave a state each; one of them is copied."""
+        behind = tree_map(lambda leaf: leaf.new_empty(n, *leaf.shape), state)
+        pairs = list(zip(tree_leaves(state), tree_leaves(behind)))
+
+        def keep(counts: Tensor, began: Tensor | None) -> None:
+            if len(counts) == 1:
+                last = int(counts) - 1
+                for leaf, after in pairs if last >= 0 else ():
+                    leaf.copy_(after[last])
+                return
+            some = counts.nonzero()[:, 0]
+            last_of_some = counts[some] - 1
+            for leaf, after in pairs:
+                leaf[some] = after[last_of_some, some]
+
+        return state, self.entries(state, behind), keep
 
 
 class AttentionHistory:
@@ -125,7 +151,7 @@ class AttentionHistory:
             filled=after.filled.data_ptr(),
         )
 
-    def room(self, state: AttentionState) -> int | None:
+    def room(self, state: AttentionState) -> int:
         return state.keys.shape[1] - int(state.end.max())
 
     def put(self, state: AttentionState, row: int, other: AttentionState) -> AttentionState:
@@ -143,6 +169,26 @@ class AttentionHistory:
 
     def check(self, state: AttentionState, rows: Tensor, restarts: Tensor) -> None:
         check_positions(state.position, rows, restarts, self.max_positions)
+
+    def ahead(self, state: AttentionState, n: int) -> tuple[AttentionState, Sequence[int], Keep]:
+        """The keys and values lie in the slots behind the state's end, with counts of their own until they stay."""
+        if self.room(state) < n:
+            state = copy_with_room(state, n, self.window)
+        behind = self.successor(state, every_row=True)
+
+        def keep(counts: Tensor, began: Tensor | None) -> None:
+            if began is not None:
+                state.start.copy_(torch.where(began >= 0, state.end + began, state.start))
+                state.position.masked_fill_(began >= 0, 0).sub_(began.clamp(min=0))
+            state.position.add_(counts)
+            state.end.add_(counts)
+            state.filled.copy_(state.end)
+            for count, kept in zip(
+                (behind.start, behind.end, behind.position), (state.start, state.end, state.position)
+            ):
+                count.copy_(kept)
+
+        return state, self.entries(behind, behind), keep
 
 
 def check_state(state: Any, shape: Any, batch: int) -> None:
@@ -171,8 +217,12 @@ def check_positions(position: Tensor, rows: Tensor, restarts: Tensor, n_position
     """Errors: InputError if the next token of one of these rows has no position in a table of ``n_positions``."""
     if n_positions is None:
         return
-    position = position.masked_fill(restarts, 0)[rows]
-    if int(position.min()) < 0 or int(position.max()) >= n_positions:
+    check_within(position.masked_fill(restarts, 0)[rows], n_positions)
+
+
+def check_within(position: Tensor, n_positions: int) -> None:
+    """Errors: InputError if one of these positions is not in a table of ``n_positions``."""
+    if position.numel() and (int(position.min()) < 0 or int(position.max()) >= n_positions):
         raise InputError(
             f"a row reaches position {int(position.max())}, but max_positions={n_positions} gives positions "
             f"0 to {n_positions - 1}; use shorter documents or a larger max_positions"
@@ -181,9 +231,13 @@ def check_positions(position: Tensor, rows: Tensor, restarts: Tensor, n_position
 
 def addresses(tables: Sequence[StateTable], before: Sequence[Any], after: Sequence[Any], n_entries: int) -> Tensor:
     """The table of states, (n_entries,) int64."""
+    return table_of(tables, [table.entries(*pair) for table, *pair in zip(tables, before, after)], n_entries)
+
+
+def table_of(tables: Sequence[StateTable], found: Sequence[Sequence[int]], n_entries: int) -> Tensor:
+    """The table of states with these entries of each layer."""
     entries = [0] * n_entries
-    for table, old, new in zip(tables, before, after):
-        own = table.entries(old, new)
+    for table, own in zip(tables, found):
         entries[table.slot : table.slot + len(own)] = own
     return torch.tensor(entries, dtype=torch.int64, device="cpu")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,55 +12,17 @@ from torch import Tensor
 from statewise.data.tokenizers import Tokenizer, require_fits
 from statewise.decoding import Decoder
 from statewise.errors import ConfigError, InputError
+from statewise.generation.drafting import Drafting, Endings, drafted
 from statewise.generation.options import check_integer, is_integer
 from statewise.generation.prompt import Prompt, encode_prompt
 from statewise.generation.reading import Reading, copied, extend, nothing_read
-from statewise.generation.sample import Sampling
+from statewise.generation.sample import Sampling, check_finite, ids_without_token
 from statewise.generation.stepping import Step, stepping
 from statewise.generation.stopping import RowText, check_stop, end_tokens
+from statewise.generation.token import Token
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import SHORTEST_CHUNK, LanguageModel, LanguageModelState
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One step of generation, for all rows. Keeping it only keeps the fields below.
-
-    ids:               (batch,) int64, the token drawn; -1 for a row that had finished before
-    log_probabilities: (batch,) float32 or wider, nats: the token's log-probability in the model's own distribution,
-                       before any penalty, temperature or filter; 0 for a row that had finished before
-    finished:          (batch,) bool, True once an end token or a stop string has ended the row
-    text:              the text each row has gained, or None without a tokenizer. It may be empty (an incomplete
-                       character, a possible beginning of a stop string) and the pieces of a row, joined, are its text
-    """
-
-    ids: Tensor
-    log_probabilities: Tensor
-    finished: Tensor
-    text: list[str] | None
-    _reading: list[Reading] = field(repr=False, compare=False)  # the stream empties it when it makes the next token
-
-    @property
-    def reading(self) -> Reading:
-        """A copy of the Reading that the token was drawn from, while this is the stream's latest token.
-
-        ``generate(model, state=token.reading)`` draws it again, and ``generate(model, token.ids[:, None],
-        state=token.reading)`` continues after it.
-
-        A stream keeps one Reading, not one for each token: this one is freed when the next token is made. The last
-        token's stays as long as the token does. A copy, once taken, is yours.
-
-        Errors:  InputError if the next token has been made.
-        """
-        latest = list(self._reading)
-        reading = copied(latest[0]) if latest else None
-        if reading is None or not self._reading:  # let go meanwhile, before the next step wrote over it
-            raise InputError(
-                "this token's reading was freed when the next token was made; read token.reading at once, "
-                "or generate again with the same seed up to this token"
-            )
-        return reading
 
 
 def generate(
@@ -82,6 +44,9 @@ def generate(
     lengths: Tensor | None = None,
     prefill_chunk: int = 2048,
     weights: str | Decoder | None = None,
+    draft: LanguageModel | None = None,
+    draft_tokens: int | None = None,
+    draft_weights: str | Decoder | None = None,
 ) -> Iterator[Token]:
     """Yield up to ``max_new_tokens`` tokens as they come.
 
@@ -110,6 +75,12 @@ def generate(
     weights: the precision of the matrices for the tokens after the first: "float32", "bfloat16", "int8", "int4", or a
         :class:`~statewise.decoding.Decoder` that you made of this model. The model itself reads the prompt. By default
         they are as the model has them.
+
+    draft: a smaller model with the same vocabulary, for speculative decoding: it drafts ``draft_tokens`` tokens (4),
+        which the model reads in one step, and of which those stay that it might have written itself. ``temperature=0``
+        writes the same tokens as without; otherwise they have the same distribution, but another ``draft`` draws
+        others from the same seed. The draft reads the prompt too, but nothing of a ``state``.
+    draft_weights: as ``weights``, for the draft
 
     On the CPU, models whose layers all have a step in C (:func:`statewise.decoding.why_not`) then need one call for
     each token, which is several times faster. This needs a second copy of the weights, which is made at the start. So
@@ -150,17 +121,31 @@ def generate(
     document_token = document_token_of(model, tokenizer, document_token)
     tokens, row_lengths = _encode(model, prompt, state, tokenizer, document_token, lengths, prefill_chunk)
     seed = torch.Generator().seed() >> 1 if seed is None else seed
+    if draft is not None:
+        return drafted(
+            Drafting(model, draft, draft_tokens, weights, draft_weights, max_new_tokens),
+            partial(_read, tokens=tokens, row_lengths=row_lengths, prefill_chunk=prefill_chunk),
+            state,
+            sampling,
+            Endings(tokenizer, document_token, stops, stop_at_document),
+            [(seed + i) % (1 << 63) for i in range(len(row_lengths))],
+        )
+    for name, value in (("draft_tokens", draft_tokens), ("draft_weights", draft_weights)):
+        if value is not None:
+            raise InputError(f"{name}={value!r} says how a draft is used, and there is none; give draft=")
     make_steps = stepping(model, weights, max_new_tokens)
 
     def steps() -> Iterator[Token]:
         reader = freeze(model) if has_operators_to_prepare(model) else model
-        reading = _read(reader, tokens, row_lengths, state, document_token, prefill_chunk)
+        reading = _read(
+            reader, state, document_token, tokens=tokens, row_lengths=row_lengths, prefill_chunk=prefill_chunk
+        )
         device, batch = reading.logits.device, len(row_lengths)
         without_token = ids_without_token(reading.logits, tokenizer)
         generators = [torch.Generator().manual_seed((seed + i) % (1 << 63)) for i in range(batch)]
         rows = [RowText(tokenizer, stops, ids) for ids in reading.recent.tolist()]
         ends = end_tokens(tokenizer, document_token) if stop_at_document else frozenset()
-        latest: list[Reading] = []
+        latest: list[Reading | Callable[[], Reading]] = []
         previous: list[int] = []
         read_next: Step | None = None
         for n_left in range(max_new_tokens - 1, -1, -1):
@@ -187,8 +172,7 @@ def generate(
                 log_probabilities = reading.logits.log_softmax(-1).gather(1, drawn[:, None])[:, 0]
             ids = drawn.where(active, -1)
             log_probabilities = log_probabilities.where(active, 0.0)
-            if not bool(log_probabilities.isfinite().all()):
-                raise InputError("the logits are not finite: the model's parameters or the state hold NaN or infinity")
+            check_finite(log_probabilities)
             previous = ids.tolist()
             text = [row.feed(token, ends, last=not n_left) for row, token in zip(rows, previous)]
             finished = torch.tensor([row.finished for row in rows], device=device)
@@ -220,17 +204,8 @@ def read(
     """
     document_token = document_token_of(model, tokenizer, document_token)
     tokens, row_lengths = _encode(model, prompt, state, tokenizer, document_token, lengths, prefill_chunk)
-    return copied(_read(model, tokens, row_lengths, state, document_token, prefill_chunk))
-
-
-def ids_without_token(logits: Tensor, tokenizer: Tokenizer | None) -> Tensor | None:
-    """(vocabulary,) bool, the ids that the tokenizer does not have; None if it has all."""
-    n_ids = logits.shape[-1]
-    if tokenizer is None or (tokenizer.vocab_size == n_ids and not tokenizer.gaps):
-        return None
-    found = torch.arange(n_ids, device="cpu") >= tokenizer.vocab_size
-    found[list(tokenizer.gaps)] = True
-    return found.to(logits.device)
+    found = _read(model, state, document_token, tokens=tokens, row_lengths=row_lengths, prefill_chunk=prefill_chunk)
+    return copied(found)
 
 
 def document_token_of(model: LanguageModel, tokenizer: Tokenizer | None, document_token: int | None) -> int | None:
@@ -284,10 +259,11 @@ def _encode(
 
 def _read(
     model: LanguageModel,
-    tokens: Tensor,
-    row_lengths: Sequence[int],
     state: Reading | LanguageModelState | None,
     document_token: int | None,
+    *,
+    tokens: Tensor,
+    row_lengths: Sequence[int],
     prefill_chunk: int,
 ) -> Reading:
     """Fold :func:`extend` over chunks of the prompt.

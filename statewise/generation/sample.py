@@ -10,6 +10,8 @@ from torch import Tensor
 
 from statewise.configuration import Config
 from statewise.configuration.types import Count, NonNegative, Positive, Ratio, Share
+from statewise.data.tokenizers import Tokenizer
+from statewise.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,3 +137,19 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     inside = (cumulative > uniforms[:, None] * cumulative[:, -1:]) & (probabilities > 0)
     # Where rounding leaves nothing inside (once in 2**53 draws), the likeliest id is as good as any.
     return torch.where(inside.any(-1), inside.to(torch.uint8).argmax(-1), probabilities.argmax(-1))
+
+
+def ids_without_token(logits: Tensor, tokenizer: Tokenizer | None) -> Tensor | None:
+    """(vocabulary,) bool, the ids that the tokenizer does not have; None if it has all."""
+    n_ids = logits.shape[-1]
+    if tokenizer is None or (tokenizer.vocab_size == n_ids and not tokenizer.gaps):
+        return None
+    found = torch.arange(n_ids, device="cpu") >= tokenizer.vocab_size
+    found[list(tokenizer.gaps)] = True
+    return found.to(logits.device)
+
+
+def check_finite(log_probabilities: Tensor) -> None:
+    """Errors:  InputError for NaN and infinity."""
+    if not bool(log_probabilities.isfinite().all()):
+        raise InputError("the logits are not finite: the model's parameters or the state hold NaN or infinity")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,6 +26,9 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.mixers.causal_attention import attend
+from statewise.mixers.positions import document_positions
+from statewise.operators.masks import Masks
+from statewise.operators.recording import recording
 
 Dropout = Callable[[Tensor], Tensor]  # of the weights (batch, n_heads, queries, keys)
 
@@ -93,6 +97,15 @@ class AttentionState(NamedTuple):
 
     def extend(self, own: Context) -> tuple[Context, AttentionState]:
         """In the state's dtype, so that nothing old is cast. The host waits for the device."""
+        context, after = self._extended(own)
+        notes = recording()
+        if notes is not None:
+            notes.note(
+                after, partial(_extended_again, own._replace(keys=own.keys.detach(), values=own.values.detach()))
+            )
+        return context, after
+
+    def _extended(self, own: Context) -> tuple[Context, AttentionState]:
         state, length, lengths, began = self, own.keys.shape[1], own.lengths, own.began
         if lengths is not None and int(lengths.min()) == length:
             lengths = None
@@ -112,6 +125,16 @@ class AttentionState(NamedTuple):
         if context.lengths is not None:
             release(self)
         return y
+
+
+def _extended_again(own: Context, state: AttentionState, n: int, masks: Masks) -> AttentionState:
+    """The history behind the first n steps of a call, by their keys and values."""
+    began = document_positions(n, None, masks.starts, device=own.keys.device)[1]
+    some = own._replace(keys=own.keys[:, :n], values=own.values[:, :n], lengths=masks.lengths, began=began)
+    context, after = state.extend(some)
+    if context.lengths is not None:
+        release(after)
+    return after
 
 
 def append(state: AttentionState, own: Context) -> tuple[Context, AttentionState]:

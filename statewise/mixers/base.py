@@ -19,6 +19,7 @@ from statewise.configuration import Config
 from statewise.errors import ConfigError, InputError
 from statewise.operators.base import check_batch
 from statewise.operators.masks import Masks, build_masks, mask_time
+from statewise.operators.recording import recording
 from statewise.operators.state_shape import at_rest, check_state
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -153,7 +154,11 @@ class Layer(nn.Module, abc.ABC):
                 if isinstance(masks, Masks)
                 else f"{type(self).__name__} needs Masks as masks, got {type(masks).__name__}; give lengths and starts"
             )
-        return self.mix(mask_time(x, masks.valid), state, masks)
+        x, notes = mask_time(x, masks.valid), recording()
+        if notes is None or not isinstance(self, Mixer):
+            return self.mix(x, state, masks)
+        with notes.call(self, x):
+            return self.mix(x, state, masks)
 
 
 class Mixer(Freezable, Layer):

@@ -28,6 +28,19 @@ def document_positions(
     return torch.where(began >= 0, time - began, position), began
 
 
+def position_behind(position: Tensor, counts: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """The position of each row behind ``counts`` more tokens, and at which of them its document began (-1: before).
+
+    Shapes:  position, counts: (batch,); starts: (batch, length) bool, where documents begin
+    """
+    positions, began = document_positions(starts.shape[1], position, starts, device=position.device)
+    assert began is not None  # starts were given
+    last = (counts - 1).clamp(min=0)[:, None]
+    some = counts > 0
+    after, step = positions.gather(1, last)[:, 0] + 1, began.gather(1, last)[:, 0]
+    return torch.where(some, after, position), torch.where(some, step, -1)
+
+
 class LearnedPositions(nn.Embedding):
     """A table of vectors, one for each position: positions (batch or 1, length) -> (batch or 1, length, d_model).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
 from statewise.models.block import NORMS, BlockConfig, Layers, as_block, build_norm
+from statewise.models.rewinding import RewindableState
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, check_state
 
@@ -150,7 +152,7 @@ class LanguageModel(Model):
     def features(
         self,
         tokens: Tensor,
-        state: LanguageModelState | None = None,
+        state: LanguageModelState | RewindableState | None = None,
         *,
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
@@ -160,6 +162,14 @@ class LanguageModel(Model):
 
         If you need few logits, call this, and then ``head`` on the positions you need.
         """
+        if isinstance(state, RewindableState):
+            call = partial(self._features, tokens, lengths=lengths, starts=starts)
+            return state.extended(call, tokens, lengths, starts)
+        return self._features(tokens, state, lengths=lengths, starts=starts)
+
+    def _features(
+        self, tokens: Tensor, state: LanguageModelState | None, *, lengths: Tensor | None, starts: Tensor | None
+    ) -> tuple[Tensor, LanguageModelState | None]:
         self._check(tokens, state)
         masks = build_masks(tokens, lengths, starts)
         tokens = mask_time(tokens, masks.valid)  # padding may hold anything, also ids that the embedding does not have

@@ -16,6 +16,7 @@ from statewise.errors import InputError
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, build_masks, mask_time
 from statewise.operators.plan import Plan, Rule, plan
+from statewise.operators.recording import recording
 from statewise.operators.state_shape import at_rest, check_state
 from statewise.precision import full_precision, without_autocast
 
@@ -127,7 +128,7 @@ class Operator(abc.ABC):
 
         ``form`` may also be a function of u, the state and the masks, like the forms, that computes more than they do.
         """
-        op, u = self, mask_time(u, masks.valid)
+        op, u, given = self, mask_time(u, masks.valid), form
         if masks.valid is not None:
             op = self._mask(masks.valid)
         if state is not None and masks.starts is not None and u.shape[1]:
@@ -136,6 +137,10 @@ class Operator(abc.ABC):
         if form is None:
             form = self._plan(u).form
         y, final = (getattr(op, form) if isinstance(form, str) else form)(u, state, masks)
+        notes = recording()
+        if notes is not None and state is not None:
+            kept, inputs = self.prepare() if torch.is_grad_enabled() else self, u.detach()
+            notes.note(final, lambda state, n, masks: kept[:n].apply(inputs[:, :n], state, masks, given)[1])
         return mask_time(y, masks.valid), None if state is None else final
 
     def _plan(self, u: Tensor) -> Plan:

@@ -12,9 +12,10 @@ from statewise.data.tokenizers import Tokenizer
 from statewise.decoding import Decoder, check_precision, dequantised, refusal, why_not
 from statewise.errors import DataError, InputError, excerpt
 from statewise.generation.chat_text import ChatText, n_agreeing
-from statewise.generation.decode import document_token_of, ids_without_token
+from statewise.generation.decode import document_token_of
 from statewise.generation.prompt import encode_prompt
 from statewise.generation.reading import nothing_read
+from statewise.generation.sample import ids_without_token
 from statewise.generation.stopping import end_tokens
 from statewise.mixers.attention import Attention
 from statewise.models.freezing import freeze, has_operators_to_prepare

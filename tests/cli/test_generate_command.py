@@ -50,6 +50,17 @@ class TestGenerate:
         end = varied[5]
         assert self.text(run, *penalised, "--stop", end).rstrip("\n") == varied.split(end)[0].rstrip("\n")
 
+    def test_a_draft_changes_no_greedy_text(self, run: Run, refused: Callable[..., str]) -> None:
+        run(*TRAIN, "--steps", "2", "--seed", "8", "--out", "small")
+        greedy = ("--prompt", "def ", "--prompt", "x", "--temperature", "0", "--stop", "zz")
+        assert self.text(run, *greedy, "--draft", "small", "--draft-tokens", "3") == self.text(run, *greedy)
+        assert len(self.text(run, "--prompt", "x", "--draft", "small", "--draft-weights", "int8")) > 1
+        assert "draft_tokens=0" in refused(
+            "generate", "run", "--prompt", "x", "--draft", "small", "--draft-tokens", "0"
+        )
+        assert "give draft=" in refused("generate", "run", "--prompt", "x", "--draft-tokens", "2")
+        assert "no-such" in refused("generate", "run", "--prompt", "x", "--draft", "no-such")
+
     def test_log_probabilities(self, run: Run) -> None:
         text = self.text(run, "--prompt", "x")
         records = [json.loads(line) for line in self.text(run, "--prompt", "x", "--log-probabilities").splitlines()]

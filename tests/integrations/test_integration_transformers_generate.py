@@ -221,20 +221,63 @@ def test_ids_without_a_token_are_never_drawn(tmp_path: Path) -> None:
     assert from_statewise(model).generation_config.suppress_tokens is None
 
 
-def test_what_a_state_cannot_do_is_refused() -> None:
-    wrapped, other = from_statewise(build("mamba")), from_statewise(build("mamba", seed=1))
-    ids = rows(5)[0][None]
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        wrapped.generate(ids, max_new_tokens=4, assistant_model=other)
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        wrapped.generate(ids, max_new_tokens=4, prompt_lookup_num_tokens=2)
+@pytest.mark.parametrize("name", ["mamba", "hybrid", "window", "s4d"])
+def test_assisted_generation(name: str) -> None:
+    """Another model drafts, or the prompt does; the draft may be any model, and a draft of any other."""
+    model = build(name, dtype=torch.float64)
+    wrapped, other = from_statewise(model), from_statewise(build("mamba", seed=1, dtype=torch.float64))
+    near = from_statewise(copy.deepcopy(model))
+    with torch.no_grad():
+        for parameter in near.parameters():
+            parameter.mul_(1.001)
+    ids, mask = padded(rows(7, 4), "left")
+    for row in (0, 1):
+        options = {"attention_mask": mask[row : row + 1], "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+        plain = wrapped.generate(ids[row : row + 1], **options)
+        for draft in ({"assistant_model": other}, {"assistant_model": near}, {"prompt_lookup_num_tokens": 3}):
+            assert torch.equal(wrapped.generate(ids[row : row + 1], **draft, **options), plain)
+    torch.manual_seed(0)
+    options = {"max_new_tokens": 12, "do_sample": True, "pad_token_id": 0}
+    assert wrapped.generate(ids[:1], assistant_model=near, **options).shape == (1, 19)
     llama = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=31, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
         )
-    )
-    with pytest.raises(sw.InputError, match="a state has no history to do that"):
-        llama.generate(ids, max_new_tokens=4, assistant_model=wrapped)
+    ).double()
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    plain = llama.generate(ids[:1], **options)
+    assert torch.equal(llama.generate(ids[:1], assistant_model=other, **options), plain)
+
+
+def test_a_cache_is_cut_back() -> None:
+    """To any column since the recording began, padding among them; not to others."""
+    wrapped = from_statewise(build("hybrid", dtype=torch.float64))
+    ids, mask = torch.stack(rows(9, 9)), torch.ones(2, 9, dtype=torch.int64)
+    mask[0, 5] = mask[1, 7] = mask[1, 2] = 0
+    with torch.no_grad():
+        cache = wrapped(ids[:, :3], attention_mask=mask[:, :3]).past_key_values
+        cache.activate_past_recording()
+        for begin, end in ((3, 6), (6, 9)):
+            wrapped(ids[:, begin:end], attention_mask=mask[:, begin:end], past_key_values=cache)
+        for n in range(7):
+            again = copy.copy(cache)
+            again.crop(-n)
+            fresh = wrapped(ids[:, : 9 - n], attention_mask=mask[:, : 9 - n]).past_key_values
+            assert again.get_seq_length() == fresh.get_seq_length() == 9 - n
+            torch.testing.assert_close(again.features, fresh.features)
+            logits = [wrapped(ids[:, :2], past_key_values=one).logits for one in (again, fresh)]
+            torch.testing.assert_close(*logits)
+        for n in (7, 8):
+            with pytest.raises(sw.InputError, match="not recorded"):
+                copy.copy(cache).crop(-n)
+        cache.batch_repeat_interleave(2)
+        with pytest.raises(sw.InputError, match="not recorded"):
+            cache.crop(-1)
+
+
+def test_what_a_state_cannot_do_is_refused() -> None:
+    wrapped = from_statewise(build("mamba"))
+    ids = rows(5)[0][None]
     with pytest.raises(sw.InputError, match=r"the prompt has the shape \(2, 0\), which has no token"):
         wrapped.generate(torch.zeros(2, 0, dtype=torch.int64), max_new_tokens=4)
     with pytest.raises(sw.InputError, match="cache_implementation='static' is for keys and values"):

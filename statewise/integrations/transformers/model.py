@@ -29,7 +29,7 @@ class StatewiseForCausalLM(StatewisePreTrainedModel, GenerationMixin):
 
     main_input_name = "input_ids"
     model: LanguageModel
-    _is_stateful = True  # assisted generation is refused: a state holds no history to go back to
+    _is_stateful = False  # to them, a cache that cannot be cut back
     _tied_weights_keys = {"model.head.weight": "model.embedding.weight"}  # noqa: RUF012 (the base class has a dict)
 
     def __init__(self, config: StatewiseConfig) -> None:
@@ -86,13 +86,13 @@ class StatewiseForCausalLM(StatewisePreTrainedModel, GenerationMixin):
             raise InputError(
                 f"cache_implementation={given!r} is for keys and values, which a state does not need; leave it out"
             )
-        if generation_config.is_assistant:
-            StatewiseCache().activate_past_recording()
         cache = model_kwargs.get("past_key_values")
         if cache is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = StatewiseCache()
         elif cache is not None:
             cache._is_user_defined = True  # generate returns such a cache as it leaves it
+        if generation_config.is_assistant:
+            model_kwargs["past_key_values"].activate_past_recording()
 
     def forward(
         self,
@@ -175,14 +175,13 @@ class StatewiseForCausalLM(StatewisePreTrainedModel, GenerationMixin):
             starts[:, 0] = False  # a row that begins at rest needs no telling, and goes faster untold
         if starts is not None and not bool(starts.any()):
             starts = None
-        state = None if cache is None else cache.state
+        state = None if cache is None else cache.readable()
         features, state = self._reading_model.features(tokens, state, lengths=lengths, starts=starts)
         if real is not None:
             before = features.new_zeros(len(features), features.shape[-1]) if cache is None else cache.features
             features = from_right_padded(features, cast(Tensor, before), real)
         if cache is not None and n_columns:
-            cache.state, cache.n_columns = state, cache.n_columns + n_columns
-            cache.features = features[:, -1].clone()  # a view would keep all of them
+            cache.advance(state, features, real)
         return features
 
 
