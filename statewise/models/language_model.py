@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from statewise.configuration.types import Count, Fraction, Natural, NonNegative, OneOf
+from statewise.configuration.types import Count, Finite, Fraction, Natural, NonNegative, OneOf
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import may_read, whole
 from statewise.mixers.positions import LearnedPositions, document_positions
@@ -39,6 +39,8 @@ class LanguageModelConfig(ModelConfig):
     position_offset: rows of that table before the one of position 0, which are never read: 2 in OPT
     d_embedding:   width of the embedding and of the head; two maps without biases lead from there to d_model, before
                    the positions are added, and back. None: d_model, and no maps
+    embedding_scale: by which the embedding of a token is multiplied
+    logit_scale:   by which the logits are multiplied: the features are, before the head
     embedding_std: standard deviation of the embedding, of the positions and of these maps, at initialisation
     """
 
@@ -53,6 +55,8 @@ class LanguageModelConfig(ModelConfig):
     max_positions: Count | None = None
     position_offset: Natural = 0
     d_embedding: Count | None = None
+    embedding_scale: Finite = 1.0
+    logit_scale: Finite = 1.0
 
     def __post_init__(self) -> None:
         if self.position_offset and self.max_positions is None:
@@ -177,6 +181,8 @@ class LanguageModel(Model):
             x = self.norm(x)
         if self.embedding_out is not None:
             x = self.embedding_out(x)
+        if self.config.logit_scale != 1.0:
+            x = x * self.config.logit_scale
         if state is None:
             return x, None
         return x, LanguageModelState(advance(state.position, tokens, masks), tuple(states))
@@ -184,6 +190,8 @@ class LanguageModel(Model):
     def _embed(self, tokens: Tensor, state: LanguageModelState | None, masks: Masks) -> Tensor:
         """The embedding of the tokens, with that of their positions."""
         x: Tensor = self.embedding(tokens)
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
         if self.embedding_in is not None:
             x = self.embedding_in(x)
         if self.positions is None or tokens.numel() == 0:

@@ -24,6 +24,7 @@ from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.mamba3 import Mamba3Config
 from statewise.mixers.masked_attention import StructuredMaskedAttentionConfig
 from statewise.mixers.mlstm import MLSTMConfig
+from statewise.mixers.parallel import ParallelMixersConfig
 from statewise.mixers.rg_lru import RGLRUConfig
 from statewise.mixers.rwkv7 import RWKV7Config
 from statewise.mixers.s4 import S4Config
@@ -36,6 +37,7 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.forecaster import ForecasterConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
+from statewise.models.moe import MoEConfig
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.models.regressor import SequenceRegressorConfig
 from statewise.models.structural import StructuralForecasterConfig
@@ -67,6 +69,8 @@ CONFIG_TYPES: dict[str, type] = {
     "Mamba2Config": Mamba2Config,
     "Mamba3Config": Mamba3Config,
     "MambaConfig": MambaConfig,
+    "MoEConfig": MoEConfig,
+    "ParallelMixersConfig": ParallelMixersConfig,
     "PairClassifierConfig": PairClassifierConfig,
     "RGLRUConfig": RGLRUConfig,
     "RWKV7Config": RWKV7Config,
