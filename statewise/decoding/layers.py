@@ -9,16 +9,24 @@ from statewise.decoding.instructions import LOGITS, AddRow, Embed, Place, Slot
 from statewise.decoding.mixers import MIXERS
 from statewise.decoding.parts import emit_mlp, emit_norm
 from statewise.decoding.program import Program
+from statewise.decoding.refused import block_refusal, model_refusal
 from statewise.decoding.states import StateTable
 from statewise.models.block import Block
 from statewise.models.language_model import LanguageModel
+from statewise.models.mlp import MLP
 
 
 def refusal(model: nn.Module) -> str | None:
     """Why a model has no step in C, whatever the machine; None if it has one."""
     if not isinstance(model, LanguageModel):
         return f"a {type(model).__name__} does not generate tokens"
+    reason = model_refusal(model.config)
+    if reason is not None:
+        return reason
     for i, block in enumerate(model.blocks):
+        reason = block_refusal(block.config)
+        if reason is not None:
+            return f"layers[{i}] {reason}"
         emitter = MIXERS.get(type(block.mixer))
         if emitter is None:
             names = ", ".join(mixer.__name__ for mixer in MIXERS)
@@ -67,6 +75,7 @@ def _emit_block(program: Program, block: Block, x: Place) -> StateTable:
     """x += mixer(norm(x)), then the MLP alike; or with the norms after the sums; or the MLP of x before the mixer."""
     post = block.config.placement == "post"
     local = program.buffer("normed", block.d_model, local=True)
+    assert block.mixer_norm is not None  # or refused, as a mixture is
     read = x if post else emit_norm(program, block.mixer_norm, x, local)
     beside = None
     if block.config.placement == "parallel" and block.mlp_norm is not None:
@@ -75,6 +84,7 @@ def _emit_block(program: Program, block: Block, x: Place) -> StateTable:
     if post:
         emit_norm(program, block.mixer_norm, x, x, wait=True)
     if block.mlp is not None and block.mlp_norm is not None:
+        assert isinstance(block.mlp, MLP)
         emit_mlp(program, block.mlp, beside or (x if post else emit_norm(program, block.mlp_norm, x, local)), x)
         if post:
             emit_norm(program, block.mlp_norm, x, x, wait=True)

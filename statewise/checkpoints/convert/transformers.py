@@ -1,5 +1,5 @@
 """``transformers``' Mamba, Mamba-2 and Falcon-Mamba: their config.json and tensors. The library is not needed.
-``decoders`` has its Transformers, which are of the same format.
+``decoders`` has its Transformers and ``hybrids`` its hybrids, which are of the same format.
 
 Fields that its model code does not read are not read here either: a config may hold anything, and files hold what other
 versions wrote, as ``norm_before_gate`` of Mamba-2, which no version has acted on.
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from statewise.checkpoints.convert import decoders
+from statewise.checkpoints.convert import decoders, hybrids
 from statewise.checkpoints.convert.entries import read_entries, require_tensor, write_entries
 from statewise.checkpoints.convert.fields import (
     NO_LIMIT,
@@ -50,7 +50,7 @@ def recognises(config: Config, names: frozenset[str]) -> bool:
     """By the model's type."""
     kind = config.get("model_type")
     own = isinstance(kind, str) and kind in _CLASSES and "dim" not in config
-    return own or decoders.recognises(config, names)
+    return own or decoders.recognises(config, names) or hybrids.family_of(kind) is not None
 
 
 def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
@@ -62,6 +62,8 @@ def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[st
     """
     if decoders.recognises(config, frozenset(tensors)):
         return decoders.read(config, tensors)
+    if hybrids.family_of(config["model_type"]) is not None:
+        return hybrids.read(config, tensors)
     kind = config["model_type"]
     where = f"the {kind} checkpoint"
     n_layers = count(config, "num_hidden_layers", _LAYERS[kind], where)
@@ -86,6 +88,9 @@ def write(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[s
         raise CheckpointError(
             f"transformers' Mamba models have no {type(config).__name__.removesuffix('Config')}, only language models"
         )
+    kinds = {type(block.mixer) for block in config.blocks}
+    if len(kinds) > 1 or not kinds <= {MambaConfig, Mamba2Config} or any(block.mlp for block in config.blocks):
+        return hybrids.write(config, tensors)
     theirs = to_theirs(config)
     return theirs, write_entries(model_entries(config, embedding=_EMBEDDINGS[0], head=False), tensors)
 

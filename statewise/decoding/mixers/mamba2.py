@@ -13,6 +13,8 @@ from statewise.mixers.mamba2 import Mamba2
 
 def mamba2_refusal(mixer: Mamba2) -> str | None:
     heads = mixer.heads
+    if mixer.config.projection_scales is not None:
+        return "is a Mamba2 with projection_scales, but the step has none"
     if heads.values == mixer.n_heads and heads.keys == heads.queries:
         return None
     return (
@@ -52,6 +54,9 @@ def emit_mamba2(program: Program, mixer: Mamba2, x: Place, residual: Place) -> S
         state=state.leaf(1),
     )
     program.emit(ssd, wait=True)
+    if mixer.norm is None:
+        program.linear(mixer.out_proj.weight, mixer.out_proj.bias, values, residual, add=True, wait=True)
+        return state
     normed = program.buffer("mixed", width, local=True)
     norm = Norm(
         kind=NormKind.RMS,
