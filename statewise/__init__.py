@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from statewise.mixers.mamba3 import Mamba3Config as Mamba3Config
     from statewise.mixers.masked_attention import StructuredMaskedAttentionConfig as StructuredMaskedAttentionConfig
     from statewise.mixers.mlstm import MLSTMConfig as MLSTMConfig
+    from statewise.mixers.parallel import ParallelMixersConfig as ParallelMixersConfig
     from statewise.mixers.rg_lru import RGLRUConfig as RGLRUConfig
     from statewise.mixers.rwkv7 import RWKV7Config as RWKV7Config
     from statewise.mixers.s4 import S4Config as S4Config
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
     from statewise.models.language_model import LanguageModelConfig as LanguageModelConfig
     from statewise.models.language_model import LanguageModelState as LanguageModelState
     from statewise.models.mlp import MLPConfig as MLPConfig
+    from statewise.models.moe import MoEConfig as MoEConfig
     from statewise.models.pair_classifier import PairClassifierConfig as PairClassifierConfig
     from statewise.models.regressor import SequenceRegressorConfig as SequenceRegressorConfig
     from statewise.models.through_time import backward_in_pieces as backward_in_pieces

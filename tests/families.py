@@ -313,6 +313,12 @@ MIXERS: dict[str, sw.MixerConfig] = {
     "Mamba complex": sw.MambaConfig(d_state=4, initialization="lin"),
     "Mamba-2": sw.Mamba2Config(d_state=4, d_head=4, chunk_length=4),
     "Mamba-2, multi-query": sw.Mamba2Config(d_state=4, d_head=4, head_pattern="multi_query", n_groups=2),
+    "Mamba-2 beside attention": sw.ParallelMixersConfig(
+        first=sw.AttentionConfig(n_heads=2),
+        second=sw.Mamba2Config(d_state=4, d_head=4, n_heads=3, chunk_length=4, norm=False),
+        input_scales=(0.5, 2.0),
+        output_scales=(1.5, 0.25),
+    ),
     "Mamba-3": sw.Mamba3Config(d_state=4, d_head=4),
     "S4": sw.S4Config(d_state=4),
     "S4D": sw.S4DConfig(d_state=4),

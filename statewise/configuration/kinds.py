@@ -271,9 +271,10 @@ class Nested(Kind):
 
     @property
     def default(self) -> Any:
-        """The class that JSON without a ``"type"`` key is of, so that a field may take more classes than it once did:
-        the first one declared. None where one of them is abstract."""
-        return None if any(inspect.isabstract(cls) for cls in self.classes) else self.classes[0]
+        """The class that JSON without a ``"type"`` key is of, and that is written without one; None: there is none."""
+        if not self.is_open:
+            return self.classes[0]
+        return next((cls for cls in self.classes if cls.without_type), None)
 
     def takes(self, value: Any, at: Place) -> bool:
         return isinstance(value, self.classes) or (at.json and isinstance(value, Mapping))

@@ -25,7 +25,11 @@ def block_refusal(block: BlockConfig) -> str | None:
         return f"has a {type(block.mlp).__name__.removesuffix('Config')}, but the step has one MLP"
     if (block.mlp.gate_scale, block.mlp.output_scale) != (1.0, 1.0):
         return "has an MLP with scales, but the step has none"
-    return f"has the activation {block.mlp.activation}, which the step does not" if block.mlp.activation in NO_STEP else None
+    return (
+        f"has the activation {block.mlp.activation}, which the step does not"
+        if block.mlp.activation in NO_STEP
+        else None
+    )
 
 
 def model_refusal(config: LanguageModelConfig) -> str | None:

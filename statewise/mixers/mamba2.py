@@ -73,7 +73,9 @@ class Mamba2Config(MixerConfig):
 
     def __post_init__(self) -> None:
         if not self.norm and (self.norm_before_gate or self.norm_groups is not None):
-            raise ConfigError("Mamba2Config.norm_before_gate and norm_groups are of a norm; leave them out, or norm=True")
+            raise ConfigError(
+                "Mamba2Config.norm_before_gate and norm_groups are of a norm; leave them out, or norm=True"
+            )
         if not self.bidirectional and (not self.tied_directions or self.combine != "sum"):
             raise ConfigError(
                 "Mamba2Config.tied_directions and combine only matter with bidirectional=True; leave them out"
@@ -189,7 +191,6 @@ class Mamba2Direction(nn.Module):
         y = y.flatten(-2)
         y = y * F.silu(z.to(y.dtype)) if self.norm is None else self.norm(y, z)
         return y, None if convolution is None else Mamba2State(convolution, ssm)
-
 
     def _scaled(self, projected: Tensor) -> Tensor:
         """Each part of what ``in_proj`` gave by its number."""

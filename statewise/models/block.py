@@ -62,7 +62,9 @@ class BlockConfig(Config):
 
     def __post_init__(self) -> None:
         if self.mixer is None and (self.mlp is None or self.placement == "parallel"):
-            raise ConfigError("BlockConfig.mixer=None is for a block of an MLP alone; set mlp, and no parallel placement")
+            raise ConfigError(
+                "BlockConfig.mixer=None is for a block of an MLP alone; set mlp, and no parallel placement"
+            )
         if self.placement == "parallel" and self.mlp is None:
             raise ConfigError('BlockConfig.placement="parallel" without an mlp is "pre"; set mlp, or use "pre"')
 

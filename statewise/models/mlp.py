@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ class MLPConfig(Config):
     output_scale: by which the output is multiplied
     weight_std:  standard deviation of the weights at the start
     """
+
+    without_type: ClassVar[bool] = True
 
     expand: Positive = 4.0
     activation: Annotated[str, OneOf(ACTIVATIONS)] = "gelu"

@@ -273,7 +273,7 @@ UNWRITTEN: dict[str, tuple[dict[str, Any], str]] = {
         {"max_positions": None, "layers": (replace(BLOCK, mixer=ROTARY, placement="post"),)},
         "placement='post'",
     ),
-    "hybrid": ({"layers": (BLOCK, sw.MambaConfig(d_state=4))}, "transformers' Mamba models"),
+    "hybrid": ({"layers": (BLOCK, sw.MambaConfig(d_state=4))}, "has no layer of MambaConfig"),
 }
 
 

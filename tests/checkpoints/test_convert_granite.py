@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers")
-from hybrid_cases import CHECKS, Case  # noqa: E402
+from hybrid_cases import CHECKS, Case
 
 MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 5, "mamba_chunk_size": 8}
 SMALL: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 3, "num_attention_heads": 6}

@@ -153,7 +153,9 @@ def single_experts(
         return [
             *_routed(config, theirs, ours, router, bias, shared_gate, latent),
             Entry(names, (f"{ours}experts.in_proj",), to_ours, to_theirs),
-            Entry(outs, (f"{ours}experts.out_proj",), lambda *maps: torch.stack(maps), lambda stacked: stacked.unbind()),
+            Entry(
+                outs, (f"{ours}experts.out_proj",), lambda *maps: torch.stack(maps), lambda stacked: stacked.unbind()
+            ),
         ]
 
     return table

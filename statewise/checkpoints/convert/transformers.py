@@ -9,12 +9,14 @@ Source: ``models/{mamba,mamba2,falcon_mamba}`` of https://github.com/huggingface
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
 from statewise.checkpoints.convert import decoders, hybrids
 from statewise.checkpoints.convert.entries import read_entries, require_tensor, write_entries
+from statewise.checkpoints.convert.extras import refuse_extras
 from statewise.checkpoints.convert.fields import (
     NO_LIMIT,
     bounded,
@@ -83,7 +85,7 @@ def write(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[s
     """
     if decoders.writes(config):
         assert isinstance(config, LanguageModelConfig)
-        return decoders.write(config, tensors)
+        return _decoder_or_hybrid(config, tensors)
     if not isinstance(config, LanguageModelConfig):
         raise CheckpointError(
             f"transformers' Mamba models have no {type(config).__name__.removesuffix('Config')}, only language models"
@@ -91,8 +93,20 @@ def write(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[s
     kinds = {type(block.mixer) for block in config.blocks}
     if len(kinds) > 1 or not kinds <= {MambaConfig, Mamba2Config} or any(block.mlp for block in config.blocks):
         return hybrids.write(config, tensors)
+    refuse_extras(config, "transformers' Mamba models")
     theirs = to_theirs(config)
     return theirs, write_entries(model_entries(config, embedding=_EMBEDDINGS[0], head=False), tensors)
+
+
+def _decoder_or_hybrid(config: LanguageModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Of attention alone: a Transformer, or else a hybrid that happens to have no other layers."""
+    try:
+        refuse_extras(config, "transformers' Transformers")
+        return decoders.write(config, tensors)
+    except CheckpointError:
+        with suppress(CheckpointError):
+            return hybrids.write(config, tensors)
+        raise
 
 
 def from_theirs(config: Config) -> LanguageModelConfig:

@@ -56,4 +56,4 @@ def write(config: LanguageModelConfig, tensors: Tensors) -> tuple[dict[str, Any]
         except CheckpointError as error:
             reasons.append(str(error))
     near = [reason for reason in reasons if "has no layer of" not in reason]
-    raise CheckpointError("; ".join(near or reasons[:1]))
+    raise CheckpointError("; ".join(near) or f"{reasons[0]}; a hybrid of mamba_ssm is written by format='mamba_ssm'")

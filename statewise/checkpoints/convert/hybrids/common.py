@@ -38,7 +38,9 @@ def hidden(theirs: str = "intermediate_size", default: int | None = None, width:
     return Field(theirs, default, into, lambda expand, within, d_model: within.hidden_width(d_model))
 
 
-def rotary(default_part: float = 1.0, default_base: float = 10_000.0, *, head_dim: Callable[[Config], int]) -> dict[str, Field]:
+def rotary(
+    default_part: float = 1.0, default_base: float = 10_000.0, *, head_dim: Callable[[Config], int]
+) -> dict[str, Field]:
     """The base of rotary positions, and how many features of each head they turn."""
 
     def rope(given: Config) -> Mapping[str, Any]:
@@ -58,8 +60,8 @@ def rotary(default_part: float = 1.0, default_base: float = 10_000.0, *, head_di
     def base_back(value: Any, within: Any, d_model: int) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": value}
 
-    def part_back(value: Any, within: Any, d_model: int) -> dict[str, Any]:
-        return {"partial_rotary_factor": value / within.d_head}
+    def part_back(value: Any, within: Any, d_model: int) -> Any:
+        return UNSAID if value is None else {"partial_rotary_factor": value / within.d_head}
 
     return {
         "rotary_base": Field("rope_parameters", None, base, base_back),

@@ -228,7 +228,11 @@ class Family:
         full = explicit(config.in_full(), d_model)
         names = [self._kind_of(block, f"layers[{i}]") for i, block in enumerate(full.layers)]
         said: dict[str, Any] = {}
-        _say(said, ((one.theirs, one.write(getattr(full, ours), full, d_model)) for ours, one in self.model.items()), where)
+        _say(
+            said,
+            ((one.theirs, one.write(getattr(full, ours), full, d_model)) for ours, one in self.model.items()),
+            where,
+        )
         for name, block in zip(names, full.layers):
             kind = self.blocks[name]
             own = ((one.theirs, one.write(getattr(block, ours), block, d_model)) for ours, one in self.block.items())
@@ -271,4 +275,3 @@ def _say(said: dict[str, Any], fields: Any, where: str) -> None:
                 f"{where} has one {name} for all layers, and this model has {said[name]!r} and {value!r}"
             )
         said[name] = value
-

@@ -46,7 +46,9 @@ MLP = Part(MLPConfig, "shared_mlp", PROJECTIONS, {"expand": hidden("shared_inter
 MOE = Part(
     MoEConfig,
     "",
-    stacked_experts(*(f"block_sparse_moe.{name}" for name in ("router.layer.weight", "input_linear.weight", "output_linear.weight"))),
+    stacked_experts(
+        *(f"block_sparse_moe.{name}" for name in ("router.layer.weight", "input_linear.weight", "output_linear.weight"))
+    ),
     {
         "n_experts": Field("num_local_experts", 8),
         "n_active": Field("num_experts_per_tok", 2),
