@@ -12,7 +12,7 @@ from statewise.operators.masks import Masks
 
 
 class NoState(NamedTuple):
-    """Of a layer that reads nothing but its own step."""
+    """The state of a layer that reads nothing but its own step."""
 
 
 class NoMixer(Mixer):

@@ -82,7 +82,7 @@ class MoEConfig(Config):
             raise ConfigError("MoEConfig.latent_bias without d_latent; set d_latent, or leave it out")
 
     def hidden_width(self, d_model: int) -> int:
-        """Of each expert."""
+        """The width inside each expert."""
         return max(1, round(self.expand * d_model))
 
     def build(self, d_model: int) -> MoE:

@@ -115,7 +115,7 @@ def far(actual: Tensor, expected: Tensor) -> float:
 def in_pieces(model: LanguageModel, tokens: Tensor, pieces: list[int]) -> Tensor:
     logits, state = [], model.initial_state(len(tokens))
     for piece in tokens.split(pieces, 1):
-        y, state = model(piece, state)  # type: ignore[assignment]
+        y, state = model(piece, state)
         logits.append(y)
     return torch.cat(logits, 1)
 

@@ -32,7 +32,9 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 def built(name: str, **fields: Any) -> MoE:
     torch.manual_seed(0)
-    config = sw.MoEConfig(**({"n_experts": 6, "n_active": 3, "expand": 1.3, "weight_std": 0.5} | MIXTURES[name] | fields))
+    config = sw.MoEConfig(
+        **({"n_experts": 6, "n_active": 3, "expand": 1.3, "weight_std": 0.5} | MIXTURES[name] | fields)
+    )
     moe = config.build(8).double()
     moe.reset_parameters()
     if moe.router.bias is not None:
@@ -103,7 +105,7 @@ def test_a_model_keeps_the_laws(name: str, mixer: sw.MixerConfig | None) -> None
     torch.manual_seed(1)
     model = sw.LanguageModelConfig(vocab_size=11, d_model=8, layers=(block, block)).build().double().eval()
     tokens, lengths = torch.randint(11, (3, 12)), torch.tensor([12, 5, 1])
-    logits, state = model(tokens, model.initial_state(3), lengths=lengths)
+    logits, _ = model(tokens, model.initial_state(3), lengths=lengths)
     pieces, after = [], model.initial_state(3)
     for piece in tokens.split([1, 4, 7], 1):
         y, after = model(piece, after)

@@ -13,6 +13,7 @@ from statewise.checkpoints.convert.layer_tables import output_bias, separate_att
 from statewise.mixers.attention import AttentionConfig
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
+from statewise.models.mlp import MLPConfig
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def decoder_entries(kind: str, config: LanguageModelConfig, names: frozenset[str
         theirs, ours = f"{prefix}{own.layers}.{i}.", f"layers.{i}."
         table += affine(theirs + own.mixer_norm, f"{ours}mixer_norm") + affine(theirs + own.mlp_norm, f"{ours}mlp_norm")
         table += own.mixer(block, theirs, ours, config.d_model)
-        assert block.mlp is not None  # as every config that was read has, or that may be written
+        assert isinstance(block.mlp, MLPConfig)  # as every config that was read has, or that may be written
         for name, part in zip(own.mlp, ("in_proj", "out_proj")):
             table += _map(theirs + name, f"{ours}mlp.{part}", bias=block.mlp.bias, transposed=own.transposed)
         table += [Entry((theirs + name,), (), optional=True) for name in own.tables]

@@ -35,6 +35,8 @@ def refuse_extras(config: Any, where: str) -> None:
         value = getattr(config, name)
         if value != defaults(type(config))[name]:
             raise CheckpointError(f"{where} has no {type(config).__name__}.{name}, which this model has as {value!r}")
+    if isinstance(config, MLPConfig) and config.activation == "relu2":
+        raise CheckpointError(f"{where} has no activation relu2, which an MLP of this model has")
     if isinstance(config, MoEConfig):
         raise CheckpointError(f"{where} has no mixture of experts, which this model has")
     if isinstance(config, BlockConfig) and (config.mixer is None or config.placement == "after"):

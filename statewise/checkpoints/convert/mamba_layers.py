@@ -50,7 +50,7 @@ def check_embedding(config: LanguageModelConfig, name: str, tensors: Mapping[str
     require_shape(f"{where}: {name}", tensors[name], (config.vocab_size, config.d_model))
 
 
-def _mixer(config: MixerConfig, theirs: str, ours: str) -> list[Entry]:
+def _mixer(config: MixerConfig | None, theirs: str, ours: str) -> list[Entry]:
     if isinstance(config, AttentionConfig):
         return [
             *affine(f"{theirs}in_proj", f"{ours}in_proj", bias=config.bias),
@@ -92,6 +92,7 @@ def uniform(config: LanguageModelConfig, where: str) -> tuple[BlockConfig, Mixer
         mixer = block.mixer
         if type(mixer) not in (MambaConfig, Mamba2Config, AttentionConfig):
             raise CheckpointError(f"{where} has no {type(mixer).__name__.removesuffix('Config')}, which {name} is")
+        assert mixer is not None
         if isinstance(mixer, MambaConfig):
             only(mixer, _MAMBA, name, where)
         if isinstance(mixer, Mamba2Config):

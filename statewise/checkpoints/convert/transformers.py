@@ -99,7 +99,7 @@ def write(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[s
 
 
 def _decoder_or_hybrid(config: LanguageModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Of attention alone: a Transformer, or else a hybrid that happens to have no other layers."""
+    """A model of attention alone: a Transformer, or else a hybrid that happens to have no other layers."""
     try:
         refuse_extras(config, "transformers' Transformers")
         return decoders.write(config, tensors)

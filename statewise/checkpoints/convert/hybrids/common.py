@@ -70,7 +70,7 @@ def rotary(
 
 
 def head_dim(given: Config, width: str = "hidden_size", heads: str = "num_attention_heads") -> int:
-    """Of attention: the field, or the width by the heads."""
+    """The width of a head of attention: the field, or the width by the heads."""
     if given.get("head_dim") is not None:
         return count(given, "head_dim", None, WHERE)
     d_model, n_heads = count(given, width, None, WHERE), count(given, heads, None, WHERE)
@@ -126,7 +126,7 @@ def expand_back(value: Any, within: Mamba2Config, d_model: int) -> int:
     """The inner width as a multiple of d_model, by which theirs checks the number of heads."""
     d_inner = within.heads(d_model) * within.d_head
     if d_inner % d_model:
-        raise CheckpointError(f"the inner width of Mamba-2 is {d_inner}, which is no multiple of d_model={d_model}")
+        raise CheckpointError(f"the inner width of Mamba-2 is {d_inner}, which is not a multiple of d_model={d_model}")
     return d_inner // d_model
 
 

@@ -43,7 +43,7 @@ class Field:
 
     default: what the library takes where the file has none
     into:    (their value, their config) -> ours; None: as it is
-    back:    (our value, the config it stands in, d_model) -> theirs; None: as it is. A dict is put into the group of
+    back:    (our value, the config that has it, d_model) -> theirs; None: as it is. A dict is put into the group of
              fields ``theirs``, beside what is there
     """
 
@@ -174,7 +174,8 @@ class Family:
     def _block(self, kind: Kind, given: Config) -> BlockConfig:
         where = self.where
         values = {ours: _read(BlockConfig, ours, one, given, where) for ours, one in self.block.items()}
-        parts = {name: part and part.read(given, where) for name, part in (("mixer", kind.mixer), ("mlp", kind.mlp))}
+        both = (("mixer", kind.mixer), ("mlp", kind.mlp))
+        parts: dict[str, Any] = {name: None if part is None else part.read(given, where) for name, part in both}
         with retold(CheckpointError, ConfigError, where=f"{where}: "):
             return BlockConfig(**parts, **values, **kind.block)
 
