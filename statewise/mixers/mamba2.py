@@ -37,6 +37,7 @@ class Mamba2Config(MixerConfig):
 
     n_heads:          None: expand d_model / d_head; else the inner width is n_heads d_head, whatever ``expand`` is
     norm:             GatedRMSNorm(y, z) behind the system; if False, y * SiLU(z), as in Falcon-H1
+    output_bias:      of the output's projection, if that differs from ``bias``
     projection_scales: by which the parts z, x, B, C, dt of the input's projection are multiplied; None: by 1
     head_pattern:     what each head has for itself: "multi_value", as published, its input; "multi_query" its C,
                       "multi_key" its B, "multi_head" all three. ``n_groups`` groups of heads share the rest, see
@@ -69,6 +70,7 @@ class Mamba2Config(MixerConfig):
     bidirectional: bool = False
     tied_directions: bool = True
     combine: Annotated[str, OneOf(COMBINE)] = "sum"
+    output_bias: bool | None = None
     projection_scales: tuple[Finite, Finite, Finite, Finite, Finite] | None = None
 
     def __post_init__(self) -> None:
@@ -230,7 +232,7 @@ class Mamba2(Mamba2Direction, Mixer):
             if name in self._modules:
                 self._modules[name] = self._modules.pop(name)
         width = 2 * d_inner if config.combine == "concatenate" else d_inner
-        self.out_proj = Linear(width, d_model, bias=config.bias)
+        self.out_proj = Linear(width, d_model, bias=config.bias if config.output_bias is None else config.output_bias)
         own = config.bidirectional and not config.tied_directions
         self.backward_direction = Mamba2Direction(n_heads, heads, config) if own else None
         self.reset_parameters()

@@ -19,7 +19,7 @@ EXTRAS: Mapping[type, tuple[str, ...]] = {
     BlockConfig: ("branch_scale",),
     LanguageModelConfig: ("embedding_scale", "logit_scale"),
     MLPConfig: ("gate_scale", "output_scale"),
-    Mamba2Config: ("n_heads", "norm", "projection_scales"),
+    Mamba2Config: ("n_heads", "norm", "output_bias", "projection_scales"),
     MambaConfig: ("norm_weights",),
 }
 

@@ -22,7 +22,7 @@ from statewise.models.moe import MoEConfig
 Table = Callable[[Any, str, str, int], list[Entry]]
 
 
-def output_bias(config: AttentionConfig) -> bool:
+def output_bias(config: AttentionConfig | Mamba2Config) -> bool:
     return config.bias if config.output_bias is None else config.output_bias
 
 
@@ -60,10 +60,11 @@ def mamba2(config: Mamba2Config, theirs: str, ours: str, d_model: int = 0) -> li
 
 
 def _selective(config: MambaConfig | Mamba2Config, theirs: str, ours: str) -> list[Entry]:
+    bias = output_bias(config) if isinstance(config, Mamba2Config) else config.bias
     return [
         *affine(f"{theirs}in_proj", f"{ours}in_proj", bias=config.bias),
         *convolution(theirs, ours, bias=config.convolution_bias),
-        *affine(f"{theirs}out_proj", f"{ours}out_proj", bias=config.bias),
+        *affine(f"{theirs}out_proj", f"{ours}out_proj", bias=bias),
         *(same(f"{theirs}{name}", f"{ours}dynamics.{name}") for name in ("A_log", "D")),
     ]
 

@@ -18,7 +18,13 @@ from statewise.errors import CheckpointError
 from statewise.models.language_model import LanguageModelConfig
 
 # The module of each, by their model_type. A model that several could hold is written as the first of them.
-FAMILIES: Mapping[str, str] = {"bamba": "bamba", "granitemoehybrid": "granitemoehybrid"}
+FAMILIES: Mapping[str, str] = {
+    "bamba": "bamba",
+    "granitemoehybrid": "granitemoehybrid",
+    "falcon_h1": "falcon_h1",
+    "nemotron_h": "nemotron_h",
+    "jamba": "jamba",
+}
 
 
 def family_of(model_type: object) -> Family | None:

@@ -76,6 +76,8 @@ def _mamba2(config: Mamba2Config, d_model: int) -> dict[str, Any]:
         "n_heads": config.heads(d_model),
         "expand": defaults(Mamba2Config)["expand"],
         "norm_groups": groups if config.norm else None,
+        "output_bias": config.bias if config.output_bias is None else config.output_bias,
+        "projection_scales": None if set(config.projection_scales or (1.0,)) == {1.0} else config.projection_scales,
         "norm_eps": eps,
     }
 

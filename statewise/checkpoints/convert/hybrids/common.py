@@ -105,8 +105,7 @@ def granite_mamba2(*, n_heads: int = 128, d_state: int = 256, eps: float = 1e-5)
     def d_head(value: Any, given: Config) -> Any:
         if value != "auto":
             return value
-        heads, expand = count(given, "mamba_n_heads", n_heads, WHERE), count(given, "mamba_expand", 2, WHERE)
-        return expand * count(given, "hidden_size", 4096, WHERE) // heads
+        return inner_width(given) // count(given, "mamba_n_heads", n_heads, WHERE)
 
     return {
         "n_heads": Field("mamba_n_heads", n_heads),
@@ -120,6 +119,10 @@ def granite_mamba2(*, n_heads: int = 128, d_state: int = 256, eps: float = 1e-5)
         "norm_eps": Field("rms_norm_eps", eps),
         "expand": Field("mamba_expand", 2, lambda value, given: Mamba2Config.expand, expand_back),
     }
+
+
+def inner_width(given: Config) -> int:
+    return count(given, "mamba_expand", 2, WHERE) * count(given, "hidden_size", 4096, WHERE)
 
 
 def expand_back(value: Any, within: Mamba2Config, d_model: int) -> int:

@@ -45,6 +45,7 @@ class Field:
     into:    (their value, their config) -> ours; None: as it is
     back:    (our value, the config that has it, d_model) -> theirs; None: as it is. A dict is put into the group of
              fields ``theirs``, beside what is there
+    theirs "" stands for several: ``into`` takes them from their config, and ``back`` gives all of them as a dict
     """
 
     theirs: str
@@ -56,9 +57,10 @@ class Field:
         value = given.get(self.theirs, self.default)
         return value if self.into is None else self.into(value, given)
 
-    def write(self, value: Any, within: Any, d_model: int) -> Any:
+    def written(self, value: Any, within: Any, d_model: int) -> Iterator[tuple[str, Any]]:
         value = value if self.back is None else self.back(value, within, d_model)
-        return list(value) if isinstance(value, tuple) else value
+        value = list(value) if isinstance(value, tuple) else value
+        yield from [(self.theirs, value)] if self.theirs else value.items()
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Part:
             if isinstance(source, Part):
                 yield from source.written(value, d_model)
             else:
-                yield source.theirs, source.write(value, config, d_model)
+                yield from source.written(value, config, d_model)
 
     def entries(self, config: Any, theirs: str, ours: str, d_model: int) -> Iterator[Entry]:
         theirs = f"{theirs}{self.name}." if self.name else theirs
@@ -229,15 +231,12 @@ class Family:
         full = explicit(config.in_full(), d_model)
         names = [self._kind_of(block, f"layers[{i}]") for i, block in enumerate(full.layers)]
         said: dict[str, Any] = {}
-        _say(
-            said,
-            ((one.theirs, one.write(getattr(full, ours), full, d_model)) for ours, one in self.model.items()),
-            where,
-        )
+        for ours, one in self.model.items():
+            _say(said, one.written(getattr(full, ours), full, d_model), where)
         for name, block in zip(names, full.layers):
             kind = self.blocks[name]
-            own = ((one.theirs, one.write(getattr(block, ours), block, d_model)) for ours, one in self.block.items())
-            _say(said, own, where)
+            for ours, one in self.block.items():
+                _say(said, one.written(getattr(block, ours), block, d_model), where)
             for part, inner in ((kind.mixer, block.mixer), (kind.mlp, block.mlp)):
                 _say(said, () if part is None else part.written(inner, d_model), where)
         _say(said, self.kinds_back(names).items(), where)
