@@ -96,5 +96,10 @@ class ParallelMixers(Mixer):
         return _times(y, c) + _times(z, d), None if state is None else ParallelState(first, second)
 
 
+def parts_of(mixer: Mixer) -> tuple[Mixer, ...]:
+    """The mixer, or those that lie side by side in it."""
+    return (*parts_of(mixer.first), *parts_of(mixer.second)) if isinstance(mixer, ParallelMixers) else (mixer,)
+
+
 def _times(x: Tensor, scale: float) -> Tensor:
     return x if scale == 1.0 else x * scale

@@ -17,6 +17,7 @@ from statewise.generation.prompt import encode_prompt
 from statewise.generation.reading import nothing_read
 from statewise.generation.stopping import end_tokens
 from statewise.mixers.attention import Attention
+from statewise.mixers.parallel import parts_of
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel
 from statewise.serve.rows import DecoderRows, ModelRows, Rows
@@ -86,7 +87,10 @@ class ServedModel:
         """How many positions there are; None: any number."""
         limits = [self.model.config.max_positions]
         limits += [
-            block.mixer.config.max_positions for block in self.model.blocks if isinstance(block.mixer, Attention)
+            mixer.config.max_positions
+            for block in self.model.blocks
+            for mixer in parts_of(block.mixer)
+            if isinstance(mixer, Attention)
         ]
         return min((limit for limit in limits if limit is not None), default=None)
 

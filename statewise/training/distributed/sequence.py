@@ -14,6 +14,8 @@ from torch import Tensor
 
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.attention import Attention
+from statewise.mixers.no_mixer import NoMixer
+from statewise.mixers.parallel import ParallelMixers
 from statewise.mixers.base import Mixer
 from statewise.models.base import Model
 from statewise.models.batch_norm import BatchNorm
@@ -227,6 +229,11 @@ def _check(model: Any) -> None:
     for i, block in enumerate(model.blocks):
         if not block.mixer.is_causal:
             raise ConfigError(_both_directions(f"layers[{i}]"))
+        if isinstance(block.mixer, (NoMixer, ParallelMixers)):
+            raise ConfigError(
+                f"layers[{i}] has no mixer, or two side by side, whose states no rank hands on; train it with "
+                "train.parallel.sequence=1"
+            )
         if block.mixer.reads_memory:
             raise ConfigError(_reads_memory(f"layers[{i}]"))
 

@@ -73,7 +73,7 @@ MAMBA = granite_mamba2() | {
     "output_bias": Field("projectors_bias", False),
     "projection_scales": SCALES,
 }
-MIXERS = {
+MIXERS: dict[str, Field | Part] = {
     "first": Part(AttentionConfig, "self_attn", separate_attention, ATTENTION),
     "second": Part(Mamba2Config, "mamba", mamba2, MAMBA),
     "input_scales": both(INTO),

@@ -38,14 +38,14 @@ MAMBA = {
 ATTENTION = gqa_attention(32, 8, bias=None) | {"d_head": Field("head_dim", 128)}
 BIAS = Field("mlp_bias", False)
 ACTIVATION = activation("mlp_hidden_act", "relu2")
-SHARED = {"expand": hidden("moe_shared_expert_intermediate_size", 7688), "activation": ACTIVATION, "bias": BIAS}
+SHARED: dict[str, Field | Part] = {"expand": hidden("moe_shared_expert_intermediate_size", 7688), "activation": ACTIVATION, "bias": BIAS}
 LATENT_BIAS = Field(
     "mlp_bias",
     False,
     lambda value, given: value and given.get("moe_latent_size") is not None,
     lambda value, within, d_model: within.shared.bias,
 )
-EXPERTS = {
+EXPERTS: dict[str, Field | Part] = {
     "n_experts": Field("n_routed_experts", 8),
     "n_active": Field("num_experts_per_tok", 2),
     "expand": hidden("moe_intermediate_size", 7688),
